@@ -58,6 +58,9 @@ class Kernel:
     def logits_by_another_route(self, prompt: Sequence[int], text: Sequence[int]) -> Floats:
         return self._logits[prompt[0]]
 
+    def draft_logits_along(self, *_: Any) -> None:
+        return None
+
     def kernel_deviations(self, *_: Any) -> None:
         return None
 

@@ -81,6 +81,11 @@ class ReportedReference:
                 differences.append(abs(first_scores[likeliest] - again))
         self.rounding = max(_LEAST_ROUNDING, 2 * max(differences))
 
+    def draft_logits_along(
+        self, prompts: Sequence[Sequence[int]], texts: Sequence[Sequence[int]]
+    ) -> None:
+        """None: servers do not report what a draft computes."""
+
     def kernel_deviations(self, prompt: Sequence[int], text: Sequence[int], logits: Floats) -> None:
         """None: servers do not report what another kernel computes."""
 

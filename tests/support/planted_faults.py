@@ -119,6 +119,23 @@ class ResidualWarpedTwice(Fault):
         return dataclasses.replace(verdict, next_token=next_token)
 
 
+class ResidualOfNextPosition(Fault):
+    """The residual after a rejection is taken with the draft's distribution of the position behind it."""
+
+    def verdict(self, rule: Callable[[Offer], Verdict], warp: BatchWarp, offer: Offer) -> Verdict:
+        verdict = rule(offer)
+        draft = offer.draft_probabilities
+        assert draft is not None
+        rows = torch.arange(len(draft), device=draft.device)
+        place = verdict.num_accepted.clamp(max=draft.shape[1] - 1)
+        behind = (place + 1).clamp(max=draft.shape[1] - 1)
+        residual = (offer.target_probabilities[rows, place] - draft[rows, behind]).clamp(min=0)
+        wrong = inverse_cdf(residual, offer.next_uniforms[rows, place])
+        recovered = (verdict.num_accepted < offer.lengths) & (residual.sum(-1) > 0)
+        next_token = torch.where(recovered, wrong, verdict.next_token)
+        return dataclasses.replace(verdict, next_token=next_token)
+
+
 class BonusFromWrongPosition(Fault):
     """The bonus token comes from the distribution of the last draft token, one position early."""
 

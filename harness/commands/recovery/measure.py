@@ -15,12 +15,13 @@ from typing import Any
 
 from harness.commands.command import Experiment
 from harness.commands.recovery.record import RecoverySettings
-from harness.commands.recovery.rows import RecoveryRow
+from harness.commands.recovery.rows import TEXTS_FILE, RecoveryRow, RecoveryTextRow
 from harness.commands.recovery.sampling import samplings
 from harness.commands.recovery.scored import scored_checks
 from harness.commands.recovery.scores import GreedyTexts, with_ends
 from harness.commands.recovery.workload import (
     FOLLOW_UP,
+    Answer,
     Asking,
     Columns,
     Workload,
@@ -111,7 +112,13 @@ class RecoveryExperiment(Experiment[RecoverySettings, RecoveryRow]):
                 say(f"not tested, because {shown} is not enough: {names}")
             taken = [sampling for sampling in taken if sampling not in unknown]
         can_end = all(each.traits.stops_at_tokens for each in engine.arms)
-        asking = Asking(settings, prompts, taken, session.end_tokens(), can_end)
+
+        def keep(name: str, answers: Sequence[Answer]) -> None:
+            rows = [_text_row(session, name, answer) for answer in answers]
+            session.append(TEXTS_FILE, rows)
+
+        end_tokens = session.end_tokens()
+        asking = Asking(settings, prompts, taken, end_tokens, can_end, keep=keep)
         regular = engine.arms[0] if len(engine.arms) > 1 else None
         if reference is not None:
             yield from scored_checks(asking, arm, reference)
@@ -189,6 +196,18 @@ class RecoveryExperiment(Experiment[RecoverySettings, RecoveryRow]):
                 raise
             say(f"the regular arm is no reference: {error}")
             return None
+
+
+def _text_row(session: Session, name: str, answer: Answer) -> RecoveryTextRow:
+    request, record = answer
+    return session.row(
+        RecoveryTextRow,
+        arm=name,
+        sampling=request.sampling.name,
+        prompt_token_ids=[*request.prompt],
+        token_ids=[*record.token_ids],
+        is_tested=request.is_compared,
+    )
 
 
 def greedy_check(asking: Asking, arm: Arm, regular: Arm | None, references: References) -> Columns:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from harness.commands.command import Command
-from harness.commands.recovery.rows import RecoveryRow
+from harness.commands.recovery.rows import RecoveryRow, RecoveryTextRow
 from harness.config.engines import Abilities
 from harness.config.errors import CANNOT_TELL, VerdictError
 from harness.config.run import PromptedSettings
@@ -116,6 +116,7 @@ class Recovery(Command[RecoverySettings, RecoveryRow]):
     settings = RecoverySettings
     experiment = "harness.commands.recovery.measure:RecoveryExperiment"
     row = RecoveryRow
+    further_rows = (RecoveryTextRow,)
     shown_by = "harness.commands.recovery.tables:recovery_page"
 
     def needs_local(self, settings: RecoverySettings) -> bool:

@@ -4,8 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness.results.row import figure, setting
+from harness.results.row import Row, figure, setting
 from harness.results.schema import MaybeFloat, MaybeInt, MaybeText, PromptedRow
+
+TEXTS_FILE = "recovery_texts.csv"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecoveryTextRow(Row):
+    """`recovery_texts.csv`: one row per answer, with which the checks can be made again."""
+
+    kind = "recovery_texts"
+    recognised_by = ("sampling", "prompt_token_ids", "token_ids")
+
+    arm: MaybeText = figure("the arm that wrote the text")
+    sampling: MaybeText = figure("the sampling setting that it was asked for, or `greedy`")
+    prompt_token_ids: list[int] | None = figure("tokens before the text")
+    token_ids: list[int] | None = figure("its tokens, as far as they are known")
+    is_tested: bool | None = figure("whether it was waited for; others were left midway")
 
 
 @dataclass(frozen=True, kw_only=True)

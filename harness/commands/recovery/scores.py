@@ -17,6 +17,7 @@ import numpy as np
 from scipy.special import entr
 
 from harness.commands.recovery.workload import Answer, Asking, Columns, PlannedRequest
+from harness.config.acceptance_rules import RULES
 from harness.config.errors import RunError
 from harness.engines.divergence import Divergence, check_known, margin_deviation
 from harness.engines.door.reference import KernelDeviations, Reference
@@ -28,6 +29,7 @@ from harness.results.statistics.drawn_tokens import (
     NO_ROUNDING,
     DrawnText,
     Finding,
+    Recovered,
     TokenResult,
     rounding_between,
 )
@@ -238,13 +240,15 @@ class Scores:
                 texts = [alike[0].record.token_ids for alike in batch]
                 prompts = [alike[0].request.prompt for alike in batch]
                 logits = self._reference.logits_along(prompts, texts)
-                for padded, text, alike in zip(logits, texts, batch, strict=True):
-                    along = padded[: len(text)]
+                draft_logits = self._draft_logits(prompts, texts)
+                for row, (text, alike) in enumerate(zip(texts, batch, strict=True)):
+                    along = logits[row][: len(text)]
                     again = self._read_again(alike[0], along)
                     if alike[0].request.is_greedy:
                         greedy += [GreedyScore.of(answer, along) for answer in alike]
                     else:
-                        self._add_drawn(alike, along, again)
+                        draft = None if draft_logits is None else draft_logits[row][: len(text)]
+                        self._add_drawn(alike, along, again, draft)
                     advance(None)
         # By the rounding of all texts that were read twice.
         for score in greedy:
@@ -253,6 +257,15 @@ class Scores:
         asked = {answer.request.index: number for number, answer in enumerate(answers)}
         added = sorted(self.drawn[num_before:], key=lambda text: asked[text.answer.request.index])
         self.drawn[num_before:] = added
+
+    def _draft_logits(
+        self, prompts: Sequence[Sequence[int]], texts: Sequence[Sequence[int]]
+    ) -> Floats | None:
+        """The draft's logits, where its and the target's distributions say what recovered tokens follow."""
+        rule = RULES[self._asking.settings.decoding.rule]
+        if not (rule.lossless and rule.tests_each_token):
+            return None
+        return self._reference.draft_logits_along(prompts, texts)
 
     def _tolerances(self, likeliest: Floats) -> Floats:
         """The largest difference [n] of two logits that rounding explains, where the largest logits are these [n]."""
@@ -277,9 +290,15 @@ class Scores:
             self._deviations.append(margin_deviation(logits, again))
         return again
 
-    def _add_drawn(self, alike: Sequence[Answer], logits: Floats, again: Floats | None) -> None:
-        """Add texts of one context, by the reference's logits [n, V] before each of their tokens, and those by
-        another route.
+    def _add_drawn(
+        self,
+        alike: Sequence[Answer],
+        logits: Floats,
+        again: Floats | None,
+        draft_logits: Floats | None,
+    ) -> None:
+        """Add texts of one context, by the reference's logits [n, V] before each of their tokens, those by another
+        route, and the draft's.
         """
         request = alike[0].request
         sampling = request.sampling
@@ -290,8 +309,13 @@ class Scores:
             self._roundings[name].append(rounding_between(exact, other))
         entropies = entr(exact).sum(-1)
         tolerances = self._tolerances(logits.max(-1))
+        draft = None if draft_logits is None else sampling.probabilities_along(draft_logits)
         for answer in alike:
             text = answer.record.token_ids
+            places = rejected_places(answer.record)
+            recovered = None
+            if draft is not None and places is not None:
+                recovered = Recovered.of(exact, draft, text, places)
             impossible = np.flatnonzero(exact[range(len(text)), text] == 0).tolist()
             drawn = DrawnText.of(
                 exact,
@@ -300,6 +324,7 @@ class Scores:
                 setting=sampling.name,
                 is_at_place=answer.request.is_at_place,
                 explained=sampling.explained_by_rounding(logits, text, impossible, tolerances),
+                recovered=recovered,
             )
             self.drawn.append(ScoredText(answer, drawn, entropies))
             if self._asking.with_logprobs:

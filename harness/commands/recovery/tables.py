@@ -244,8 +244,9 @@ def _sampled_findings(row: RecoveryRow) -> str:
         draws += f" ({row.num_impossible:,} with a probability of 0)"
     if row.num_explained:
         draws += f" ({row.num_explained:,} at the edge of top-k or top-p, ties within rounding)"
-    agree = "follow" if row.verdict == "lossless" else "show no difference from"
-    found = f"{agree} the target's distribution"
+    found = "show no difference from the target's distribution"
+    if row.verdict == "lossless":
+        found = f"show no shift of {percent(row.shift or 0.0)} between parts of the target's distribution"
     evidence = row.evidence or 0.0
     if row.num_draws_until is not None:
         found = f"fail, after {row.num_draws_until:,}"

@@ -9,7 +9,7 @@ some are left midway. Many go on at one place, where a wrong recovered token wou
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -303,6 +303,7 @@ class Asking:
         end_tokens: those at which the target ends a text.
         can_end: whether the engine ends texts at given tokens, so that half of the requests have some.
         with_logprobs: whether drawn tokens are asked for with their log-probabilities.
+        keep: gets all answers of an arm, by its name.
     """
 
     settings: RecoverySettings
@@ -311,6 +312,7 @@ class Asking:
     end_tokens: frozenset[int]
     can_end: bool = False
     with_logprobs: bool = False
+    keep: Callable[[str, Sequence[Answer]], object] = lambda name, answers: None
 
     @property
     def token_test(self) -> TokenTest:
@@ -335,7 +337,9 @@ class Asking:
         if failed:
             number = f"{len(failed)} of {len(requests)} requests"
             raise RunError(f"{number} failed {doing}: {failed[0].error}")
-        return [Answer(*answered) for answered in zip(planned, records, strict=True)]
+        answers = [Answer(*answered) for answered in zip(planned, records, strict=True)]
+        self.keep(arm.name, answers)
+        return answers
 
     def sampled_check(self, result: TokenResult, records: Sequence[RequestRecord]) -> Columns:
         """The check of all drawn tokens, with the acceptance of all answers."""

@@ -47,6 +47,11 @@ class Reference(Protocol):
         A shorter text has undefined logits after its last token.
         """
 
+    def draft_logits_along(
+        self, prompts: Sequence[Sequence[int]], texts: Sequence[Sequence[int]]
+    ) -> Floats | None:
+        """The same of a draft model that drafts token by token; None without one."""
+
     def logits_by_another_route(self, prompt: Sequence[int], text: Sequence[int]) -> Floats | None:
         """The logits [n, V] before each token of one text, computed another way. They differ by rounding alone. None if
         there is no other way.

@@ -96,6 +96,20 @@ class ModelReference:
     def logits_along(self, prompts: TokenRows, texts: TokenRows) -> Floats:
         return self._logits_along(prompts, texts, self._verification_width or _WIDEST)
 
+    @torch.inference_mode()
+    def draft_logits_along(self, prompts: TokenRows, texts: TokenRows) -> Floats | None:
+        settings = self._pair.draft_settings
+        if self._runners.draft is None or settings is None or self._pair.head is not None:
+            return None
+        pieces = []
+        for step, _ in steps_along(self._runners.draft, prompts, padded(texts), _WIDEST):
+            logits = self._mask_never_drawn(step.logits)
+            if settings.sampling == "greedy":
+                is_likeliest = logits == logits.amax(-1, keepdim=True)
+                logits = logits.masked_fill(~is_likeliest, float("-inf"))
+            pieces.append(logits.cpu())
+        return torch.cat(pieces, dim=1).numpy()
+
     def logits_by_another_route(self, prompt: Sequence[int], text: Sequence[int]) -> Floats:
         width = self._verification_width
         if width is None:

@@ -5,11 +5,11 @@ The tokens after a text are sorted from the likeliest down, and each lies where 
 comes from the first half, or from any other part of [0, 1], as often as the masses of the tokens there say, in any text
 and with any sampling setting.
 
-Bettors share a capital of 1. Some bet on the part that a token is from: which of 2, 4, 8, 10 or 16, which tenth for its
-sampling setting, which quarter after that of the token before. Some bet on the token itself where many texts go on
-after the same one. Some bet that all tokens are drawn colder or hotter than they should be, which shows in the rarest,
-and some that tokens come which cannot be drawn at all. Wrong temperatures, residuals, truncations and caches move
-tokens in one of these ways.
+Bettors share a capital of 1. Some bet on the part that a token is from: which of 2, 4, 8, 10 or 16. Some bet on the
+token itself where many texts go on after the same one, and some that tokens come which cannot be drawn at all. Where
+the draft's distribution is known too, some bet in the same two ways on recovered tokens, which take the place of
+rejected ones: these follow what the target's distribution has above the draft's, so that a wrong residual does not
+cancel between texts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Literal, NamedTuple, Self
 
 import numpy as np
 
@@ -43,26 +43,22 @@ REQUIRED_POWER = 0.99
 # The exact distribution may be twice as far from the arm's as two ways of computing it are apart: the loop's forward
 # passes have shapes that differ from both. In float32 this is nothing.
 _ROUNDING_ALLOWANCE = 2.0
-# Bets that a share of the tokens is drawn at another temperature, as probabilities to a power, normalised: evenly at 0,
-# hotter than they should be below 1, colder above. The shares, by exponent.
-_TILT_SHARES = {0.0: (0.02, 0.3), 0.5: (0.1, 1.0), 0.85: (1.0,), 1.2: (1.0,), 2.5: (0.1, 1.0)}
-_NUM_TILTS = sum(map(len, _TILT_SHARES.values()))
 # Numbers of parts between which a shift is found, whatever its form; and as many parts as make up any of these.
 SCALES = (2, 4, 8, 10, 16)
 NUM_FINE = math.lcm(*SCALES)
-# Scales; tenths by setting, quarters after quarters, and texts; tilts; the support.
-NUM_BETTORS = len(SCALES) + 3 * len(LEARNERS) + _NUM_TILTS + len(SHARES_OUTSIDE)
+# Scales; texts; the support; the finest parts and the support of recovered tokens.
+NUM_BETTORS = len(SCALES) + len(LEARNERS) + len(SHARES_OUTSIDE) + 1 + len(SHARES_OUTSIDE)
 # The least share of tokens outside the support that is tolerated.
 _LEAST_OUTSIDE = 1e-4
-# Never bet everything: zero capital cannot recover.
-_LEAST_LOG_FACTOR = -30.0
+# Nothing is bet on a recovered token where the target has less than this above the draft: it is mostly rounding.
+_LEAST_RESIDUAL = 0.01
 # Numbers of draws that `needed` tries, 3 % apart.
 _TRIED_DRAWS = np.geomspace(10, 4_000_000, 437)
 
 
 # How far two routes to the distributions of tokens are apart, which differ by rounding alone, on average: the masses of
-# parts, by `SCALES`; what bettors on tilted distributions win; single tokens, in total variation.
-NO_ROUNDING = np.zeros(sum(SCALES) + _NUM_TILTS + 1)
+# parts, by `SCALES`; single tokens, in total variation.
+NO_ROUNDING = np.zeros(sum(SCALES) + 1)
 
 
 def rounding_between(exact: Floats, again: Floats) -> Floats:
@@ -70,10 +66,40 @@ def rounding_between(exact: Floats, again: Floats) -> Floats:
     moved = again - exact
     fine = masses_of_parts(moved, parts_of(exact)).mean(0)
     apart = [np.abs(coarser(fine, scale)) for scale in SCALES]
-    for exponent, shares in _TILT_SHARES.items():
-        factors = np.exp(log_factors_of_tilt(exact, exact, exponent))
-        apart.append(np.array(shares) * abs((moved * factors).sum(-1).mean()))
     return np.concatenate([*apart, [np.abs(moved).sum(-1).mean() / 2]])
+
+
+class Recovered(NamedTuple):
+    """Tokens of a text that took the place of rejected ones, against the residuals that they were to be drawn from.
+
+    Attributes:
+        places: [m], in the text.
+        masses: [m], of the residuals, before they are normalised.
+        is_impossible: [m], of tokens that are in the target's distribution and not in the residual.
+        parts: [m], that the tokens are from, of `NUM_FINE`.
+        part_masses: [m, `NUM_FINE`], of all parts.
+    """
+
+    places: Ints
+    masses: Floats
+    is_impossible: Flags
+    parts: Ints
+    part_masses: Floats
+
+    @classmethod
+    def of(cls, exact: Floats, draft: Floats, tokens: Sequence[int], places: Sequence[int]) -> Self:
+        """By the target's and the draft's distributions [n, V] before the tokens of a text."""
+        at = np.array(places, dtype=np.int64)
+        residuals = np.maximum(exact[at] - draft[at], 0.0)
+        masses = residuals.sum(-1)
+        is_clear = masses >= _LEAST_RESIDUAL
+        at, masses = at[is_clear], masses[is_clear]
+        residuals = residuals[is_clear] / masses[:, np.newaxis]
+        parts = parts_of(residuals)
+        rows, recovered = np.arange(len(at)), np.array(tokens)[at]
+        is_impossible = (residuals[rows, recovered] == 0) & (exact[at, recovered] > 0)
+        part_masses = masses_of_parts(residuals, parts)
+        return cls(at, masses, is_impossible, parts[rows, recovered], part_masses)
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,7 +115,7 @@ class DrawnText:
         parts: [n], that the tokens are from, of `NUM_FINE`.
         part_masses: [n, `NUM_FINE`], of all parts.
         ranks: [n], how many tokens are likelier.
-        tilt_log_factors: [n, t], of bettors on tilted distributions (`log_factors_of_tilt`), with each token.
+        recovered: its recovered tokens; None where the draft's distributions are not known.
     """
 
     prompt: tuple[int, ...]
@@ -101,7 +127,7 @@ class DrawnText:
     parts: Ints
     part_masses: Floats
     ranks: Sequence[int]
-    tilt_log_factors: Floats
+    recovered: Recovered | None = None
 
     @classmethod
     def of(
@@ -113,6 +139,7 @@ class DrawnText:
         setting: str,
         is_at_place: bool = False,
         explained: Sequence[int] = (),
+        recovered: Recovered | None = None,
     ) -> Self:
         """A text by the exact distributions [n, V] before its tokens.
 
@@ -122,10 +149,6 @@ class DrawnText:
         rows = range(len(tokens))
         drawn = exact[rows, tokens][:, np.newaxis]
         parts = parts_of(exact)
-        log_factors = []
-        for exponent, shares in _TILT_SHARES.items():
-            gains = np.expm1(log_factors_of_tilt(drawn, exact, exponent)[:, 0])
-            log_factors += [np.log1p(share * gains) for share in shares]
         widths = (exact * (exact == drawn)).sum(-1)
         is_impossible = widths == 0
         is_impossible[list(explained)] = False
@@ -139,22 +162,8 @@ class DrawnText:
             parts=parts[rows, tokens],
             part_masses=masses_of_parts(exact, parts),
             ranks=(exact > drawn).sum(-1).tolist(),
-            tilt_log_factors=np.stack(log_factors, axis=-1),
+            recovered=recovered,
         )
-
-
-def log_factors_of_tilt(masses: Floats, exact: Floats, exponent: float) -> Floats:
-    """Logarithms [n, m] of what a bettor on the distributions [n, V] to this power, normalised, wins with tokens.
-
-    Args:
-        masses: [n, m], of these tokens by the distributions; a token without mass wins nothing.
-    """
-    # A token without mass stays without it: 0 ** 0 would be 1.
-    powers = np.power(exact, exponent, out=np.zeros_like(exact), where=exact > 0)
-    sums = powers.sum(-1, keepdims=True)
-    logs = np.log(masses, out=np.zeros_like(masses), where=masses > 0)
-    log_factors = np.maximum((exponent - 1) * logs - np.log(sums), _LEAST_LOG_FACTOR)
-    return np.asarray(np.where(masses > 0, log_factors, 0.0))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,9 +219,7 @@ class TokenTest:
         lengths = [len(text.tokens) for text in texts]
         positions = np.concatenate([np.arange(length) for length in lengths])
         allowed = _ROUNDING_ALLOWANCE * np.repeat(np.array(roundings), lengths, axis=0)
-        *allowed_by_scale, allowed_gains, allowed_total = np.split(
-            allowed, np.cumsum([*SCALES, _NUM_TILTS]), axis=-1
-        )
+        *allowed_by_scale, allowed_total = np.split(allowed, np.cumsum(SCALES), axis=-1)
         allowed_masses = dict(zip(SCALES, allowed_by_scale, strict=True))
         allowed_total = allowed_total[:, 0]
         fine_masses = np.concatenate([text.part_masses for text in texts])
@@ -230,26 +237,14 @@ class TokenTest:
             )
             on_scales.append(np.where(is_decided, bets, 0.0))
 
-        settings = []
-        contexts = []
-        for text in texts:
-            for index in range(len(text.tokens)):
-                settings.append((text.setting, text.is_at_place, index == 0))
-                contexts.append((text.prompt, text.setting, text.tokens[:index]))
-        on_tenths = bets_on_parts(parts[10], masses[10], settings, LEARNERS, allowed_masses[10])
-
-        # Each token is in one pair: the second is bet on, by the quarter that the first is from.
-        is_second = positions % 2 == 1
-        quarters_before = np.where(is_second, np.roll(parts[4], 1), -1).tolist()
-        bets = bets_on_parts(parts[4], masses[4], quarters_before, LEARNERS, allowed_masses[4])
-        on_pairs = np.where(is_second, bets, 0.0)
-
+        contexts = [
+            (text.prompt, text.setting, text.tokens[:index])
+            for text in texts
+            for index in range(len(text.tokens))
+        ]
         widths = np.concatenate([text.widths for text in texts])
         ranks = [rank for text in texts for rank in text.ranks]
         on_tokens = bets_on_outcomes(ranks, widths, contexts, LEARNERS, allowed_total)
-
-        tilt_log_factors = np.concatenate([text.tilt_log_factors for text in texts])
-        on_tilts = (tilt_log_factors - np.log1p(allowed_gains)).T
 
         # At the one place a single tie at the edge of a truncation would count in every text.
         at_place = np.repeat([text.is_at_place for text in texts], lengths)
@@ -263,13 +258,46 @@ class TokenTest:
         shifts = np.arange(1, 501) / 1000
         visible = shifts[self.power(num_decided, allowed_shift, shifts) >= REQUIRED_POWER]
         return self._result(
-            np.concatenate([*on_scales, on_tenths, on_pairs, on_tokens, on_tilts, on_support]),
+            np.concatenate(
+                [*on_scales, on_tokens, on_support, self._on_recovered(texts, allowed_total)]
+            ),
             power=float(self.power(num_decided, allowed_shift)),
             allowed_shift=allowed_shift,
             visible_shift=next(iter(visible.tolist()), None),
             num_impossible=int(is_impossible.sum()),
             num_explained=int((widths == 0).sum() - is_impossible.sum()),
         )
+
+    def _on_recovered(self, texts: Sequence[DrawnText], allowed_total: Floats) -> Floats:
+        """Bets on recovered tokens, by parts and by the support of their residuals; nothing on other tokens.
+
+        Args:
+            allowed_total: [n], how much of the mass at each token of the texts may be elsewhere.
+        """
+        bets = np.zeros((1 + len(SHARES_OUTSIDE), len(allowed_total)))
+        starts = np.cumsum([0, *(len(text.tokens) for text in texts)])
+        known = [
+            (start, text.recovered)
+            for start, text in zip(starts[:-1], texts, strict=True)
+            if text.recovered is not None and len(text.recovered.places)
+        ]
+        if not known:
+            return bets
+        at = np.concatenate([start + recovered.places for start, recovered in known])
+        masses = np.concatenate([recovered.masses for _, recovered in known])
+        # The draft's distribution is rounded as the target's is, and a small residual consists of that.
+        allowed = np.minimum(2 * allowed_total[at] / masses, 1.0)
+        scale = SCALES[-1]
+        bets[:1, at] = bets_on_parts(
+            np.concatenate([recovered.parts for _, recovered in known]) * scale // NUM_FINE,
+            coarser(np.concatenate([recovered.part_masses for _, recovered in known]), scale),
+            [None] * len(at),
+            [learner_on_parts(scale, self.shift)],
+            np.repeat(2 * allowed[:, np.newaxis] / scale, scale, axis=1),
+        )
+        is_impossible = np.concatenate([recovered.is_impossible for _, recovered in known])
+        bets[1:, at] = bets_on_support(is_impossible, np.maximum(allowed, _LEAST_OUTSIDE))
+        return bets
 
     def power(
         self, num_draws: Floats | int, rounding: float, shift: Floats | None = None

@@ -23,10 +23,10 @@ from harness.results.statistics.drawn_tokens import (
     NO_ROUNDING,
     NUM_FINE,
     DrawnText,
+    Recovered,
     TokenResult,
     TokenTest,
     coarser,
-    log_factors_of_tilt,
     masses_of_parts,
     parts_of,
     rounding_between,
@@ -107,10 +107,29 @@ def drawn_at(quantiles: Floats) -> list[DrawnText]:
     ]
 
 
-def test_reused_random_numbers_show_in_pairs() -> None:
-    numbers = np.random.default_rng(3).random((1000, 2))
-    assert exactly_checked(drawn_at(numbers)).verdict == "lossless"
-    assert exactly_checked(drawn_at(numbers[:, [0, 0]])).verdict == "lossy"
+def test_recovered_tokens_follow_what_the_target_has_above_the_draft() -> None:
+    """With 0.5, 0.3 and 0.2 against a draft of 0.2, 0.2 and 0.6, three in four are the first token and none the last;
+    only half of the recovered tokens are the first, as of another draft.
+    """
+    exact = np.tile([0.5, 0.3, 0.2], (600, 1))
+    draft = np.tile([0.2, 0.2, 0.6], (600, 1))
+    generator = np.random.default_rng(0)
+
+    def found(chances: list[float]) -> TokenResult:
+        tokens = generator.choice(3, 600, p=chances).tolist()
+        texts = []
+        for first, number in enumerate(tokens):
+            recovered = Recovered.of(exact[:1], draft[:1], [number], [0])
+            # Of texts of one token only what is known of the draft can tell.
+            [text] = texts_of(exact[:1], [number], 1, prompt=first)
+            texts.append(dataclasses.replace(text, recovered=recovered))
+        return exactly_checked(texts)
+
+    assert found([0.75, 0.25, 0.0]).verdict != "lossy"
+    assert found([0.5, 0.5, 0.0]).verdict == "lossy"
+    assert found([0.75, 0.2, 0.05]).verdict == "lossy"
+    nothing_above = Recovered.of(exact[:1], exact[:1], [0], [0])
+    assert not len(nothing_above.places)
 
 
 def continuations(second: list[list[float]], seed: int = 0) -> list[DrawnText]:
@@ -210,6 +229,9 @@ class Rounded:
     def logits_by_another_route(self, prompt: Sequence[int], text: Sequence[int]) -> Floats:
         return self.along(prompt, text, 2)
 
+    def draft_logits_along(self, *_: Any) -> None:
+        return None
+
     def kernel_deviations(self, *_: Any) -> KernelDeviations | None:
         return self._kernels
 
@@ -274,20 +296,6 @@ def test_a_token_at_the_edge_of_what_can_be_drawn_is_a_tie(decoding: dict[str, A
     drawn_text = DrawnText.of(exact, text, prompt=(1,), setting="any", explained=[1])
     result = exactly_checked([drawn_text])
     assert (result.num_impossible, result.num_explained) == (1, 1)
-
-
-@pytest.mark.parametrize("exponent", [0.0, 0.5, 2.5])
-def test_tilted_probabilities_are_those_of_another_temperature(exponent: float) -> None:
-    logits = random_logits(4)
-    exact = exact_probabilities(logits, DecodingSettings(temperature=1.0, top_k=6))
-    expected = np.full((4, VOCABULARY_SIZE), 1 / 6)
-    if exponent:
-        other = DecodingSettings(temperature=1 / exponent, top_k=6)
-        expected = exact_probabilities(logits, other)
-    possible = exact > 0
-    log_factors = log_factors_of_tilt(exact, exact, exponent)
-    assert (exact * np.exp(log_factors))[possible] == pytest.approx(expected[possible])
-    assert (log_factors[~possible] == 0).all()
 
 
 def test_a_token_is_from_the_part_in_which_its_middle_lies() -> None:

@@ -33,6 +33,7 @@ from planted_faults import (
     DraftProbabilitiesIgnored,
     Fault,
     Lenience,
+    ResidualOfNextPosition,
     ResidualWarpedTwice,
     RollbackOffByOne,
     plant,
@@ -47,6 +48,7 @@ NUM_DRAWS = 4000
 NEEDED = {
     RollbackOffByOne: (3, 1000),
     BonusFromWrongPosition: (1, 2000),
+    ResidualOfNextPosition: (3, 4000),
     ResidualWarpedTwice: (3, 4000),
     DraftProbabilitiesIgnored: (3, 8000),
     Lenience: (1, 5000),

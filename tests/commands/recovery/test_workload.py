@@ -91,7 +91,6 @@ def drawn_text(
         parts=zeros.astype(int),
         part_masses=zeros,
         ranks=[0] * len(widths),
-        tilt_log_factors=zeros,
     )
     return ScoredText(Answer(request, record), text, np.array(entropies))
 
