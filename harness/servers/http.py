@@ -23,16 +23,17 @@ if TYPE_CHECKING:
 
 # Of a page, from the first byte that is sent to the last that is read.
 _PAGE_TIMEOUT_S = 5.0
-# The most bytes of a page, an error's too, of an event or an answer without a stream, and of a whole answer, whose
-# events may each have the log-probabilities of a vocabulary.
-_MOST_OF_PAGE = 4_000_000
+# The most bytes of an error, of a page, an event or an answer without a stream, and of a whole answer, whose events may
+# each have the log-probabilities of a vocabulary.
+_MOST_OF_ERROR = 4_000_000
 _MOST_OF_EVENT = 64_000_000
 _MOST_OF_ANSWER = 2**30
 # Addresses of this machine, which no proxy is asked for.
 _HERE = re.compile(r"https?://(127\.[\d.]+|0\.0\.0\.0|localhost|\[::1\])(:|/|$)", re.IGNORECASE)
 # HTTP's statuses of a request whose key is missing or wrong.
 KEY_REFUSED = (401, 403)
-# HTTP's status of a request that came to the wrong server.
+# HTTP's status of what is too large, and of a request that came to the wrong server.
+_TOO_LARGE = 413
 _MISDIRECTED = 421
 
 Result = TypeVar("Result")
@@ -135,10 +136,13 @@ def page(url: str, key: str | None) -> str:
             client.stream("GET", url) as response,
         ):
             # Not decompressed: a few bytes would make gigabytes.
-            data = await _joined(response.aiter_raw(), _MOST_OF_PAGE)
+            data = await _joined(response.aiter_raw(), _MOST_OF_EVENT)
         if response.is_error:
             code = response.status_code
             raise RequestFailed(f"{code} {response.reason_phrase}".rstrip(), code)
+        if len(data) == _MOST_OF_EVENT:
+            # What is behind may be what a reader looks for.
+            raise RequestFailed(f"it has more than {_MOST_OF_EVENT:,} bytes", _TOO_LARGE)
         return data.decode(errors="replace")
 
     try:
@@ -187,7 +191,7 @@ async def answer_to(
         response = await _begun(client, path, body)
         try:
             if response.is_error:
-                text = (await body_of(response, _MOST_OF_PAGE)).decode(errors="replace")
+                text = (await body_of(response, _MOST_OF_ERROR)).decode(errors="replace")
                 code = response.status_code
                 reason = f"{code} {response.reason_phrase}: {text}"
                 wait = response.headers.get("retry-after", "")

@@ -7,7 +7,9 @@ A URL says nothing about the server behind it, which may have been restarted wit
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,8 +22,8 @@ from harness.servers.http import KEY_REFUSED, RequestFailed, page, root_of
 if TYPE_CHECKING:
     from prometheus_client.samples import Sample
 
-# Prometheus's name of a process's start, in seconds since the epoch.
-_START = "process_start_time_seconds"
+# Prometheus's name of a process's start, in seconds since the epoch. To parse the whole page takes long.
+_START = re.compile(r"^process_start_time_seconds(?:\{.*\})? (\S+)", re.MULTILINE)
 # A start beyond it is none.
 _MOST_SECONDS = 1e11
 # Statuses of a page that a server does not have, or not for GET.
@@ -135,9 +137,10 @@ def why_not_ready(url: str, key: str | None) -> str | None:
 
 def start_time(counters: str) -> str | None:
     """When the process behind a page of counters was started: seconds since the epoch, as text; None if unknown."""
-    for sample in samples(counters):
-        if sample.name == _START and 0 < sample.value < _MOST_SECONDS:
-            return str(sample.value)
+    for text in _START.findall(counters):
+        with suppress(ValueError):
+            if 0 < float(text) < _MOST_SECONDS:
+                return str(float(text))
     return None
 
 
