@@ -136,7 +136,6 @@ class Counts:
         drafts: iterations that verified draft tokens.
         proposed, accepted: draft tokens.
         accepted_at: by position from 0, iterations in which the draft token there was accepted.
-        preempted: requests that lost their place in the cache to others, and are read again.
         read: tokens of prompts, with some servers without those from a cache.
         cached: tokens of prompts that were taken from a cache.
         first_tokens, first_token_s: requests that got their first token, and the sum of their times until then.
@@ -151,7 +150,6 @@ class Counts:
     proposed: float | None = None
     accepted: float | None = None
     accepted_at: Mapping[int, float] = field(default_factory=dict)
-    preempted: float | None = None
     read: float | None = None
     cached: float | None = None
     first_tokens: float | None = None

@@ -98,7 +98,6 @@ _BUILT_IN = {
                 "vllm:num_requests_waiting": "running",
                 "vllm:generation_tokens": "generated",
                 "vllm:prompt_tokens": "read",
-                "vllm:num_preemptions": "preempted",
                 "vllm:prefix_cache_hits": "cached",
                 "vllm:time_to_first_token_seconds_count": "first_tokens",
                 "vllm:time_to_first_token_seconds_sum": "first_token_s",

@@ -140,7 +140,7 @@ def start_time(counters: str) -> str | None:
     for text in _START.findall(counters):
         with suppress(ValueError):
             if 0 < float(text) < _MOST_SECONDS:
-                return str(float(text))
+                return text
     return None
 
 

@@ -33,7 +33,6 @@ vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="m",pos
 vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="m",position="1"} 20.0
 vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="a}b"} 7.0
 vllm:prefix_cache_hits_total{engine="0",model_name="m"} 9.0
-vllm:num_preemptions_total{engine="0",model_name="m"} 2.0
 vllm:time_to_first_token_seconds_sum{engine="0",model_name="m"} 1.5
 vllm:time_to_first_token_seconds_count{engine="0",model_name="m"} 3.0
 vllm:spec_decode_num_drafts_created{engine="0",model_name="m"} 1.7e+09
@@ -52,7 +51,7 @@ def requests(*num_tokens: int) -> list[RequestRecord]:
 
 def test_names_of_vllm_are_summed_over_its_engines() -> None:
     assert read_counters(VLLM) == Counts(
-        generated=120, drafts=40, proposed=80, accepted=50, accepted_at={0: 30, 1: 20}, cached=9, preempted=2,
+        generated=120, drafts=40, proposed=80, accepted=50, accepted_at={0: 30, 1: 20}, cached=9,
         first_tokens=3, first_token_s=1.5,
     )  # fmt: skip
 
@@ -113,7 +112,7 @@ def test_rates_follow_from_vllms_definitions() -> None:
 
 FAILED = RequestRecord(1, 1, error=RequestError(500, "before it began"))
 CANCELLED = RequestRecord(2, 1, num_tokens=5, error=RequestError(499, "left"))
-COUNTED = Counts(generated=16, drafts=4, proposed=8, accepted=6, preempted=1, cached=5)
+COUNTED = Counts(generated=16, drafts=4, proposed=8, accepted=6, cached=5)
 TOTALS = {"drafts": DraftCounts(proposed=10, accepted=4)}
 
 
@@ -141,7 +140,7 @@ def test_counted_acceptance_fills_in_what_answers_leave_out() -> None:
 
 def test_answers_come_before_counters_and_a_worker_of_several_counts_for_nothing() -> None:
     found = figures(ServerFigures, lap(CANCELLED))
-    assert (found.num_preemptions, found.cached_tokens, found.drafted) == (1, 5, True)
+    assert (found.cached_tokens, found.drafted) == (5, True)
     assert (found.server_tokens, found.foreign_tokens) == (16, 0)
     assert found.read_prompt_tokens is None
     found = figures(
@@ -151,7 +150,7 @@ def test_answers_come_before_counters_and_a_worker_of_several_counts_for_nothing
     assert (found.cached_tokens, found.read_prompt_tokens, found.drafted) == (3, 7, False)
     found = figures(ServerFigures, lap(counted=replace(COUNTED, generated=5)) + lap(counted=None))
     assert found.unseen_tokens == 6
-    assert (found.num_preemptions, found.cached_tokens, found.drafted) == (None, None, None)
+    assert (found.cached_tokens, found.drafted) == (None, None)
 
 
 def test_an_answer_has_the_servers_first_token_where_nothing_waited_in_its_queue() -> None:
@@ -245,7 +244,6 @@ def test_traffic_of_others_is_what_is_not_ours() -> None:
         for generated, is_foreign in ((most, False), (most + 1, True)):
             columns = traffic_columns(Counts(generated=generated), [request])
             assert (columns["foreign_tokens"] > 0) == is_foreign
-    assert counter_columns(Counts(preempted=3)) == {"num_preemptions": 3}
     first_tokens = counter_columns(Counts(first_tokens=4, first_token_s=2))
     assert first_tokens == {"server_time_to_first_token_ms": 500}
 

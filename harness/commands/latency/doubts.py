@@ -186,15 +186,6 @@ def _slow_here(row: LatencyRow) -> str | None:
     return f"{here:.0f} ms in the {row.arm} arm, {there:.0f} ms by the server's clock"
 
 
-def _outside(row: LatencyRow) -> str | None:
-    """The share of the mean first token that the server's clock leaves out."""
-    here = row.time_to_first_token_ms
-    there = row.server_time_to_first_token_ms
-    if not here or there is None or row.foreign_tokens:
-        return None
-    return f"{percent(max(0.0, 1 - there / here))} in the {row.arm} arm"
-
-
 def _late_end(row: LatencyRow) -> str | None:
     share = row.share_after_last_token or 0.0
     return f"{percent(share)} in the {row.arm} arm" if share > _MOST_AFTER_LAST_TOKEN else None
@@ -270,12 +261,6 @@ def _unseen(row: LatencyRow) -> str | None:
     if not row.unseen_tokens:
         return None
     return f"{row.server_tokens} of {row.num_tokens} tokens of the {row.arm} arm"
-
-
-def _preempted(run: _Run) -> str | None:
-    if not any(row.num_preemptions for row in run.rows):
-        return None
-    return _each_arm(run, lambda row: f"{row.num_preemptions or 0} times in the {row.arm} arm")
 
 
 def _takes_turns(run: _Run) -> int | None:
@@ -457,16 +442,6 @@ DOUBTS = (
         "note",
         lambda run: _each_arm(run, _unseen),
         "The server's counters saw only {found}, probably one worker's of several: they are not used.",
-    ),
-    Doubt(
-        "note",
-        _preempted,
-        "The server's cache was too small: it interrupted requests and started them again, {found}.",
-    ),
-    Doubt(
-        "note",
-        lambda run: _each_arm(run, _outside),
-        "Of the mean first token this client and the network took {found}, the rest by the server's clock.",
     ),
     Doubt(
         "note",

@@ -62,9 +62,6 @@ class ServerFigures(Group):
         "counts of the server that cannot be true, with its words; no figure follows from them",
         in_csv=False,
     )
-    num_preemptions: MaybeInt = pooled(
-        "largest", "how often the server took a running request's cache for others", in_csv=False
-    )
     cached_tokens: MaybeInt = pooled(
         "largest",
         "tokens of prompts that the server took from a cache, by its answers or its metrics",
@@ -195,13 +192,10 @@ def _foreign_prompt_tokens(counts: Counts, requests: Sequence[RequestRecord]) ->
 
 
 def counter_columns(counts: Counts) -> dict[str, Any]:
-    """The columns about preempted requests, caches, first tokens and whether anything was drafted."""
+    """The columns about caches, first tokens and whether anything was drafted."""
     columns: dict[str, Any] = {}
-    names = {"preempted": "num_preemptions", "cached": "cached_tokens"}
-    for name, column in names.items():
-        value = getattr(counts, name)
-        if value is not None:
-            columns[column] = round(value)
+    if counts.cached is not None:
+        columns["cached_tokens"] = round(counts.cached)
     if counts.first_tokens and counts.first_token_s is not None:
         mean_s = counts.first_token_s / counts.first_tokens
         columns["server_time_to_first_token_ms"] = 1000 * mean_s

@@ -83,9 +83,7 @@ SAID: list[tuple[Changes, Changes, str]] = [
     ({"foreign_tokens": 5}, {}, "The server processed 5 tokens during the regular arm for other clients."),
     ({}, {"foreign_tokens": 5, "speedup": None}, "5 tokens during the speculative arm for other clients."),
     ({}, SLOW, "170 ms in the speculative arm, 100 ms by the server's clock: this"),
-    ({}, SLOW | {"time_to_first_token_ms": 160.0}, "this client and the network took 38 % in the speculative arm,"),
-    ({}, SLOW | {"time_to_first_token_ms": 80.0}, "the network took 0 % in the speculative arm,"),
-    (SLOW, {}, "this client and the network took 41 % in the regular arm,"),
+    ({}, SLOW | {"time_to_first_token_ms": 160.0}, ""),
     ({}, SLOW | {"foreign_tokens": 1, "speedup": None}, "The server processed 1 token during"),
     ({"share_after_last_token": 0.051}, {}, "Of the answers' time 5 % in the regular arm passed after their last"),
     ({}, {"share_after_last_token": 0.05}, ""),
@@ -125,7 +123,6 @@ SAID: list[tuple[Changes, Changes, str]] = [
     ({"processor_share": 0.95} | READ, BUSY | {"processor_share": 0.89}, "got 89 % of the CPU time"),
     ({"unseen_tokens": 4, "server_tokens": 5, "num_tokens": 9}, {}, "only 5 of 9 tokens of the regular arm,"),
     ({}, {"impossible_counts": "9 accepted of 8 (draft_n 8)"}, "(draft_n 8) in the speculative arm. No"),
-    ({"num_preemptions": 1}, {}, "1 times in the regular arm and 0 times in the speculative arm."),
     ({"held_back": True, "tokens_per_arrival": 9.04}, {}, "Tokens arrive 9.0 at a time in the regular arm:"),
     ({}, {"held_back": True, "tokens_per_arrival": 30.0}, "arrive 30.0 at a time in the speculative arm: when each"),
 ]  # fmt: skip
