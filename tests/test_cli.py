@@ -7,6 +7,7 @@ import shlex
 import sys
 from pathlib import Path
 
+import filelock
 import pytest
 
 from documented import ROOT
@@ -107,7 +108,7 @@ def test_a_run_replaces_no_files(
     typed = [f"hydra.run.dir={directory}", "engine=simulated", "num_prompts=8"]
     for further in ([], ["hydra.job.chdir=true"]):
         refused = harness.refused("latency", *typed, *further)
-        assert f"has a {name.partition('/')[0]} already: name another directory" in refused
+        assert f"has a {name.partition('/')[0]} already: name a new directory" in refused
     assert file.read_text() == "my own"
     assert not Path("mine/latency.csv").exists()
 
@@ -116,10 +117,14 @@ def test_a_second_run_replaces_nothing_and_a_sweep_goes_on(harness: Harness) -> 
     quick = ["latency", "engine=simulated", "num_prompts=8"]
     harness(*quick, "hydra.run.dir=run")
     before = Path("run/result.json").read_bytes()
-    assert "run: has a summary.txt already" in harness.refused(*quick, "hydra.run.dir=run")
+    assert "run: has a .hydra already" in harness.refused(*quick, "hydra.run.dir=run")
     assert Path("run/result.json").read_bytes() == before
     sweep = [*quick, "-m", "seed=1,2", "results.file=null"]
-    assert "has a summary.txt already" in harness.refused(*sweep, "hydra.sweep.dir=run")
+    assert "has a .hydra already" in harness.refused(*sweep, "hydra.sweep.dir=run")
+    Path("other/.locks").mkdir(parents=True)
+    for typed in ([*quick, "hydra.run.dir=other"], [*sweep, "hydra.sweep.dir=other"]):
+        with filelock.FileLock("other/.locks/run.lock"):
+            assert "other: is another run's: name a new directory" in harness.refused(*typed)
     for num_before in (0, 2):
         ended = harness(*sweep, "hydra.sweep.dir=sweep")
         assert ended.stderr.count("measured before") == num_before

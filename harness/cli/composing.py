@@ -29,7 +29,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from harness.cli import conversion, names
 from harness.cli.invocation import WANTS_TRACEBACK, Invocation
-from harness.cli.manifest import check_unused
+from harness.cli.manifest import claimed
 from harness.cli.typed import Typed
 from harness.commands.registry import configured
 from harness.config.command_line import INSTEAD
@@ -92,20 +92,20 @@ def run(command: str, typed: Typed, invocation: Invocation) -> str:
             from harness.cli import sweep
 
             return sweep.preview(config, hydra.config_loader, invocation.servers)
-        check_unused(config)
         callbacks = Callbacks(config)
         context = HydraContext(config_loader=hydra.config_loader, callbacks=callbacks)
         about: Any = {"config": config, "config_name": command}
-        if is_sweep:
-            callbacks.on_multirun_start(**about)
-            _sweep(command, config, context, invocation)
-            callbacks.on_multirun_end(**about)
-            return ""
-        callbacks.on_run_start(**about)
-        job = run_job(invocation, config, "hydra.run.dir", None, context)
-        callbacks.on_run_end(**about, job_return=job)
-        # Raises what the job has raised.
-        return str(job.return_value or "")
+        with claimed(config):
+            if is_sweep:
+                callbacks.on_multirun_start(**about)
+                _sweep(command, config, context, invocation)
+                callbacks.on_multirun_end(**about)
+                return ""
+            callbacks.on_run_start(**about)
+            job = run_job(invocation, config, "hydra.run.dir", None, context)
+            callbacks.on_run_end(**about, job_return=job)
+            # Raises what the job has raised.
+            return str(job.return_value or "")
 
 
 def _sweep(command: str, config: DictConfig, context: HydraContext, invocation: Invocation) -> None:

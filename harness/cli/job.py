@@ -60,6 +60,7 @@ def run(config: Any, servers: Servers) -> tuple[Sequence[Any], VerdictError | No
     directory = Path(hydra.runtime.output_dir)
     try:
         command, settings = settings_of(config, servers, None)
+        check_machine(command, settings)
         # A job of a sweep is refused alone, and leaves a row.
         _require_files(settings)
         _note_imports(command, settings)
@@ -108,12 +109,16 @@ def settings_of(
     repeats = getattr(settings, "repeats", 1)
     if repeats > 1 and ROUND not in choices:
         raise SettingError("repeats", "must be typed as repeats=NUMBER", repeats)
+    return command, settings
+
+
+def check_machine(command: ConfiguredCommand[Any], settings: RunSettings) -> None:
+    """Raise a SettingError where a package or a program is missing that the run needs."""
     if command.needs_local(settings):
         require_local(command.name)
     elif command.measures:
-        engine_of(settings).check_installed()
+        engine_of(settings).check_installed(settings)
     command.check_installed()
-    return command, settings
 
 
 def put_servers(servers: Servers, plain: dict[str, Any]) -> None:

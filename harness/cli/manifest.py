@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 import os
 import shlex
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import filelock
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
@@ -21,23 +24,16 @@ from omegaconf.errors import OmegaConfBaseException
 
 from harness.cli.typed import ROUND, SERVER
 from harness.commands.command import Command
-from harness.commands.registry import configured, row_kinds
+from harness.commands.registry import configured
 from harness.config.engines import EngineSettings, check_settings_have_no_key
 from harness.config.errors import SettingError
-from harness.results.files import append_rows, as_csv, read_kind, rows_in
-from harness.results.locked_files import locked, replace_file
+from harness.results.files import append_rows, as_csv, rows_in
+from harness.results.locked_files import LOCKS, locked, replace_file
 from harness.results.schema import RunRow
 
 _FILE = "sweep.json"
-# Files that every run writes into its directory.
-_WRITTEN: tuple[str, ...] = (
-    "summary.txt",
-    "result.json",
-    "environment.json",
-    "schedule_vllm.json",
-    "log.txt",
-    ".hydra",
-)
+# Of a sweep; each takes seconds at least.
+_MOST_JOBS = 10_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,9 +72,14 @@ class Manifest:
         choices: dict[str, list[str]] = {}
         for override in overrides_of(config, loader):
             if override.is_sweep_override() and not override.is_interval_sweep():
+                values = [*itertools.islice(override.sweep_iterator(), _MOST_JOBS + 1)]
                 # Not Hydra's own texts, which have a backslash before the colon of `./my_method.py:MyMethod`.
-                values = [getattr(value, "text", value) for value in override.sweep_iterator()]
-                choices[override.key_or_group] = list(map(str, values))
+                choices[override.key_or_group] = [
+                    str(getattr(value, "text", value)) for value in values
+                ]
+        num_jobs = math.prod(map(len, choices.values()))
+        if num_jobs > _MOST_JOBS:
+            raise SettingError("-m", f"makes more than {_MOST_JOBS:,} jobs: divide the sweep")
         if ROUND in choices:
             # An experiment's own list comes before what is typed: named first in that list, `repeat` keeps this place.
             choices = {ROUND: choices.pop(ROUND), **choices}
@@ -199,33 +200,43 @@ class SweepFile:
                 append_rows(path, new)
 
 
-def check_unused(config: DictConfig) -> None:
-    """Raise a SettingError for the directory of a run or a sweep that has files which would be replaced."""
+@contextmanager
+def claimed(config: DictConfig) -> Iterator[None]:
+    """Keep other runs out of the directory of a run or a sweep within the block.
+
+    Raises:
+        SettingError: another run writes there, or it has files: of a sweep other ones than its own.
+    """
     is_sweep = config.hydra.mode is RunMode.MULTIRUN
     setting = "hydra.sweep.dir" if is_sweep else "hydra.run.dir"
     value = OmegaConf.select(config, setting)
     check_settings_have_no_key([f"{setting}={value}"])
     directory = Path(value)
     command = configured(config.command)
-    if isinstance(command, Command):
-        own = SweepFile(directory, command.row).path
-        collected = results_file(config)
-        rule = "must be another directory than that of"
-        # Unlike `Path.resolve` this takes links that lead to themselves, which `check_appendable` refuses.
-        if isinstance(collected, str) and os.path.realpath(own) == os.path.realpath(collected):
-            file = f"results.file={collected}, which collects all runs"
-            raise SettingError(setting, f"{rule} {file}", value)
-        # A single run leaves such a file alone, and writes another one.
-        is_filled = is_sweep and own.is_file() and own.stat().st_size > 0
-        if is_filled and read_kind(own, row_kinds()) is not command.row:
-            file = f"your own {own.name}, which the sweep would replace"
-            raise SettingError(setting, f"{rule} {file}", value)
-    written = _WRITTEN
-    if is_sweep:
-        if (directory / _FILE).is_file():
-            # It goes on, or replaces its own jobs.
-            return
-        written = (*_WRITTEN, "multirun.yaml", *(f"0/{name}" for name in _WRITTEN))
-    for name in written:
-        if os.path.lexists(directory / name):
-            raise SettingError(setting, f"has a {name} already: name another directory", value)
+    if not isinstance(command, Command):
+        # A service writes no files.
+        yield
+        return
+    own = SweepFile(directory, command.row).path
+    collected = results_file(config)
+    # Unlike `Path.resolve` this takes links that lead to themselves, which `check_appendable` refuses.
+    if isinstance(collected, str) and os.path.realpath(own) == os.path.realpath(collected):
+        rule = f"must be another directory than that of results.file={collected}, which collects all runs"
+        raise SettingError(setting, rule, value)
+
+    def check_unused() -> None:
+        names = {*os.listdir(directory)} - {LOCKS} if directory.is_dir() else set()
+        # A sweep goes on in its own directory.
+        if names and not (is_sweep and _FILE in names):
+            raise SettingError(setting, f"has a {min(names)} already: name a new directory", value)
+
+    check_unused()
+    lock = directory / LOCKS / "run.lock"
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with filelock.FileLock(lock).acquire(timeout=0):
+            # Another run may have ended meanwhile.
+            check_unused()
+            yield
+    except filelock.Timeout:
+        raise SettingError(setting, "is another run's: name a new directory", value) from None

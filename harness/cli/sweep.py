@@ -6,6 +6,7 @@ import dataclasses
 import io
 import itertools
 import json
+import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from harness.cli import signals
-from harness.cli.job import Servers, is_of_sweep, settings_of
+from harness.cli.job import Servers, check_machine, is_of_sweep, settings_of
 from harness.cli.manifest import Manifest, SweepFile, overrides_of
 from harness.cli.worker import Job, Worker
 from harness.commands.pages import pages_about
@@ -29,17 +30,15 @@ from harness.commands.registry import measurement
 from harness.config.amounts import counted
 from harness.config.errors import HarnessError, RunError, SettingError, UnreachableError
 from harness.config.machine import share_cores
-from harness.config.model_names import SERVED
 from harness.config.run import RepeatedSettings, RunSettings
-from harness.engines.registry import pair_key
+from harness.engines.registry import engine_of, pair_key
 from harness.measuring.measurement import identify, measured_rows
 from harness.measuring.progress import say, show
-from harness.measuring.rows import LatencyRow
 from harness.reporting.page import below_each_other, in_full, in_short
 from harness.reporting.table import Line
 from harness.reporting.terminal import WIDE, as_text, plain_console, print_document, stderr_console
 from harness.reporting.words import labels
-from harness.results.files import SUMMARY_FILE, read_rows, write_rows
+from harness.results.files import SUMMARY_FILE, write_rows
 from harness.results.locked_files import replace_file
 from harness.results.pooling import merge, pooled_rows
 from harness.results.result_file import NAME
@@ -126,6 +125,7 @@ def run_job(config: Any, servers: Servers) -> Sequence[RunRow]:
     directory = Path(hydra.runtime.cwd, hydra.sweep.dir)
     manifest = Manifest.read(directory)
     command, settings = settings_of(config, servers, manifest)
+    check_machine(command, settings)
     number = int(hydra.job.num)
     signals.raise_postponed()
     # Jobs of submitit's `LocalLauncher` run side by side here, `max_batch_size` at once. Ray limits the
@@ -375,8 +375,8 @@ def _any_failed(rows: Rows) -> bool:
 
 
 def preview(config: DictConfig, loader: ConfigLoader, servers: Servers) -> str:
-    """What a run or a sweep would measure, how long by earlier runs, and whether it can tell: a line for each job, and
-    one for all of them. No launcher is asked.
+    """What a run or a sweep would measure: a line for each job, and the commands that start its servers. No launcher is
+    asked, and no program, weights or GPU need be here.
     """
     jobs: list[Any] = [(config.hydra.overrides.task, config)]
     manifest = None
@@ -385,41 +385,38 @@ def preview(config: DictConfig, loader: ConfigLoader, servers: Servers) -> str:
         (chosen,) = BasicSweeper.split_arguments(overrides_of(config, loader), None)
         jobs = [(words, loader.load_sweep_config(config, words)) for words in chosen]
     lines = []
-    known = []
+    pairs = []
     for number, (words, composed) in enumerate(jobs, start=1):
         HydraConfig.instance().set_config(composed)
         own = OmegaConf.masked_copy(composed, [key for key in composed if key != "hydra"])
         _, settings = settings_of(own, servers, manifest)
+        names = (
+            f"model={settings.model.name} draft={settings.draft.name if settings.draft else 'none'}"
+        )
         label = " ".join(words) if manifest is None else manifest.label(words, settings.engine)
         num_prompts: int = getattr(settings, "num_asked", 0)
         notes = [counted(num_prompts, "prompt")] if num_prompts else []
-        seconds = _decoding_seconds(settings, num_prompts)
-        if seconds is not None:
-            known.append(seconds)
-            notes.append(f"about {_duration(seconds)}")
         fewest = FEWEST_FOR_INTERVAL * settings.batch_size
         if settings.COMPARES_TIMES and settings.draft is not None and 0 < num_prompts < fewest:
             notes.append(f"no interval below num_prompts={fewest}")
-        text = ": ".join(filter(None, [label, ", ".join(notes)]))
+        text = ": ".join(filter(None, [label or names, ", ".join(notes)]))
         lines.append(f"  [{number}/{len(jobs)}] {text}")
-    times = [f"about {_duration(sum(known))} of decoding"] if known else []
-    if unknown := len(jobs) - len(known):
-        times.append(f"{unknown} of unknown time: no earlier run is of its model and load")
-    lines.append(f"{counted(len(jobs), 'job')}: {', '.join(times)}. Nothing was measured.")
+        lines += [f"      {arm}: {line}" for arm, line in _server_lines(settings)]
+        if engine_of(settings).loads_pair and not Path(settings.model.repository).is_dir():
+            pairs.append(names)
+    lines.append(f"{counted(len(jobs), 'job')}. Nothing was measured.")
+    lines += [
+        f"Does it fit, before it is downloaded? harness plan {pair}"
+        for pair in dict.fromkeys(pairs)
+    ]
     return "\n".join(lines)
 
 
-def _decoding_seconds(settings: RunSettings, num_prompts: int) -> float | None:
-    """Time of both arms by the newest run of this model at this load; None without one."""
-    if settings.results.file is None:
-        return None
-    ms_by_arm = {}
-    for row in read_rows(settings.results.file, LatencyRow):
-        is_same_model = settings.model.repository == SERVED or row.model == settings.model.name
-        is_same_load = (row.engine, row.batch_size) == (settings.engine.name, settings.batch_size)
-        if is_same_model and is_same_load and row.ms_per_token is not None:
-            ms_by_arm[row.arm] = row.ms_per_token
-    if not num_prompts or not ms_by_arm.keys() >= {*settings.arms}:
-        return None
-    ms = sum(ms_by_arm[arm] for arm in settings.arms)
-    return ms * num_prompts * settings.decoding.max_new_tokens / 1000
+def _server_lines(settings: RunSettings) -> list[tuple[str, str]]:
+    """The arms whose servers a run starts, each with its command."""
+    engine = vars(settings.engine)
+    if not engine.get("start_command"):
+        return []
+    commands = engine_of(settings).server_setup(settings).commands
+    arms = ("first", "second") if engine["first_command"] else ("regular", "speculative")
+    return [*zip(arms[-len(commands) :], map(shlex.join, commands), strict=True)]

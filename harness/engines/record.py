@@ -153,8 +153,8 @@ class EngineRecord(RecordWithSettings, Abilities):
             pair: a `PlannedPair` of the local wing; its weights are not loaded yet.
         """
 
-    def check_installed(self) -> None:
-        """Raise a SettingError if a required package is not installed, without importing it."""
+    def check_installed(self, run: RunSettings) -> None:
+        """Raise a SettingError if a package or a program is missing, without importing or starting it."""
         if self.computes_here:
             instead = "; servers need none of them: harness latency -- llama-server ..."
             require_local("engine", self.name, instead)

@@ -21,7 +21,8 @@ import filelock
 
 from harness.config.errors import RunError, SettingError
 
-_LOCKS = ".locks"
+# The directory of locks beside files.
+LOCKS = ".locks"
 # A write holds the lock for milliseconds: a wait this long means a hung process.
 _LOCK_TIMEOUT_S = 60.0
 # Failures of the disk. Any other comes from the place, and a different setting fixes it.
@@ -40,7 +41,7 @@ def replace_file(path: str | Path, content: bytes) -> None:
 
 def remove_locks(directory: Path) -> None:
     """Remove the locks of a directory that one run alone writes, when it has written its files."""
-    shutil.rmtree(directory / _LOCKS, ignore_errors=True)
+    shutil.rmtree(directory / LOCKS, ignore_errors=True)
 
 
 def read_whole(path: Path) -> bytes:
@@ -75,7 +76,7 @@ def locked(path: str | Path, setting: str | None = None) -> Iterator[LockedFile]
     """
     path = Path(path)
     target = Path(os.path.realpath(path))
-    lock = target.parent / _LOCKS / f"{target.name}.lock"
+    lock = target.parent / LOCKS / f"{target.name}.lock"
     try:
         _check_place(path, target)
         target.parent.mkdir(parents=True, exist_ok=True)

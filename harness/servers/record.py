@@ -15,7 +15,7 @@ from harness.engines.record import EngineRecord, Opening, ServerSetup
 from harness.servers.dialects import startups
 from harness.servers.identity import server_report
 from harness.servers.settings import ServerSettings
-from harness.servers.started import commands_of, start, with_names_of_commands
+from harness.servers.started import check_program, commands_of, start, with_names_of_commands
 
 if TYPE_CHECKING:
     from harness.config.run import RunSettings
@@ -74,6 +74,10 @@ class ServerRecord(EngineRecord):
         if settings.start_command and run.draft is not None:
             columns["draft_remembers"] = commands_of(run)[-1].has_pool
         return columns
+
+    def check_installed(self, run: RunSettings) -> None:
+        for command in commands_of(run) if ServerSettings.of(run).start_command else ():
+            check_program(command)
 
     def server_setup(self, run: RunSettings) -> ServerSetup:
         settings = ServerSettings.of(run)

@@ -44,15 +44,18 @@ def commands_of(run: RunSettings) -> list[ServerCommand]:
     typed = [words for words in (settings.first_command, settings.start_command) if words]
     *regular, measured = [read_command(words, values, dialects).prepared() for words in typed]
     is_alone = run.draft is None or (run.ASKS_SPECULATIVE_ALONE and not regular)
-    if not is_alone and not regular and measured.is_known:
-        # What is wrong with the flags of a known program is said wherever that program is.
-        regular = [measured.regular()]
-    for command in (*regular, measured):
-        if shutil.which(command.program) is None:
-            raise SettingError(command.program, "no such program, to start a server")
     if is_alone:
         return [measured]
+    if not regular and not measured.is_known:
+        # Of a mistyped name it is not said that nothing is known of its flags.
+        check_program(measured)
     return [*(regular or [measured.regular()]), measured]
+
+
+def check_program(command: ServerCommand) -> None:
+    """Raise a SettingError for a program that is not on this machine."""
+    if shutil.which(command.program) is None:
+        raise SettingError(command.program, "no such program, to start a server")
 
 
 def with_names_of_commands(run: RunSettings, commands: Sequence[ServerCommand]) -> RunSettings:

@@ -61,7 +61,8 @@ def test_every_job_runs_once_before_any_runs_again(harness: Harness) -> None:
     rows = rows[rows["arm"] == "speculative"]
     pooled = rows[rows["repeat"] == "all"]
     assert sorted(map(int, pooled["num_draft_tokens"])) == [1, 2]
-    assert set(map(covered, pooled["speedup_covers"])) == {"8 prompts and 2 runs with a seed each"}
+    for covers in pooled["speedup_covers"]:
+        assert covered(covers).startswith("8 prompts and 2 runs with a seed each")
     single = rows[rows["repeat"] != "all"]
     assert sorted(single["seed"]) == [0, 0, 1, 1]
     # A report shows the pooled rows in place of their runs.

@@ -43,8 +43,6 @@ def test_every_documented_command_line_is_right(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_methods: None
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    # Servers of others are not installed.
-    monkeypatch.setattr("harness.servers.started.shutil.which", lambda name: name)
     # In a job of Slurm's.
     monkeypatch.setenv("SLURM_JOB_ID", "17")
     # The files that command lines read before anything is measured.
