@@ -54,6 +54,11 @@ _USED_MOST = (
     "runner",
 )
 
+_BEGIN = """\
+To begin, harness latency measures a tiny pair that comes with it: no GPU, no
+download, half a minute. harness latency -- llama-server ... measures your server.
+harness COMMAND --help shows a command's settings."""
+
 # The sections of a command's help, by title.
 Sections = dict[str, list[Setting]]
 
@@ -86,7 +91,7 @@ def _commands() -> str:
         summary = f"  {command.name}".ljust(margin) + command.summary
         lines += textwrap.wrap(summary, _WIDTH, subsequent_indent=" " * margin)
         lines.append(f"{' ' * margin}harness {command.name} {command.example}")
-    return "\n".join(lines)
+    return "\n".join([*lines, "", _BEGIN])
 
 
 def _columns() -> str:

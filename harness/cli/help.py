@@ -6,19 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from harness.config.errors import SettingError, nearest
-from harness.config.installation import install_command, missing_local
 
 # `latency.txt` and `latency_all.txt` of each command, and those about all of them.
 TEXTS = Path(__file__).with_name("texts")
 _WORDS = ("-h", "--help", "help")
 _TOPICS = ("all", "presets", "columns")
-_BEGIN = """\
-To begin, harness latency measures a tiny pair that comes with it: no GPU, no
-download, half a minute. harness latency -- llama-server ... measures your server."""
-_BEGIN_WITHOUT_MODELS = """\
-To begin, harness latency -- llama-server ... (or vllm serve ...) measures your
-server. Models on this machine need more packages:
-{install}"""
 
 
 def asked_for(typed: Sequence[str]) -> str:
@@ -34,9 +26,7 @@ def asked_for(typed: Sequence[str]) -> str:
         return ""
     subjects = [word for word in typed if word not in _WORDS and "=" not in word and word[0] != "-"]
     if not subjects:
-        return (
-            f"{_text('commands')}\n\n{_begin()}\nharness COMMAND --help shows a command's settings."
-        )
+        return _text("commands")
     command, *topics = subjects
     topic = topics[0] if topics else command
     if topic in ("presets", "columns"):
@@ -55,9 +45,3 @@ def asked_for(typed: Sequence[str]) -> str:
 
 def _text(name: str) -> str:
     return (TEXTS / f"{name}.txt").read_text(encoding="utf-8").rstrip("\n")
-
-
-def _begin() -> str:
-    if missing_local():
-        return _BEGIN_WITHOUT_MODELS.format(install=install_command("local"))
-    return _BEGIN

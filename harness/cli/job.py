@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -24,13 +23,11 @@ from harness.commands.command import ConfiguredCommand, Service
 from harness.commands.registry import configured, measurement
 from harness.config.engines import check_settings_have_no_key
 from harness.config.errors import SettingError, VerdictError
-from harness.config.installation import is_installed, require_local
+from harness.config.installation import require_local
 from harness.config.methods import METHODS
-from harness.config.model_names import SERVED
 from harness.config.repositories import check_place
 from harness.config.run import PromptedSettings, RunSettings
 from harness.engines.registry import ENGINES, engine_of
-from harness.measuring.progress import note
 from harness.measuring.prompts.sets import load_prompts
 from harness.results.files import SUMMARY_FILE
 from harness.results.locked_files import remove_locks
@@ -63,7 +60,6 @@ def run(config: Any, servers: Servers) -> tuple[Sequence[Any], VerdictError | No
         check_machine(command, settings)
         # A job of a sweep is refused alone, and leaves a row.
         _require_files(settings)
-        _note_imports(command, settings)
         # A signal that came during the imports so far.
         signals.raise_postponed()
         if isinstance(command, Service):
@@ -172,17 +168,6 @@ def _remove_unused(directory: Path, typed: Path) -> None:
             directory.rmdir()
         for parent in [] if typed.is_absolute() else typed.parents[:-1]:
             parent.rmdir()
-
-
-def _note_imports(command: ConfiguredCommand[Any], settings: RunSettings) -> None:
-    """Show what is going to be measured, before libraries are imported that take seconds."""
-    is_known = settings.model.repository != SERVED and command.uses_models(settings)
-    if not is_known or not is_installed("transformers") or "torch" in sys.modules:
-        return
-    draft = "" if settings.draft is None else f" with draft {settings.draft.name}"
-    computes_here = engine_of(settings).computes_here
-    libraries = "torch and transformers" if computes_here else "transformers"
-    note(f"{settings.model.name}{draft}: importing {libraries}")
 
 
 def _require_files(settings: RunSettings) -> None:

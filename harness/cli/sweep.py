@@ -329,15 +329,11 @@ def print_sweep(
 
     num_done = len({row.job for row in rows})
     line = f"  Saved  {num_done} of {counted(manifest.num_jobs, 'job')} in {file}"
-    again = "the same command again"
     # Figures of a server that may be another one by now are reused only if the user says so. One row with its start
     # is enough: jobs that reached no server have none.
-    server_rows = [row for row in rows if row.engine == "server"]
-    if server_rows and not any(row.server_started for row in server_rows):
-        why = "the server does not report when it was started"
-        if any(getattr(row, "server_command", None) for row in server_rows):
-            why = "files that the server's command does not name may have changed"
-        again = f"the same command with resume=always ({why})"
+    served = [row for row in rows if row.engine == "server"]
+    is_unknown = bool(served) and not any(row.server_started for row in served)
+    again = "the same command with resume=always" if is_unknown else "the same command again"
     is_unfinished = num_done < manifest.num_jobs and not is_refused
     # A command that measures nothing, such as `plan`, would fail again.
     if is_unfinished or (_any_failed(rows) and record.measures):

@@ -36,7 +36,7 @@ from harness.config.errors import HarnessError, RunError, in_one_line
 from harness.config.run import RunSettings
 from harness.engines.door import SLOWEST_MODULE
 from harness.engines.registry import engine_of
-from harness.measuring.progress import live_on
+from harness.measuring.progress import live_on, note
 from harness.results.environment import new_run_id
 from harness.results.files import read_rows
 from harness.results.schema import RunRow
@@ -86,6 +86,8 @@ class Job:
         command = measurement(self.command)
         signals.load(command.module)
         if engine_of(self.settings).computes_here and command.uses_models(self.settings):
+            if SLOWEST_MODULE not in sys.modules:
+                note("importing torch and transformers")
             # Torch and transformers are imported while signals wait: an exception from a handler, within
             # such an import, may abort the process.
             signals.load(SLOWEST_MODULE)
