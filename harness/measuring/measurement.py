@@ -28,9 +28,11 @@ from harness.engines.record import ServerSetup
 from harness.engines.registry import ENGINES, engine_of
 from harness.results.environment import package_version
 from harness.results.files import read_rows
+from harness.results.row import Row
 from harness.results.schema import RunRow
 from harness.results.weights import hub_commit, weights_identity
 
+AnyRow = TypeVar("AnyRow", bound=Row)
 AnyRunRow = TypeVar("AnyRunRow", bound=RunRow)
 
 # Settings that say where results go and how a run is carried out, and change no figure.
@@ -188,13 +190,17 @@ def _departures(settings: Any, in_columns: Collection[str], prefix: str) -> dict
     return changed
 
 
+def rows_of(path: str | Path, kind: type[AnyRow], measurement: Measurement) -> list[AnyRow]:
+    """The rows with a measurement's digest in a file and its siblings; [] where none may be taken over."""
+    rows: list[Any] = read_rows(path, kind) if measurement.reusable else []
+    return [row for row in rows if row.measurement == measurement.digest]
+
+
 def measured_rows(
     path: str | Path, kind: type[AnyRunRow], measurement: Measurement
 ) -> list[AnyRunRow]:
     """The rows of a measurement's newest complete run in a file and its siblings; [] without one."""
-    if not measurement.reusable:
-        return []
-    same = [row for row in read_rows(path, kind) if row.measurement == measurement.digest]
+    same = rows_of(path, kind, measurement)
     incomplete = {row.run for row in same if row.status != "ok" or not measurement.includes(row)}
     complete = [row for row in same if row.run not in incomplete]
     latest = max((row.run or "" for row in complete), default=None)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.commands.eval.rows import AnswerRow, EvalRow
+from harness.commands.eval.rows import EvalRow
 from harness.measuring.rows import LatencyRow
 from harness.reporting.files import ReportContents
 from harness.reporting.table import Table
@@ -104,15 +104,6 @@ def eval_run(seeds: tuple[int, ...] = (0, 1), **changes: Any) -> list[EvalRow]:
             }  # fmt: skip
             rows.append(EvalRow.from_values(_SHARED | figures | changes))
     return rows
-
-
-def answer_row(run: str | None, index: int, correct: bool, **changes: Any) -> AnswerRow:
-    """An answer of the speculative arm to a question of its own."""
-    shared = {
-        "run": run, "prompt_index": index, "seed": 0, "arm": "speculative", "a": index, "b": 1, "expected": "2",
-        "completion": "2", "answer": "2", "correct": correct, "num_tokens": 1, "time_ms": 1.0, "outcomes": [],
-    }  # fmt: skip
-    return AnswerRow(**shared | changes)
 
 
 def all_tables(report: ReportContents) -> list[Table]:

@@ -8,12 +8,11 @@ import dataclasses
 import hashlib
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from harness.commands.command import Experiment
 from harness.commands.eval.record import EvalSettings
-from harness.commands.eval.rows import AnswerRow, EvalRow, stored_answers
+from harness.commands.eval.rows import AnswerRow, EvalRow
 from harness.commands.eval.tasks import (
     ENDS,
     Problem,
@@ -26,12 +25,12 @@ from harness.commands.eval.tasks import (
 from harness.engines.protocol import Answered, Question, in_batches
 from harness.engines.tokenizer import text_of
 from harness.measuring.interleaving import ask_all
-from harness.measuring.measurement import Measurement, identify
+from harness.measuring.measurement import identify, rows_of
 from harness.measuring.progress import say
 from harness.measuring.prompts.sets import Prompt
 from harness.measuring.session import Session
 from harness.results.acceptance import Acceptance
-from harness.results.files import append_rows
+from harness.results.files import append_rows, read_rows
 from harness.results.runs import grouped
 from harness.results.statistics.interval import Coverage
 from harness.results.statistics.proportions import (
@@ -53,9 +52,8 @@ StoredAnswers = dict[tuple[int, int], dict[str, AnswerRow]]
 class EvalExperiment(Experiment[EvalSettings, EvalRow]):
     """Both arms on the questions of each seed.
 
-    Answers are appended batch by batch to a store, a CSV file named after a digest of everything
-    that determines an answer and its time. So however a run ends, the same command continues from
-    there.
+    Answers are appended batch by batch to a file of all runs, with a digest of everything that determines an answer and
+    its time. So however a run ends, the same command continues from there.
 
     Attributes:
         problems: the questions of all seeds.
@@ -82,12 +80,11 @@ class EvalExperiment(Experiment[EvalSettings, EvalRow]):
         token_ids = session.encode([Prompt(problem.prompt) for problem in problems], "operands")
         check_answer_length(session.tokenizer, problems, settings.decoding.max_new_tokens)
         session.place(settings.batch_size, max(map(len, token_ids)))
-        measurement = identify(session.original_settings, leaving_out=_NOT_OF_AN_ANSWER)
-        store = session.store_directory / "eval_answers" / f"{measurement.digest}.csv"
+        self._measurement = identify(session.original_settings, leaving_out=_NOT_OF_AN_ANSWER)
         if settings.resume:
-            self._resume(session, store, measurement)
+            self._resume(session)
         if len(self.answers) < len(problems):
-            self._answer_pending(session, token_ids, store)
+            self._answer_pending(session, token_ids)
 
     def rows(self, session: Session) -> list[EvalRow]:
         """One row per seed and arm, then one per arm over all seeds, with `seed=all`.
@@ -96,9 +93,10 @@ class EvalExperiment(Experiment[EvalSettings, EvalRow]):
         """
         if not self.answers:
             # Those that this run's process wrote to its directory before it died.
-            written = stored_answers(session.directory / PROMPTS_FILE)
-            written_now = [row for row in written if row.run == session.run_id]
-            self.answers = self._answered_by_all(written_now)
+            written = read_rows(session.directory / PROMPTS_FILE, AnswerRow)
+            self.answers = self._answered_by_all(
+                [row for row in written if row.run == session.run_id]
+            )
         arms = {arm for by_arm in self.answers.values() for arm in by_arm}
         rows = []
         for seed in (*self.settings.seeds, "all"):
@@ -171,10 +169,13 @@ class EvalExperiment(Experiment[EvalSettings, EvalRow]):
             **figures,
         )
 
-    def _resume(self, session: Session, store: Path, measurement: Measurement) -> None:
+    def _resume(self, session: Session) -> None:
         """Take over the answers of earlier runs of the same measurement."""
-        stored = [row for row in stored_answers(store) if measurement.includes(row)]
-        self.answers = self._answered_by_all(stored)
+        file = session.store_directory / PROMPTS_FILE
+        earlier = rows_of(file, AnswerRow, self._measurement)
+        self.answers = self._answered_by_all(
+            [row for row in earlier if row.is_whole and self._measurement.includes(row)]
+        )
         if not self.answers:
             return
         self.resumed = set(self.answers)
@@ -182,12 +183,10 @@ class EvalExperiment(Experiment[EvalSettings, EvalRow]):
         for by_arm in self.answers.values():
             rows += [dataclasses.replace(row, run=session.run_id) for row in by_arm.values()]
         wanted = len(self.problems) * len(self.settings.arms)
-        say(f"{len(rows)} of {wanted} answers are in {store} already; resume=false measures again")
+        say(f"{len(rows)} of {wanted} answers are in {file} already; resume=false measures again")
         session.append(PROMPTS_FILE, rows)
 
-    def _answer_pending(
-        self, session: Session, token_ids: Sequence[Sequence[int]], store: Path
-    ) -> None:
+    def _answer_pending(self, session: Session, token_ids: Sequence[Sequence[int]]) -> None:
         """Give every arm, batch by batch, the questions without an answer.
 
         Both arms answer a batch before the next begins, and then it is written: a question is
@@ -203,7 +202,8 @@ class EvalExperiment(Experiment[EvalSettings, EvalRow]):
             for arm, generation in answers.items():
                 rows += self._answer_rows(session, arm, batch, generation)
             session.append(PROMPTS_FILE, rows)
-            append_rows(store, rows)
+            if session.settings.results.file is not None:
+                append_rows(session.store_directory / PROMPTS_FILE, rows)
             self.answers |= _by_question(rows)
 
     def _pending(self, session: Session, token_ids: Sequence[Sequence[int]]) -> list[Question]:
@@ -264,6 +264,7 @@ class EvalExperiment(Experiment[EvalSettings, EvalRow]):
                 time_ms=1000 * generation.seconds / len(batch),
                 outcomes=[list(outcome) for outcome in request.outcomes],
                 server_started=session.identify().server_started,
+                measurement=self._measurement.digest,
             )
 
     def _answered_by_all(self, rows: Sequence[AnswerRow]) -> StoredAnswers:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
-from harness.config.errors import RunError
-from harness.results.files import read_file
 from harness.results.row import Row, circumstance, figure, setting
 from harness.results.schema import DecodedRow, MaybeBool, MaybeFloat, MaybeInt, MaybeText
 from harness.results.statistics.interval import Interval
@@ -56,7 +53,7 @@ class EvalRow(DecodedRow):
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerRow(Row):
-    """`eval_prompts.csv` and the store of answers: one row per question and arm."""
+    """`eval_prompts.csv`: one row per question and arm."""
 
     kind = "eval_prompts"
     recognised_by = ("prompt_index", "expected", "correct", "outcomes")
@@ -75,25 +72,18 @@ class AnswerRow(Row):
     outcomes: list[list[int]] = figure("[proposed, accepted] of each iteration")
     acceptance_rate: MaybeFloat = figure("accepted / proposed draft tokens")
     server_started: MaybeText = circumstance("start time reported by the server")
+    measurement: MaybeText = circumstance(
+        "digest of everything that determines an answer and its time"
+    )
 
-
-def stored_answers(path: Path) -> list[AnswerRow]:
-    """The answers in a store, in the order they were given; none where it does not exist.
-
-    Raises:
-        RunError: the file holds something else.
-    """
-    reason = "cannot be read as answers of earlier runs; remove it, or set resume=false"
-    unreadable = RunError(f"{path} {reason}")
-    try:
-        contents = read_file(path, [AnswerRow])
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise unreadable from error
-    answers = [row for row in contents.rows if isinstance(row, AnswerRow)]
-    needed = [name for name, column in AnswerRow.columns().items() if not column.optional]
-    lacking = any(getattr(answer, name) is None for answer in answers for name in needed)
-    if contents.kind is not AnswerRow or contents.torn or lacking:
-        raise unreadable
-    return answers
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing is missing that statistics need. A damaged file may lack any."""
+        return None not in (
+            self.prompt_index,
+            self.seed,
+            self.correct,
+            self.num_tokens,
+            self.time_ms,
+            self.outcomes,
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -14,14 +15,11 @@ from forked import run, start
 from halting import HALTED, halting
 from harness.cli.conversion import from_config
 from harness.commands.eval.record import EvalSettings
-from harness.commands.eval.rows import stored_answers
 from harness.commands.run import record_failure, run_command
 from harness.config.errors import RunError
 from harness.measuring import interleaving
-from harness.results.files import append_rows
 from harness.results.statistics.proportions import wald_interval, wilson_interval
 from processes import end
-from report_files import answer_row
 from taught_pair import OPERANDS, TARGET_SAYS, save_taught_pair
 
 PUBLISHED = {"regular": 0.429, "speculative": 0.431}
@@ -244,7 +242,7 @@ def test_a_question_that_a_killed_run_answered_is_never_asked_again(
     halt = halting("harness.measuring.interleaving.timed_answer", after=2 + 2 * 2)
     running = start(*arguments, cwd=tmp_path, until=HALTED, before=halt)
     end(running, signal.SIGKILL, -signal.SIGKILL)
-    (store,) = tmp_path.glob("results/eval_answers/*.csv")
+    store = tmp_path / "results" / "eval_prompts.csv"
     stopped = pd.read_csv(store, dtype=str).drop(columns="run")
     assert len(stopped) == 2 * 2 * 2
     finished = run(*arguments, cwd=tmp_path)
@@ -260,13 +258,13 @@ def test_a_question_that_a_killed_run_answered_is_never_asked_again(
     assert 2 * next(iter(finished["num_resumed"])) == len(stopped)
 
 
-def test_answers_that_cannot_all_be_read_are_not_taken_over(tmp_path: Path) -> None:
-    file = tmp_path / "eval_prompts.csv"
-    assert stored_answers(file) == []
-    append_rows(file, [answer_row("1", index, correct=True) for index in range(2)])
-    whole = file.read_bytes()
-    assert len(stored_answers(file)) == 2
-    for damaged in (whole[:-20], whole.replace(b"True", b""), b"model,score\nx,1\n"):
-        file.write_bytes(damaged)
-        with pytest.raises(RunError, match="remove it, or set resume=false"):
-            stored_answers(file)
+def test_answers_that_cannot_be_read_are_asked_again(evaluate: Evaluate, tmp_path: Path) -> None:
+    evaluate()
+    file = tmp_path / "results" / "eval_prompts.csv"
+    header, first, *others = file.read_text().splitlines()
+    assert re.search("True|False", first)
+    file.write_text("\n".join([header, re.sub("True|False", "", first), *others])[:-20])
+    arms, _ = evaluate()
+    # The first question, and that of the last line, which was cut.
+    num_asked = arms[arms["seed"] == "all"]["num_prompts"].iloc[-1]
+    assert list(arms[arms["seed"] == "all"]["num_resumed"])[-2:] == [num_asked - 2] * 2
