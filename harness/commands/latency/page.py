@@ -25,6 +25,7 @@ from harness.commands.latency.ranking import (
     answers,
     ranked_runs,
     schedules,
+    schedules_in_words,
     shared_details,
 )
 from harness.commands.latency.steps import (
@@ -122,8 +123,10 @@ def _page_of_runs(pairs: Sequence[RankedRun]) -> Page:
         is_repeated = all((pair.row.repeats or 1) > 1 for pair in pairs)
         advice = "" if is_repeated else ": repeats=5 measures what that changes"
         doubts.append(f"{disturbed}{advice}.")
-    why = [*page.why, *schedules(pairs)]
-    return replace(page, doubts=[*doubts, *page.doubts], why=why, next=steps_after_runs(pairs))
+    by_load = schedules(pairs)
+    why = [*page.why, *schedules_in_words(by_load)]
+    steps = steps_after_runs(pairs, by_load)
+    return replace(page, doubts=[*doubts, *page.doubts], why=why, next=steps)
 
 
 def _part(group: Sequence[RankedRun], noun: str = "run") -> Page:

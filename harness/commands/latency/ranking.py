@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 from harness.commands.latency.answer import headline
 from harness.measuring.rows import LatencyRow
 from harness.reporting.names import Name, distinct_names, name_of
 from harness.reporting.table import Line
 from harness.reporting.words import called
-from harness.results.judging.grid import for_vllm, in_words, load_of, schedule_of
+from harness.results.judging.grid import Range, for_vllm, in_words, load_of, schedule_of
 from harness.results.judging.series import Member, Series, judged_at_once, series_of
 from harness.results.runs import Run, grouped
 from harness.results.statistics.interval import Interval
@@ -208,20 +208,40 @@ def _named(rivals: Sequence[RankedRun], first: RankedRun) -> str:
     return "; ".join(names) + about
 
 
-def schedules(pairs: Sequence[RankedRun]) -> Iterator[tuple[str, str]]:
-    """The K to use at each load, by name and in words, for each pair and settings measured at several loads: `("Use",
-    "K=3 at 1 to 4; none at 16")`. Intervals hold for all runs of one schedule at once.
+class Schedule(NamedTuple):
+    """The K to use at each load of one pair and settings.
+
+    Attributes:
+        whose: their name and a colon, where there are several.
+        ranges: in the order of the loads; none without a schedule.
+        why_none: why there is none.
     """
+
+    whose: str
+    ranges: Sequence[Range]
+    why_none: str
+
+
+def schedules(pairs: Sequence[RankedRun]) -> list[Schedule]:
+    """One for each pair and settings measured at several loads. Intervals hold for all runs of one at once."""
+    found = []
     curves = grouped(pairs, attrgetter("row.prompts", "curve"))
     for (_, curve), members in curves.items():
         if len({pair.load for pair in members}) < 2 or any(
             pair.regular is None for pair in members
         ):
             continue
-        schedule, why_none = schedule_of(judged_at_once([pair.run for pair in members]))
+        ranges, why_none = schedule_of(judged_at_once([pair.run for pair in members]))
         whose = f"{', '.join(curve)}: " if len(curves) > 1 else ""
-        if not schedule:
+        found.append(Schedule(whose, ranges, why_none))
+    return found
+
+
+def schedules_in_words(schedules: Sequence[Schedule]) -> Iterator[tuple[str, str]]:
+    """By name and in words: `("Use", "K=3 at 1 to 4; none at 16")`."""
+    for whose, ranges, why_none in schedules:
+        if not ranges:
             yield "Use", f"{whose}no schedule: {why_none}"
             continue
-        yield "Use", f"{whose}{in_words(schedule)} (requests in flight, or rows of a batch)"
-        yield "vLLM", f"--speculative-config '{for_vllm(schedule)}'"
+        yield "Use", f"{whose}{in_words(ranges)} (requests in flight, or rows of a batch)"
+        yield "vLLM", f"--speculative-config '{for_vllm(ranges)}'"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import shlex
@@ -9,7 +10,7 @@ from collections.abc import Sequence
 from operator import attrgetter
 
 from harness.commands.latency.answer import has_verdict
-from harness.commands.latency.ranking import RankedRun
+from harness.commands.latency.ranking import RankedRun, Schedule
 from harness.config.amounts import percent
 from harness.measuring.rows import LatencyRow
 from harness.reporting.page import NextStep
@@ -139,8 +140,26 @@ def _another_run(row: LatencyRow, verdict: Statement) -> NextStep | None:
     return NextStep("how far off another run is", "repeats=5")
 
 
-def steps_after_runs(pairs: Sequence[RankedRun]) -> list[NextStep]:
-    """The most useful step after many runs, if there is one."""
+def steps_after_runs(pairs: Sequence[RankedRun], schedules: Sequence[Schedule]) -> list[NextStep]:
+    """The loads that a schedule leaves out, and the most useful other step after many runs, if there is one."""
+    return [*_loads_left_out(schedules), *_after_ranking(pairs)]
+
+
+def _loads_left_out(schedules: Sequence[Schedule]) -> list[NextStep]:
+    """Three loads, or fewer, between the first two neighbouring ones with another K."""
+    for schedule in schedules:
+        for before, after in itertools.pairwise(schedule.ranges):
+            ratio = after.first / before.last
+            between = {round(before.last * ratio ** (part / 4)) for part in (1, 2, 3)}
+            loads = sorted(between - {before.last, after.first})
+            if loads:
+                typed = ",".join(map(str, loads))
+                gap = f"{before.last + 1} to {after.first - 1} not measured"
+                return [NextStep(gap, f"batch_size={typed}")]
+    return []
+
+
+def _after_ranking(pairs: Sequence[RankedRun]) -> list[NextStep]:
     if any(pair.series.why_not for pair in pairs):
         return [NextStep("each job several times, in turns", "repeats=5")]
     judged = [pair for pair in pairs if pair.is_best_of_draft and pair.member.is_judged]
