@@ -21,6 +21,7 @@ from harness.results.judging.statement import Statement
 from harness.results.schema import NO_VERDICT, ComparedRow
 from harness.results.statistics.interval import (
     CONFIDENCE,
+    FEWEST_BLOCKS,
     FEWEST_FOR_INTERVAL,
     Coverage,
     Interval,
@@ -182,7 +183,9 @@ def why_no_interval(row: ComparedRow) -> str:
     if row.speedup is not None and row.speedup.has_bounds:
         return "no interval: its ends are a million times apart"
     if unit == "block":
-        return "no interval from one block; engine.blocks=4 has one"
+        is_cut = getattr(row, "stopped_by", None) == "budget"
+        why = "the budget ended the run" if is_cut else f"engine.blocks={FEWEST_BLOCKS} has one"
+        return f"no interval from fewer than {FEWEST_BLOCKS} blocks: {why}"
     return f"no interval from fewer than {counted(FEWEST_FOR_INTERVAL, unit)}"
 
 

@@ -43,7 +43,7 @@ from harness.results.statistics.proportions import (
 PROMPTS_FILE = "eval_prompts.csv"
 
 # Settings that say how much is asked, and do not change an answer.
-_NOT_OF_AN_ANSWER = ("seed", "seeds", "num_prompts")
+_NOT_OF_AN_ANSWER = ("seed", "seeds", "num_prompts", "margin")
 
 # By seed and index of the question: the answer of each arm.
 StoredAnswers = dict[tuple[int, int], dict[str, AnswerRow]]

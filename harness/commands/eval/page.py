@@ -75,7 +75,7 @@ def _finding(row: EvalRow, statement: Statement) -> Line:
     style = style_of(statement)
     if not statement.is_conclusion:
         about = "; ".join(filter(None, [certainty, statement.why]))
-        return Line(f"no significant difference: {points:+.1f} points", style, about)
+        return Line(f"{statement.words}: {points:+.1f} points", style, about)
     words = "more accurate" if statement.relation == "above" else "less accurate"
     return Line(f"{words} by {abs(points):.1f} points", style, certainty)
 
@@ -162,7 +162,7 @@ def accuracy_table(runs: Sequence[Named[EvalRow]], statements: Sequence[Statemen
         strong=lambda line: len(seeds) > 1 and line.row.seed == "all",
         faint=lambda line: line.row.status != "ok",
         about="Difference: speculative minus regular, percentage points. Wald's ±, which published tables print, is too"
-        " narrow over few questions; Wilson's interval is not.",
+        " narrow over few questions; on average Wilson's interval is not.",
         notes=(MULTIPLICATION_NOTE,) if is_published else (),
     )
 

@@ -9,7 +9,7 @@ from harness.commands.command import Command
 from harness.commands.eval.rows import AnswerRow, EvalRow
 from harness.config.amounts import percent
 from harness.config.engines import Abilities
-from harness.config.errors import VerdictError
+from harness.config.errors import CANNOT_TELL, VerdictError
 from harness.config.run import RunSettings
 from harness.config.settings import require
 
@@ -23,6 +23,7 @@ class EvalSettings(RunSettings):
         replacement: draw a question again before all others were drawn, as published tables did.
         seeds: of the questions and of sampling; each seed has its own questions.
         num_prompts: questions per seed.
+        margin: a difference in accuracy that matters; *no significant difference* excludes it.
         resume: also reuse the answers of an earlier run with the same settings.
     """
 
@@ -30,6 +31,7 @@ class EvalSettings(RunSettings):
     replacement: bool = False
     seeds: tuple[int, ...] = (0,)
     num_prompts: int = 1000
+    margin: float = 0.05
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -44,6 +46,7 @@ class EvalSettings(RunSettings):
             ),
             (are_seeds, "seeds", "must be one or more different numbers of 0 or more"),
             (self.num_prompts >= 1, "num_prompts", "must be at least 1"),
+            (0 < self.margin <= 1, "margin", "must be in (0, 1]"),
             (self.num_prompts <= 10**6, "num_prompts", "must be at most 10^6"),
             (self.weights == "stored", "weights", "must be stored: random weights know no answers"),
         ):
@@ -83,13 +86,16 @@ class Eval(Command[EvalSettings, EvalRow]):
     further_rows = (AnswerRow,)
 
     def bad_answer(self, rows: Sequence[EvalRow]) -> VerdictError | None:
-        """The error where speculation answers fewer questions correctly."""
+        """The error where speculation answers fewer questions correctly, or where this is unknown."""
         from harness.commands.eval.page import merged_rows
         from harness.results.judging.change import judged_differences
 
-        for statement in judged_differences(merged_rows(rows)):
-            if statement.relation == "below":
-                return VerdictError("speculation is less accurate", 1)
+        statements = judged_differences([row for row in merged_rows(rows) if row.difference])
+        if any(statement.relation == "below" for statement in statements):
+            return VerdictError("speculation is less accurate", 1)
+        for statement in statements:
+            if not statement.is_judged:
+                return VerdictError(f"cannot tell: {statement.why}", CANNOT_TELL)
         return super().bad_answer(rows)
 
     def line(self, rows: Sequence[EvalRow]) -> str:

@@ -43,6 +43,7 @@ class EvalRow(DecodedRow):
     num_resumed: MaybeInt = figure("answers taken from earlier runs")
     operands: MaybeText = setting("lowest and highest operand, `1-99`")
     replacement: MaybeBool = setting("whether questions were drawn with replacement", "replacement")
+    margin: MaybeFloat = setting("difference in accuracy that matters", "margin")
     prompts_digest: MaybeText = circumstance("digest of the questions")
 
     @property

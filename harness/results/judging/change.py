@@ -16,12 +16,15 @@ from harness.results.statistics.proportions import p_value_of_difference
 
 # The chance to be wrong that an adjusted p-value has to stay below.
 _LEVEL = 0.05
+# Of rows that do not say which difference matters.
+_MARGIN = 0.05
 
 
 def judged_differences(rows: Sequence[Any]) -> Sequence[Statement]:
     """The statements about the accuracy of both arms, of the rows of `eval` that are read together.
 
-    Better or worse only where that is significant among all (Benjamini and Hochberg).
+    Better or worse only where that is significant among all (Benjamini and Hochberg), and no difference only where the
+    interval excludes one of the margin.
     """
     differences = [row.difference or Interval() for row in rows]
     p_values = [p_value_of_difference(difference) for difference in differences]
@@ -45,5 +48,9 @@ def judged_differences(rows: Sequence[Any]) -> Sequence[Statement]:
         if statement.is_conclusion and p_value >= _LEVEL:
             why = f"not significant among {family} comparisons"
             statement = replace(statement, relation="open", why=why)
+        margin = row.margin or _MARGIN
+        if statement.is_judged_open and max(-difference.low, difference.high) > margin:
+            why = f"a difference of {100 * margin:g} points is not excluded"
+            statement = replace(statement, why=why)
         statements.append(statement)
     return statements

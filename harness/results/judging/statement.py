@@ -35,7 +35,12 @@ WORDS: Mapping[Kind, Mapping[str, str]] = {
         "open": "cannot be told apart",
         "unknown": "not ranked",
     },
-    "changed": {"above": "better", "below": "worse", "open": "cannot tell"},
+    "changed": {
+        "above": "better",
+        "below": "worse",
+        "open": "no significant difference",
+        "unknown": "cannot tell",
+    },
     "lossless": {"lossless": "lossless", "lossy": "lossy", "open": "undecided"},
     "engine": {
         "above": "accepts more than its weights",

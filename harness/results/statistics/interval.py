@@ -18,8 +18,8 @@ NAN = float("nan")
 # A bootstrap over fewer units gives an interval that is far too narrow: over two prompts it is no
 # more than their range.
 FEWEST_FOR_INTERVAL = 8
-# Student's t over blocks, which are several starts of each arm, needs no more than their variance.
-FEWEST_BLOCKS = 2
+# Over blocks, which are several starts of each arm, it is Student's t, which spans orders of magnitude over two.
+FEWEST_BLOCKS = 4
 # Of units of unequal length those that count, (Σn)²/Σn²: over fewer, one or two long answers decide, and their interval
 # holds the ratio in 63 to 93 % of the runs (`benchmarks/intervals.py`).
 FEWEST_EFFECTIVE = 4

@@ -295,7 +295,10 @@ def test_eval_keeps_what_it_has_and_goes_on_after_a_failed_request(
     failed = harness(*EVAL, *urls, code=1)
     assert mentions(failed.complaint, "regular: 1 of 2 requests failed", "500 X: ")
     servers[0].fail_every = 0
-    assert "8 of 12 answers are in" in harness(*EVAL, *urls).stderr
+    again = harness(*EVAL, *urls, code=3)
+    assert "8 of 12 answers are in" in again.stderr
+    # Six questions say little of others.
+    assert "cannot tell: a difference of 5 points is not excluded" in again.complaint
     rows = results("eval")
     assert list(rows[rows["seed"] == "all"]["status"]) == ["failed"] * 2 + ["ok"] * 2
     assert list(rows[rows["seed"] == "all"]["num_prompts"]) == [4, 4, 6, 6]

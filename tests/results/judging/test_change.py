@@ -19,7 +19,8 @@ def test_an_arm_is_better_or_worse_where_the_interval_excludes_no_difference() -
     answers = [True] * 80 + [False] * 20
     lost = [True] * 60 + [False] * 40
     for before, after, words in (
-        (answers, answers, "cannot tell"),
+        (answers, answers, "no significant difference"),
+        (answers[:40], answers[:40], "cannot tell"),
         (answers, lost, "worse"),
         (lost, answers, "better"),
         ([True] * 5, [True] * 5, "cannot tell"),

@@ -43,7 +43,7 @@ def test_few_units_have_no_interval() -> None:
     assert math.isnan(interval.low)
     assert math.isnan(interval.high)
     assert not interval.excludes(1)
-    blocks = ratio_over_runs(np.full((2, 2), 3.0), np.full((2, 2), 2.0), "block")
+    blocks = ratio_over_runs(np.full((2, 4), 3.0), np.full((2, 4), 2.0), "block")
     assert blocks.interval().has_bounds
 
 
