@@ -147,11 +147,13 @@ class Decoder:
     def __init__(self, pair: Pair, make: MakeRunner, point: Point) -> None:
         self._pair, self._point = pair, point
         self._target = make(pair.target, point, False)
-        self._drafter = OnHost(ModelDrafter(make(pair.draft, point, True), WARP))
+        num_slots = point.context + 32 * (point.num_draft_tokens + 1)
+        drafter = ModelDrafter(make(pair.draft, point, True), WARP)
+        self._drafter = OnHost(drafter, point.num_draft_tokens, num_slots)
         # Equal prompts are read once; rows become ragged with the first turn.
         prompts = [[1] * point.context] * point.batch_size
         self._next = [1] * point.batch_size
-        self._drafter.start(prompts, self._next, self._target.start(prompts))
+        self._drafter.start(prompts, self._next, self._target.start(prompts, num_slots))
 
     @torch.inference_mode()
     def __call__(self, turn: Turn) -> Times:

@@ -16,7 +16,7 @@ from harness.local.drafting.heads.block import DFlash
 from harness.local.drafting.heads.eagle import Eagle3
 from harness.local.drafting.heads.head import Head, Unread
 from harness.local.drafting.heads.medusa import Medusa
-from harness.local.runners.slots import SlotCache, Slots
+from harness.local.runners.slots import SlotCache
 
 # The weight of each further draft token, as a share of the one before: verification reaches it less often.
 DECAY = 0.8
@@ -108,14 +108,14 @@ class _Unrolled(SlotCache):
         self.step = 0
 
     def update(
-        self, keys: Tensor, values: Tensor, layer: int, *args: Any, **kwargs: Any
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        if layer in self._layers:
-            earlier_keys, earlier_values = self._layers[layer].buffers
-            keys = torch.cat([earlier_keys, keys], 2)
-            values = torch.cat([earlier_values, values], 2)
-        self._layers[layer] = Slots([keys, values])
-        return keys, values
+        if layer_idx in self.buffers:
+            earlier_keys, earlier_values = self.buffers[layer_idx]
+            key_states = torch.cat([earlier_keys, key_states], 2)
+            value_states = torch.cat([earlier_values, value_states], 2)
+        self.buffers[layer_idx] = key_states, value_states
+        return key_states, value_states
 
     def range_mask(self, first: Tensor, last: Tensor) -> Tensor:
         """A mask [B, 1, n, (steps so far) * n], the keys of one step behind those of another."""

@@ -45,13 +45,10 @@ class Demand:
         # The prompt is read into a separate cache and copied from there.
         return round_up(self.slots) + self.prompt_tokens
 
-    def head_tokens(self, spare_slots: int) -> int:
-        """The same of a draft head, whose own cache grows by `spare_slots` more than it needs."""
-        first_size = self.prompt_tokens + self.num_draft_tokens + spare_slots
-        if self.row_tokens <= first_size:
-            return first_size
-        # The old buffer stays allocated until its contents have been copied.
-        return 2 * self.row_tokens + spare_slots
+    @property
+    def head_tokens(self) -> int:
+        """The same of a draft head, whose proposal writes the last tokens again and those that it drafts."""
+        return round_up(self.slots + 2 * self.num_draft_tokens + 1)
 
 
 @dataclass(frozen=True)

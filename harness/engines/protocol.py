@@ -45,7 +45,7 @@ class Request:
         with_logprobs: whether a server sends the log-probability of each token with it.
         leave_after: tokens after which nobody waits for the rest; None to wait for all.
         may_be_empty: whether an answer without a token is one, and no failure.
-        joins_alone: whether its prompt is read beside no other one, so that rounding is the same in any company.
+        read_alone: whether its prompt is read beside no other one, so that rounding is the same in any company.
     """
 
     prompt: Sequence[int]
@@ -59,7 +59,7 @@ class Request:
     with_logprobs: bool = False
     leave_after: int | None = None
     may_be_empty: bool = False
-    joins_alone: bool = False
+    read_alone: bool = False
 
     def record(self) -> RequestRecord:
         """A new record of this request."""
@@ -141,7 +141,7 @@ class Traits:
 class Phases:
     """Seconds and calls of the phases of a loop; nothing of an engine that does not time them.
 
-    The phases: `forward` is the target's passes after the prompt, one per iteration, each with the
+    The phases: `prompts` is their pass. `forward` is the target's passes after it, one per iteration, each with the
     decision that follows it. `drafting` is the proposals, `host` what is between two iterations.
 
     Attributes:

@@ -211,7 +211,7 @@ class LocalService:
         arm = answer.arm
         with arm.explained([answer.request]):
             loop = arm.loop(answer.request)
-            iteration = loop.add([arm.loop_request(answer.request)])
+            iteration = loop.start([arm.loop_request(answer.request)])
             while True:
                 piece = _piece(answer, iteration)
                 if piece.finish_reason is not None or answer.is_cancelled:

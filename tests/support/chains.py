@@ -75,7 +75,7 @@ def row_steps(iterations: Iterable[list[RowStep]]) -> list[RowStep]:
 
 def decoded(loop: Loop, requests: Sequence[RowRequest]) -> Iterator[list[RowStep]]:
     """Decode requests together, from their first tokens on, until all their rows have ended."""
-    yield loop.add(requests)
+    yield loop.start(requests)
     while loop.num_running:
         yield loop.step()
 

@@ -23,7 +23,9 @@ class MarkovRunner(Runner):
         self._num_extended = 0
         self.num_calls = 0
 
-    def start(self, prompts: Sequence[Sequence[int]]) -> Step:
+    def start(
+        self, prompts: Sequence[Sequence[int]], num_slots: int = 0, *, alone: bool = False
+    ) -> Step:
         self.rows = [list(prompt) for prompt in prompts]
         self._num_extended = 0
         width = max(map(len, prompts))

@@ -36,7 +36,7 @@ class Checked(Drafter):
 
     def __init__(self, drafter: Any, target: PreTrainedModel, expected: Expected) -> None:
         self.layers = drafter.layers
-        self._drafter = on_host(drafter)
+        self._drafter = on_host(drafter, 8, 256)
         self._target = target
         self._expected = expected
         self.rows: list[list[int]] = []

@@ -177,9 +177,9 @@ class _LeavingRunner(StaleRunner):
         super().__init__(runner)
         self._some_left = False
 
-    def start(self, prompts: Sequence[Sequence[int]]) -> Step:
+    def start(self, prompts: Sequence[Sequence[int]], *options: Any, **named: Any) -> Step:
         self._some_left = False
-        return self._wrapped.start(prompts)
+        return self._wrapped.start(prompts, *options, **named)
 
     def select(self, rows: Sequence[int]) -> None:
         self._some_left = True
@@ -199,13 +199,14 @@ class LeavingOffByOne(Fault):
 
 
 class NeighbourTemperature(Fault):
-    """Once rows have left a batch or joined it, each row is drawn with the settings of the next one."""
+    """Once rows have left a batch, each row is drawn with the settings of the next one."""
 
     def __init__(self) -> None:
-        self._set_rows: Callable[[Sequence[Warp], Any], None] | None = None
+        self._warp: BatchWarp | None = None
 
     def verdict(self, rule: Callable[[Offer], Verdict], warp: BatchWarp, offer: Offer) -> Verdict:
-        if self._set_rows is None:
+        if self._warp is not warp:  # of another batch
+            self._warp = warp
             self._set_rows = warp.set_rows
             warp.set_rows = self._shift  # type: ignore[method-assign]
         return rule(offer)
@@ -237,15 +238,11 @@ class _StalePrefixRunner(StaleRunner):
         self._prefixes: list[tuple[int, ...]] = []
         self._hits: list[int] = []
 
-    def start(self, prompts: Sequence[Sequence[int]]) -> Step:
+    def start(self, prompts: Sequence[Sequence[int]], *options: Any, **named: Any) -> Step:
         self._prefixes = []
         self._hits = []
         self._note(prompts)
-        return self._wrapped.start(prompts)
-
-    def add(self, prompts: Sequence[Sequence[int]]) -> Step:
-        self._note(prompts)
-        return self._wrapped.add(prompts)
+        return self._wrapped.start(prompts, *options, **named)
 
     def select(self, rows: Sequence[int]) -> None:
         self._prefixes = [self._prefixes[row] for row in rows]
@@ -291,8 +288,8 @@ class LastDropped(Fault):
 class _LateRunner(Proxy):
     """Gives each token the hidden state of the one before, across passes."""
 
-    def start(self, prompts: Sequence[Sequence[int]]) -> Step:
-        step: Step = self._wrapped.start(prompts)
+    def start(self, prompts: Sequence[Sequence[int]], *options: Any, **named: Any) -> Step:
+        step: Step = self._wrapped.start(prompts, *options, **named)
         return self._late(step, step.hidden[:, :1])
 
     def extend(self, tokens: Any) -> Step:
@@ -313,13 +310,6 @@ class _LateRunner(Proxy):
     def select(self, rows: Sequence[int]) -> None:
         self._wrapped.select(rows)
         self._before = self._before[list(rows)]
-
-    def add(self, prompts: Sequence[Sequence[int]]) -> Step:
-        running = self._before
-        step: Step = self._wrapped.add(prompts)
-        late = self._late(step, step.hidden[:, :1])
-        self._before = torch.cat([running, self._before])
-        return late
 
 
 class HiddenLate(Fault):

@@ -98,7 +98,7 @@ class PlannedRequest:
             leave_after=self.leave_after,
             # It is judged like any other text.
             may_be_empty=True,
-            joins_alone=True,
+            read_alone=True,
         )
 
 

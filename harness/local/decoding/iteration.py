@@ -55,7 +55,7 @@ class Calls:
             must not meet the numbers by which it was rejected, see `randomness`. With
             max_new_tokens=64 and K=4 a row's stream has 65 entries by position, then a block of 4 for
             each iteration.
-        warp: the drafter's own, if rows with other settings may join: it then follows the batch.
+        warp: the drafter's own, if it is to follow the rows of each batch.
 
     Attributes:
         rows: the fixed state that the calls were prepared for; None where they were not.
@@ -83,6 +83,26 @@ class Calls:
         self.num_draft_tokens = num_draft_tokens if drafter is not None else 0
         self.warp = warp or BatchWarp()
         self.judge = Judge(self.warp, verification, num_draft_tokens if redraw else 0)
+
+    def state(
+        self, num_rows: int, num_positions: int, most_tokens: int, device: torch.device
+    ) -> RowState:
+        """Return a state for a batch, whose rows rest: the prepared one if they find room in it.
+
+        Args:
+            num_positions: random numbers of a row.
+            most_tokens: of a row, prompt and new ones.
+        """
+        prepared = self.rows
+        if (
+            prepared is not None
+            and num_rows <= prepared.num_rows
+            and num_positions <= prepared.uniforms.shape[1]
+            and most_tokens <= self.most_tokens
+        ):
+            prepared.rest(0)
+            return prepared
+        return RowState.resting(num_rows, num_positions, device)
 
     def num_rows(self, num_running: int) -> int:
         """Return how many of the prepared rows a call takes for this many that run."""
@@ -242,12 +262,6 @@ def read(runner: Runner, rows: RowState, tokens: Tensor, starts: Tensor) -> Step
     static: Any = runner
     step: Step = static.extend_at(tokens, starts)
     return step
-
-
-def with_room(tensor: Tensor, *sizes: int) -> Tensor:
-    """Return a tensor whose first dimensions have at least these sizes: itself, or a copy filled up with zeros."""
-    largest = [max(size, present) for size, present in zip(sizes, tensor.shape, strict=False)]
-    return tensor if largest == [*tensor.shape[: len(sizes)]] else filled_up(tensor, *largest)
 
 
 def filled_up(tensor: Tensor, *sizes: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Regular and speculative decoding of a batch that rows join and leave between iterations.
+"""Regular and speculative decoding of a batch that rows leave between iterations.
 
 An iteration is Leviathan et al. 2023, algorithm 1, and Chen et al. 2023, algorithm 2, in every row at
 once; `reference.py` has it for one row alone.
@@ -49,7 +49,7 @@ class BatchRow:
     """One sequence of a batch.
 
     Attributes:
-        number: rows are numbered in the order in which they joined, from 0.
+        number: its place among the requests, from 0.
     """
 
     number: int
@@ -99,7 +99,7 @@ class RowStep:
     """One row's part of an iteration.
 
     Attributes:
-        row: its number: 0 for the first one that joined the batch, and so on.
+        row: its number: the place of its request in the batch, from 0.
         tokens: the tokens it gained, at least one, cut after a stop token or at the length limit.
         proposed: the draft tokens verified; empty in regular decoding.
         num_accepted: how many of `proposed` were accepted.
@@ -119,13 +119,17 @@ class RowStep:
         return origins(len(self.proposed), self.num_accepted, len(self.tokens))
 
 
-# Gets the phase that begins: `drafting`, `forward`, and `host` behind the calls of an iteration. Nothing waits for the
-# device.
+# Gets the phase that begins: `prompts`, then `drafting`, `forward`, and `host` behind the calls of an iteration.
+# Nothing waits for the device.
 Watch = Callable[[str], None]
 
 
+def unwatched(phase: str) -> None:
+    """A watch that does nothing."""
+
+
 class Loop:
-    """Decodes the rows of some requests together: `add` them, and take a `step` while rows go on.
+    """Decodes the rows of some requests together: `start` them, and take a `step` while rows go on.
 
     Args:
         calls: of an iteration; loops that share them decode one after the other.
@@ -136,17 +140,16 @@ class Loop:
         num_prepared: those of them that prepared calls have.
     """
 
-    def __init__(self, calls: Calls, watch: Watch = lambda phase: None) -> None:
+    def __init__(self, calls: Calls, watch: Watch = unwatched) -> None:
         self._calls = calls
         self._target = calls.target
         self._drafter = calls.drafter
         self._watch = watch
         self._rows: list[BatchRow] = []
         self._state = RowState.resting(0, 0, "cpu")
-        self._num_added = 0
         self.num_decided = 0
         self.num_prepared = 0
-        # Lets the drafter read prompts that only the target has read.
+        # Lets the drafter read the prompts, which only the target has read.
         self._begin_drafting: Callable[[], None] | None = None
 
     @property
@@ -154,42 +157,47 @@ class Loop:
         """The rows that have not ended."""
         return sum(not row.has_ended for row in self._rows)
 
-    def add(self, requests: Sequence[RowRequest]) -> list[RowStep]:
-        """Read the prompts of requests, whose rows join behind the others, and decide their first
-        tokens. Their rows are numbered on from the last that was added.
+    def start(self, requests: Sequence[RowRequest], *, alone: bool = False) -> list[RowStep]:
+        """Read the prompts of requests, and decide their first tokens.
+
+        Args:
+            alone: as of `Runner.start`.
 
         Raises:
             NonFiniteError: as `step`.
         """
-        self._settle()
-        added = [
-            BatchRow(self._num_added + index, request) for index, request in enumerate(requests)
-        ]
-        self._num_added += len(added)
+        self._watch("prompts")
+        calls = self._calls
+        self._rows = [BatchRow(number, request) for number, request in enumerate(requests)]
         prompts = [request.prompt for request in requests]
-        step = self._target.add(prompts) if self._rows else self._target.start(prompts)
+        most_tokens = max(len(request.prompt) + request.max_new_tokens for request in requests)
+        # A draft model's last pass, of two tokens, begins at the last token.
+        num_slots = most_tokens + calls.num_draft_tokens + 1
+        step = self._target.start(prompts, num_slots, alone=alone)
+        device = step.logits.device
 
         warp = BatchWarp()
-        warp.set_rows([request.warp for request in requests], step.logits.device)
+        warp.set_rows([request.warp for request in requests], device)
         uniforms = torch.stack([request.uniforms[:1, Purpose.TARGET] for request in requests])
         drawn = inverse_cdf(warp(step.logits), uniforms).flatten()
         first_tokens = drawn.tolist()
         if self._drafter is not None:
-            begin = self._drafter.add if self._rows else self._drafter.start
+            begin = functools.partial(self._drafter.start, prompts, first_tokens, step)
             # With the next call, because a reader waits for the first tokens.
-            self._begin_drafting = functools.partial(begin, prompts, first_tokens, step)
+            self._begin_drafting = begin
+            if isinstance(self._drafter, TensorDrafter):
+                self._drafter.make_room(len(requests), calls.num_draft_tokens, num_slots)
 
-        self._make_room(requests)
-        for row, (request, token) in enumerate(
-            zip(requests, first_tokens, strict=True), start=len(self._rows)
-        ):
+        num_positions = max(len(request.uniforms) for request in requests)
+        self._state = calls.state(len(requests), num_positions, most_tokens, device)
+        for row, (request, token) in enumerate(zip(requests, first_tokens, strict=True)):
             most = request.max_new_tokens
             self._state.begin(row, request.prompt, token, most, request.uniforms)
-        self._rows = [*self._rows, *added]
         self._set_warps()
         size = step.logits.shape[-1]
         return [
-            row.take([0, token, 0], size) for row, token in zip(added, first_tokens, strict=True)
+            row.take([0, token, 0], size)
+            for row, token in zip(self._rows, first_tokens, strict=True)
         ]
 
     def step(self) -> list[RowStep]:
@@ -241,7 +249,7 @@ class Loop:
         return row_steps
 
     def _settle(self) -> None:
-        """Let the drafter read the prompts that joined, and rows that have ended leave."""
+        """Let the drafter read the prompts, and rows that have ended leave."""
         staying = [index for index, row in enumerate(self._rows) if not row.has_ended]
         begin_drafting = self._begin_drafting
         self._begin_drafting = None
@@ -256,24 +264,6 @@ class Loop:
             self._target.select(staying)
             if self._drafter is not None:
                 self._drafter.select(staying)
-
-    def _make_room(self, requests: Sequence[RowRequest]) -> None:
-        """Let the state have room for rows that join: the prepared one, as long as all rows fit into it."""
-        num_rows = len(self._rows) + len(requests)
-        num_positions = max(len(request.uniforms) for request in requests)
-        prepared = self._calls.rows
-        fits = False
-        if prepared is not None:
-            longest = max(len(request.prompt) + request.max_new_tokens for request in requests)
-            fits = num_rows <= prepared.num_rows and longest <= self._calls.most_tokens
-            fits = fits and num_positions <= prepared.uniforms.shape[1]
-        if not self._rows and prepared is not None and fits:
-            prepared.rest(0)
-            self._state = prepared
-        elif not fits or not self._state.is_fixed:
-            device = requests[0].uniforms.device
-            old = self._state if self._rows else RowState.resting(0, 0, device)
-            self._state = old.enlarged(num_rows, num_positions)
 
     def _set_warps(self) -> None:
         warps = [row.request.warp for row in self._rows]

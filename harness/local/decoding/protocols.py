@@ -34,16 +34,17 @@ class Step(NamedTuple):
 class Runner(Protocol):
     """A batch of sequences that can be extended and rolled back, to inherit from.
 
-    A batch is started, and then extended and kept in turns; `add` and `select` come after `keep`. A prompt without
+    A batch is started, and then extended and kept in turns; `select` comes after `keep`. A prompt without
     tokens is an empty row: its logits mean nothing.
     """
 
-    def start(self, prompts: TokenRows) -> Step:
-        """Begin a new batch with the token ids of B prompts."""
-        ...
+    def start(self, prompts: TokenRows, num_slots: int = 0, *, alone: bool = False) -> Step:
+        """Begin a new batch with the token ids of B prompts.
 
-    def add(self, prompts: TokenRows) -> Step:
-        """Add rows with these prompts behind the others; returns the step of the new rows alone."""
+        Args:
+            num_slots: the most tokens that a row will have; 0 for `BUCKET` more than the longest prompt.
+            alone: read prompts that differ one after the other, so that each is rounded as by itself.
+        """
         ...
 
     def extend(self, tokens: Tensor) -> Step:
@@ -57,7 +58,7 @@ class Runner(Protocol):
         ...
 
     def select(self, rows: Sequence[int]) -> None:
-        """Continue with these rows, renumbered in this order; one may be named several times."""
+        """Continue with these rows, renumbered in this order."""
         ...
 
     def close(self) -> None:
@@ -90,15 +91,6 @@ class AnyDrafter(Protocol):
 
     def start(self, prompts: TokenRows, first_tokens: Sequence[int], step: Step) -> None:
         """Begin a new batch: B prompts, the token decided after each, the target's step."""
-        self.clear()
-        self.add(prompts, first_tokens, step)
-
-    def clear(self) -> None:
-        """Forget the batch, if there is one; `add` follows."""
-        return
-
-    def add(self, prompts: TokenRows, first_tokens: Sequence[int], step: Step) -> None:
-        """Add rows behind the others, with the arguments of `start` for these alone."""
         ...
 
     def select(self, rows: Sequence[int]) -> None:
@@ -140,12 +132,11 @@ class TensorDrafter(AnyDrafter):
 
     device: torch.device | None = None
 
-    def prepare(
-        self, num_rows: int, num_draft_tokens: int, num_slots: int, device: torch.device
-    ) -> None:
-        """Make room for fixed rows once and for all: B of them, K draft tokens and `num_slots` tokens of each, on the
-        target's device. A batch that needs more goes on in copies.
-        """
+    def make_room(self, num_rows: int, num_draft_tokens: int, num_slots: int) -> None:
+        """Make room for a batch, which `start` begins: B rows, K draft tokens and `num_slots` tokens of each."""
+
+    def fix(self, num_rows: int, num_draft_tokens: int, num_slots: int) -> None:
+        """Make room that stays where it is, for all batches that find room in it."""
 
     def draft(self, rows: RowState, uniforms: Tensor) -> Proposal:
         """Propose K tokens for each row, drawn with the random numbers `uniforms` [B, K]."""

@@ -36,8 +36,9 @@ def speculative_reference(
         num_draft_tokens: K >= 0.
     """
     # Prefill: both models read the prompt, and the target gives the first token.
-    logits = target.start([prompt]).logits  # [1, V]
-    draft.start([prompt])
+    num_slots = len(prompt) + max_new_tokens + num_draft_tokens + 1
+    logits = target.start([prompt], num_slots).logits  # [1, V]
+    draft.start([prompt], num_slots)
     first_token = inverse_cdf(warp(logits[0]), uniforms[0, Purpose.TARGET])
     text = [int(first_token)]
 

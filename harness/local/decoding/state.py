@@ -108,20 +108,6 @@ class RowState:
             return self
         return replace(self, numbers=self.numbers.to(device), decided=self.decided.to(device))
 
-    def enlarged(self, num_rows: int, num_positions: int) -> RowState:
-        """Return a copy with at least as many rows and random numbers, which is not fixed."""
-        num_positions = max(num_positions, self.uniforms.shape[1])
-        num_decided = self.decided.shape[1]
-        enlarged = RowState.resting(
-            num_rows, num_positions, self.numbers.device, num_decided=num_decided
-        )
-        num_kept = min(num_rows, self.num_rows)
-        enlarged.numbers[:, :num_kept] = self.numbers[:, :num_kept]
-        enlarged.uniforms[:num_kept, : self.uniforms.shape[1]] = self.uniforms[:num_kept]
-        enlarged.decided[:num_kept] = self.decided[:num_kept]
-        enlarged.longest = self.longest
-        return enlarged
-
     def begin(
         self, row: int, prompt: Sequence[int], first_token: int, most: int, uniforms: Tensor
     ) -> None:

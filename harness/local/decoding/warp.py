@@ -67,7 +67,7 @@ def kind_of(warps: Sequence[Warp]) -> WarpKind:
 
 class BatchWarp:
     """The warp of a running batch, with one for each row of logits [B, ..., V]. A loop sets the rows
-    as they join and leave, and its drafter shares it.
+    as they leave, and its drafter shares it.
 
     Args:
         num_rows: for which its tensors stay where they are, so that a captured call can read them.

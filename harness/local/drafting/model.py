@@ -39,19 +39,15 @@ class ModelDrafter(TensorDrafter):
     def __init__(self, runner: Runner, warp: AnyWarp) -> None:
         self.runner = runner
         self.warp = warp
-        self._has_rows = False
+        self._num_slots = 0
         self._draw = Part(functools.partial(_draw, warp), key=lambda: warp.kind)
 
-    def clear(self) -> None:
-        self._has_rows = False
+    def make_room(self, num_rows: int, num_draft_tokens: int, num_slots: int) -> None:
+        self._num_slots = num_slots
 
-    def add(self, prompts: TokenRows, first_tokens: Sequence[int], step: Step) -> None:
-        self._read([prompt[:-1] for prompt in prompts])
-
-    def _read(self, prompts: TokenRows) -> None:
-        read_prompts = self.runner.add if self._has_rows else self.runner.start
-        self.device = read_prompts(prompts).logits.device
-        self._has_rows = True
+    def start(self, prompts: TokenRows, first_tokens: Sequence[int], step: Step) -> None:
+        begun = self.runner.start([prompt[:-1] for prompt in prompts], self._num_slots)
+        self.device = begun.logits.device
 
     def draft(self, rows: RowState, uniforms: Tensor) -> Proposal:
         tail = [rows.numbers[Column.PREVIOUS], rows.numbers[Column.LAST]]

@@ -40,10 +40,8 @@ class TextDrafter(Drafter):
         self.new_text = new_text
         self._texts: list[Text] = []
 
-    def clear(self) -> None:
+    def start(self, prompts: TokenRows, first_tokens: Sequence[int], step: Step) -> None:
         self._texts = []
-
-    def add(self, prompts: TokenRows, first_tokens: Sequence[int], step: Step) -> None:
         self._device = step.logits.device
         for prompt, first in zip(prompts, first_tokens, strict=True):
             text = self.new_text()

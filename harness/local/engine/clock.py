@@ -25,17 +25,17 @@ class LoopClock:
     """The clock of one answer: it runs within one block (`running`).
 
     Args:
-        requests: the rows of the loop, in the order in which they join.
+        requests: the rows of the loops, batch after batch.
         weights: the models that decode.
     """
 
     def __init__(self, requests: Sequence[Request], weights: Weights) -> None:
         self._requests = requests
         self._weights = weights
-        # Each iteration, behind the seconds at which it was decided.
-        self._noted: list[tuple[float, list[RowStep]]] = []
-        # When each row joined: as soon as the iteration before its first one was decided.
-        self._joined: dict[int, float] = {}
+        # Each iteration, behind the seconds at which it was decided, and the first request of its batch.
+        self._noted: list[tuple[float, int, list[RowStep]]] = []
+        # When the batch with each first request began: as soon as the last one was decided.
+        self._began: dict[int, float] = {}
         self._seconds = 0.0
 
     @contextmanager
@@ -48,16 +48,14 @@ class LoopClock:
         # What a drafter has queued behind the last verdict must not slow what is timed next.
         self._weights.synchronize()
 
-    def note(self, row_steps: list[RowStep]) -> None:
-        """Note what an iteration has just decided.
+    def note(self, row_steps: list[RowStep], first: int = 0) -> None:
+        """Note what an iteration has just decided of a batch that begins with the request `first`.
 
         Its tokens are numbers on the host, which has waited for the device to decide them, and for
         nothing that is queued after it.
         """
-        before_s, _ = self._noted[-1] if self._noted else (0.0, None)
-        for row_step in row_steps:
-            self._joined.setdefault(row_step.row, before_s)
-        self._noted.append((time.perf_counter() - self._started, row_steps))
+        self._began.setdefault(first, self._noted[-1][0] if self._noted else 0.0)
+        self._noted.append((time.perf_counter() - self._started, first, row_steps))
 
     def answered(self, phases: Phases, *, as_batch: bool, drafts: bool) -> Answered:
         """The answers, once the block has ended.
@@ -68,8 +66,8 @@ class LoopClock:
         """
         records = [request.record() for request in self._requests]
         arrivals = []
-        for seconds, row_step in self._timed_steps():
-            record = records[row_step.row]
+        for seconds, number, row_step in self._timed_steps():
+            record = records[number]
             record.add(row_step.tokens, seconds)
             if row_step.proposed or (drafts and len(record.arrivals) > 1):
                 num_proposed = len(row_step.proposed)
@@ -80,7 +78,7 @@ class LoopClock:
             # A text that ended with an accepted token never came to the rejection behind it.
             was_rejected = len(row_step.tokens) > row_step.num_accepted
             arrival = Arrival(
-                row_step.row,
+                number,
                 seconds,
                 row_step.tokens,
                 row_step.origins,
@@ -90,18 +88,18 @@ class LoopClock:
             arrivals.append(arrival)
         batch = None
         if as_batch:
-            first_s, first = self._noted[0]
+            first_s, _, first = self._noted[0]
             num_first = sum(len(row_step.tokens) for row_step in first)
             batch = BatchTimes(first_s, num_first, len(self._noted) - 1)
         return Answered(
             requests=records, seconds=self._seconds, arrivals=arrivals, batch=batch, phases=phases
         )
 
-    def _timed_steps(self) -> Iterator[tuple[float, RowStep]]:
-        """Yield what each row gained from each iteration, with the seconds since it joined."""
-        for seconds, row_steps in self._noted:
+    def _timed_steps(self) -> Iterator[tuple[float, int, RowStep]]:
+        """Yield what each row gained from each iteration, with the seconds since it began and its request's number."""
+        for seconds, first, row_steps in self._noted:
             for row_step in row_steps:
-                yield seconds - self._joined[row_step.row], row_step
+                yield seconds - self._began[first], first + row_step.row, row_step
 
 
 class PhaseTimer:

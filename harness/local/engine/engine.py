@@ -1,13 +1,12 @@
 """This project's own decoding loop as an engine, over the runners of a loaded pair.
 
-An arm turns each request into one of the loop: random numbers, warp, limits. `decoding.loop` decides the tokens, in one
-batch that requests join and leave between its iterations.
+An arm turns each request into one of the loop: random numbers, warp, limits. `decoding.loop` decides the tokens of a
+batch; rows leave it as they end.
 """
 
 from __future__ import annotations
 
 import functools
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,9 +14,18 @@ from typing import Protocol
 
 import torch
 
-from harness.engines.protocol import Answered, Arm, Engine, NoteEnded, Request, Traits, Weights
+from harness.engines.protocol import (
+    Answered,
+    Arm,
+    Engine,
+    NoteEnded,
+    Request,
+    Traits,
+    Weights,
+    in_batches,
+)
 from harness.engines.record import Preparation
-from harness.local.decoding.loop import Loop, RowRequest
+from harness.local.decoding.loop import Loop, RowRequest, Watch, unwatched
 from harness.local.decoding.protocols import NonFiniteError, Runner
 from harness.local.decoding.randomness import uniforms
 from harness.local.decoding.verify import Offer, Verdict
@@ -78,28 +86,27 @@ class LocalArm(Arm):
         extra: Sequence[Request] = (),
         note_ended: NoteEnded | None = None,
     ) -> Answered:
-        """All requests at once are a batch, whose rows share their time; of more than may be in flight each joins in
-        the iteration after another has ended.
-
-        The loop numbers its rows in the order in which they join, so that row 5 is `requests[5]`.
+        """As many requests as may be in flight are a batch, whose rows share their time; the next batch begins when its
+        last row has ended.
         """
         clock = LoopClock(requests, self.weights)
-        loop = self.loop(requests[0])
-        waiting = deque(map(self.loop_request, requests))
-        join_alone = any(request.joins_alone for request in requests)
-        with self.explained(requests), torch.inference_mode(), clock.running():
-            while waiting or loop.num_running:
-                joining: list[RowRequest] = []
-                while waiting and len(joining) < in_flight - loop.num_running:
-                    if join_alone and joining and waiting[0].prompt != joining[0].prompt:
-                        break
-                    joining.append(waiting.popleft())
-                iteration = loop.add(joining) if joining else loop.step()
-                clock.note(iteration)
-                if note_ended is not None:
-                    note_ended(len(requests) - len(waiting) - loop.num_running)
-        self.runners.num_decided += loop.num_decided
-        self.runners.num_prepared += loop.num_prepared
+        self.timer.reset()
+        num_begun = 0
+        with torch.inference_mode(), clock.running():
+            for batch in in_batches(requests, in_flight):
+                first = num_begun
+                num_begun += len(batch)
+                with self.explained(batch):
+                    loop = self.loop(batch[0], self.timer)
+                    asked = list(map(self.loop_request, batch))
+                    iteration = loop.start(asked, alone=batch[0].read_alone)
+                    clock.note(iteration, first)
+                    while loop.num_running:
+                        clock.note(loop.step(), first)
+                        if note_ended is not None:
+                            note_ended(num_begun - loop.num_running)
+                self.runners.num_decided += loop.num_decided
+                self.runners.num_prepared += loop.num_prepared
         is_batch = len(requests) <= in_flight and not any(
             request.leave_after for request in requests
         )
@@ -125,11 +132,10 @@ class LocalArm(Arm):
     def pair(self) -> Pair:
         return self.runners.pair
 
-    def loop(self, first: Request) -> Loop:
+    def loop(self, first: Request, watch: Watch = unwatched) -> Loop:
         """A loop for a request, and for others with its K and rule."""
-        self.timer.reset()
         if self.fault is None:
-            return Loop(self.runners.calls(first.decoding, drafts=self.drafts), self.timer)
+            return Loop(self.runners.calls(first.decoding, drafts=self.drafts), watch)
         # Not prepared: what takes the place of a runner or a rule counts on the host.
         warp = BatchWarp()
         calls = self.runners.plain_calls(
@@ -139,7 +145,7 @@ class LocalArm(Arm):
             rule=functools.partial(self.fault.verdict, verification_of(first.decoding), warp),
             warp=warp,
         )
-        return Loop(calls, self.timer)
+        return Loop(calls, watch)
 
     @contextmanager
     def explained(self, requests: Sequence[Request]) -> Iterator[None]:
@@ -147,7 +153,7 @@ class LocalArm(Arm):
         unknown with one that names a draft that is not built in.
 
         Args:
-            requests: the rows of the loop, in the order in which they join.
+            requests: the rows of the loop.
         """
         try:
             with blaming_method(self.pair.draft_settings if self.drafts else None):

@@ -166,11 +166,12 @@ def prepare_calls(
     # A batch whose rows all only fill it up.
     prompts = [[0, 0]] * batch_size
     drafter = calls.drafter
+    num_slots = preparation.demand.slots
+    step = calls.target.start(prompts, num_slots)
     if isinstance(drafter, TensorDrafter):
-        num_slots = preparation.demand.slots
-        drafter.prepare(batch_size, decoding.most_draft_tokens, num_slots, device)
-    step = calls.target.start(prompts)
-    if isinstance(drafter, TensorDrafter):
+        room = (batch_size, decoding.most_draft_tokens, num_slots)
+        drafter.fix(*room)
+        drafter.make_room(*room)
         drafter.start(prompts, [0] * batch_size, step)
     plain = _decode(calls)
     sizes = {batch_size}

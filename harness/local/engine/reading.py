@@ -165,7 +165,12 @@ class PairReader:
                 self._drafter.runner, self._drafter.warp, tokens, answer, self._most
             )
         probabilities = draft_probabilities_by_replay(
-            on_host(self._drafter), tokens, answer, features, self._most, self._pair.vocabulary_size
+            on_host(self._drafter, self._most, len(tokens) + self._most + 1),
+            tokens,
+            answer,
+            features,
+            self._most,
+            self._pair.vocabulary_size,
         )
         if probabilities is None:
             rule = "must draw by harness.local.decoding.randomness.existing_index, so that texts can be replayed"
@@ -330,13 +335,19 @@ def drafting_wrong(pair: Pair, mistake: DraftMistake) -> Pair | None:
 class OnHost(Drafter):
     """A model or a head as a drafter that is told on the host what was decided. It keeps the rows of one batch that a
     `TensorDrafter` follows, as a loop keeps its own.
+
+    Args:
+        num_draft_tokens: K, at most.
+        num_slots: as of `TensorDrafter.make_room`.
     """
 
-    def __init__(self, drafter: TensorDrafter) -> None:
+    def __init__(self, drafter: TensorDrafter, num_draft_tokens: int, num_slots: int) -> None:
         self.layers = drafter.layers
         self._drafter = drafter
+        self._room = (num_draft_tokens, num_slots)
 
-    def add(self, prompts: TokenRows, first_tokens: Sequence[int], step: Step) -> None:
+    def start(self, prompts: TokenRows, first_tokens: Sequence[int], step: Step) -> None:
+        self._drafter.make_room(len(prompts), *self._room)
         self._drafter.start(prompts, first_tokens, step)
         self._rows = RowState.resting(len(prompts), 1, "cpu")
         for row, (prompt, token) in enumerate(zip(prompts, first_tokens, strict=True)):
@@ -358,6 +369,8 @@ class OnHost(Drafter):
         self._rows = self._rows.select(rows)
 
 
-def on_host(drafter: Drafter | TensorDrafter) -> Drafter:
+def on_host(drafter: Drafter | TensorDrafter, num_draft_tokens: int, num_slots: int) -> Drafter:
     """Return a drafter that proposes and observes on the host, which its own may do already."""
-    return OnHost(drafter) if isinstance(drafter, TensorDrafter) else drafter
+    if isinstance(drafter, TensorDrafter):
+        return OnHost(drafter, num_draft_tokens, num_slots)
+    return drafter

@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pad_sequence
 
 from harness.config.errors import RunError
 from harness.engines.divergence import margin_deviation
@@ -183,18 +182,12 @@ def steps_along(
     Args:
         first_kept: tokens of the first pass that are kept, fewer than its width; the others are read again.
     """
-    distinct = list(dict.fromkeys(map(tuple, prompts)))
+    num_slots = max(map(len, prompts)) + len(rows[0]) + width
     # Each is read alone: beside others its numbers would be rounded otherwise.
-    read = [runner.start(distinct[:1]), *[runner.add([prompt]) for prompt in distinct[1:]]]
-    indices = [distinct.index(tuple(prompt)) for prompt in prompts]
-    runner.select(indices)
-    logits = torch.cat([step.logits for step in read])[indices].unsqueeze(1)
-    states = [step.hidden[0] for step in read if step.hidden is not None]
-    hidden = None
-    if states:
-        hidden = pad_sequence(states, batch_first=True, padding_side="left")[indices]
+    begun = runner.start(prompts, num_slots, alone=True)
+    logits = begun.logits.unsqueeze(1)
     upcoming = torch.tensor(rows, dtype=torch.long, device=logits.device)
-    yield Step(logits, hidden), upcoming[:, :1]
+    yield Step(logits, begun.hidden), upcoming[:, :1]
     num_read = 0
     while num_read < upcoming.shape[1] - 1:
         tokens = upcoming[:, num_read:-1][:, :width]

@@ -224,7 +224,7 @@ def _build(
         try:
             if is_recurrent(model.config):
                 raise UnsupportedModelError("has a recurrent state")
-            static = StaticRunner(model, num_slots, **options)
+            static = StaticRunner(model, **options)
             if _checked.get(model, 0) < num_slots:
                 static.check(num_slots)
                 _checked[model] = num_slots

@@ -162,8 +162,8 @@ class PlacementProblem:
             num_copies = num_rows * (2 if demand.num_draft_tokens else 1)
             return sketch.cache_sizes(num_copies * demand.row_tokens, num_copies)
         num_tokens = demand.runner_tokens
-        if sketch.spare_slots is not None:
-            num_tokens = demand.head_tokens(sketch.spare_slots)
+        if sketch.is_head:
+            num_tokens = demand.head_tokens
         return sketch.cache_sizes(num_rows * num_tokens, num_states=0)
 
     def placed(self, sketch: Sketch, device_map: DeviceMap) -> Placement:

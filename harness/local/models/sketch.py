@@ -114,8 +114,7 @@ class Sketch:
         quantization: applied by bitsandbytes while loading.
         stored: quantization of the repository's own weights; None for none.
         num_parameters: parameters of the architecture, quantized or not; shared tensors count once.
-        spare_slots: for a draft head: slots that its own cache has beyond the needed ones. None for
-            a model, whose runner holds the cache.
+        is_head: whether it is a draft head, which has a cache of its own.
         copied_tensors: for a draft head: matrices of the target that it copies to its own device where
             they are on others.
         borrowed_tensors: for a draft: weights of the target that its passes read too.
@@ -136,7 +135,7 @@ class Sketch:
     stored: str | None = None
     num_parameters: int = 0
     vocabulary_size: int = 0
-    spare_slots: int | None = None
+    is_head: bool = False
     copied_tensors: tuple[TensorSketch, ...] = ()
     borrowed_tensors: tuple[TensorSketch, ...] = ()
     drafts_in_one_pass: bool = False
@@ -173,8 +172,7 @@ class Sketch:
         A model always has a cache, so that a size of zero means an unknown one. A head's size is
         always known, and is zero for a head without attention.
         """
-        is_head = self.spare_slots is not None
-        return is_head or bool(self.cache_bytes or self.state_bytes)
+        return self.is_head or bool(self.cache_bytes or self.state_bytes)
 
     @property
     def about_cache(self) -> str | None:

@@ -5,7 +5,7 @@ around a runner of which some calls are changed.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypedDict
 
@@ -14,8 +14,10 @@ import transformers
 from packaging.version import Version
 from torch import Tensor, nn
 from torch.backends.cuda import cudnn_sdp_enabled, enable_cudnn_sdp
+from torch.nn.utils.rnn import pad_sequence
 from transformers import Cache, PreTrainedModel
 
+from harness.local.decoding.protocols import Step
 from harness.local.models.cache_names import cache_name
 
 
@@ -103,6 +105,18 @@ def gather_rows(states: Tensor, indices: Tensor) -> Tensor:
     if indices.dim() > 1:
         rows = rows.unsqueeze(1)
     return states[rows, indices.to(states.device)]
+
+
+def joined(steps: Sequence[Step], places: Sequence[int]) -> Step:
+    """Return the steps of prompts that were read one after the other as one, of the prompts at these places."""
+    if len(steps) == 1 and list(places) == list(range(len(places))):
+        return steps[0]
+    logits = torch.cat([step.logits for step in steps])
+    hidden = None
+    if steps[0].hidden is not None:
+        rows = [row for step in steps if step.hidden is not None for row in step.hidden]
+        hidden = pad_sequence(rows, batch_first=True, padding_side="left")[places]
+    return Step(logits[places], hidden)
 
 
 def capturing(options: Options) -> dict[str, Any]:

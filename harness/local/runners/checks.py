@@ -105,7 +105,7 @@ def check_runner(
         filler = [chance.randrange(11, 27) for _ in range(num_before)]
         texts = fitted([[*filler, *_PROMPTS[0]], _PROMPTS[1]])
         with as_unsupported("cannot go on from its cache"):
-            runner.start(texts)
+            runner.start(texts, max(map(len, texts)) + _NUM_BEHIND)
             rows = fitted(_EXTENSIONS[0])
             compare(texts, rows)
             counts = _KEPT[:num_rows] if takes_back else [len(row) for row in rows]

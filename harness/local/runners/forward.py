@@ -21,7 +21,7 @@ from harness.local.runners.base import (
     clamp_positions,
     context_of,
 )
-from harness.local.runners.slots import Slots
+from harness.local.runners.slots import SlotCache
 
 # Names of attention in transformers: torch's own, and `packed_attention`.
 _PLAIN = "sdpa"
@@ -53,7 +53,7 @@ class SlotForward:
         self._single_token_needs_masks = attention != _PLAIN or any(self._windows.values())
 
     def __call__(
-        self, slots: Slots, width: int, tokens: Tensor, starts: Tensor | int
+        self, cache: SlotCache, width: int, tokens: Tensor, starts: Tensor | int
     ) -> tuple[Tensor, ...]:
         """Write tokens [B, n] into the slots from starts [B] on; returns what `captured` does.
 
@@ -63,38 +63,37 @@ class SlotForward:
                 then has no mask, so that `width` must be `starts + 1`.
         """
         num_tokens = tokens.shape[1]
-        places: Tensor | int = starts
+        are_alike = isinstance(starts, int)
         if isinstance(starts, int):
-            end = starts + num_tokens
-            written = torch.arange(starts, end, device=tokens.device).unsqueeze(0)
+            cache.place_alike(starts, num_tokens, tokens.device)
         else:
-            written = starts.unsqueeze(1) + torch.arange(num_tokens, device=tokens.device)
-            places = written
-        cache = slots.cache(places, width)
+            cache.place(starts, num_tokens)
+        cache.width = width
         masks = None
         # Kernels are faster without a mask, and a single token sees all slots that attention
         # reads.
-        if num_tokens > 1 or self._single_token_needs_masks or places is written:
-            masks = self._masks(written, width, slots.buffers[0].dtype)
+        if num_tokens > 1 or self._single_token_needs_masks or not are_alike:
+            masks = self._masks(cache)
         output = self._model(
             input_ids=tokens,
             attention_mask=masks,
-            position_ids=clamp_positions(written, width, self._context),
+            position_ids=clamp_positions(cache.positions, width, self._context),
             **{self._cache_name: cache},
             **self._constant_arguments,
         )
         return captured(self._options, output)
 
-    def _masks(self, written: Tensor, width: int, dtype: torch.dtype) -> Tensor | dict[str, Tensor]:
-        """Make masks [1 or B, 1, n, S] that are added to scores, for tokens in slots written [1 or
-        B, n]: one for each type of layer, or a single one where all layers share it.
+    def _masks(self, cache: SlotCache) -> Tensor | dict[str, Tensor]:
+        """Make masks [1 or B, 1, n, S] that are added to scores, of the tokens that are written next: one for each type
+        of layer, or a single one where all layers share it.
 
         Where heads are packed (`HeadPacking`), each token is as many queries as heads share a key.
         """
+        dtype = cache.buffers[0][0].dtype
         masked = torch.finfo(dtype).min
         # A token's slot is its position, so slots are compared as positions.
-        queries = written.repeat(1, self.packing.heads_per_key).unsqueeze(2)
-        positions = torch.arange(width, device=written.device)
+        queries = cache.positions.repeat(1, self.packing.heads_per_key).unsqueeze(2)
+        positions = torch.arange(cache.width, device=queries.device)
         seen = positions <= queries
         masks = {}
         for name, window in self._windows.items():

@@ -20,7 +20,6 @@ from typing import Any, Unpack
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 from transformers import Cache, PreTrainedModel
 
@@ -112,8 +111,8 @@ class SnapshotRunner(Runner):
         self._state = None
         self._ahead = None
 
-    def start(self, prompts: TokenRows) -> Step:
-        """Begin a new batch.
+    def start(self, prompts: TokenRows, num_slots: int = 0, *, alone: bool = False) -> Step:
+        """Begin a new batch. Its state grows as it needs to, and prompts are read together.
 
         Raises:
             UnsupportedModelError: the model hands no state on.
@@ -122,13 +121,6 @@ class SnapshotRunner(Runner):
         self._state, step = self._read_prompts(prompts)
         self._unread = [self._no_tokens] * len(prompts)
         self._num_extended = 0
-        return step
-
-    def add(self, prompts: TokenRows) -> Step:
-        assert self._state is not None
-        new, step = self._read_prompts(prompts)
-        self._state = self._state.joined_with(new)
-        self._unread += [self._no_tokens] * len(prompts)
         return step
 
     def extend(self, tokens: Tensor) -> Step:
@@ -288,23 +280,6 @@ class ModelState:
             lambda _, tensor: tensor.index_select(0, index.to(tensor.device)), self.values
         )
         return replace(self, values=values, padding=[self.padding[row] for row in rows])
-
-    def joined_with(self, other: ModelState) -> ModelState:
-        """Append the rows of another state. Those that have read less are padded on the left."""
-        num_read = max(self.num_read, other.num_read)
-        padding: list[int] = []
-        for state in (self, other):
-            padding += [count + num_read - state.num_read for count in state.padding]
-
-        def joined(name: str, *tensors: Tensor) -> Tensor:
-            if name in _KV_NAMES:
-                width = max(states.shape[2] for states in tensors)
-                tensors = tuple(
-                    pad(states, (0, 0, width - states.shape[2], 0)) for states in tensors
-                )
-            return torch.cat(tensors)
-
-        return ModelState(map_tensors(joined, self.values, other.values), padding, num_read)
 
 
 def map_tensors(change: Callable[..., Tensor], *structures: Any, name: str = "") -> Any:

@@ -16,21 +16,25 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache, PreTrainedModel
 
-from harness.config.amounts import round_up
+from harness.config.amounts import BUCKET, round_up
 from harness.config.run import RunnerName
 from harness.local.decoding.iteration import filled_up
 from harness.local.decoding.protocols import Runner, Step, TokenRows
 from harness.local.decoding.transfer import padded, to_device
-from harness.local.runners.base import Options, UnsupportedModelError, WithoutCudnn, run_model
+from harness.local.runners.base import (
+    Options,
+    UnsupportedModelError,
+    WithoutCudnn,
+    joined,
+    run_model,
+)
 from harness.local.runners.checks import ANY_LENGTH, check_runner
 from harness.local.runners.compiled import Part, compiling, end_part
 from harness.local.runners.forward import SlotForward
-from harness.local.runners.slots import Slots
+from harness.local.runners.slots import KeysAndValues, SlotCache
 
 # The width of a mask is a multiple of this number: 16 bytes in half precision.
 _MASK_ALIGNMENT = 8
-
-_NO_SLOTS = Slots([])
 
 
 class StaticRunner(Runner):
@@ -40,70 +44,48 @@ class StaticRunner(Runner):
     Raises UnsupportedModelError if the model needs the snapshot runner.
     """
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        num_slots: int = 0,
-        **options: Unpack[Options],
-    ) -> None:
-        """Wrap a model.
-
-        Args:
-            num_slots: the tokens for which each row gets slots at once, prompt included. A longer
-                row gets more when it needs them.
-        """
+    def __init__(self, model: PreTrainedModel, **options: Unpack[Options]) -> None:
         self._model = model
         self._options = options
         self._device = model.device
         self._forward = SlotForward(model, options)
-        self._reserved = num_slots
-        self._slots = _NO_SLOTS
+        self._cache = SlotCache()
         self._lengths: Sequence[int] = []  # kept tokens of each row
         self._num_extended = 0  # since the last keep
         # Those of fixed rows, a pass over them, and its widths, ascending.
-        self._fixed_slots = _NO_SLOTS
+        self._fixed_cache = SlotCache()
         self._pass = Part(self._forward, [self._model])
         self._widths: Sequence[int] = ()
         self.name: RunnerName = "static"
 
-    def start(self, prompts: TokenRows) -> Step:
+    def start(self, prompts: TokenRows, num_slots: int = 0, *, alone: bool = False) -> Step:
         """Begin a new batch. Raises UnsupportedModelError for a model that fills no KV cache."""
-        num_needed = max(map(len, prompts)) + 1
-        if self._fixed_slots.have_room(len(prompts), num_needed):
-            self._slots = self._fixed_slots
-        elif not self._slots.have_room(len(prompts), num_needed):
-            self._slots = _NO_SLOTS  # before the prompts take memory
-        self._lengths = []
+        num_slots = num_slots or max(map(len, prompts)) + BUCKET
+        if self._fixed_cache.has_room(len(prompts), num_slots):
+            self._cache = self._fixed_cache
+        elif not self._cache.has_room(len(prompts), num_slots):
+            self._cache = SlotCache(len(prompts), round_up(num_slots))
+        self._lengths = list(map(len, prompts))
         self._num_extended = 0
-        return self.add(prompts)
-
-    def add(self, prompts: TokenRows) -> Step:
         # Many samples of one prompt: it is read once.
         distinct = list(dict.fromkeys(map(tuple, prompts)))
-        states, outputs = self._read_prompts(distinct)
-        if len(distinct) < len(prompts):
-            rows = to_device([distinct.index(tuple(prompt)) for prompt in prompts], self._device)
-            states = [state[rows.to(state.device)] for state in states]
-            outputs = [output[rows] for output in outputs]
-        lengths = [*self._lengths, *map(len, prompts)]
-        if not self._slots.buffers:
-            self._slots = Slots.like(states, 0, 0)
-        # Each row is extended by a token at least.
-        self._make_room(len(lengths), max(self._reserved, max(lengths) + 1))
-        self._slots.write(states, len(self._lengths))
-        # Last: without memory for these rows the others go on.
-        self._lengths = lengths
-        return Step(*outputs)
+        places = [distinct.index(tuple(prompt)) for prompt in prompts]
+        steps = []
+        for group in [[prompt] for prompt in distinct] if alone else [distinct]:
+            states, step = self._read_prompts(group)
+            first = distinct.index(group[0])
+            rows = [row for row, place in enumerate(places) if distinct[place] in group]
+            self._cache.write(states, rows, [places[row] - first for row in rows])
+            steps.append(step)
+        return joined(steps, places)
 
     def extend(self, tokens: Tensor) -> Step:
         num_rows, num_tokens = tokens.shape
         longest = max(self._lengths) + self._num_extended
-        if not self._slots.have_room(num_rows, longest + num_tokens):
-            self._make_room(num_rows, 2 * (longest + num_tokens))
-        slots = self._slots
+        assert self._cache.has_room(num_rows, longest + num_tokens), "more tokens than were said"
         outputs: Sequence[Tensor] | None = None
         with self._forward.packing:
-            if slots is self._fixed_slots:
+            if self._cache is self._fixed_cache:
                 outputs = self._extend_fixed(tokens, longest)
             if outputs is None:
                 outputs = self._extend_eagerly(tokens)
@@ -114,6 +96,7 @@ class StaticRunner(Runner):
         """Extend fixed rows by tokens [B, n] from the slots `starts` [B] on: a function of tensors alone. `keep`
         follows on the host.
         """
+        assert self._cache is self._fixed_cache, "the batch has other slots than were prepared"
         # So that it has the same code, and numbers, as a pass by itself.
         end_part()
         with self._forward.packing:
@@ -126,13 +109,13 @@ class StaticRunner(Runner):
         room for it.
         """
         num_rows, num_tokens = tokens.shape
-        slots = self._fixed_slots
+        cache = self._fixed_cache
         width = next((width for width in self._widths if width >= num_tokens), None)
-        if width is None or not slots.have_room(num_rows, longest + width):
+        if width is None or not cache.has_room(num_rows, longest + width):
             return None
         # Rows that only fill up the batch write from slot 0, unread.
-        starts = filled_up(self._starts(), slots.num_rows)
-        outputs = self._pass(filled_up(tokens, slots.num_rows, width), starts)
+        starts = filled_up(self._starts(), cache.num_rows)
+        outputs = self._pass(filled_up(tokens, cache.num_rows, width), starts)
         return [output[:num_rows, :num_tokens] for output in outputs]
 
     def keep(self, counts: Sequence[int]) -> None:
@@ -143,9 +126,8 @@ class StaticRunner(Runner):
 
     def select(self, rows: Sequence[int]) -> None:
         self._lengths = [self._lengths[row] for row in rows]
-        self._make_room(len(rows), 0)
         if list(rows) != list(range(len(rows))):
-            self._slots.select(to_device(rows, self._device), max(self._lengths))
+            self._cache.select(to_device(rows, self._device), max(self._lengths))
 
     def check(self, num_slots: int = ANY_LENGTH) -> None:
         """Compare the outputs with the model's own (`check_runner`). Starts a new batch.
@@ -153,12 +135,9 @@ class StaticRunner(Runner):
         Raises UnsupportedModelError if they differ by more than rounding, or if the model refuses
         its masks.
         """
-        reserved = self._reserved
-        self._reserved = 0
         # Masks are rounded up, so that windows a little longer than a row are tested, too.
         check_runner(self, self._model, self._options, num_slots=num_slots + _MASK_ALIGNMENT)
-        self._reserved = reserved
-        self._slots = _NO_SLOTS  # those of the check may have more rows than the batch
+        self._cache = SlotCache()  # those of the check may have more rows than the batch
 
     def fix(self, batch_size: int, num_slots: int, widths: Sequence[int]) -> None:
         """Make room for fixed rows: `extend_at` reads and writes these slots.
@@ -179,9 +158,10 @@ class StaticRunner(Runner):
         if len(set(getattr(self._model, "hf_device_map", {}).values())) > 1:
             raise UnsupportedModelError("is on several devices")
         states, _ = self._read_prompts([[0]])
-        slots = Slots.like(states, batch_size, round_up(num_slots))
-        self._fixed_slots = slots
-        self._pass = Part(functools.partial(self._forward, slots, slots.num_slots), [self._model])
+        cache = SlotCache(batch_size, round_up(num_slots))
+        cache.write(states, [0], [0])  # which makes its buffers, where they stay
+        self._fixed_cache = self._cache = cache
+        self._pass = Part(functools.partial(self._forward, cache, cache.num_slots), [self._model])
         self._widths = sorted(set(widths))
 
     def compile(self) -> None:
@@ -190,7 +170,7 @@ class StaticRunner(Runner):
         Raises UnsupportedModelError if the model cannot be compiled, or then gives other outputs.
         The runner then has no fixed rows.
         """
-        starts = torch.zeros(self._fixed_slots.num_rows, dtype=torch.long, device=self._device)
+        starts = torch.zeros(self._fixed_cache.num_rows, dtype=torch.long, device=self._device)
         try:
             with compiling(self._device):
                 for width in self._widths:
@@ -198,7 +178,7 @@ class StaticRunner(Runner):
             self.name = "compiled"
             # Short rows are enough: compiled passes see all slots, so that a model that counts from
             # their end differs at any length.
-            num_rows = min(2, self._fixed_slots.num_rows)
+            num_rows = min(2, self._fixed_cache.num_rows)
             check_runner(self, self._model, self._options, num_rows, num_slots=0)
         except UnsupportedModelError:
             self.close()
@@ -208,8 +188,8 @@ class StaticRunner(Runner):
         self._pass = Part(self._forward, [self._model])
         self._widths = ()
         self.name = "static"
-        self._fixed_slots = _NO_SLOTS
-        self._slots = _NO_SLOTS
+        self._fixed_cache = SlotCache()
+        self._cache = SlotCache()
 
     def _extend_eagerly(self, tokens: Tensor) -> Sequence[Tensor]:
         num_tokens = tokens.shape[1]
@@ -222,21 +202,14 @@ class StaticRunner(Runner):
             num_seen = round_up(num_seen, _MASK_ALIGNMENT)
         starts = longest if are_equal else self._starts()
         with WithoutCudnn():
-            return self._forward(self._slots, num_seen, tokens, starts)
+            return self._forward(self._cache, num_seen, tokens, starts)
 
     def _starts(self) -> Tensor:
         """Return the next slot of each row [B], on the device."""
         return to_device([length + self._num_extended for length in self._lengths], self._device)
 
-    def _make_room(self, num_rows: int, num_slots: int) -> None:
-        """Replace the slots by a copy in larger ones, unless all rows have this many."""
-        if not self._slots.have_room(num_rows, num_slots):
-            self._slots = self._slots.enlarged(num_rows, round_up(num_slots))
-
-    def _read_prompts(self, prompts: TokenRows) -> tuple[list[Tensor], Sequence[Tensor]]:
-        """Run the model over prompts -> in turn the keys and the values of each layer, [B, heads,
-        n, D] each, and the tensors of a Step.
-        """
+    def _read_prompts(self, prompts: TokenRows) -> tuple[KeysAndValues, Step]:
+        """Run the model over prompts -> the keys and values of each layer, and the step."""
         # Without the model's configuration no layer drops slots behind a sliding window: a
         # roll-back may need them.
         cache: Any = DynamicCache()
@@ -248,13 +221,11 @@ class StaticRunner(Runner):
         with WithoutCudnn():
             logits, *hidden = run_model(self._model, self._options, tokens, cache, last_tokens)
         outputs = [logits]
-        for states in hidden:
-            rows = [row[:length] for row, length in zip(states, lengths, strict=True)]
+        for of_rows in hidden:
+            rows = [row[:length] for row, length in zip(of_rows, lengths, strict=True)]
             outputs.append(pad_sequence(rows, batch_first=True, padding_side="left"))
         lengths_read = {layer.get_seq_length() for layer in cache.layers}
         if lengths_read != {max(1, *lengths)}:
             raise UnsupportedModelError("does not keep its state in a KV cache")
-        keys_and_values: list[Tensor] = []
-        for layer in cache.layers:
-            keys_and_values += [layer.keys, layer.values]
-        return keys_and_values, outputs
+        states = {index: (layer.keys, layer.values) for index, layer in enumerate(cache.layers)}
+        return states, Step(*outputs)

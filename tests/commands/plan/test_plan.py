@@ -236,7 +236,7 @@ def test_requests_of_a_published_server() -> None:
     target = Sketch("model", settings, torch.bfloat16, (weights,), layers)
     head_layers = (LayerCache(numbers, window=2048),) * 5
     head_weights = TensorSketch(count=int(3.3 * 2**30) // 2)
-    head = Sketch("draft", settings, torch.bfloat16, (head_weights,), head_layers, spare_slots=0)
+    head = Sketch("draft", settings, torch.bfloat16, (head_weights,), head_layers, is_head=True)
     free = target.weight_bytes + 469_792 * 32 * numbers * 2
     demand = Demand(1, 469_792 // 171 - 200, 200, 7, "eager")
     placement = PlacementSettings(reserve_gb=0.0)

@@ -181,7 +181,9 @@ class SumRunner(MarkovRunner):
     wrongly shows.
     """
 
-    def start(self, prompts: Sequence[Sequence[int]]) -> Step:
+    def start(
+        self, prompts: Sequence[Sequence[int]], num_slots: int = 0, *, alone: bool = False
+    ) -> Step:
         super().start(prompts)
         return Step(self._logits[torch.tensor([sum(row) % SIZE for row in self.rows])])
 
@@ -271,7 +273,7 @@ def test_an_iteration_may_have_numbers_that_no_other_and_no_position_has(
     drafter = Noting(dict.fromkeys(range(SIZE), 0))
     runner = MarkovRunner(torch.eye(SIZE).roll(1, dims=1).add(0.01).log().softmax(-1))
     loop = Loop(Calls(runner, drafter, 3, verification=reject, redraw=redraw))
-    loop.add([RowRequest([1], stream, Warp(1.0), max_new_tokens=9)])
+    loop.start([RowRequest([1], stream, Warp(1.0), max_new_tokens=9)])
     for _ in range(3):
         loop.step()
     assert torch.equal(drafter.given, stream[None, begin : begin + 3, Purpose.DRAFT])

@@ -12,7 +12,7 @@ from accelerate import dispatch_model
 from transformers import PreTrainedModel
 
 from architectures import random_model
-from chains import requests, row_steps, speculative
+from chains import decoded, requests, row_steps, speculative
 from drafts import DRAFTS
 from harness.local.decoding.iteration import Calls
 from harness.local.decoding.loop import Loop, RowStep
@@ -79,23 +79,18 @@ def test_records_are_those_of_a_cpu(kind: str, compared: Callable[..., None]) ->
     compared(decode)
 
 
-def test_rows_that_differ_leave_and_join(compared: Callable[..., None]) -> None:
-    """Caches grow, too."""
-
+def test_rows_that_differ_leave(compared: Callable[..., None]) -> None:
     def decode(first: str, second: str) -> Iterator[list[RowStep]]:
         warp = BatchWarp()
         runner, drafter = drafting("model", warp, first, second)
         loop = Loop(Calls(runner, drafter, NUM_DRAFT_TOKENS, warp=warp))
-        joining = [
+        one, *others = on(first, Warp(0.9))
+        asked = [
+            one,
+            *(replace(other, max_new_tokens=2) for other in others),
             *on(first, Warp(0.5, top_k=5), [[3, 4]], 8),
             *on(first, Warp(0.7, top_p=0.8), [[9] * 120], 20),
         ]
-        one, *others = on(first, Warp(0.9))
-        yield loop.add([one, *(replace(other, max_new_tokens=2) for other in others)])
-        yield loop.step()
-        yield loop.step()
-        yield loop.add(joining)
-        while loop.num_running:
-            yield loop.step()
+        return decoded(loop, asked)
 
     compared(decode)

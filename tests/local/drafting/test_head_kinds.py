@@ -147,7 +147,7 @@ def test_a_token_too_early_is_noticed() -> None:
 def proposed(head: Head, warp: AnyWarp, most: int) -> Proposal:
     """What a head drafts after `PROMPTS`."""
     target = target_model()
-    drafter = on_host(head_drafter(head, target, warp))
+    drafter = on_host(head_drafter(head, target, warp), 8, 256)
     step = SnapshotRunner(target, hidden_layers=drafter.layers).start(PROMPTS)
     drafter.start(PROMPTS, [1, 2, 3], step)
     return drafter.propose(most, torch.full((3, most), 0.99))

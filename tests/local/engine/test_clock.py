@@ -93,15 +93,15 @@ def test_the_clock_marks_the_first_token_and_leaves_it_out_of_the_times_of_decod
     assert run([next(records())], 2).decode_waits == {}
 
 
-def test_a_row_that_joins_has_its_own_time() -> None:
+def test_a_later_batch_has_its_own_time() -> None:
     question = question_of([[1], [2]], DecodingSettings())
     first = [RowStep(0, [5])]
-    second = [RowStep(1, [6])]
+    second = [RowStep(0, [6])]
     clock = LoopClock(question.requests, FakeWeights())  # type: ignore[arg-type]
     with clock.running():
         time.sleep(0.02)
         clock.note(first)
-        clock.note(second)
+        clock.note(second, 1)
     answered = clock.answered(Phases(), as_batch=False, drafts=False)
     assert answered.has_request_times
     waits = [record.seconds for record in answered.requests]

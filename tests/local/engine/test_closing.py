@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from harness.config.errors import RunError
 from harness.config.run import RunnerName
 from harness.config.settings import DecodingSettings, ModelSettings, PromptSettings
 from harness.engines.keeper import PairKeeper
-from harness.engines.protocol import Engine, Request
+from harness.engines.protocol import Engine
 from harness.engines.record import Preparation
 from harness.local.drafting.method import Pair
 from harness.local.engine.engine import LocalArm, LocalEngine
@@ -94,9 +94,9 @@ def test_jobs_of_one_worker_need_no_more_memory_than_the_first(
     peaks: list[int] = []
     loop = LocalArm.loop
 
-    def noted(arm: LocalArm, requests: Sequence[Request]) -> Any:
+    def noted(arm: LocalArm, *arguments: Any) -> Any:
         peaks[-1] = max(peaks[-1], tensor_bytes())
-        return loop(arm, requests)
+        return loop(arm, *arguments)
 
     monkeypatch.setattr(LocalArm, "loop", noted)
     monkeypatch.chdir(tmp_path)

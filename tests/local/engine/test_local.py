@@ -212,7 +212,7 @@ def test_stopwatches_count_every_pass(pair: Pair) -> None:
     for _ in range(2):  # each question by itself
         answered = regular.answer(QUESTION.requests, len(QUESTION.prompts))
         assert answered.batch.num_iterations == 11
-        assert answered.phases.calls == {"forward": 11, "host": 10}
+        assert answered.phases.calls == {"prompts": 1, "forward": 11, "host": 10}
     answered = speculative.answer(QUESTION.requests, len(QUESTION.prompts))
     arrivals = answered.arrivals
     num_iterations = answered.batch.num_iterations
@@ -220,7 +220,12 @@ def test_stopwatches_count_every_pass(pair: Pair) -> None:
     # The last turn may have nothing to draft.
     num_drafted = len({arrival.seconds for arrival in arrivals if arrival.proposed})
     assert num_iterations - 1 <= num_drafted
-    counts = {"forward": num_iterations, "drafting": num_drafted, "host": num_iterations - 1}
+    counts = {
+        "prompts": 1,
+        "forward": num_iterations,
+        "drafting": num_drafted,
+        "host": num_iterations - 1,
+    }
     assert answered.phases.calls == counts
 
 

@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 import torch
 
-from chains import row_steps
+from chains import decoded, row_steps
 from drafts import DRAFTS
 from harness.config.acceptance_rules import RULES
 from harness.config.settings import DecodingSettings
+from harness.engines.protocol import in_batches
 from harness.engines.record import Preparation
 from harness.local.decoding.iteration import Calls
 from harness.local.decoding.loop import Loop, RowRequest, RowStep
@@ -63,15 +64,12 @@ def requests(decoding: DecodingSettings, device: str) -> list[RowRequest]:
 
 
 def play(calls: Calls, asked: Sequence[RowRequest], num_rows: int = ROWS) -> list[RowStep]:
-    """All that is decided where each request joins as soon as there is room for it."""
-    loop = Loop(calls)
-    waiting = list(asked)
-    iterations: list[list[RowStep]] = []
-    while waiting or loop.num_running:
-        room = num_rows - loop.num_running
-        joining, waiting = waiting[:room], waiting[room:]
-        iterations.append(loop.add(joining) if joining else loop.step())
-    return sorted(row_steps(iterations), key=lambda step: step.row)
+    """All that is decided in batches of so many rows, which leave when they end."""
+    found = []
+    for number, batch in enumerate(in_batches(asked, num_rows)):
+        for step in row_steps(decoded(Loop(calls), batch)):
+            found.append(dataclasses.replace(step, row=number * num_rows + step.row))
+    return sorted(found, key=lambda step: step.row)
 
 
 def calls_of(
@@ -193,7 +191,7 @@ def test_an_iteration_is_a_few_replays_and_one_wait(
     expected = ITERATIONS.get(name, {"replay": 2, "to host": 1})
     for arm, counts in ((calls, expected), (regular, {"replay": 1, "to host": 1})):
         loop = Loop(arm)
-        loop.add(asked)
+        loop.start(asked)
         loop.step()
         for _ in range(3):
             gpus.counts.clear()

@@ -62,7 +62,7 @@ def proposed(drafter: Drafter, target: Any, prefix: list[int], token: int, most:
     hidden = None
     if drafter.layers:
         hidden = SnapshotRunner(target, hidden_layers=drafter.layers).start([prefix]).hidden
-    told = on_host(drafter)
+    told = on_host(drafter, 8, 256)
     told.start([prefix], [token], Step(torch.empty(1, VOCABULARY), hidden))
     return told.propose(most, torch.rand(1, most))
 
@@ -73,7 +73,9 @@ def answer_along(drafter: Drafter, text: list[int] = TEXT, hidden: Any = None) -
     answer = range(len(PROMPT), len(tokens))
     if type(drafter) is ModelDrafter:
         return draft_probabilities_by_chunk(drafter.runner, drafter.warp, tokens, answer, K)
-    return draft_probabilities_by_replay(on_host(drafter), tokens, answer, hidden, K, VOCABULARY)
+    return draft_probabilities_by_replay(
+        on_host(drafter, 8, 256), tokens, answer, hidden, K, VOCABULARY
+    )
 
 
 @pytest.mark.parametrize("place", [0, 6])
@@ -120,7 +122,7 @@ def test_any_drafter_replays_a_text_if_it_takes_its_tokens() -> None:
 
         def __init__(self, warp: Warp, takes: bool) -> None:
             self.takes = takes
-            self._model = on_host(ModelDrafter(own_model(), warp))
+            self._model = on_host(ModelDrafter(own_model(), warp), 8, 256)
 
         def start(self, *arguments: Any) -> None:
             self._model.start(*arguments)

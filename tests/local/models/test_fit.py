@@ -189,10 +189,9 @@ def test_tokens_that_a_runner_holds() -> None:
     assert demand.runner_tokens == 256 + 100
     shorter = dataclasses.replace(demand, new_tokens=20)
     assert shorter.runner_tokens == 128 + 100
-    # A head has spare slots, and holds what was full while it copies it.
-    assert demand.head_tokens(256) == 100 + 4 + 256
-    longer = dataclasses.replace(eager, new_tokens=300)
-    assert longer.head_tokens(256) == 2 * 404 + 256
+    # A head writes again what was decided, and what it drafts.
+    assert demand.head_tokens == 256
+    assert dataclasses.replace(demand, new_tokens=148).head_tokens == 384
     asked = case(sketch(cache=10), free=machine(40), demand=demand)
     assert fit(asked)[0].cache_per_device == {"cuda:0": 2 * 356 * 10 * 10 * 2}
 

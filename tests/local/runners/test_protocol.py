@@ -17,7 +17,6 @@ from architectures import (
     RECURRENT,
     VOCABULARY,
     close,
-    logits_without_cache,
     random_model,
 )
 from harness.local.decoding.protocols import Runner
@@ -107,20 +106,6 @@ def test_they_cover_the_whole_prompt(kind: str, batch: str) -> None:
 
 KINDS = [SnapshotRunner, StaticRunner]
 Kind = type[SnapshotRunner] | type[StaticRunner]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_row_that_is_selected_several_times_goes_on_apart(kind: Kind) -> None:
-    """Also for more rows than there were."""
-    model = random_model("llama")
-    runner = kind(model)
-    runner.start(PROMPTS[:2])
-    order = [0, 1, 1, 0, 1]
-    runner.select(order)
-    following = runner.extend(torch.arange(20, 25).unsqueeze(1)).logits
-    for row, source in enumerate(order):
-        expected = logits_without_cache(model, [*PROMPTS[source], 20 + row])[-1]
-        assert close(following[row, 0], expected)
 
 
 @pytest.mark.parametrize("kind", KINDS)

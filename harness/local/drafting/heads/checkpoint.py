@@ -33,7 +33,6 @@ from harness.local.drafting.heads.stored import (
 from harness.local.models.checkpoints import Checkpoint
 from harness.local.models.random_weights import RandomTensor
 from harness.local.models.sketch import Sketch, TensorSketch
-from harness.local.runners.slots import SPARE_SLOTS
 
 # By the names of `StoredHead.kind`. Other kinds are measured with the servers that run them.
 KINDS: dict[str, type[Head]] = {
@@ -88,7 +87,7 @@ class HeadCheckpoint:
             caches=tuple(head.caches()),
             num_parameters=sum(tensor.count for tensor in tensors if tensor.itemsize is None),
             vocabulary_size=config.vocabulary_size,
-            spare_slots=SPARE_SLOTS,
+            is_head=True,
             borrowed_tensors=(borrowed,),
             copied_tensors=(copies,),
             drafts_in_one_pass=head.one_pass,

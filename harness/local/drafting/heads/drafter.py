@@ -7,14 +7,14 @@ head's, which reads them into the cache and draws K tokens.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from harness.config.amounts import round_up
-from harness.local.decoding.iteration import with_room
 from harness.local.decoding.protocols import Proposal, Step, TensorDrafter, TokenRows
 from harness.local.decoding.randomness import are_tokens, existing_index
 from harness.local.decoding.state import Column, RowState
@@ -64,18 +64,33 @@ def propose(head: Head, cache: SlotCache, draw: HeadSampler, *inputs: Tensor) ->
     return list(head.draft(Unread(*unread), uniforms, cache, draw))
 
 
+class _Room(NamedTuple):
+    """Tensors of a batch.
+
+    Attributes:
+        features: [B, K + 1, L * D], of the token before each of `RowState.decided`.
+        cache: the head's.
+        propose: drafts over this cache, by the fields of an `Unread` and uniforms [B, K].
+    """
+
+    features: Tensor
+    cache: SlotCache
+    propose: Part
+
+    def suffices(self, num_rows: int, width: int, num_slots: int) -> bool:
+        """Whether a batch finds room, whose proposals read up to `width` features."""
+        return self.features.shape[1] >= width and self.cache.has_room(num_rows, num_slots)
+
+
 class HeadDrafter(TensorDrafter):
     """A drafter over a head.
 
     A head with a cache has an entry there for each decided token but the last, which has no
-    features yet. The head may be on another device than the target's tokens.
+    features yet.
 
     Args:
         head: with the matrices that it borrows.
         warp: the one for the target's logits.
-
-    Attributes:
-        cache: the batch's.
     """
 
     device: torch.device
@@ -84,96 +99,81 @@ class HeadDrafter(TensorDrafter):
         self.head = head
         self.layers = head.config.layers
         self.warp = warp
-        self.cache = SlotCache()
         self.device = next(head.parameters()).device
         self._draw = HeadSampler(head, warp)
-        self._num_rows = 0
-        size = len(head.config.layers) * head.config.target_size
-        parameter = next(head.parameters())
-        # [B, n, L * D], of the token before each of `RowState.decided`.
-        self._features = torch.zeros(0, 1, size, device=self.device, dtype=parameter.dtype)
-        self._prepared = (self._features, self.cache)
-        self._propose_fixed: Callable[..., list[Tensor]] = self._proposer(self.cache)
+        self._fixed: _Room | None = None
+        self._room = self._new_room(0, 0, 0)
 
-    def prepare(
-        self, num_rows: int, num_draft_tokens: int, num_slots: int, device: torch.device
-    ) -> None:
-        width = num_draft_tokens + 1
-        self._features = with_room(self._features, num_rows, width)
-        self.cache = SlotCache()
-        self.cache.num_slots = round_up(num_slots + self.head.num_written(width, num_draft_tokens))
-        self._prepared = (self._features, self.cache)
+    def _new_room(self, num_rows: int, num_draft_tokens: int, num_slots: int) -> _Room:
+        config = self.head.config
+        size = len(config.layers) * config.target_size
+        dtype = next(self.head.parameters()).dtype
+        features = torch.zeros(
+            num_rows, num_draft_tokens + 1, size, device=self.device, dtype=dtype
+        )
+        cache = SlotCache(num_rows, num_slots)
         warp = self.warp
-        self._propose_fixed = Part(self._proposer(self.cache), [self.head], lambda: warp.kind)
+        proposer = functools.partial(propose, self.head, cache, self._draw)
+        return _Room(features, cache, Part(proposer, [self.head], lambda: warp.kind))
 
-    def clear(self) -> None:
-        self._features, self.cache = self._prepared
-        self._num_rows = 0
+    def fix(self, num_rows: int, num_draft_tokens: int, num_slots: int) -> None:
+        num_slots += self.head.num_written(num_draft_tokens + 1, num_draft_tokens)
+        self._fixed = self._new_room(num_rows, num_draft_tokens, round_up(num_slots))
 
-    def add(self, prompts: TokenRows, first_tokens: Sequence[int], step: Step) -> None:
+    def make_room(self, num_rows: int, num_draft_tokens: int, num_slots: int) -> None:
+        width = num_draft_tokens + 1
+        num_slots += self.head.num_written(width, num_draft_tokens)
+        if self._fixed is not None and self._fixed.suffices(num_rows, width, num_slots):
+            self._room = self._fixed
+        else:
+            self._room = self._new_room(num_rows, num_draft_tokens, num_slots)
+
+    def start(self, prompts: TokenRows, first_tokens: Sequence[int], step: Step) -> None:
         assert step.hidden is not None, "the target's runner captures no hidden states"
-        first = self._num_rows
-        self._num_rows += len(prompts)
-        self._features = with_room(self._features, self._num_rows)
+        features, cache, _ = self._room
         lengths = list(map(len, prompts))
         # Padding on a row's left may be no number at all, and must not reach the cache.
         rows = zip(step.hidden, lengths, strict=True)
         states = pad_sequence([row[-length:] for row, length in rows], batch_first=True)
-        features = states.flatten(2).to(self._features)
+        of_prompts = states.flatten(2).to(features)
         last = to_device(lengths, self.device) - 1
         if max(lengths) > 1:
             # All but the last, with which the first proposal begins.
             following = padded([prompt[1:] for prompt in prompts], least=max(lengths))
-            self._reserve(max(lengths))
-            self.cache.first_row = first
+            cache.width = max(lengths)
             with WithoutCudnn():
                 starts = torch.zeros_like(last)
-                unread = Unread(features, to_device(following, self.device), last, starts)
-                self.head.read(unread, self.cache)
-            self.cache.first_row = 0
-        self._features[first : self._num_rows, 0] = gather_rows(features, last)
+                unread = Unread(of_prompts, to_device(following, self.device), last, starts)
+                self.head.read(unread, cache)
+        features[: len(prompts), 0] = gather_rows(of_prompts, last)
 
     def draft(self, rows: RowState, uniforms: Tensor) -> Proposal:
         num_rows, num_draft_tokens = uniforms.shape
         width = rows.decided.shape[1]
+        features, cache, propose = self._room
         counts = rows.numbers[Column.GAINED]
         unread = (
-            self._features[:num_rows, :width],
+            features[:num_rows, :width],
             rows.decided,
             counts,
             rows.numbers[Column.LENGTH] - counts,
         )
-        proposer = self._propose_fixed
-        if not rows.is_fixed:
+        cache.width = cache.num_slots
+        if rows.is_fixed:
+            assert self._room is self._fixed, "the batch has another cache than was prepared"
+        else:
             # The last unread feature is of the last token that the target has read.
-            self._reserve(rows.longest - 1 + self.head.num_written(width, num_draft_tokens))
-            proposer = self._proposer(self.cache)
+            cache.width = rows.longest - 1 + self.head.num_written(width, num_draft_tokens)
         with WithoutCudnn():
-            tokens, probabilities = proposer(*unread, uniforms)
+            tokens, probabilities = propose(*unread, uniforms)
         return Proposal(tokens, probabilities)
-
-    def _proposer(self, cache: SlotCache) -> Callable[..., list[Tensor]]:
-        """Return a function that drafts by the fields of an `Unread` and uniforms [B, K], over this cache."""
-        return functools.partial(propose, self.head, cache, self._draw)
 
     def learn(self, hidden: Tensor) -> None:
         num_rows, width = hidden.shape[:2]
-        self._features = with_room(self._features, num_rows, width)
-        self._features[:num_rows, :width] = hidden.flatten(2)
+        self._room.features[:num_rows, :width] = hidden.flatten(2)
 
     def select(self, rows: Sequence[int]) -> None:
+        features, cache, _ = self._room
         index = to_device(rows, self.device)
-        self.cache.select(index, self._num_rows)
-        self._features[: len(rows)] = self._features[index]
-        self._num_rows = len(rows)
-
-    def _reserve(self, num_slots: int) -> None:
-        """Make room in the cache for so many entries of each row. The prepared one keeps its size: a batch that
-        outgrows it goes on in a copy.
-        """
-        features, prepared = self._prepared
-        if self.cache is prepared:
-            if num_slots <= prepared.num_slots and self._num_rows <= len(features):
-                return
-            self.cache = prepared.copied()
-        self.cache.num_slots = num_slots
+        cache.select(index, cache.num_slots)
+        features[: len(rows)] = features[index]

@@ -146,7 +146,7 @@ class Head(nn.Module):
         """Read the features, and draft up to K tokens with uniforms [B, K], on the head's device.
 
         It never waits for the device, and changes nothing but the entries of `cache`. Its first
-        `cache.num_slots` slots are those that it may write and see.
+        `cache.width` slots are those that it may write and see.
         """
         raise NotImplementedError
 

@@ -115,12 +115,12 @@ class MtpHead(Eagle3):
     def caches(self) -> list[LayerCache]:
         # A token that passes through the layer shows what it caches for one. Its contents do not
         # matter, so the same tensor stands for its embedding and for the target's state.
-        cache = SlotCache()
-        cache.num_slots = 1
+        cache = SlotCache(1, 1)
         cache.place(torch.zeros(1, dtype=torch.long, device="meta"), 1)
         states = torch.zeros(1, 1, self.config.target_size, device="meta")
         self(states, states, cache)
-        numbers = sum(buffer.shape[1] * buffer.shape[3] for buffer in cache.buffers)
+        buffers = [buffer for layer in cache.buffers.values() for buffer in layer]
+        numbers = sum(buffer.shape[1] * buffer.shape[3] for buffer in buffers)
         return [LayerCache(numbers, window=self.windows[0])]
 
     def sketches(self) -> list[TensorSketch]:
