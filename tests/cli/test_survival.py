@@ -152,17 +152,6 @@ def test_a_job_whose_rows_cannot_be_collected_fails_and_keeps_them(tmp_path: Pat
     assert len(read_rows(collected, LatencyRow)) == 1
 
 
-def test_a_sweep_into_the_directory_of_all_runs_is_refused_and_removes_nothing(
-    harness: Harness, tmp_path: Path
-) -> None:
-    collected = tmp_path / "results" / "latency.csv"
-    append_rows(collected, [LatencyRow(job="0"), LatencyRow()])
-    refused = harness("latency", "-m", "seed=1,2", "hydra.sweep.dir=results", code=2)
-    rule = "hydra.sweep.dir=results: must be another directory than that of results.file="
-    assert refused.complaint.startswith(rule)
-    assert len(read_rows(collected, LatencyRow)) == 2
-
-
 def test_another_sweep_in_the_same_directory_has_its_own_jobs_alone(
     harness: Harness, tmp_path: Path
 ) -> None:

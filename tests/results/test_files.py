@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import errno
-import math
 import multiprocessing
 import os
 import random
@@ -20,7 +19,6 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
 
@@ -177,32 +175,6 @@ def test_a_reader_sees_whole_appends_only(tmp_path: Path, processes: ForkServerC
         assert len(found.rows) % 2 == 0
     worker.join()
     assert len(read_file(path, row_kinds()).rows) == 402
-
-
-def test_values_keep_their_kind(tmp_path: Path) -> None:
-    path = tmp_path / "a.csv"
-    rows: list[dict[str, object]] = [
-        {
-            "whole": 4,
-            "precise": 0.1 + 0.2,
-            "yes": True,
-            "absent": None,
-            "nan": math.nan,
-            "numpy": np.float32(0.1),
-        },
-        {
-            "whole": None,
-            "precise": 1e-300,
-            "yes": False,
-            "absent": None,
-            "nan": np.nan,
-            "numpy": np.int64(2**53 + 1),
-        },
-    ]
-    write_rows(path, rows)
-    assert path.read_text() == (
-        "whole,precise,yes,absent,nan,numpy\n4,0.30000000000000004,True,,,0.1\n,1e-300,False,,,9007199254740993\n"
-    )
 
 
 def test_another_header_is_never_mixed_or_overwritten(tmp_path: Path) -> None:
