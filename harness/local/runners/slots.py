@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from transformers import Cache
 
+from harness.local.decoding.transfer import to_device
+
 # Indices of rows, heads and slots.
 _Indices = tuple[Tensor, Tensor, Tensor]
 # Of each layer, [1 or more, heads, n, D] each.
@@ -62,11 +64,15 @@ class SlotCache(Cache):
         Args:
             sources: the row among the states of each.
         """
+        places: dict[torch.device, tuple[Tensor, Tensor]] = {}
         for layer, pair in states.items():
             self._make_layer(layer, pair)
+            device = pair[0].device
+            if device not in places:
+                places[device] = to_device(rows, device), to_device(sources, device)
+            there, here = places[device]
             for buffer, state in zip(self.buffers[layer], pair, strict=True):
-                index = torch.tensor(sources, device=state.device)
-                buffer[rows, :, : state.shape[2]] = state[index]
+                buffer[there, :, : state.shape[2]] = state[here]
 
     def place(self, starts: Tensor, count: int) -> None:
         """Make `update` write `count` entries of each row next, from position `starts` [B] on."""
