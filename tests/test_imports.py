@@ -181,22 +181,6 @@ def test_importing_harness_imports_nothing_heavy() -> None:
     assert run.stdout == "set()\n"
 
 
-def test_help_waits_for_no_statistics() -> None:
-    script = f"""
-import sys
-from harness.cli.main import main
-sys.argv = ["harness", "latency", "--help"]
-try:
-    main()
-finally:
-    print({HEAVY | {"scipy"}} & set(sys.modules))
-"""
-    run = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert run.stdout.endswith("set()\n")
-
-
 def test_no_test_module_is_imported() -> None:
     """Helpers are in tests/support/, so that a test can change without a look at the others."""
     statement = re.compile(r"^\s*(?:from|import) (?:\w+\.)*test_\w+", re.MULTILINE)
