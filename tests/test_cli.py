@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 import shlex
 import sys
+import traceback
 from pathlib import Path
 
 import filelock
 import pytest
 
 from documented import ROOT
+from harness.commands.latency.measure import LatencyExperiment
 from harness.commands.registry import with_settings
+from harness.config.errors import RunError
 from harness.config.installation import install_command
 from in_process import Harness, only
 from processes import run
@@ -111,6 +114,22 @@ def test_a_run_replaces_no_files(
         assert f"has a {name.partition('/')[0]} already: name a new directory" in refused
     assert file.read_text() == "my own"
     assert not Path("mine/latency.csv").exists()
+
+
+def test_eight_frames_lead_from_the_command_line_to_the_measurement(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frames: list[str] = []
+
+    def measure(self: object, session: object) -> None:
+        stack = [frame.filename for frame in traceback.extract_stack()]
+        frames.extend(file for file in stack if Path(file).is_relative_to(ROOT / "harness"))
+        raise RunError("far enough")
+
+    monkeypatch.setattr(LatencyExperiment, "measure", measure)
+    assert "far enough" in harness("latency", "engine=simulated", code=1).stderr
+    # With `measure` itself.
+    assert len(frames) + 1 == 8
 
 
 def test_a_second_run_replaces_nothing_and_a_sweep_goes_on(harness: Harness) -> None:

@@ -151,26 +151,20 @@ def _answer(words: Words, invocation: Invocation) -> None:
         elif asked := help.asked_for([command, *others]):
             printed = asked
         else:
-            printed = _run(command, Words(others, words.servers), invocation)
+            from harness.commands.command import PathCommand
+            from harness.commands.registry import COMMANDS, commands
+
+            record = COMMANDS[_checked(command, [listed.name for listed in commands()])]
+            rest = Words(others, words.servers)
+            if isinstance(record, PathCommand):
+                signals.load(record.program).main(rest)
+            else:
+                from harness.cli import composing, typed
+
+                printed = composing.run(command, typed.read(rest, command), invocation)
     # An error of stdout is none of the command's.
     if printed:
         print(printed)
-
-
-def _run(command: str, rest: Words, invocation: Invocation) -> str:
-    """Run a command, and return what is to be printed in place of a run, by `--cfg` or `dry_run=true`."""
-    from harness.commands.command import PathCommand
-    from harness.commands.registry import COMMANDS, commands
-    from harness.config.engines import check_settings_have_no_key
-
-    record = COMMANDS[_checked(command, [listed.name for listed in commands()])]
-    if isinstance(record, PathCommand):
-        check_settings_have_no_key(rest.typed)
-        signals.load(record.program).main(rest)
-        return ""
-    from harness.cli import composing, typed
-
-    return composing.run(command, typed.read(rest, command), invocation)
 
 
 def _checked(command: str, names: Collection[str]) -> str:
