@@ -16,6 +16,7 @@ from harness.engines.registry import ENGINES
 from harness.local.drafting.heads.checkpoint import KINDS
 from harness.reporting.page import lossless_again
 from harness.reporting.words import arm_name, in_words, lossy_warning
+from harness.results.as_printed import PRINTED
 from harness.servers.dialects import DIALECTS
 from recipes.reference_pages import PAGES
 from report_files import latency_run
@@ -31,6 +32,7 @@ NAMED = {
     "engines": ("settings.md", "Engines", [f"engine={name}" for name in ENGINES.names()]),
     "ways to draft": ("drafting.md", "What drafts", DRAFTED_BY),
     "heads": ("drafting.md", "What drafts", [kind.title for kind in KINDS.values()] + ["DSpark"]),
+    "figures of others": ("counted.md", "What others print", [each.name for each in PRINTED]),
     "servers": ("served-pairs.md", "Commands", [dialect.title for dialect in STARTED]),
     "programs": ("served-pairs.md", "Commands", [one.startup.programs[0] for one in STARTED]),
 }

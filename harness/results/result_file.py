@@ -13,6 +13,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from harness.results.as_printed import as_printed
 from harness.results.environment import environment
 from harness.results.judging.statement import Statement
 from harness.results.locked_files import replace_file
@@ -55,6 +56,7 @@ def write_result(
         "environment": environment(devices),
         "rows": [
             {field.name: _as_json(getattr(row, field.name)) for field in fields(row)}
+            | {"as_printed": as_printed(row)}
             for row in rows
         ],
     }

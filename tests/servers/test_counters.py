@@ -16,10 +16,12 @@ from harness.engines.requests import Load, RequestError, RequestRecord
 from harness.measuring.acceptance import counted_acceptance
 from harness.measuring.figures.acceptance import AcceptanceFigures
 from harness.measuring.figures.server import ServerFigures, counter_columns, traffic_columns
+from harness.results.as_printed import as_printed
 from harness.servers import counters
 from harness.servers.counters import CounterPage, read_counters
 from harness.servers.http import RequestFailed
 from measured_runs import figures, run_of
+from report_files import latency_run
 from some_questions import question_of
 
 VLLM = """# HELP vllm:spec_decode_num_drafts Number of spec decoding drafts.
@@ -108,6 +110,17 @@ def test_rates_follow_from_vllms_definitions() -> None:
     thirds = Counts(drafts=3, accepted=1, accepted_at={0: 1})
     columns = counted_acceptance(thirds, [RequestRecord(0, 1)])
     assert columns["marginal_acceptance_by_position"] == [0.3333]
+
+
+def test_figures_as_vllm_prints_them_are_those_of_its_counters() -> None:
+    columns = counted_acceptance(read_counters(VLLM), [RequestRecord(0, 1)])
+    _, row = latency_run(server="vLLM 0.32.0", **columns)
+    assert as_printed(row) == {
+        "Mean acceptance length": "2.25",
+        "Per-position acceptance rate": "0.750, 0.500",
+        "Avg Draft acceptance rate": "62.5%",
+    }
+    assert as_printed(replace(row, server="another")) == {}
 
 
 FAILED = RequestRecord(1, 1, error=RequestError(500, "before it began"))

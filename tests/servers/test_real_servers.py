@@ -6,13 +6,14 @@ import json
 import math
 import re
 import subprocess
+from pathlib import Path
 
 import pytest
 
 from harness.servers.command import read_command
 from harness.servers.dialects import DIALECTS
 from harness.servers.startup import LLAMA_CPP, VLLM, Startup
-from in_process import Harness, results
+from in_process import Harness, only, results
 from real_servers import gguf_pair, llama_server, llama_serving, post, vllm_python
 from recipes.tiny_gguf import CHAT_TEMPLATE, SHIPPED
 from wording import mentions
@@ -40,6 +41,19 @@ def test_a_verdict_from_the_command_that_starts_the_server(harness: Harness) -> 
     # Behind the name of the processor, however long that is.
     assert mentions(outcome.stdout, "new tokens", "1 in flight")
     assert mentions(outcome.stderr, "--spec-type draft-simple --spec-draft-n-max 4")
+
+
+def test_what_llama_server_prints_is_beside_our_figures(harness: Harness) -> None:
+    """Of a single request, because its log has a line for each."""
+    asked = "num_prompts=1 num_warmup=0 tokens=40 prompts=tiny decoding=greedy engine.blocks=0"
+    harness("latency", *asked.split(), "details=true", "--", *drafting(), "--spec-draft-n-max", "4")
+    [log] = Path("outputs").rglob("speculative_server.log")
+    *_, line = re.findall("draft acceptance = .*", log.read_text())
+    printed = json.loads(only("result.json").read_text())["rows"][-1]["as_printed"]
+    assert re.fullmatch(
+        rf"draft acceptance = {printed['draft acceptance']} \(.*\), mean len = +{printed['mean len']}",
+        line,
+    )
 
 
 @pytest.mark.parametrize("flags", ["draft-simple", "none", "draft-simple none"])

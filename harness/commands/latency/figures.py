@@ -28,6 +28,7 @@ from harness.measuring.figures.requests import PERCENTILES
 from harness.measuring.rows import LatencyRow
 from harness.reporting.table import Column, Table, number, share, stated, times, with_bounds
 from harness.reporting.words import arm_name
+from harness.results.as_printed import as_printed
 from harness.results.judging.statement import Statement
 from harness.results.prompt_times import common_times, waits_of_both_arms
 from harness.results.published import DIFFERENCES, Published, published_for
@@ -145,7 +146,7 @@ _REASONS = (
         "acceptance\nlength",
         number(),
         "row.mean_acceptance_length",
-        meaning="tokens per iteration that drafted something, as vLLM has it",
+        meaning="tokens per iteration that drafted something",
     ),
     Column("drafted", number(), "row.mean_num_draft_tokens", optional=True),
     Column(
@@ -186,7 +187,13 @@ _REASONS = (
 def reasons_table(pairs: Sequence[RankedRun]) -> Table:
     """Why a pair is as fast as it is: tokens per iteration, costs, and what limits it."""
     drafting = [pair for pair in pairs if pair.row.mean_acceptance_length is not None]
-    return Table.of("reasons", "Why?", drafting, _REASONS, strong="is_first")
+    notes = []
+    for pair in drafting:
+        figures = ", ".join(f"{name} {value}" for name, value in as_printed(pair.row).items())
+        if figures:
+            name = f"{pair.name.label()}: " if len(drafting) > 1 else ""
+            notes.append(f"{name}{pair.row.server} prints for such counts: {figures}.")
+    return Table.of("reasons", "Why?", drafting, _REASONS, strong="is_first", notes=notes)
 
 
 def _identical_texts(row: LatencyRow) -> str | None:
