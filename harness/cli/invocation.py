@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from harness.cli import signals
-from harness.config.errors import HarnessError, in_one_line
+from harness.config.errors import HarnessError, VerdictError, in_one_line
 
 if TYPE_CHECKING:
     from harness.results.schema import RunRow
@@ -65,6 +65,8 @@ class Invocation:
             is_printed = str(error) in map(str, self.errors)
             self.errors.append(error)
             self.exit_codes.append(getattr(error, "exit_code", 1))
+            # On a terminal the page above says it.
+            is_printed |= isinstance(error, VerdictError) and sys.stdout.isatty()
             if not self.quiet and not is_printed:
                 from harness.reporting.table import visible
 

@@ -36,6 +36,10 @@ _WIDTH = 100
 _MOST_ROWS = 1_000
 
 
+# Sentences that a report's box has for a question.
+_MOST_ANSWERS = 3
+
+
 @dataclass(frozen=True)
 class ReportContents:
     """The contents of a report, for every medium.
@@ -57,13 +61,18 @@ class ReportContents:
 
     @property
     def answers(self) -> dict[str, list[Line]]:
-        """For each question: doubts, findings, subject and reasons; of a page with parts the first finding of each."""
+        """For each question: doubts, a sentence about each run or series, subject and reasons."""
         answers = {}
         for question, page in self.pages.items():
-            findings = [*page.finding]
-            for part in page.parts:
-                if part.finding:
-                    findings += [Line(without(part.title, page.title)), part.finding[0]]
+            said = [(page, line) for line in page.finding]
+            # How others of a series compare with the first has no interval beside it.
+            said += [(part, line) for part in page.parts for line in part.finding if line.more]
+            findings: list[Line] = []
+            for part, line in said[:_MOST_ANSWERS]:
+                title = "" if part is page else without(part.title, page.title)
+                findings += [*sentences("plain", title), line]
+            if len(said) > _MOST_ANSWERS:
+                findings.append(Line(f"and {len(said) - _MOST_ANSWERS} more"))
             findings += sentences("plain", page.title)
             answers[question] = said_by(replace(page, finding=findings))
         return answers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from harness.results.row import figure, setting
@@ -55,8 +56,10 @@ class CompareRow(DecodedRow):
     def why_no_verdict(self) -> str | None:
         """Why the arms cannot be compared; None where they can, or where one is missing."""
         # Statistics take half a second to import, which `--help` does not wait for.
+        from harness.results.statistics.interval import Interval
         from harness.results.verdict import ArmEvidence, refusal
 
+        speedup = self.speedup if self.speedup is not None else math.nan
         regular = self.regular_num_tokens
         speculative = self.speculative_num_tokens
         if regular is None or speculative is None:
@@ -68,6 +71,8 @@ class CompareRow(DecodedRow):
             ArmEvidence(arm="regular", num_prompts=1, num_tokens=regular),
             ArmEvidence(
                 arm="speculative",
+                draft=self.draft,
+                tokens_per_iteration=self.tokens_per_iteration,
                 num_prompts=1,
                 num_tokens=speculative,
                 identical_prompts=int(bool(self.identical)),
@@ -75,6 +80,8 @@ class CompareRow(DecodedRow):
                 margin_over_rounding=self.margin_over_rounding,
                 lossy=bool(self.lossy),
             ),
+            # A race has no interval: its own figure is all that is claimed.
+            Interval(speedup, speedup, speedup),
         )
 
     @property

@@ -22,9 +22,7 @@ def has_verdict(rows: Sequence[LatencyRow]) -> bool:
     last = rows[-1]
     if last.status == NO_VERDICT:
         return True
-    # A server need not report its acceptance; elsewhere a draft without any proposed nothing.
-    has_drafted = last.mean_acceptance_length is not None or last.was_served
-    return len(rows) > 1 and last.speedup is not None and has_drafted
+    return len(rows) > 1 and last.speedup is not None
 
 
 def headline(verdict: Statement) -> Line:
@@ -96,6 +94,8 @@ def reasons(run: Run[LatencyRow], verdict: Statement) -> list[str]:
         drafted = row.mean_num_draft_tokens or row.mean_proposed if row.was_served else None
         counted = f"{drafted:.1f} drafted per iteration, " if drafted else ""
         parts.append(f"{counted}{percent(row.acceptance_rate)} accepted")
+    elif row.tokens_per_iteration == 1 and not row.is_elsewhere:
+        parts.append("the draft proposed nothing")
     if row.tokens_per_iteration is not None:
         price = "per iteration"
         if costs is not None and costs.verify > 0:

@@ -165,12 +165,14 @@ def shared_details(pairs: Sequence[RankedRun]) -> list[str]:
 
 def answers(pairs: Sequence[RankedRun]) -> list[Line]:
     """The sentences about one series: its reference, bold if it has a conclusion, and how the others compare with it;
-    none of single runs.
+    of single runs one each.
     """
     first = next((pair for pair in pairs if pair.is_first), None)
     others = [pair for pair in pairs if pair.member.standing is not None]
     if first is None or not others:
-        return []
+        compared = [pair for pair in pairs if pair.speedup is not None]
+        said = [(pair.name.label(", "), headline(pair.member.verdict)) for pair in compared]
+        return [replace(line, text=f"{name}: {line.text}") for name, line in said]
     others.sort(key=lambda pair: -(pair.speedup or 0.0))
     by_words = grouped(others, attrgetter("member.standing.words"))
     beginning = "None is shown to pay; the highest"

@@ -42,6 +42,27 @@ def test_latency(harness: Harness, chatty: list[str], method: str) -> None:
     assert row["lossy"] == (method == "lenient")
 
 
+def test_a_draft_that_proposes_nothing_has_a_headline_a_reason_and_a_next_step(
+    harness: Harness, tmp_path: Path
+) -> None:
+    file = tmp_path / "silent.py"
+    file.write_text(
+        "from harness.local.drafting.method import TextMethod\n"
+        "class NoText:\n"
+        "    def extend(self, tokens): pass\n"
+        "    def continuation(self, most): return []\n"
+        "class Silent(TextMethod):\n"
+        "    summary = 'proposes nothing'\n"
+        "    def texts(self, settings, tokenizer): return NoText\n"
+    )
+    typed = ["model=tiny_draft", "prompts=tiny", "n=8", "tokens=8", f"draft={file}:Silent"]
+    outcome = harness("latency", *typed, code=None)
+    assert "the draft proposed nothing: 1.0 tokens" in outcome.stdout
+    assert "Next  " in outcome.stdout
+    [statement] = json.loads(only("result.json").read_text())["statements"]
+    assert statement["relation"] in ("open", "below")
+
+
 def test_the_schedule_of_transformers_changes_k(harness: Harness, chatty: list[str]) -> None:
     by_generate = ["engine=huggingface", "decoding.num_draft_tokens=auto"]
     harness("latency", *chatty, *GREEDY, *by_generate)
