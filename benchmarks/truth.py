@@ -12,10 +12,11 @@ planted, which a few lines here compute. False is
     none pays                where one does
     would give               a cause of a loss, where there is none
     a bar, a mark            of another colour or side than the planted speed-up
-    a schedule               that takes a K at a load where it is shown to pay and planted to lose, or that switches off
-                             a K that gains there; at a load where nothing is shown it keeps the K of the smaller one
+    a schedule               that takes a K at a load where it is shown to pay and planted to lose, measured or between
+                             two measured ones, or that switches off a K that gains there; at a load where nothing is
+                             shown it keeps the K of the smaller one
     worse, better            where the planted change has the other direction, or none
-    no worse                 where the planted change is worse than the margin
+    no significant difference  where the planted change is larger than the margin
     format=json              that has other statements than the page
 
 `cannot be told apart` and `cannot tell` say nothing that could be false; they are counted. The answers
@@ -24,7 +25,9 @@ of `eval` are planted as rows, because no model answers here; `compare` makes no
 Half of the worlds have a trouble (`TROUBLES`). Not among them is a machine that wanders differently under each arm, as
 one start of a server cannot show that: `repeats=` or `engine.blocks=` do.
 
-Intervals that miss the planted value are counted apart: their level is 95 %, for all of a family at once.
+Intervals that miss the planted value are counted apart: their level is 95 %, for all of a family at once. Those that
+rest on few prompts with rejections, as they say, count by themselves. The single runs of equal arms are of a draft that
+proposes nothing.
 """
 
 from __future__ import annotations
@@ -60,6 +63,7 @@ from harness.config.errors import VerdictError
 from harness.engines.registry import ENGINES
 from harness.measuring.rows import LatencyRow
 from harness.reporting.page import Page
+from harness.results.acceptance import Acceptance
 from harness.results.judging.grid import load_of, schedule_of
 from harness.results.judging.series import Member, judged_at_once
 from harness.results.judging.statement import Statement
@@ -74,6 +78,8 @@ from harness.results.statistics.proportions import (
 simulated: Any = sys.modules[type(ENGINES["simulated"]).__module__]
 # Planted values as near to each other as this are equal: sums of the bench are rounded.
 _ROUNDING = 1e-6
+# The difference in accuracy that pages exclude, or do not (`eval margin=0.05`), with room for rounding.
+_MARGIN = 0.05 + _ROUNDING
 # At loads above one the planted speed-up is that of a full batch: laps begin and end with fewer rows.
 _ROUNDING_AT_LOADS = 0.015
 
@@ -87,6 +93,7 @@ TROUBLES: Mapping[str, Mapping[str, Any]] = {
     "a few easy prompts": {"tails": True, "prompts_differ": 0.5},
     "unlike prompts": {"prompts_differ": 1.0},
     "acceptance falls": {"falls": 0.85},
+    "hardly ever rejected": {"acceptance": 0.99},
     "the machine wanders": {"wander": 0.15},
     "the regular arm warms up": {"warm_up": 0.6},
     "answers as short as K": {"lengths": "short"},
@@ -278,6 +285,7 @@ class Found:
     def check_difference(self, statement: Statement, truth: float) -> None:
         """Hold a statement about two proportions against their planted difference."""
         sides = {"above": truth <= 0, "below": truth >= 0}
+        sides["open"] = statement.is_judged and abs(truth) > _MARGIN
         self.check(statement.words, is_false=sides.get(statement.relation, False))
         interval = statement.interval
         self.intervals["alone"] += 1
@@ -287,6 +295,8 @@ class Found:
         interval = statement.interval
         if interval.has_bounds:
             level = "alone" if statement.family == 1 else "at once"
+            if interval.covers is not None and interval.covers.num_rejecting is not None:
+                level = "that rest on few rejections"
             self.intervals[level] += 1
             is_held = interval.low <= truth * (1 + rounding) and truth <= interval.high * (
                 1 + rounding
@@ -376,8 +386,8 @@ def drawn_world(rng: random.Random, *, loads: bool = False) -> World:
     trouble: dict[str, Any] = {}
     if rng.random() < 0.5:
         trouble = dict(TROUBLES[rng.choice(AT_LOADS if loads else [*TROUBLES])])
-    if "prompts_differ" in trouble:
-        engine["prompts_differ"] = trouble.pop("prompts_differ")
+    for name in trouble.keys() & {"prompts_differ", "acceptance"}:
+        engine[name] = trouble.pop(name)
     if "falls" in trouble:
         falls = trouble.pop("falls")
         engine["acceptance"] = tuple(
@@ -448,6 +458,11 @@ def one_run(rng: random.Random) -> Found:
     _run(world, *world.typed(), f"K={k}")
     (read_run,) = read([Path("results")]).runs_of(LatencyRow)
     read_run.rows[:] = _with_phases(world, k, read_run.rows, rng)
+    is_equal = world.engine["acceptance"] == 0 and len(read_run.rows) == 2
+    if is_equal and not world.engine["draft_ms"]:
+        # A draft that proposes nothing has no acceptance.
+        silent = dict.fromkeys(Acceptance().columns()) | {"tokens_per_iteration": 1.0}
+        read_run.rows[-1] = replace(read_run.rows[-1], **silent)
     page = measurement("latency").page([read_run])
     assert page is not None
     _check_page(found, page, lambda row: truth, _ROUNDING)
@@ -555,7 +570,13 @@ def sweep_over_loads(rng: random.Random) -> Found:
         return world.speedup(int(row.num_draft_tokens), int(row.batch_size))
 
     _check_page(found, page, planted, _ROUNDING_AT_LOADS)
-    _check_schedule(found, judged_at_once(runs), planted)
+    members = judged_at_once(runs)
+    _check_schedule(found, members, planted)
+    for first, last, k in schedule_of(members)[0]:
+        measured = {load_of(member) for member in members}
+        for load in sorted({*range(first, last + 1)} - measured) if k else ():
+            is_false = world.speedup(k, load) <= 1 - _ROUNDING_AT_LOADS
+            found.check("schedule, between", is_false=is_false)
     return found
 
 
@@ -645,7 +666,7 @@ def show(name: str, found: Sequence[Found]) -> None:
     texts = [f"{words} {wrong[words]} of {number}" for words, number in sorted(said.items())]
     print(f"    false: {', '.join(texts)}")
     intervals: Counter[str] = sum((one.intervals for one in found), Counter())
-    for level in ("alone", "at once"):
+    for level in ("alone", "at once", "that rest on few rejections"):
         if intervals[level]:
             held = 1 - intervals[f"{level}, missed"] / intervals[level]
             print(f"    intervals {level}: {intervals[level]}, {100 * held:.1f} % hold")
