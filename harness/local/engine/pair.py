@@ -30,7 +30,12 @@ from harness.local.models.checkpoints import (
     refuse_second_quantization,
     resolve_dtype,
 )
-from harness.local.models.devices import choose_num_threads, free_memory, usable_gpus
+from harness.local.models.devices import (
+    choose_num_threads,
+    free_memory,
+    limit_num_threads,
+    usable_gpus,
+)
 from harness.local.models.fit import Memory, Placement, PlacementProblem, fit_or_explain
 from harness.local.models.loading import PlacedModel
 from harness.local.models.quiet import quiet_libraries
@@ -202,6 +207,7 @@ class PlacedPair(PlannedPair):
 
     def load(self) -> Pair:
         """Load the weights. Raises RunError or SettingError if memory, files or a library fail."""
+        limit_num_threads()
         target, *others = [model.load() for model in self.models]
         if all(device.type == "cpu" for device in self.devices):
             choose_num_threads(target.model)

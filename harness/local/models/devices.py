@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from harness.config.errors import RunError, SettingError
 from harness.config.failures import as_run_error, first_line
-from harness.config.machine import num_free_cores, threads_are_set
+from harness.config.machine import num_free_cores, num_usable_cores, threads_are_set
 from harness.config.settings import ModelSettings, PlacementSettings
 from harness.local.models.sketch import Device
 
@@ -93,6 +93,12 @@ def free_memory(gpus: Iterable[int]) -> dict[Device, int]:
         free[gpu] = torch.cuda.mem_get_info(gpu)[0] + cached
     free["cpu"] = psutil.virtual_memory().available
     return free
+
+
+def limit_num_threads() -> None:
+    """Have no more threads than usable cores: beyond a cgroup's quota all would stop for the rest of each period."""
+    if not threads_are_set():
+        torch.set_num_threads(min(torch.get_num_threads(), num_usable_cores()))
 
 
 def choose_num_threads(model: PreTrainedModel) -> None:

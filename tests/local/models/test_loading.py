@@ -73,9 +73,10 @@ def test_a_model_on_the_cpu_takes_the_faster_number_of_threads(
 ) -> None:
     passes = {1: 1.0, 2: several_s}
     monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.setattr(devices, "num_usable_cores", lambda: 2)
     monkeypatch.setattr(devices, "num_free_cores", lambda: num_free)
     monkeypatch.setattr(devices, "_pass_seconds", lambda model, num_threads: passes[num_threads])
-    torch.set_num_threads(2)
+    torch.set_num_threads(4)
     try:
         load(*shipped("tiny"))
         assert torch.get_num_threads() == chosen
