@@ -36,7 +36,6 @@ _DETACHES = re.compile("-[a-z]*d[a-z]*")
 # Programs that start others on another machine.
 _ELSEWHERE = ("ssh", "kubectl")
 _SHELLS = ("bash", "sh", "zsh")
-_IN_SHELL = "a shell starts the server: type the server's own words behind --"
 # Their flags before a variable.
 _VARIABLE_FLAGS = ("-e", "--env")
 _BOTH = "harness latency -- COMMAND -- COMMAND compares any two commands"
@@ -92,18 +91,6 @@ class ServerCommand:
             elif word != "env" and not is_variable(word):
                 return self.words[0] if word.startswith("-") else word
         return self.words[0]
-
-    @property
-    def _launchers(self) -> list[str]:
-        """The names of programs that may stand before the server's, of an unknown one all words."""
-        words = self.words[: self.start] if self.is_known else self.words
-        return [PurePosixPath(word.rpartition("=")[2]).name for word in words]
-
-    @property
-    def _is_in_shell(self) -> bool:
-        """Whether the server's words are one, which a shell reads: `bash -c '…'`."""
-        has_shell = not set(_SHELLS).isdisjoint(self._launchers)
-        return has_shell and any(re.fullmatch("-[a-z]*c", word) for word in self.words)
 
     def flags(self, names: Sequence[str]) -> list[Flag]:
         """The flags that have one of these names, in their order, each with its value.
@@ -208,7 +195,7 @@ class ServerCommand:
         """
         if not self.is_known:
             rule = f"{self.program} is not known here, nor what makes it speculate: {_BOTH}"
-            raise SettingError(SETTING, _IN_SHELL if self._is_in_shell else rule)
+            raise SettingError(SETTING, rule)
         startup = self.startup
         self._check_known()
         self._check_model()
@@ -252,14 +239,17 @@ class ServerCommand:
             name = _flag_name(word).partition(".")[0]
             if name in startup.refused:
                 raise SettingError(SETTING, f"{name}: {startup.refused[name]}")
-        launchers = self._launchers
-        is_container = not set(CONTAINERS).isdisjoint(launchers)
-        if (is_container and "run" not in launchers) or not set(_ELSEWHERE).isdisjoint(launchers):
-            raise SettingError(
-                SETTING, f"its server runs on when the harness ends it: {START_BOTH}"
-            )
-        if self._is_in_shell and (self.is_known or not has_port):
-            raise SettingError(SETTING, _IN_SHELL)
+        # Programs may stand before the server's; of an unknown one any word may be such a program.
+        before = self.words[: self.start] if self.is_known else self.words
+        launchers = {PurePosixPath(word.rpartition("=")[2]).name for word in before}
+        is_container = not launchers.isdisjoint(CONTAINERS)
+        if (is_container and "run" not in launchers) or not launchers.isdisjoint(_ELSEWHERE):
+            rule = f"its server runs on when the harness ends it: {START_BOTH}"
+            raise SettingError(SETTING, rule)
+        reads_words = any(re.fullmatch("-[a-z]*c", word) for word in self.words)
+        if reads_words and not launchers.isdisjoint(_SHELLS) and (self.is_known or not has_port):
+            rule = "a shell starts the server: type the server's own words behind --"
+            raise SettingError(SETTING, rule)
         if not self.is_known and not has_port:
             meant = nearest(PurePosixPath(self.program).name, known_programs())
             known = meant or f" ({', '.join(known_programs())})"
