@@ -23,7 +23,6 @@ from in_process import Harness
 from recipes import described
 from recipes.described import Setting
 from recipes.help_texts import help_texts
-from recipes.reference_pages import PAGES
 
 WITH_SETTINGS = [command for command in commands() if isinstance(command, ConfiguredCommand)]
 
@@ -43,19 +42,6 @@ def every_setting() -> list[Setting]:
 
 def test_every_setting_has_a_meaning() -> None:
     assert [setting.name for setting in every_setting() if not setting.meaning] == []
-
-
-def test_the_page_has_every_setting_below_one_heading() -> None:
-    rows = re.findall(r"^(?:#+ .*|\| `[^`]+` \|)", PAGES["settings.md"](), re.MULTILINE)
-    heading = ""
-    placed = []
-    for row in rows:
-        if row.startswith("#"):
-            heading = row
-        else:
-            placed.append((heading, row))
-    assert len(set(placed)) == len(placed)
-    assert {row for _, row in placed} == {f"| `{setting.name}` |" for setting in every_setting()}
 
 
 def test_texts_of_help_are_as_settings_and_columns_are() -> None:
