@@ -146,7 +146,7 @@ def steps_after_runs(pairs: Sequence[RankedRun], schedules: Sequence[Schedule]) 
 
 
 def _loads_left_out(schedules: Sequence[Schedule]) -> list[NextStep]:
-    """Three loads, or fewer, between the first two neighbouring ones with another K."""
+    """Three loads, or fewer, in the first gap of a schedule."""
     for schedule in schedules:
         for before, after in itertools.pairwise(schedule.ranges):
             ratio = after.first / before.last

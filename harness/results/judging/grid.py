@@ -11,7 +11,7 @@ from harness.results.runs import grouped
 
 
 class Range(NamedTuple):
-    """Neighbouring measured loads with one K.
+    """Neighbouring measured loads at which one K is shown to pay, or none is; or one at which nothing is shown.
 
     Attributes:
         first, last: loads, as batch size or requests in flight.
@@ -33,7 +33,8 @@ def schedule_of(members: Sequence[Member]) -> tuple[Sequence[Range], str]:
 
     Of several K that are shown to pay at a load the one with the highest speed-up is taken. Where none is, the K of the
     next smaller load stays, unless it is shown to lose: then there is none. K=0 counts as if switching the draft off
-    were free. Nothing is said of loads between two ranges: they were not measured.
+    were free. Nothing is said of loads between two ranges: they were not measured. So a load at which nothing is shown
+    is a range by itself.
 
     With K=5 best at loads 1 and 4, K=2 at 16 and a loss at 64: [(1, 4, 5), (16, 16, 2), (64, 64, 0)].
 
@@ -43,22 +44,23 @@ def schedule_of(members: Sequence[Member]) -> tuple[Sequence[Range], str]:
     if not all(member.run.last.num_draft_tokens for member in members):
         return [], "the server's K is not known: type K="
     ranges: list[Range] = []
-    k: int | None = None
+    before: int | None = None
     for load, at_load in grouped(sorted(members, key=load_of), load_of).items():
-        k = _chosen(at_load, k)
-        if k is None:
+        shown = _shown(at_load, ranges[-1].k if ranges else None)
+        if shown is None and not ranges:
             return [], f"nothing is shown at the smallest load, {load}"
-        if ranges and ranges[-1].k == k:
+        if shown is not None and shown == before:
             ranges[-1] = ranges[-1]._replace(last=load)
         else:
-            ranges.append(Range(load, load, k))
+            ranges.append(Range(load, load, ranges[-1].k if shown is None else shown))
+        before = shown
     if not any(entry.k for entry in ranges):
         return [], "no K is shown to pay at any load"
     return ranges, ""
 
 
-def _chosen(members: Sequence[Member], smaller: int | None) -> int | None:
-    """The K to use at a load; None where nothing is shown.
+def _shown(members: Sequence[Member], smaller: int | None) -> int | None:
+    """The K that is shown to be used at a load, 0 for none; None where nothing is shown.
 
     Args:
         members: at one load.
@@ -73,7 +75,7 @@ def _chosen(members: Sequence[Member], smaller: int | None) -> int | None:
     ]
     if len(losing) == len(members) or smaller in losing:
         return 0
-    return smaller
+    return None
 
 
 def in_words(schedule: Sequence[Range]) -> str:

@@ -41,14 +41,16 @@ def test_a_load_at_which_nothing_is_shown_keeps_the_k_of_the_next_smaller_one() 
     """It is switched off only where that K is shown to lose."""
     open_at_16 = row(16, 4, 1.0)
     alone = replace(row(64, 4, 1.2), speedup=Interval(1.2))
-    assert schedule(row(1, 4, 2.0), open_at_16, alone) == [(1, 64, 4)]
-    assert schedule(row(1, 4, 2.0), open_at_16, row(16, 8, 0.7)) == [(1, 16, 4)]
+    # Loads between it and its neighbours were not measured.
+    kept = [(1, 1, 4), (16, 16, 4), (64, 64, 4)]
+    assert schedule(row(1, 4, 2.0), open_at_16, alone) == kept
+    assert schedule(row(1, 4, 2.0), open_at_16, row(16, 8, 0.7)) == kept[:2]
     all_lose = [row(1, 4, 2.0), row(16, 2, 0.6), row(16, 8, 0.7), row(64, 2, 1.0)]
-    assert schedule(*all_lose) == [(1, 1, 4), (16, 64, 0)]
+    assert schedule(*all_lose) == [(1, 1, 4), (16, 16, 0), (64, 64, 0)]
     assert schedule(row(1, 4, 1.0), row(16, 4, 2.0)) == "nothing is shown at the smallest load, 1"
     error = "the arms did not do the same work"
     refused = replace(row(16, 4, 1.0), speedup=None, status=NO_VERDICT, error=error)
-    assert schedule(row(2, 4, 1.5), refused) == [(2, 16, 4)]
+    assert schedule(row(2, 4, 1.5), refused) == [(2, 2, 4), (16, 16, 4)]
 
 
 def test_a_server_whose_k_is_unknown_has_no_schedule() -> None:
