@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean, median
 
-from harness.commands.audit.judge import VERDICTS, Check, judge
+from harness.commands.audit.command import VERDICTS, Check, judge
 from harness.commands.audit.rows import stated_rows
 
 # The figures of a row, as typed.

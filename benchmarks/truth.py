@@ -56,9 +56,8 @@ from scipy import special
 import harness
 from harness.commands.eval.rows import EvalRow
 from harness.commands.latency.ranking import ranked_runs
-from harness.commands.read_runs import read
 from harness.commands.registry import measurement
-from harness.commands.report.command import build, statements_in_json
+from harness.commands.report.command import build, read, statements_in_json
 from harness.config.errors import VerdictError
 from harness.engines.registry import ENGINES
 from harness.measuring.rows import LatencyRow

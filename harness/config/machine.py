@@ -9,7 +9,6 @@ import functools
 import ipaddress
 import os
 import platform
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -103,11 +102,6 @@ def share_cores(num_processes: int) -> None:
 def threads_are_set() -> bool:
     """Whether it is decided how many threads compute on the CPU."""
     return bool(os.environ.get("OMP_NUM_THREADS"))
-
-
-def terminal_width() -> int:
-    """Columns of the terminal, within what can be read; 80 without one."""
-    return max(60, min(100, shutil.get_terminal_size().columns))
 
 
 def output_of(

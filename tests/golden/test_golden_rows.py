@@ -88,11 +88,6 @@ COMMANDS = {
     "url": "http://a/v1",
     "regular_url": "http://b/v1",
 }
-ITSELF = {
-    "regular_against_itself": 1.0,
-    "regular_against_itself_low": 0.9,
-    "regular_against_itself_high": 1.1,
-}
 UNKNOWN_COSTS = dict.fromkeys(
     "acceptance_rate tokens_per_iteration mean_acceptance_length predicted_speedup time_to_first_token_ms".split()
 )
@@ -133,7 +128,7 @@ LATENCIES: dict[str, tuple[Changes, Changes]] = {
     "unknown": (UNKNOWN_COSTS, {}),
     "unknown, of a server": (UNKNOWN_COSTS | COMMANDS, {}),
     "nothing drafted": (UNKNOWN_COSTS | COMMANDS | {"drafted": False}, {}),
-    "a regular step of a server": ({"requests_per_second": 1.0, "acceptance_rate": None} | ITSELF, {}),
+    "a regular step of a server": ({"requests_per_second": 1.0, "acceptance_rate": None}, {}),
     "failed": (NO_BOUNDS | {"status": "failed", "error": "wrong", "speedup_covers": over(1, "block")}, {}),
     "a pipeline of layers": (TWO_GPUS | {"processor_share": 0.4}, {}),
     "a layer in main memory": (TWO_GPUS | {"weight_bytes": {"cuda:0": 1, "cpu": 1}}, {}),

@@ -76,7 +76,7 @@ def test_what_is_not_known_is_null_and_has_its_reason(tmp_path: Path) -> None:
     row = dataclasses.replace(
         latency_run()[1],
         ms_per_token_std=math.nan,
-        regular_against_itself=Interval(1.0, 0.9, 1.1),
+        decode_speedup=Interval(1.0, 0.9, 1.1),
         speedup=Interval(2.0, covers=Coverage(3, "prompt")),
     )
     write_result(tmp_path, [row], [], statements=[verdict_of(row)])
@@ -91,7 +91,7 @@ def test_what_is_not_known_is_null_and_has_its_reason(tmp_path: Path) -> None:
     )
     written = content["rows"][0]
     assert (written["ms_per_token"], written["ms_per_token_std"]) == (50.0, None)
-    assert written["regular_against_itself"] == {
+    assert written["decode_speedup"] == {
         "estimate": 1.0,
         "low": 0.9,
         "high": 1.1,

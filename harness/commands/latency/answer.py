@@ -119,7 +119,7 @@ def _not_reported(row: LatencyRow) -> str:
 
 
 def checks_that_held(rows: Sequence[LatencyRow]) -> list[str]:
-    """The checks that passed, and the ratio of the regular arm to itself."""
+    """The checks that passed."""
     regular, row = rows[0], rows[-1]
     if not has_verdict(rows) or not row.speedup or row.is_simulated:
         return []
@@ -145,11 +145,6 @@ def checks_that_held(rows: Sequence[LatencyRow]) -> list[str]:
         "clocks not lowered": row.lowest_gpu_clock_mhz and not were_throttled,
     }
     held = [check for check, is_held in checks.items() if is_held]
-    null = row.regular_against_itself
-    gain = row.speedup.estimate
-    # An interval that is wider than the effect would not show what else causes it.
-    if null is not None and null.high / null.low < max(gain, 1 / gain):
-        held.append(f"regular arm against itself {null:.3f}")
     return [" · ".join(held)] if held else []
 
 

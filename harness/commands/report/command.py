@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
-from typing import Literal
+from typing import Any, Literal
 
 from harness.commands.arguments import read_arguments
+from harness.commands.command import Command
 from harness.commands.pages import pages_about
-from harness.commands.read_runs import Findings, measuring, read
-from harness.commands.registry import measurement
+from harness.commands.registry import commands, measurement, row_kinds
 from harness.config.amounts import counted
 from harness.config.command_line import Words
 from harness.config.errors import RunError, SettingError
@@ -25,7 +27,172 @@ from harness.reporting.files import ReportContents, html_page, markdown, on_term
 from harness.reporting.overview import days_of, environment_table, files_table
 from harness.reporting.terminal import WIDE, plain_console, print_document
 from harness.reporting.words import common_settings
-from harness.results.runs import measured_of
+from harness.results.files import read_file, read_kind
+from harness.results.pooling import merge
+from harness.results.row import Row
+from harness.results.rows.prompts import LatencyPromptRow
+from harness.results.runs import AnyRunRow, Run, group, grouped, measured_of
+from harness.results.schema import RunRow
+
+# Of more than ten thousand runs; a whole disk has more.
+_MOST_FILES = 200_000
+
+
+def measuring() -> list[Command[Any, Any]]:
+    """Commands that measure, and so have runs to show; those that take typed prompts come last."""
+    measurements = [
+        command for command in commands() if isinstance(command, Command) and command.measures
+    ]
+    return sorted(measurements, key=lambda command: not command.sweeps)
+
+
+@dataclass
+class Findings:
+    """The contents of CSV files.
+
+    Attributes:
+        runs: with figures, each measurement once, oldest first.
+        failures: runs without a full result: `failed`, `interrupted` or `incomplete`.
+        files: the number of rows by file, of each file of ours that was read.
+        notes: what could not be read, or was left out.
+    """
+
+    runs: list[Run] = field(default_factory=list)
+    failures: list[Run] = field(default_factory=list)
+    files: dict[Path, int] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def runs_of(self, row: type[AnyRunRow]) -> list[Run[AnyRunRow]]:
+        """The runs whose rows are of one kind."""
+        return [run for run in self.runs if type(run.last) is row]
+
+
+def read(paths: Sequence[Path], ids: Sequence[str] = ()) -> Findings:
+    """The runs in files and directories, each measurement once.
+
+    Args:
+        ids: of the only runs that are wanted, or how these begin; () for all.
+
+    Raises:
+        SettingError: a path that does not exist, or without a CSV file of ours; an id that no run has.
+    """
+    findings = _Reader(paths).findings
+    for wanted in ids:
+        if not any(run.id.startswith(wanted) for run in findings.runs):
+            raise SettingError(wanted, f"no run in {', '.join(map(str, paths))} has this id")
+    if ids:
+        findings.runs = [run for run in findings.runs if run.id.startswith(tuple(ids))]
+    findings.runs, findings.failures = merge(findings.runs)
+    return findings
+
+
+class _Reader:
+    """Reads files and directories.
+
+    Attributes:
+        findings: the contents of the files; a run that is in several files is in it several times.
+
+    Raises:
+        SettingError: a path that does not exist, or no file with the result of a run.
+    """
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self.findings = findings = Findings()
+        # Kinds of rows with the result of a run, by the stem of their files' names; then these and all others.
+        self._run_kinds: dict[str, type[RunRow]] = {}
+        self._kinds: list[type[Row]] = []
+        for command in measuring():
+            self._run_kinds[command.row.kind] = command.row
+            self._kinds += [command.row, *command.further_rows]
+        # `latency.csv`, `latency_prompts.csv`, and `latency-2.csv`, which `append_rows` begins where
+        # the first file has other columns.
+        self._file_name = re.compile(rf"({'|'.join(self._run_kinds)})(-\d+|_prompts)?\.csv")
+        # Rows of prompts files, by the `run` that wrote them.
+        self._prompts: dict[str | None, list[LatencyPromptRow]] = {}
+        for path in paths:
+            if path.is_dir():
+                self._read_directory(path)
+            elif not path.exists():
+                raise SettingError(str(path), "no such file or directory")
+            elif path not in findings.files and not self._read_file(path):
+                raise SettingError(str(path), f"is no CSV file of {', '.join(self._run_kinds)}")
+        if not findings.runs:
+            files = ", ".join(f"{kind}.csv" for kind in self._run_kinds)
+            rule = f"holds no run's result; those are in {files}"
+            if findings.notes:
+                rule += f" ({findings.notes[0]})"
+            raise SettingError(", ".join(map(str, paths)), rule)
+        for run in findings.runs:
+            # Other runs find the rows of their prompts in their own directories.
+            if run.last.run in self._prompts:
+                run.prompt_rows = self._prompts[run.last.run]
+
+    def _read_directory(self, directory: Path) -> None:
+        files = [file for file in self._files(directory) if self._is_worth_reading(file, directory)]
+        if not files:
+            rule = f"holds no CSV file of {', '.join(self._run_kinds)}"
+            raise SettingError(str(directory), rule)
+        for file in files:
+            if file not in self.findings.files:
+                self._read_file(file)
+
+    def _files(self, path: Path) -> Iterator[Path]:
+        """The files below a directory, but for hidden directories.
+
+        Raises:
+            SettingError: there are too many: it is no directory of results.
+        """
+        number = 0
+        for folder, inner, names in os.walk(path, onerror=self._note):
+            number += len(inner) + len(names)
+            if number > _MOST_FILES:
+                rule = f"has more than {_MOST_FILES:,} files below it: name a directory of results"
+                raise SettingError(str(path), rule)
+            inner[:] = sorted(name for name in inner if not name.startswith("."))
+            yield from (Path(folder, name) for name in sorted(names))
+
+    def _note(self, error: OSError) -> None:
+        self.findings.notes.append(f"{error.filename} cannot be read: {error.strerror}")
+
+    def _is_worth_reading(self, file: Path, directory: Path) -> bool:
+        """Whether a file below the directory may hold a measurement: by its name or contents."""
+        # Not `Path.is_file`, which raises an error in a directory that may not be entered.
+        if not os.path.isfile(file):
+            return False
+        if self._file_name.fullmatch(file.name):
+            return True
+        # `results.file` may have given a file in the directory itself another name.
+        if file.parent != directory or file.suffix != ".csv":
+            return False
+        try:
+            return read_kind(file, self._kinds) in self._run_kinds.values()
+        except OSError:
+            return False
+
+    def _read_file(self, file: Path) -> bool:
+        """Add a file's contents to the findings.
+
+        Returns:
+            False for a file that is not ours. A file that cannot be read gets a note, and True.
+        """
+        findings = self.findings
+        try:
+            contents = read_file(file, [*row_kinds(), *self._kinds])
+        except OSError as error:
+            error.filename = str(file)
+            self._note(error)
+            return True
+        if contents.kind not in self._kinds:
+            foreign = f"{file} holds no rows of a command, and was left out"
+            findings.notes += contents.torn or [foreign]
+            return bool(contents.torn)
+        findings.notes += [*contents.torn, *contents.unread]
+        findings.files[file] = len(contents.rows)
+        findings.runs += group(contents.rows, file)
+        prompts = [row for row in contents.rows if isinstance(row, LatencyPromptRow)]
+        self._prompts |= grouped(prompts, attrgetter("run"))
+        return True
+
 
 _DEFAULT = Path("results")
 # How the ids of runs begin.

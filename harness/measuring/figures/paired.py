@@ -54,11 +54,6 @@ class SpeedupFigures(Group, WithSpeedup):
         "mean",
         "whether that is significant and above 2 %; of several runs, in most of them; empty where too few were timed",
     )
-    regular_against_itself: Interval | None = pooled(
-        "geometric mean",
-        "the regular arm's time per token where its turn came first over where it came second: 1 but for noise",
-        in_csv=False,
-    )
     interleaved: MaybeBool = pooled("all", "whether the arms took turns")
 
     @classmethod
@@ -93,40 +88,9 @@ class SpeedupFigures(Group, WithSpeedup):
             rare_units=times.rare_in_words(),
             drift=change.estimate if change.is_known else None,
             drifted=drift_matters(change) if change.has_bounds else None,
-            regular_against_itself=None if times.unit == "block" else _against_itself(pair[0]),
             # A single batch is one arm after the other.
             interleaved=in_time.regular.size > 1,
         )
-
-
-def _against_itself(regular: MeasuredArm) -> Interval | None:
-    """The regular arm in turns that it began, over itself in the others; None with too few of each for an interval.
-
-    The turns have different prompts, so that without an interval the ratio would say how their lengths differ. For the
-    same reason there is none over blocks, of which a turn is several prompts.
-    """
-    from harness.results.statistics.ratios import drift
-
-    began: list[tuple[float, int]] = []
-    followed: list[tuple[float, int]] = []
-    for number, generation in enumerate(regular.generations):
-        decoded = [
-            (request.decode_ms or 0.0, request.num_tokens - 1)
-            for request in generation.requests
-            if request.answered
-        ]
-        ms = sum(ms for ms, _ in decoded)
-        num_tokens = sum(number for _, number in decoded)
-        if ms > 0 and num_tokens > 0:
-            # The arms change places after every question (`measuring.interleaving`).
-            (followed if number % 2 else began).append((ms, num_tokens))
-    # As the change from one half to the other.
-    size = min(len(began), len(followed))
-    if not size:
-        return None
-    times, tokens = zip(*followed[:size], *began[:size], strict=True)
-    change = drift(times, tokens)
-    return change if change.has_bounds else None
 
 
 class PairedTimes(NamedTuple):

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
+from harness.commands.audit.command import Check, judge
 from harness.commands.audit.figures import PrintedFigure
-from harness.commands.audit.judge import Check, judge
 from harness.commands.audit.rows import PrintedRow
 
 

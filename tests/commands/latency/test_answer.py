@@ -16,7 +16,6 @@ from harness.config.command_line import Words
 from harness.measuring.rows import LatencyRow
 from harness.results.rows.prompts import LatencyPromptRow
 from harness.results.runs import Run
-from harness.results.statistics.interval import Interval
 from pages import full, short
 from report_files import latency_run, over, prompt_rows
 from wording import mentions
@@ -56,10 +55,6 @@ CHECKS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "regular arm drafted nothing": ({"drafted": False}, {"held_back": True}),
     "machine quiet": ({"drifted": False}, {"url": "http://127.0.0.1:8000/v1"}),
     "no other client": ({"foreign_tokens": 0}, {"foreign_tokens": None}),
-    "regular arm against itself 0.996 (0.900 to 1.100)": (
-        {"regular_against_itself": Interval(0.996, 0.9, 1.1)},
-        {"regular_against_itself": Interval(0.995, 0.571, 1.733)},
-    ),
 }
 
 

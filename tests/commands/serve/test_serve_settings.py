@@ -14,9 +14,8 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from harness.commands.serve.app import make_app
+from harness.commands.serve.app import Guard, make_app
 from harness.commands.serve.bodies import ChatBody
-from harness.commands.serve.guard import Guard
 from harness.commands.serve.record import ServeSettings
 from harness.commands.serve.served_model import ServedModel
 from harness.engines.door.serving import Refusal

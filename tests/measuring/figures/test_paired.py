@@ -75,29 +75,6 @@ def test_units_with_the_same_prompts_cover_no_others() -> None:
     assert str(figures(SpeedupFigures, again, again, [*range(8)] * 2).speedup.covers) == "8 prompts"
 
 
-def decoded(index: int, step_s: float, first_s: float = 0.5, num_tokens: int = 10) -> Answered:
-    answer = request(index, first_s + (num_tokens - 1) * step_s, num_tokens=num_tokens)
-    answer.arrivals = [first_s]
-    return lap(answer)
-
-
-def test_the_regular_arm_is_compared_with_itself_by_turns() -> None:
-    """It begins every second question: there its steps are planted to be 2 % slower, the prompt's time is left out."""
-    rng = np.random.default_rng(0)
-    answers, others = [], []
-    for index in range(32):
-        slower, first_s, num_tokens = (1.0, 1.0, 4) if index % 2 else (1.02, 0.5, 10)
-        step_s = 0.1 * slower * rng.normal(1, 0.002)
-        answers.append(decoded(index, step_s, first_s, num_tokens))
-        others.append(decoded(index, 0.05, first_s, num_tokens))
-    null = figures(SpeedupFigures, answers, others).regular_against_itself
-    assert null.estimate == pytest.approx(1.02, abs=0.003)
-    assert not null.excludes(1.02)
-    assert null.excludes(1)
-    # Without an interval it would say how the prompts of both kinds of turns differ.
-    assert figures(SpeedupFigures, answers[:5], answers[:5]).regular_against_itself is None
-
-
 def test_the_intervals_of_a_run_that_may_stop_are_wider() -> None:
     """Of the whole answers, and without their first tokens."""
     rng = np.random.default_rng(0)
