@@ -104,11 +104,6 @@ class Calls:
             return prepared
         return RowState.resting(num_rows, num_positions, device)
 
-    def num_rows(self, num_running: int) -> int:
-        """Return how many of the prepared rows a call takes for this many that run."""
-        assert self.rows is not None
-        return self.rows.num_rows
-
     def propose(self, rows: RowState, count: int, limits: Sequence[int]) -> Proposal | None:
         """Propose up to `count` >= 1 tokens for each row; None where a drafter on the host offers no row any.
 
@@ -120,8 +115,8 @@ class Calls:
         if isinstance(drafter, TensorDrafter):
             return drafted(drafter, rows, self.drafting_uniforms(rows, count))
         num_running = len(limits)
-        uniforms = self.drafting_uniforms(rows.first(num_running), count if drafter.draws else 0)
-        proposal = drafter.propose(count, uniforms)
+        uniforms = self.drafting_uniforms(rows, count if drafter.draws else 0)
+        proposal = drafter.propose(count, uniforms[:num_running])
         tokens, probabilities = proposal.tokens, proposal.probabilities
         offered = proposal.lengths
         if offered is None:

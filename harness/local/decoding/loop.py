@@ -216,7 +216,7 @@ class Loop:
         if count > 0 and self._state.is_fixed:
             count = calls.num_draft_tokens
         lengths = [len(row.request.prompt) + row.num_generated - 1 for row in rows]
-        state = self._state.first(calls.num_rows(len(rows)) if self._state.is_fixed else len(rows))
+        state = self._state
         state.longest = max(lengths)
 
         proposal = None

@@ -89,17 +89,6 @@ class RowState:
         """The last token of each row, [B, 1]."""
         return self.numbers[Column.LAST].unsqueeze(1)
 
-    def first(self, num_rows: int) -> RowState:
-        """Return the first rows, which share their memory with these."""
-        if num_rows == self.num_rows:
-            return self
-        return replace(
-            self,
-            numbers=self.numbers[:, :num_rows],
-            uniforms=self.uniforms[:num_rows],
-            decided=self.decided[:num_rows],
-        )
-
     def on(self, device: torch.device) -> RowState:
         """Return what a draft on a device must know of these rows: there themselves, else a copy without the random
         numbers.

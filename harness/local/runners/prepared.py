@@ -29,48 +29,36 @@ Preparer = Callable[[Callable[..., Any], Sequence[Tensor], torch.device], Callab
 
 
 class PreparedCalls(Calls):
-    """The same calls, for the sizes and warps for which they were prepared."""
+    """The same calls, for the rows and warps for which they were prepared."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        self._sizes: Sequence[int] = ()
         self._prepared: dict[Hashable, Callable[..., Any]] = {}
-        # What decides by the logits, for each size and kind of proposal: on a GPU compiled apart from the pass.
+        # What decides by the logits, for each kind of proposal: on a GPU compiled apart from the pass.
         self._judging: dict[Hashable, Part] = {}
 
-    def num_rows(self, num_running: int) -> int:
-        return min(size for size in self._sizes if size >= num_running)
-
-    def prepare(self, sizes: Sequence[int], preparer: Preparer) -> None:
-        """Prepare the calls over the fixed rows, with the warps that these have now.
-
-        Args:
-            sizes: numbers of rows, up to all of them.
-        """
-        assert self.rows is not None
-        self._sizes = sizes
+    def prepare(self, preparer: Preparer) -> None:
+        """Prepare the calls over the fixed rows, with the warps that these have now."""
+        rows = self.rows
+        assert rows is not None
         count = self.num_draft_tokens
-        device = self.rows.numbers.device
-        # The largest first: the others find room in its memory.
-        for size in sorted(sizes, reverse=True):
-            rows = self.rows.first(size)
-            kind = self.warp.kind
-            step = functools.partial(super().decide, rows, None)
-            # Decisions are found by the fields of the proposal: without one there are none.
-            self._prepared[(), size, kind] = preparer(step, [], device)
-            if not count:
-                continue
-            if isinstance(self.drafter, TensorDrafter):
-                propose = self._prepared_proposal(rows, preparer)
-                self._prepared["propose", size, kind] = propose
-                proposal: Proposal = propose()
-            else:
-                tokens = rows.numbers.new_zeros(size, count)
-                proposal = Proposal(tokens, lengths=tokens[:, 0].clone())
-            given = _given(proposal)
-            decide = functools.partial(self._decide_given, rows, list(given))
-            inputs = list(given.values())
-            self._prepared[tuple(given), size, kind] = preparer(decide, inputs, device)
+        kind = self.warp.kind
+        device = rows.numbers.device
+        step = functools.partial(super().decide, rows, None)
+        # Decisions are found by the fields of the proposal: without one there are none.
+        self._prepared[(), kind] = preparer(step, [], device)
+        if not count:
+            return
+        if isinstance(self.drafter, TensorDrafter):
+            propose = self._prepared_proposal(rows, preparer)
+            self._prepared["propose", kind] = propose
+            proposal: Proposal = propose()
+        else:
+            tokens = rows.numbers.new_zeros(rows.num_rows, count)
+            proposal = Proposal(tokens, lengths=tokens[:, 0].clone())
+        given = _given(proposal)
+        decide = functools.partial(self._decide_given, rows, list(given))
+        self._prepared[tuple(given), kind] = preparer(decide, list(given.values()), device)
 
     def _prepared_proposal(self, rows: RowState, preparer: Preparer) -> Callable[[], Proposal]:
         """Prepare a proposal for these rows. A drafter on another device has a call there: before it what it must know
@@ -104,11 +92,11 @@ class PreparedCalls(Calls):
         if not rows.is_fixed:
             return super().judged(rows, logits, proposal)
         given = {} if proposal is None else _given(proposal)
-        key = (rows.num_rows, *given)
-        if key not in self._judging:
-            judge, warp = functools.partial(_judge, self.judge, rows, list(given)), self.warp
-            self._judging[key] = Part(judge, key=lambda: warp.kind)
-        packed: Tensor = self._judging[key](logits, *given.values())
+        names = tuple(given)
+        if names not in self._judging:
+            judge, warp = functools.partial(_judge, self.judge, rows, names), self.warp
+            self._judging[names] = Part(judge, key=lambda: warp.kind)
+        packed: Tensor = self._judging[names](logits, *given.values())
         return packed
 
     def propose(self, rows: RowState, count: int, limits: Sequence[int]) -> Proposal | None:
@@ -139,7 +127,7 @@ class PreparedCalls(Calls):
     def _find(self, call: Hashable, rows: RowState) -> Callable[..., Any] | None:
         if not rows.is_fixed:
             return None
-        return self._prepared.get((call, rows.num_rows, self.warp.kind))
+        return self._prepared.get((call, self.warp.kind))
 
 
 def _given(proposal: Proposal) -> dict[str, Tensor]:
