@@ -116,7 +116,7 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
         if settings.has_weights:
             placed = session.placed or self._placed_here(settings)
             self._read_as_typed(session.pair if session.placed is not None else placed.load())
-            self.fits = local("engine.fitting").fitting(placed, self.pair, self.answers.token_ids)
+            self.fits = local("engine.planning").fitting(placed, self.pair, self.answers.token_ids)
         self.texts = self._text_rows(session)
         session.append(TEXTS_FILE, self.texts)
         self._add_cause(session, as_typed, self.answers)
@@ -200,7 +200,7 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
         if not (is_asked_for or finding.is_little or is_unexplained):
             return
         longest = max(len(reading.transcript.prompt) for reading in self.answers.readings)
-        trained = local("engine.fitting").trained_length(placed) if placed else None
+        trained = local("engine.planning").trained_length(placed) if placed else None
         is_given = self.source.kind == "given"
         for condition in asked_conditions(settings, has_template, longest, trained, is_given):
             answers = Answers([])

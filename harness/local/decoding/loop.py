@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -136,8 +137,7 @@ class Loop:
         watch: of its iterations.
 
     Attributes:
-        num_decided: the tokens that iterations have decided.
-        num_prepared: those of them that prepared calls have.
+        num_decided: the tokens that iterations have decided, by whether prepared calls did.
     """
 
     def __init__(self, calls: Calls, watch: Watch = unwatched) -> None:
@@ -147,8 +147,7 @@ class Loop:
         self._watch = watch
         self._rows: list[BatchRow] = []
         self._state = RowState.resting(0, 0, "cpu")
-        self.num_decided = 0
-        self.num_prepared = 0
+        self.num_decided: Counter[bool] = Counter()
         # Lets the drafter read the prompts, which only the target has read.
         self._begin_drafting: Callable[[], None] | None = None
 
@@ -182,9 +181,10 @@ class Loop:
         drawn = inverse_cdf(warp(step.logits), uniforms).flatten()
         first_tokens = drawn.tolist()
         if self._drafter is not None:
-            begin = functools.partial(self._drafter.start, prompts, first_tokens, step)
             # With the next call, because a reader waits for the first tokens.
-            self._begin_drafting = begin
+            self._begin_drafting = functools.partial(
+                self._drafter.start, prompts, first_tokens, step
+            )
             if isinstance(self._drafter, TensorDrafter):
                 self._drafter.make_room(len(requests), calls.num_draft_tokens, num_slots)
 
@@ -231,9 +231,8 @@ class Loop:
             row.take(numbers, size) for row, numbers in zip(rows, packed.tolist(), strict=False)
         ]
 
-        num_decided = sum(len(row_step.tokens) for row_step in row_steps)
-        self.num_decided += num_decided
-        self.num_prepared += num_decided if calls.was_prepared else 0
+        num_tokens = sum(len(row_step.tokens) for row_step in row_steps)
+        self.num_decided[calls.was_prepared] += num_tokens
 
         # Roll back: the token before the proposal stays, and so do those accepted. The next one is
         # not read yet.

@@ -105,8 +105,7 @@ class LocalArm(Arm):
                         clock.note(loop.step(), first)
                         if note_ended is not None:
                             note_ended(num_begun - loop.num_running)
-                self.runners.num_decided += loop.num_decided
-                self.runners.num_prepared += loop.num_prepared
+                self.runners.num_decided.update(loop.num_decided)
         is_batch = len(requests) <= in_flight and not any(
             request.leave_after for request in requests
         )
@@ -201,10 +200,10 @@ class LocalEngine(Engine):
 
     @property
     def prepared_share(self) -> float | None:
-        runners = self.runners
-        if not runners.prepared or not runners.num_decided:
+        num_decided = self.runners.num_decided
+        if not self.runners.prepared or not num_decided:
             return None
-        return runners.num_prepared / runners.num_decided
+        return num_decided[True] / num_decided.total()
 
     def close(self) -> None:
         """Free the runners; the pair is the caller's."""

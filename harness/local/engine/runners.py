@@ -7,6 +7,7 @@ have it. A model that cannot have the runner that was asked for gets a plainer o
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -64,8 +65,7 @@ class PairRunners:
         draft_name: of the draft's; the target's where it has none.
         setup_seconds: how long compiling and capturing took.
         prepared: the calls of the regular arm (False) and of the speculative one (True), where these are prepared.
-        num_decided: the tokens that iterations have decided.
-        num_prepared: those of them that prepared calls have.
+        num_decided: the tokens that iterations have decided, by whether prepared calls did.
     """
 
     pair: Pair
@@ -76,8 +76,7 @@ class PairRunners:
     draft_name: str
     setup_seconds: float = 0.0
     prepared: dict[bool, Calls] = field(default_factory=dict)
-    num_decided: int = 0
-    num_prepared: int = 0
+    num_decided: Counter[bool] = field(default_factory=Counter)
 
     def calls(self, decoding: DecodingSettings, *, drafts: bool) -> Calls:
         """Return the calls of an arm for a batch with these settings, apart from each row's warp: prepared ones, if

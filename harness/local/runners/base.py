@@ -109,8 +109,6 @@ def gather_rows(states: Tensor, indices: Tensor) -> Tensor:
 
 def joined(steps: Sequence[Step], places: Sequence[int]) -> Step:
     """Return the steps of prompts that were read one after the other as one, of the prompts at these places."""
-    if len(steps) == 1 and list(places) == list(range(len(places))):
-        return steps[0]
     logits = torch.cat([step.logits for step in steps])
     hidden = None
     if steps[0].hidden is not None:

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from echo_server import EchoServer, Serve
-from harness.commands.latency.questions import Conversations
+from harness.commands.latency.measure import Conversations
 from harness.commands.latency.record import LatencySettings
 from harness.config.settings import DecodingSettings
 from harness.engines.protocol import Answered

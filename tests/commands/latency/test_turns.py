@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from echo_server import EchoServer, Serve
-from harness.commands.latency.questions import Conversations, choose_num_laps
+from harness.commands.latency.measure import Conversations, choose_num_laps
 from harness.engines.protocol import Answered
 from harness.measuring.asking import Part, batches_to_ask, in_laps, laps_to_ask
 from harness.measuring.prompts.sets import Occurrence, Prompt, PromptSet

@@ -57,7 +57,7 @@ def test_too_few_draws_say_how_many_are_enough(
     needed = results("recovery")["num_draws_needed"].iloc[-1]
     assert int(said[1]) == pytest.approx(needed, rel=0.1)
     # So many are taken by default.
-    monkeypatch.setattr("harness.commands.recovery.scored._FEWEST_TOKENS", 100)
+    monkeypatch.setattr("harness.commands.recovery.measure._FEWEST_TOKENS", 100)
     harness("recovery", *pair, *SMALL, "num_draws=auto")
     assert results("recovery")["num_draws"].iloc[-1] == pytest.approx(int(said[1]), rel=0.15)
 

@@ -29,9 +29,8 @@ from harness.local.drafting.model import ModelDrafter
 from harness.local.engine.preparing import prepare_calls
 from harness.local.engine.runners import verification_of
 from harness.local.runners.base import UnsupportedModelError
-from harness.local.runners.forward import SlotForward
 from harness.local.runners.prepared import Graphs, PreparedCalls
-from harness.local.runners.static import StaticRunner
+from harness.local.runners.static import SlotForward, StaticRunner
 from traced import run_as_traced
 
 K = 3

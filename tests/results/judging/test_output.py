@@ -6,8 +6,7 @@ import pytest
 
 from harness.commands.recovery.record import Recovery
 from harness.commands.recovery.rows import RecoveryRow
-from harness.commands.recovery.tables import recovery_page
-from harness.results.judging.output import judged_output
+from harness.commands.recovery.tables import judged_output, recovery_page
 from harness.results.runs import Run
 
 GREEDY = RecoveryRow(

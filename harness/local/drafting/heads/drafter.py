@@ -94,6 +94,7 @@ class HeadDrafter(TensorDrafter):
     """
 
     device: torch.device
+    _room: _Room
 
     def __init__(self, head: Head, warp: AnyWarp) -> None:
         self.head = head
@@ -102,7 +103,6 @@ class HeadDrafter(TensorDrafter):
         self.device = next(head.parameters()).device
         self._draw = HeadSampler(head, warp)
         self._fixed: _Room | None = None
-        self._room = self._new_room(0, 0, 0)
 
     def _new_room(self, num_rows: int, num_draft_tokens: int, num_slots: int) -> _Room:
         config = self.head.config
