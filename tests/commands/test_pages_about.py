@@ -43,9 +43,15 @@ def bold(report: ReportContents) -> list[str]:
 
 
 def test_a_series_each_and_one_bold_sentence_for_it(tmp_path: Path) -> None:
-    """Single runs are rows."""
+    """And one for each single run with a verdict."""
     report = afternoon(tmp_path)
-    first, second = bold(report)
+    first, second, *single = bold(report)
+    assert [line.split(":")[0] for line in single] == [
+        "  13B with 7B, K=4, 15 prompts (mine)",
+        "  13B with 7B, K=4, 15 prompts (chats)",
+        "  13B with 7B, K=4, 15 prompts (chats), chat_template never",
+        "  13B_8bit with 7B, K=4, 15 prompts (english), 8bit",
+    ]
     assert first.startswith("  Highest shown to pay: 13B with 7B, K=4: 2.00× faster")
     assert second.startswith("  Highest shown to pay: 13B with 7B, K=2: 1.40× faster")
     page = report.pages["Is it faster?"]

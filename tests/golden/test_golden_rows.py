@@ -8,8 +8,8 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 
 from harness.commands.acceptance.page import acceptance_page
-from harness.commands.compare.measure import races_page, verdict
 from harness.commands.compare.rows import CompareRow
+from harness.commands.compare.tables import races_page, verdict
 from harness.commands.eval.page import eval_page
 from harness.commands.latency.page import latency_page
 from harness.commands.pages import pages_about

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from harness.commands.command import Experiment
 from harness.commands.compare.display import Lane, print_lanes, show_race
 from harness.commands.compare.record import NARROWEST_RACE, CompareSettings, View
 from harness.commands.compare.rows import CompareRow
-from harness.config.amounts import counted, percent
+from harness.commands.compare.tables import rejections, verdict
 from harness.config.errors import HarnessError, RunError, SettingError, nearest
 from harness.engines.protocol import Answered, Arm, Engine, Question
 from harness.engines.timing import quick_garbage_collections, timed_answer
@@ -26,134 +25,10 @@ from harness.measuring.progress import say, show
 from harness.measuring.prompts.sets import Prompt, load_prompts
 from harness.measuring.race import arm_columns, comparison_columns, find_rejections
 from harness.measuring.session import Session
-from harness.reporting.names import Named, distinct_names
-from harness.reporting.page import Page, title_of_many
-from harness.reporting.table import (
-    Column,
-    Document,
-    Line,
-    Table,
-    sentences,
-    share,
-    times,
-    visible,
-)
+from harness.reporting.table import visible
 from harness.reporting.terminal import plain_console, print_document
-from harness.reporting.words import (
-    explained_by_rounding,
-    labels,
-    lossy_warning,
-    pair_name,
-    settings_line,
-)
+from harness.reporting.words import pair_name, settings_line
 from harness.results.acceptance import Rejection
-from harness.results.runs import Run
-
-
-def verdict(row: CompareRow) -> Document:
-    """Speed-up or why there is none, acceptance, and whether the texts are the same.
-
-    After a race of one arm only warnings about random weights and synthetic acceptance.
-    """
-    # "random weights: ...", "synthetic 0.8: ..."
-    not_real = [
-        f"{label}: acceptance and texts say nothing about the pair" for label in labels(row)
-    ]
-    no_verdict = row.why_no_verdict
-    if row.speedup is None and no_verdict is None:
-        return sentences("warning", *not_real)
-    headline = f"No verdict: {no_verdict}"
-    if no_verdict is None and row.speedup is not None:
-        part = "in this race"
-        if row.num_compared is not None:
-            part = (
-                f"over the first {counted(row.num_compared, 'token')}, where the shorter text ends"
-            )
-        headline = f"{times(row.speedup)} {part}"
-    # An engine that reports iterations reports their drafts, too.
-    accepted = (
-        "nothing was drafted"
-        if row.tokens_per_iteration
-        else "no accepted draft tokens are reported"
-    )
-    if row.acceptance_rate is not None:
-        accepted = f"{percent(row.acceptance_rate)} of the draft tokens accepted"
-        # Some servers report no iterations.
-        if tokens := row.tokens_per_iteration:
-            accepted += f", {tokens:.2f} tokens per iteration"
-    lines = [
-        Line(f"{headline} · {accepted}", "strong"),
-        Line(_identity(row)),
-        *sentences("warning", lossy_warning(row), *not_real),
-    ]
-    ended_apart = row.regular_num_tokens != row.speculative_num_tokens
-    if no_verdict is not None and ended_apart and not row.ignore_eos:
-        lines.append(Line("decoding.ignore_eos=true gives both arms the same length.", "dim"))
-    return lines
-
-
-def rejections(rejected: Sequence[Rejection] | None) -> Document:
-    """Every rejection of a race: the token, its probabilities under both models, and its replacement.
-
-    Args:
-        rejected: None where the engine does not report them.
-    """
-    if rejected is None:
-        return [Line("The engine does not report which draft tokens were rejected.", "dim")]
-    if not rejected:
-        return [Line("No draft token was rejected.", "dim")]
-    columns = (
-        Column("at", of="position"),
-        Column("rejected", _quoted, "rejected", text=True),
-        Column("target", "{:.3f}".format, "target_probability"),
-        Column("draft", "{:.3f}".format, "draft_probability"),
-        Column("replaced by", _quoted, "replacement", text=True),
-    )
-    note = "at: position in the new text, from 0 · target, draft: the rejected token's probability under each model"
-    return [Table.of("rejections", "", rejected, columns, notes=(note,), look="plain")]
-
-
-def races_page(runs: Sequence[Run[CompareRow]]) -> Page | None:
-    """A row for each race that was timed, which is an impression and no finding; None where there are none."""
-    timed = [(run, row) for run in runs for row in run.rows if row.regular_ms_per_token is not None]
-    if not timed:
-        return None
-    rows = [row for _, row in timed]
-    names = distinct_names(rows)
-    races = [Named(name, run, row) for name, (run, row) in zip(names, timed, strict=True)]
-    columns = (
-        Column("pair", text=True, of="name.cell", once=True, varies=True),
-        Column("K", of="name.num_draft_tokens", identifies_row=True),
-        Column("prompt", lambda text: textwrap.shorten(text, 40), "row.prompt", text=True),
-        Column(
-            "speed-up", times, lambda race: None if race.row.why_no_verdict else race.row.speedup
-        ),
-        Column("accepted", share, "row.acceptance_rate"),
-    )
-    doubt = "Single prompts, timed once each: an impression, not a measurement."
-    table = Table.of("races", "Prompts raced in compare", races, columns)
-    return Page(title_of_many(rows), doubts=[doubt], tables=[table])
-
-
-def _quoted(token: str) -> str:
-    """A token with quotation marks, so that its spaces show."""
-    return f'"{visible(token)}"'.replace("\n", "⏎").replace("\t", "⇥")
-
-
-def _identity(row: CompareRow) -> str:
-    if row.identical:
-        return "The texts are identical, token for token."
-    differ = f"The texts differ from token {row.parted_at} on"
-    if row.lossy:
-        return f"{differ}."
-    if row.temperature:
-        samples = f"At temperature {row.temperature:g} two samples differ; both are valid"
-        return f"{samples}. At temperature 0 there is one text."
-    if row.logit_margin is None:
-        return f"{differ}, where one of them ends."
-    differ += f", where the logits differ by {row.logit_margin:.2g}"
-    return f"{differ}{explained_by_rounding(row.margin_over_rounding)}."
-
 
 # New tokens of each arm before the first race, so that what a process does only once is not timed.
 _WARMUP_TOKENS = 8

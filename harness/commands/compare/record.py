@@ -63,7 +63,7 @@ class Compare(Command[CompareSettings, CompareRow]):
     settings = CompareSettings
     experiment = "harness.commands.compare.measure:CompareExperiment"
     row = CompareRow
-    shown_by = "harness.commands.compare.measure:races_page"
+    shown_by = "harness.commands.compare.tables:races_page"
     sweeps = False
 
     def needs_local(self, settings: CompareSettings) -> bool:

@@ -171,12 +171,8 @@ class Judge:
 
     def __call__(self, rows: RowState, logits: Tensor, proposal: Proposal | None) -> Tensor:
         """Decide by logits [B, 1 + K, V], and let the rows move on; returns `Decided.packed`."""
-        if proposal is None:
-            return self._draw(rows, logits)
-        return self._verify(rows, logits, proposal)
-
-    def _draw(self, rows: RowState, logits: Tensor) -> Tensor:
-        """Draw the next token of each row by logits [B, 1, V], and let it move on; returns `Decided.packed`."""
+        if proposal is not None:
+            return self._verify(rows, logits, proposal)
         drawn_by = rows.random(Purpose.TARGET, rows.numbers[Column.DECIDED], 1)
         next_token = inverse_cdf(self.warp(logits), drawn_by)
         # A model that is fed the index V makes a GPU fail.

@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 from chain_pair import CHAIN, MARKED, save_chain_pair
 from harness.commands.compare import display as compare_display
 from harness.commands.compare.display import Lane, print_lanes, show_race, view
-from harness.commands.compare.measure import rejections
+from harness.commands.compare.tables import rejections
 from harness.engines.arrivals import Arrival, Origin
 from harness.engines.protocol import Answered
 from harness.reporting.table import Line

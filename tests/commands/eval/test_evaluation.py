@@ -245,7 +245,8 @@ def test_a_question_that_a_killed_run_answered_is_never_asked_again(
     store = tmp_path / "results" / "eval_prompts.csv"
     stopped = pd.read_csv(store, dtype=str).drop(columns="run")
     assert len(stopped) == 2 * 2 * 2
-    finished = run(*arguments, cwd=tmp_path)
+    # 20 questions cannot exclude a difference of 5 points.
+    finished = run(*arguments, cwd=tmp_path, code=3)
     assert f"{len(stopped)} of 40 answers are in {store.relative_to(tmp_path)}" in finished.stderr
     last = max(tmp_path.glob("outputs/eval/*/*/eval_prompts.csv"))
     prompts = pd.read_csv(last, dtype=str).drop(columns="run")

@@ -77,10 +77,6 @@ class _Room(NamedTuple):
     cache: SlotCache
     propose: Part
 
-    def suffices(self, num_rows: int, width: int, num_slots: int) -> bool:
-        """Whether a batch finds room, whose proposals read up to `width` features."""
-        return self.features.shape[1] >= width and self.cache.has_room(num_rows, num_slots)
-
 
 class HeadDrafter(TensorDrafter):
     """A drafter over a head.
@@ -121,12 +117,12 @@ class HeadDrafter(TensorDrafter):
         self._fixed = self._new_room(num_rows, num_draft_tokens, round_up(num_slots))
 
     def make_room(self, num_rows: int, num_draft_tokens: int, num_slots: int) -> None:
-        width = num_draft_tokens + 1
-        num_slots += self.head.num_written(width, num_draft_tokens)
-        if self._fixed is not None and self._fixed.suffices(num_rows, width, num_slots):
-            self._room = self._fixed
-        else:
+        num_slots += self.head.num_written(num_draft_tokens + 1, num_draft_tokens)
+        fixed = self._fixed
+        if fixed is None or not fixed.cache.has_room(num_rows, num_slots):
             self._room = self._new_room(num_rows, num_draft_tokens, num_slots)
+        else:
+            self._room = fixed
 
     def start(self, prompts: TokenRows, first_tokens: Sequence[int], step: Step) -> None:
         assert step.hidden is not None, "the target's runner captures no hidden states"
