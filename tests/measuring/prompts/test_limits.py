@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.commands import read_runs
+from harness.commands.report import command
 from in_process import QUICKEST_PAIR, Harness
 from shipped_copies import copy_shipped
 
@@ -43,7 +43,7 @@ def test_a_search_of_a_disk_ends(
 ) -> None:
     os.mkfifo(tmp_path / "latency.csv")
     assert "holds no CSV file of" in harness.refused("report", str(tmp_path))
-    monkeypatch.setattr(read_runs, "_MOST_FILES", 10)
+    monkeypatch.setattr(command, "_MOST_FILES", 10)
     for number in range(11):
         (tmp_path / f"{number}.txt").touch()
     refused = harness.refused("report", ".")
