@@ -124,11 +124,6 @@ class RequestRecord:
         return 1000 * self.arrivals[0] if self.arrivals else None
 
     @property
-    def decode_ms(self) -> float | None:
-        """Milliseconds from the first token to the end; None without a token."""
-        return 1000 * (self.seconds - self.arrivals[0]) if self.arrivals else None
-
-    @property
     def time_per_output_token_ms(self) -> float | None:
         """Mean time of a token after the first, however many come at once: TPOT."""
         if self.num_tokens < 2 or len(self.arrivals) < 2:

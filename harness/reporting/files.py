@@ -34,8 +34,6 @@ _SPECIAL = re.compile(r"([\\`*\[\]|~$#]|(?<=\])\(|(?<![A-Za-z0-9])_|_(?![A-Za-z0
 _WIDTH = 100
 # Further rows are left to the CSV files: a longer page takes minutes to make and to open.
 _MOST_ROWS = 1_000
-
-
 # Sentences that a report's box has for a question.
 _MOST_ANSWERS = 3
 

@@ -122,7 +122,8 @@ def _prepare_arms(runners: PairRunners, preparation: Preparation, compiles: bool
             if pair.head is not None:
                 runners.draft_name = "static"
 
-        warp = BatchWarp(preparation.batch_size, devices, known)
+        # A draft is mostly on the target's device.
+        warp = BatchWarp(preparation.batch_size, dict.fromkeys(devices), known)
         calls = runners.plain_calls(
             decoding, runners.target, drafts=drafts, warp=warp, make=PreparedCalls
         )

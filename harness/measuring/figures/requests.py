@@ -13,8 +13,6 @@ from harness.measuring.figures.measured import Group, MeasuredArm, MeasuredRun
 from harness.results.row import Ratio, pooled
 from harness.results.schema import MaybeBool, MaybeFloat, MaybeInt
 
-# The quantile of a normal distribution at 1 %, one-sided.
-_DEVIATIONS = 2.33
 PERCENTILES = (50, 99)
 # With more than this many times the tokens that an iteration yields, an arrival was held back. Some tokens have no
 # text, and a busy client sees several arrivals as one.
