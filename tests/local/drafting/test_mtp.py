@@ -22,7 +22,7 @@ from mtp_models import FAMILIES, mtp_target, save_with_mtp
 from tiny_checkpoints import SMALL_DEMAND, as_checkpoint, make_tokenizer
 
 # The table in the docs of targets whose layers are read.
-PAGE = Path(__file__).parents[3] / "docs/drafting.md"
+PAGE = Path(__file__).parents[3] / "docs/engines.md"
 ROW = re.compile(r"^\| (?P<types>`[^|]+`) \| [^|]+ \| (?P<answer>yes|no) \|$", re.MULTILINE)
 TYPES = {
     name: row["answer"] == "yes"
