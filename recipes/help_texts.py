@@ -68,7 +68,7 @@ def help_texts() -> dict[str, str]:
     texts = {"commands": _commands(), "columns": _columns()}
     with opened() as hydra:
         for command in map(configured, with_settings()):
-            config, _ = compose(hydra, command.name, Typed())
+            config = compose(hydra, command.name, Typed([], {}))
             sections = _sections(command, config, hydra)
             texts[command.name] = _page(command, sections)
             presets = {"presets": sections.pop("presets")}

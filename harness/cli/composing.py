@@ -59,20 +59,14 @@ def opened(presets: str | None = None) -> Iterator[Hydra]:
         GlobalHydra.instance().clear()
 
 
-def compose(
-    hydra: Hydra, command: str, typed: Typed, *, logs: bool = False
-) -> tuple[DictConfig, bool]:
-    """The configuration of a run, or the one that all jobs of a sweep begin with; and whether it is a sweep.
-
-    Args:
-        logs: whether Hydra's messages are to go where the configuration says.
-    """
-    is_sweep = "multirun" in typed.options
-    # A preset may make it one.
-    is_sweep |= hydra.get_mode(command, typed.settings) is RunMode.MULTIRUN
-    mode = RunMode.MULTIRUN if is_sweep else RunMode.RUN
+def compose(hydra: Hydra, command: str, typed: Typed) -> DictConfig:
+    """The configuration of a run, or the one that all jobs of a sweep begin with."""
+    mode = RunMode.MULTIRUN
+    if "multirun" not in typed.options:
+        # A preset may make it a sweep.
+        mode = hydra.get_mode(command, typed.settings) or RunMode.RUN
     settings = [*typed.settings, f"hydra.mode={mode.name}"]
-    return hydra.compose_config(command, settings, mode, with_log_configuration=logs), is_sweep
+    return hydra.compose_config(command, settings, mode, with_log_configuration=True)
 
 
 def run(command: str, typed: Typed, invocation: Invocation) -> str:
@@ -80,15 +74,14 @@ def run(command: str, typed: Typed, invocation: Invocation) -> str:
     options = typed.options
     with explaining(command), opened(options.get("presets")) as hydra:
         if "cfg" in options:
-            wanted = options["cfg"], options.get("package"), "resolve" in options
             with redirect_stdout(io.StringIO()) as text:
-                hydra.show_cfg(command, typed.settings, *wanted)
+                hydra.show_cfg(command, typed.settings, options["cfg"], package=None)
             return text.getvalue().rstrip()
-        is_dry = "dry_run" in options
-        config, is_sweep = compose(hydra, command, typed, logs=not is_dry)
+        config = compose(hydra, command, typed)
+        is_sweep = config.hydra.mode is RunMode.MULTIRUN
         if is_sweep and not configured(command).sweeps:
             raise SettingError("-m", f"{command} has no sweeps")
-        if is_dry:
+        if "dry_run" in options:
             from harness.cli import sweep
 
             return sweep.preview(config, hydra.config_loader, invocation.servers)
@@ -129,7 +122,7 @@ def _sweep(command: str, config: DictConfig, context: HydraContext, invocation: 
         with invocation.reporting():
             invocation.rows, code = sweep.finish(
                 command,
-                Path(config.hydra.sweep.dir),
+                config,
                 manifest,
                 is_refused=is_refused,
                 is_interrupted=is_interrupted,
@@ -184,8 +177,9 @@ def _explained(error: Exception, command: str) -> Exception | None:
         if any(typing.get_origin(kind) is tuple for kind in conversion.alternatives(hint)):
             rule = f"must be typed as a list: '{several[1]}=[{several[2]}]'"
         return SettingError(several[1], rule, several[2])
-    # "range() arg 3 must not be zero", which is Python's own
-    if isinstance(error, errors.HydraException) or text.startswith("range() "):
+    # "range() arg 3 must not be zero", which is Python's own,
+    # or "Config group override must be a string or a list", of `draft=lookup,null`.
+    if isinstance(error, errors.HydraException) or text.startswith(("range() ", "Config group ")):
         messages = [text.split("\n\n")[0], *str(error.__cause__ or "").splitlines()[:1]]
         in_one_line = [" ".join(message.split()) for message in messages if message]
         return SettingError("settings", ": ".join(in_one_line))

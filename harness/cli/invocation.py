@@ -38,11 +38,12 @@ class Invocation:
     def __call__(self, config: Any) -> None:
         """Run what Hydra composed: an error of one job does not keep the others from running."""
         from hydra.core.hydra_config import HydraConfig
+        from hydra.types import RunMode
 
         from harness.cli import job
 
         with self.reporting(), signals.within_time_limit():
-            if job.is_of_sweep(HydraConfig.get()):
+            if HydraConfig.get().mode is RunMode.MULTIRUN:
                 from harness.cli import sweep
 
                 self.rows = sweep.run_job(config, self.servers)

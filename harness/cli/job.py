@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
-from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
@@ -33,11 +32,6 @@ from harness.results.files import SUMMARY_FILE
 from harness.results.locked_files import remove_locks
 
 Servers = Sequence[Sequence[str]]
-
-
-def is_of_sweep(hydra: Any) -> bool:
-    """Whether what Hydra has composed is a sweep, or a job of one."""
-    return hydra.mode is RunMode.MULTIRUN
 
 
 def run(config: Any, servers: Servers) -> tuple[Sequence[Any], VerdictError | None]:

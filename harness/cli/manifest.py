@@ -8,7 +8,6 @@ import json
 import math
 import os
 import shlex
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -43,17 +42,9 @@ class Manifest:
     Attributes:
         choices: the values of each setting in which jobs differ, the one that varies slowest first, as typed:
             `{"draft": ["lookup", "tiny_draft"], "seed": ["1", "2"]}`.
-        started: seconds since the epoch.
-        results_file: the file that collects the rows of all runs; None for no such file.
-        details: whether the tables behind the answer are printed too (`details=true`).
-        format: of what is printed: `text` or `json`.
     """
 
     choices: dict[str, list[str]]
-    started: float = 0.0
-    results_file: str | None = None
-    details: bool = False
-    format: str = "text"
 
     @property
     def num_jobs(self) -> int:
@@ -86,9 +77,7 @@ class Manifest:
             params = config.hydra.sweeper.get("params") or {}
             with read_write(config.hydra):
                 config.hydra.sweeper.params = {ROUND: ",".join(choices[ROUND]), **params}
-        details = bool(OmegaConf.select(config, "results.details"))
-        shown = OmegaConf.select(config, "results.format") or "text"
-        return cls(choices, time.time(), results_file(config), details, shown)
+        return cls(choices)
 
     @classmethod
     def read(cls, directory: Path) -> Manifest:

@@ -247,7 +247,7 @@ def _default_draft(model: str, engine: str) -> str:
     return default_draft(engine) or of_model
 
 
-# `${shipped:tiny}` in a configuration is what `shipped` here returns for `tiny`.
+# `${in_package:local/x}` in a configuration is what `in_package` here returns for `local/x`.
 _RESOLVERS: dict[str, Callable[..., Any]] = {
     "default_draft": _default_draft,
     "default_prompts": lambda model: (
@@ -255,10 +255,7 @@ _RESOLVERS: dict[str, Callable[..., Any]] = {
     ),
     # The number of GPUs here, for launchers, within bounds.
     "num_gpus": lambda least=0, most=1024: min(most, max(least, len(gpu_names()))),
-    "shipped": lambda name: str(PACKAGE / "local" / "models" / "shipped" / name),
-    "prompt_set": lambda name: str(
-        PACKAGE / "measuring" / "prompts" / "prompt_sets" / f"{name}.jsonl"
-    ),
+    "in_package": lambda path: str(PACKAGE / path),
 }
 
 

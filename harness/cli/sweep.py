@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
-from datetime import datetime, timedelta
+from datetime import timedelta
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,12 @@ from typing import Any
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from harness.cli import signals
-from harness.cli.job import Servers, check_machine, is_of_sweep, settings_of
-from harness.cli.manifest import Manifest, SweepFile, overrides_of
+from harness.cli.job import Servers, check_machine, settings_of
+from harness.cli.manifest import Manifest, SweepFile, overrides_of, results_file
 from harness.cli.worker import Job, Worker
 from harness.commands.pages import pages_about
 from harness.commands.registry import measurement
@@ -45,7 +46,6 @@ from harness.results.result_file import NAME
 from harness.results.rows.prompts import PROMPTS_FILE
 from harness.results.runs import Run, group, grouped
 from harness.results.schema import NO_VERDICT, REFUSED, ComparedRow, RunRow
-from harness.results.statistics.interval import FEWEST_FOR_INTERVAL
 
 # Rows of any command, as its sweep's file holds them.
 Rows = Sequence[Any]
@@ -100,7 +100,7 @@ class Crew:
         error = worker.run(job, settings.job_timeout_s)
         if error is not None and worker.loading and not isinstance(error, UnreachableError):
             self._failures[pair, settings.job_timeout_s] = error
-        if worker.has_ended or error is not None:
+        if error is not None:
             # A failure may have left something behind.
             self.dismiss()
         return error
@@ -193,31 +193,18 @@ def _measured_before(job: Job) -> Sequence[RunRow]:
 
 
 def _print_line(manifest: Manifest, ended: Rows, label: str, result: str, note: str) -> None:
-    """Print a line about a job: `[3/12] draft=lookup: 1.31× (0:00:08; 9 left, about 0:01:15)`.
+    """Print a line about a job: `[3/12] draft=lookup: 1.31× (0:00:08)`.
 
     Args:
         ended: the rows of all jobs that have ended.
         note: how long the job took, or that it was measured before.
     """
     num_ended = len({row.job for row in ended})
-    num_left = manifest.num_jobs - num_ended
-    notes = [note]
-    if num_left > 0:
-        began = datetime.fromtimestamp(manifest.started).astimezone()
-        measured_here = {
-            row.job
-            for row in ended
-            if row.timestamp and datetime.fromisoformat(row.timestamp) >= began
-        }
-        notes.append(f"{num_left} left")
-        if measured_here:
-            seconds_per_job = (time.time() - manifest.started) / len(measured_here)
-            notes[-1] += f", about {_duration(num_left * seconds_per_job)}"
     words = ": ".join(filter(None, [label, result]))
     # The line about progress may still be on the terminal.
     show("")
     # One write, so that lines of jobs side by side do not mix.
-    sys.stderr.write(f"[{num_ended}/{manifest.num_jobs}] {words} ({'; '.join(notes)})\n")
+    sys.stderr.write(f"[{num_ended}/{manifest.num_jobs}] {words} ({note})\n")
     sys.stderr.flush()
 
 
@@ -237,7 +224,7 @@ def job_line(command: str, rows: Rows) -> str:
 
 
 def finish(
-    command: str, directory: Path, manifest: Manifest, *, is_refused: bool, is_interrupted: bool
+    command: str, config: DictConfig, manifest: Manifest, *, is_refused: bool, is_interrupted: bool
 ) -> tuple[Sequence[RunRow], int]:
     """End this process's sweep: print its table, and return its rows and exit code.
 
@@ -248,12 +235,22 @@ def finish(
     global _crew
     _crew.dismiss()
     _crew = Crew()
+    directory = Path(config.hydra.sweep.dir)
     file = SweepFile(directory, measurement(command).row)
     rows = file.job_rows()
     pooled = pool(manifest, rows)
     pooled_of_all = [row for rows_of_job in pooled for row in rows_of_job]
-    file.append_summaries(pooled_of_all, manifest.results_file)
-    print_sweep(command, rows, file.path, manifest, pooled, is_refused=is_refused)
+    file.append_summaries(pooled_of_all, results_file(config))
+    print_sweep(
+        command,
+        rows,
+        file.path,
+        manifest.num_jobs,
+        pooled,
+        is_refused=is_refused,
+        details=config.results.details,
+        as_json=config.results.format == "json",
+    )
     num_missing = manifest.num_jobs - len({row.job for row in rows})
     messages = directory / ".submitit"
     if num_missing and messages.is_dir() and not is_interrupted:
@@ -290,10 +287,12 @@ def print_sweep(
     command: str,
     rows: Rows,
     file: Path,
-    manifest: Manifest,
+    num_jobs: int,
     pooled: Sequence[Rows],
     *,
     is_refused: bool = False,
+    details: bool = False,
+    as_json: bool = False,
 ) -> None:
     """Print the answer on stdout, and on stderr where the rows are. `summary.txt` gets the answer with all tables.
 
@@ -301,6 +300,8 @@ def print_sweep(
         is_refused: whether jobs have no rows because of a wrong setting.
         pooled: rows over all runs of each job that was repeated. The tables have them in place of
             the rows of single runs.
+        details: whether the tables behind the answer are printed too.
+        as_json: whether `result.json` of each job is printed in place of tables.
     """
     record = measurement(command)
     failures: Sequence[Run] = []
@@ -318,23 +319,23 @@ def print_sweep(
         below_each_other(pages, part)[1:-1] if pages else [Line("Nothing was measured.")]
         for part in (in_short, in_full)
     )
-    if manifest.format == "json":
+    if as_json:
         # Of rows that were taken over that of their own run.
         for directory in dict.fromkeys(row.directory for row in rows):
             result = Path(directory or file.parent, NAME)
             if result.is_file():
                 print(json.dumps(json.loads(result.read_text(encoding="utf-8"))))
     elif rows:
-        print_document(full if manifest.details else short, plain_console(WIDE))
+        print_document(full if details else short, plain_console(WIDE))
 
     num_done = len({row.job for row in rows})
-    line = f"  Saved  {num_done} of {counted(manifest.num_jobs, 'job')} in {file}"
+    line = f"  Saved  {num_done} of {counted(num_jobs, 'job')} in {file}"
     # Figures of a server that may be another one by now are reused only if the user says so. One row with its start
     # is enough: jobs that reached no server have none.
     served = [row for row in rows if row.engine == "server"]
     is_unknown = bool(served) and not any(row.server_started for row in served)
     again = "the same command with resume=always" if is_unknown else "the same command again"
-    is_unfinished = num_done < manifest.num_jobs and not is_refused
+    is_unfinished = num_done < num_jobs and not is_refused
     # A command that measures nothing, such as `plan`, would fail again.
     if is_unfinished or (_any_failed(rows) and record.measures):
         line += f"\n         {again} measures what is missing or failed"
@@ -376,35 +377,24 @@ def preview(config: DictConfig, loader: ConfigLoader, servers: Servers) -> str:
     """
     jobs: list[Any] = [(config.hydra.overrides.task, config)]
     manifest = None
-    if is_of_sweep(config.hydra):
+    if config.hydra.mode is RunMode.MULTIRUN:
         manifest = Manifest.of(config, loader)
         (chosen,) = BasicSweeper.split_arguments(overrides_of(config, loader), None)
         jobs = [(words, loader.load_sweep_config(config, words)) for words in chosen]
     lines = []
-    pairs = []
     for number, (words, composed) in enumerate(jobs, start=1):
         HydraConfig.instance().set_config(composed)
         own = OmegaConf.masked_copy(composed, [key for key in composed if key != "hydra"])
         _, settings = settings_of(own, servers, manifest)
-        names = (
-            f"model={settings.model.name} draft={settings.draft.name if settings.draft else 'none'}"
-        )
+        draft = settings.draft.name if settings.draft else "none"
+        names = f"model={settings.model.name} draft={draft}"
         label = " ".join(words) if manifest is None else manifest.label(words, settings.engine)
-        num_prompts: int = getattr(settings, "num_asked", 0)
-        notes = [counted(num_prompts, "prompt")] if num_prompts else []
-        fewest = FEWEST_FOR_INTERVAL * settings.batch_size
-        if settings.COMPARES_TIMES and settings.draft is not None and 0 < num_prompts < fewest:
-            notes.append(f"no interval below num_prompts={fewest}")
-        text = ": ".join(filter(None, [label or names, ", ".join(notes)]))
+        num_prompts = getattr(settings, "num_asked", 0)
+        prompts = counted(num_prompts, "prompt") if num_prompts else ""
+        text = ": ".join(filter(None, [label or names, prompts]))
         lines.append(f"  [{number}/{len(jobs)}] {text}")
         lines += [f"      {arm}: {line}" for arm, line in _server_lines(settings)]
-        if engine_of(settings).loads_pair and not Path(settings.model.repository).is_dir():
-            pairs.append(names)
     lines.append(f"{counted(len(jobs), 'job')}. Nothing was measured.")
-    lines += [
-        f"Does it fit, before it is downloaded? harness plan {pair}"
-        for pair in dict.fromkeys(pairs)
-    ]
     return "\n".join(lines)
 
 

@@ -10,13 +10,13 @@ import os
 import re
 import typing
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from numbers import Number
 from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Quote, QuotedString
+from hydra.core.override_parser.types import Glob, Quote, QuotedString, Sweep
 from hydra.errors import HydraException
 
 from harness.cli.conversion import alternatives, setting_hints
@@ -29,18 +29,11 @@ from harness.config.run import MOST_REPEATS
 from harness.config.settings import require_possible_path
 from harness.measuring.progress import say
 
-# Hydra's options that are offered, and those that a word follows. The others compose another configuration or print
-# what is Hydra's own, and `--experimental-rerun` runs code from a pickle.
-_FLAGS = {"-m": "multirun", "--multirun": "multirun", "--resolve": "resolve"}
-_FOLLOWED = {"-c": "cfg", "--cfg": "cfg", "-p": "package", "--package": "package"}
-_FOLLOWED |= {"-cd": "presets", "--config-dir": "presets"}
+# Hydra's options that a word follows; these and `-m` are offered. Others compose another configuration or print what is
+# Hydra's own, and `--experimental-rerun` runs code from a pickle.
+_FOLLOWED = {"-c": "cfg", "--cfg": "cfg", "-cd": "presets", "--config-dir": "presets"}
 _CFG = ("job", "hydra", "all")
-# Groups, of which the name of a preset, a method or an engine chooses one.
-_GROUPS = ("model", "draft", "decoding", "placement", "prompts", "engine")
-# Values that Hydra reads as a number, a boolean or a list, where a setting needs a name.
-_NUMBER = r"[-+]?(nan|inf|(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)(e[-+]?\d+)?)"
-_NO_NAME = re.compile(rf"null|true|false|{_NUMBER}|\[.*\]", re.IGNORECASE)
-# Settings that take such a name, or a path.
+# Settings that take the name of a preset, or a path.
 _NAMES_OR_PATHS = ("model", "draft", "engine", "prompts", "pair")
 # Settings whose commas divide nothing.
 _UNDIVIDED = ("results.file", "hydra.run.dir", "hydra.sweep.dir", "causes")
@@ -60,8 +53,8 @@ class Typed:
         options: Hydra's, by their long names, with the word that follows; also `dry_run`.
     """
 
-    settings: list[str] = field(default_factory=list)
-    options: dict[str, str] = field(default_factory=dict)
+    settings: list[str]
+    options: dict[str, str]
 
 
 def read(words: Words, command: str) -> Typed:
@@ -79,8 +72,8 @@ def read(words: Words, command: str) -> Typed:
     while remaining:
         word = remaining.pop(0)
         name, equals, value = word.partition("=")
-        if name in _FLAGS:
-            options[_FLAGS[name]] = ""
+        if word in ("-m", "--multirun"):
+            options["multirun"] = ""
         elif name in _FOLLOWED:
             option = _FOLLOWED[name]
             if not equals and remaining:
@@ -101,7 +94,7 @@ def read(words: Words, command: str) -> Typed:
                 raise SettingError(name, "must be true or false", value)
             if value == "true":
                 options[name] = value
-        elif equals or word.startswith("~"):
+        elif name.strip("+~") and (equals or name[0] == "~"):
             # The user makes up the names behind `vary.`, so that none is known.
             full = f"engine.{name}" if name.startswith("vary.") else _meant_by(name, known)
             settings.append(f"{full}={value}" if equals else word)
@@ -110,8 +103,6 @@ def read(words: Words, command: str) -> Typed:
             raise SettingError(word, rule)
     if "cfg" in options and "multirun" in options:
         raise SettingError("-m", "has no --cfg: leave one of them out")
-    if "resolve" in options and "cfg" not in options:
-        raise SettingError("--resolve", "needs --cfg job")
     _check(settings, command, known)
     values: dict[str, str] = {}
     for setting in settings:
@@ -123,13 +114,14 @@ def read(words: Words, command: str) -> Typed:
     rounds = []
     repeats = values.get("repeats", "")
     # A larger number is not made into a sweep: the settings refuse it.
-    if record.repeats and repeats.isdecimal() and 1 < int(repeats) <= MOST_REPEATS:
+    is_repeated = repeats.isdecimal() and 1 < int(repeats) <= MOST_REPEATS
+    if record.repeats and is_repeated and "cfg" not in options:
         rounds = [f"{ROUND}={','.join(map(str, range(1, int(repeats) + 1)))}"]
-    if (rounds and "cfg" not in options) or len(words.servers) > 2:
+    if rounds or len(words.servers) > 2:
         options.setdefault("multirun", "")
     quoted = [_quoted_for_hydra(setting) for setting in settings]
     servers = _server_settings(words.servers, values, command)
-    return Typed([*(rounds if "cfg" not in options else []), *quoted, *servers], options)
+    return Typed([*rounds, *quoted, *servers], options)
 
 
 def literal(text: str) -> str:
@@ -173,17 +165,10 @@ def _check(settings: Sequence[str], command: str, known: Mapping[str, Any]) -> N
     for setting in settings:
         key, _, value = setting.partition("=")
         name = key.lstrip("+~")
-        if not name:
-            raise SettingError(setting, "is a value without its setting: setting=value")
-        if name in _GROUPS and not value.startswith("{"):
+        if name in _NAMES_OR_PATHS and not value.startswith("{"):
             # Hydra looks for a file of this name, and its error would be about another place.
             for choice in value.split(","):
                 require_possible_path(name, choice)
-        if key in _GROUPS and any(map(_NO_NAME.fullmatch, [value, *value.split(",")])):
-            rule = "must be a preset"
-            if name == "draft":
-                rule += "; draft=none measures the target alone"
-            raise SettingError(name, rule, value)
         removed = f"{name}={value}" if name in known else name
         if removed in REMOVED:
             raise SettingError(removed, f"is gone: {REMOVED[removed]}")
@@ -267,8 +252,9 @@ def _quoted_for_hydra(argument: str) -> str:
     is_name = name in _NAMES_OR_PATHS
     if value.startswith(("[", "{")) and not is_name:
         return argument
-    # A mapping would change some settings of a preset, and keep its name. In quotes it is the name of none.
-    if parsed is not _UNREADABLE and not (is_name and isinstance(parsed, dict)):
+    # What Hydra reads as a number, null, a list or a mapping is in quotes a name, and that of no preset.
+    has_meaning = isinstance(parsed, str | Sweep | Glob) if is_name else parsed is not _UNREADABLE
+    if has_meaning:
         return argument
     parts = [os.path.expanduser(part) for part in value.split(",")]
     quoted = [

@@ -6,7 +6,7 @@ sweep, and reads the files that the worker writes. The two exchange these messag
 
     to the worker     a `Job`; then perhaps an exception, which is raised there and ends the job
     from the worker   True when it begins to load the pair, False when the pair is loaded;
-                      a `_JobEnded`
+                      at a job's end the error that ended it early, after which the worker ends, or None
 """
 
 from __future__ import annotations
@@ -27,8 +27,6 @@ from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from queue import SimpleQueue
 from typing import IO, TYPE_CHECKING
-
-import psutil
 
 from harness.cli import signals
 from harness.commands.registry import measurement
@@ -57,8 +55,7 @@ class Job:
     Attributes:
         command: `latency` and the like.
         directory: of the run's own files.
-        label: of a job of a sweep, whose output goes to `log.txt`; empty for a run alone, whose output goes to the
-            terminal.
+        label: of a job of a sweep; empty for a run alone.
         run_id: in all its rows, to distinguish them from those of an earlier run in the same
             directory.
     """
@@ -121,30 +118,15 @@ class Job:
         return rows
 
 
-@dataclass(frozen=True)
-class _JobEnded:
-    """The worker's last message about a job.
-
-    Attributes:
-        error: that ended the job early; None otherwise.
-        is_last: whether the worker ends after this message.
-    """
-
-    error: HarnessError | None
-    is_last: bool
-
-
 class Worker:
     """Controls a process that runs the jobs of one pair.
 
     Attributes:
         loading: whether the process is loading the pair, or failed or died while it did.
-        has_ended: whether the process takes no more jobs.
     """
 
     def __init__(self) -> None:
         self.loading = False
-        self.has_ended = False
         environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(sys.path),
@@ -159,7 +141,7 @@ class Worker:
         """Run a job to its end; its rows, if it wrote any, are in its directory.
 
         Returns:
-            The error that ended it early; None otherwise.
+            The error that ended it early, after which the process takes no more jobs; None otherwise.
         """
         deadline = time.monotonic() + (timeout_s or math.inf)
         try:
@@ -170,17 +152,14 @@ class Worker:
                 seconds_left = deadline - time.monotonic()
                 if seconds_left <= 0:
                     error = RunError(f"took longer than job_timeout_s={timeout_s:g} and was ended")
-                    self.has_ended = True
                     self._end(error)
                     return error
                 if not self._connection.poll(min(seconds_left, 3600)):
                     continue
                 message = self._receive()
-                if isinstance(message, bool):
-                    self.loading = message
-                    continue
-                self.has_ended |= message.is_last
-                return message.error
+                if not isinstance(message, bool):
+                    return message
+                self.loading = message
         except KeyboardInterrupt as interrupt:
             self._end(interrupt)
             raise
@@ -199,10 +178,10 @@ class Worker:
         finally:
             self.close()
 
-    def _receive(self) -> bool | _JobEnded:
-        """Return a message of the process, or one with the cause of its death."""
+    def _receive(self) -> bool | HarnessError | None:
+        """Return a message of the process, or the cause of its death."""
         with suppress(EOFError, OSError):
-            message: bool | _JobEnded = self._connection.recv()
+            message: bool | HarnessError | None = self._connection.recv()
             return message
         cause = "its process"
         try:
@@ -215,9 +194,8 @@ class Worker:
             else:
                 cause += f" was killed by {signal.Signals(-code).name}"
             if code == -signal.SIGKILL:
-                free = psutil.virtual_memory().available / 1e9
-                cause += f" (by the kernel if main memory ran out: {free:.1f} GB are free now)"
-        return _JobEnded(RunError(cause), is_last=True)
+                cause += " (by the kernel if main memory ran out)"
+        return RunError(cause)
 
 
 def start_process(
@@ -270,9 +248,8 @@ def serve(file_descriptor: int) -> None:
             terminal = os.fdopen(os.dup(2), "w", encoding="utf-8", errors="replace")
         while True:
             error = _run(job, keeper, terminal)
-            is_last = isinstance(error, RunError)
-            connection.send(_JobEnded(error, is_last))
-            if is_last:
+            connection.send(error)
+            if error is not None:
                 break
             job = jobs.get()
     # Not `sys.exit`: threads of libraries may wait for a device that no longer answers.
@@ -287,13 +264,12 @@ def _run(job: Job, keeper: PairKeeper, terminal: IO[str] | None) -> HarnessError
         terminal: shows the line about progress; None if stderr is no terminal.
     """
     job.directory.mkdir(parents=True, exist_ok=True)
-    if job.label:
-        if terminal is not None:
-            live_on(terminal, f"{job.label}: ")
-        with (job.directory / "log.txt").open("ab") as log:
-            # The file descriptors below Python's streams, so that output of crashing libraries is logged, too.
-            os.dup2(log.fileno(), 1)
-            os.dup2(log.fileno(), 2)
+    if terminal is not None:
+        live_on(terminal, f"{job.label}: ")
+    with (job.directory / "log.txt").open("ab") as log:
+        # The file descriptors below Python's streams, so that output of crashing libraries is logged, too.
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
     error: HarnessError | None = None
     try:
         job.run(keeper)
@@ -305,7 +281,7 @@ def _run(job: Job, keeper: PairKeeper, terminal: IO[str] | None) -> HarnessError
         error.add_note(traceback.format_exc())
     finally:
         sys.stdout.flush()
-    if job.label and error is not None:
+    if error is not None:
         lines = [f"harness: {error}", *getattr(error, "__notes__", ())]
         print("\n".join(lines), file=sys.stderr, flush=True)
     return error

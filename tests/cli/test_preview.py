@@ -23,7 +23,7 @@ def test_a_dry_run_lists_jobs_and_makes_nothing(
         assert preview.stderr == ""
         assert preview.stdout.splitlines() == [
             "  [1/2] batch_size=1: 16 prompts",
-            "  [2/2] batch_size=4: 16 prompts, no interval below num_prompts=32",
+            "  [2/2] batch_size=4: 16 prompts",
             "2 jobs. Nothing was measured.",
         ]
     assert not [*tmp_path.iterdir()]
@@ -39,7 +39,7 @@ def test_a_dry_run_needs_neither_the_program_nor_the_weights(harness: Harness) -
     assert "[2/2] K=4: 15 prompts\n      regular: vllm serve a/b" in shown
     assert "\n      speculative: vllm serve a/b --spec-method ngram --spec-tokens 4" in shown
     shown = harness("recovery", "model=65B", "draft=7B", "dry_run=true").stdout
-    assert "harness plan model=65B draft=7B" in shown
+    assert "[1/1] model=65B draft=7B" in shown
 
 
 @pytest.mark.parametrize("k", ["4", "2,4"])

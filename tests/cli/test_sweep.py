@@ -87,7 +87,7 @@ def test_pairs_and_failures_are_printed(tmp_path: Path, capsys: pytest.CaptureFi
         "latency",
         rows,
         tmp_path / "multirun/latency.csv",
-        Manifest({"seed": [*"123456"]}),
+        6,
         [],
     )
     out, error = capsys.readouterr()

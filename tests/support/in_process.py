@@ -80,7 +80,9 @@ class Harness:
         assert set(Path().rglob("outputs/*")) == before
         *others, _ = outcome.stderr.splitlines()
         assert outcome.stdout == "", outcome
-        assert all(re.match(r"\d+ of \d+ prompts |model |draft |importing ", line) for line in others), outcome
+        assert all(
+            re.match(r"\d+ of \d+ prompts |model |draft |importing ", line) for line in others
+        ), outcome
         return outcome.complaint
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from harness.cli.manifest import Manifest
 from harness.cli.sweep import exit_code, job_line, print_sweep
 from harness.commands.command import Command
 from harness.commands.plan.rows import PlanRow
@@ -68,7 +67,7 @@ def test_a_sweep_has_tables(
     kind: type[RunRow], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = [row for run in runs(kind).values() for row in run]
-    print_sweep(kind.kind, rows, tmp_path / "rows.csv", Manifest({"seed": [*"1234"]}), [])
+    print_sweep(kind.kind, rows, tmp_path / "rows.csv", 4, [])
     printed = capsys.readouterr().out
     assert "text" in printed
     assert "killed" in printed
