@@ -123,7 +123,7 @@ CORE = "The core dozen"
 # Figures by the question they answer. The first pattern that is found in a column's name decides.
 _TOPICS = {
     "Is it faster, and how sure is that?": (
-        r"^arm$|speedup|visible_difference|pooled_runs|interleaved|num_(different_)?prompts|aa_ratio"
+        r"^arm$|speedup|pooled_runs|interleaved|num_(different_)?prompts|aa_ratio"
     ),
     "How much is accepted?": (r"accept|per_iteration|proposed|mean_num_draft|_end$|undivided"),
     "What did the servers do?": (

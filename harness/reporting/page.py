@@ -46,7 +46,7 @@ class NextStep:
     Attributes:
         text: the reason.
         changes: settings with which the same command is typed again: `K=8`.
-        command: another command in full, in place of changes, or two to be typed one after the other, a line each.
+        command: another command in full, in place of changes.
     """
 
     text: str
@@ -210,7 +210,7 @@ def _steps_in_lines(
     width = max((len(text) for text, _ in steps), default=0)
     texts = [f"{text:{width}}   {command}" for text, command in steps]
     room = _WIDTH - max(len(name) for name, _ in [*why, ("Next", "")])
-    if any(len(text) > room or "\n" in text for text in texts):
+    if any(len(text) > room for text in texts):
         # A wrapped command cannot be copied. It gets a line of its own, and only one step is shown.
         texts = ["\n".join(steps[0])]
     return [("Next", text) for text in texts]

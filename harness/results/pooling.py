@@ -201,4 +201,4 @@ def _speedup(runs: Sequence[Sequence[AnyRow]]) -> dict[str, Any]:
     speedup = estimate.interval()
     if (covers.num_effective or FEWEST_EFFECTIVE) < FEWEST_EFFECTIVE:
         speedup = Interval(speedup.estimate, covers=covers)
-    return {"speedup": speedup, "visible_difference": estimate.visible_difference}
+    return {"speedup": speedup}

@@ -78,7 +78,7 @@ STEADY = {
     "drifted": False,
     "lowest_gpu_clock_mhz": 1400,
 }
-UNSURE = {"speedup": 1.02, "speedup_low": 0.99, "speedup_high": 1.05, "visible_difference": 0.02}
+UNSURE = {"speedup": 1.02, "speedup_low": 0.99, "speedup_high": 1.05}
 NO_BOUNDS = {"speedup_low": None, "speedup_high": None}
 PRECISE = {"precision": 0.05, "stopped_by": "budget", "speedup_covers": over(15)}
 COMMANDS = {
@@ -113,7 +113,7 @@ LATENCIES: dict[str, tuple[Changes, Changes]] = {
     "a server alone": (COMMANDS | {"regular_url": None, "server": "harness 1", "server_command": None}, {}),
     "a server alone of others": (COMMANDS | {"regular_url": None, "server": "vLLM 1"}, {}),
     "no verdict": ({"status": "no_verdict", "error": "the regular server drafts", "speedup": None}, {}),
-    "laps": (UNSURE | {"speedup_covers": over(15, "lap"), "num_prompts": 31, "visible_difference": 0.04}, {}),
+    "laps": (UNSURE | {"speedup_covers": over(15, "lap"), "num_prompts": 31}, {}),
     "one command": (COMMANDS | {"server_command": ["vllm A", "vllm A"], "speedup_covers": over(15)}, {}),
     "two commands": (COMMANDS | {"speedup_covers": over(15)}, {}),
     "blocks without an interval": (NO_BOUNDS | {"speedup_covers": over(1, "block")}, {}),
@@ -134,7 +134,7 @@ LATENCIES: dict[str, tuple[Changes, Changes]] = {
     "a layer in main memory": (TWO_GPUS | {"weight_bytes": {"cuda:0": 1, "cpu": 1}}, {}),
     "too few batches": (NO_BOUNDS | {"speedup_covers": over(4, "batch"), "batch_size": 4}, {}),
     "too few prompts, asked again": (
-        NO_BOUNDS | {"speedup_covers": over(3), "num_different_prompts": 3}, {}
+        NO_BOUNDS | {"speedup_covers": over(3), "num_different_prompts": 3, "num_prompts_in_set": 3}, {}
     ),
     "too few conversations": (NO_BOUNDS | {"speedup_covers": over(3)}, {}),
     "threads that wait": (BUSY | {"processor_share": 0.18, "speedup_covers": over(15)}, {}),

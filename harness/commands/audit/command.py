@@ -16,13 +16,12 @@ from harness.commands.audit.rows import (
     SHORT_NAMES,
     Iteration,
     PrintedRow,
-    line_to_type,
     stated_rows,
 )
 from harness.config.amounts import counted
 from harness.config.command_line import Words
 from harness.config.errors import CANNOT_TELL, SettingError, VerdictError
-from harness.reporting.page import NextStep, Page, in_full
+from harness.reporting.page import Page, in_full
 from harness.reporting.table import Column, Line, Table
 from harness.reporting.terminal import WIDE, plain_console, print_document
 
@@ -157,17 +156,13 @@ def main(words: Words) -> None:
     judged = [claim for row in rows for claim in judge(row)]
     print_document(in_full(audit_page(rows, judged)), plain_console(WIDE))
     if not judged:
-        raise VerdictError("nothing could be checked: too little is stated", CANNOT_TELL)
+        raise VerdictError(
+            "nothing could be checked: type at least two figures of a row, such as speed= and baseline=",
+            CANNOT_TELL,
+        )
     worst = max(judged, key=lambda claim: VERDICTS.index(claim.verdict))
     if worst.verdict != "consistent":
         raise VerdictError(str(worst), 1 if worst.verdict == "impossible" else CANNOT_TELL)
-
-
-_ON_SERVER = NextStep("on your server", command="harness latency -- YOUR_SERVER_COMMAND")
-_WHY_LOW = NextStep(
-    "why, as docs/low-acceptance.md says",
-    command="harness acceptance model=TARGET draft=HEAD -- YOUR_SERVER_COMMAND",
-)
 
 
 def _printed(name: str) -> Callable[[Iteration], str]:
@@ -214,10 +209,5 @@ def audit_page(stated: Sequence[PrintedRow], judged: Sequence[Check]) -> Page:
     iterations = [row.iterations[0] for row in rows]
     others = [*filter(None, (row.other_readings for row in rows))]
     table = Table.of("costs", "", iterations, _COLUMNS, notes=tuple(others), look="plain")
-    steps = [_ON_SERVER]
-    if rows and not any(iteration.steps.is_known for iteration in iterations):
-        steps.insert(0, NextStep("with what is missing", command=line_to_type(rows)))
-    if rows and all(row.accepts_little for row in rows):
-        steps.insert(0, _WHY_LOW)
     heading = f"figures · {counted(len(stated), 'row')} with speculation"
-    return Page(heading, finding, tables=[table] if rows else (), next=steps)
+    return Page(heading, finding, tables=[table] if rows else ())

@@ -14,9 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from harness.commands.audit.figures import SPEEDS, UNKNOWN, PrintedFigure
+from harness.commands.audit.figures import UNKNOWN, PrintedFigure
 from harness.config.errors import SettingError
-from harness.results.judging.acceptance import LITTLE
 
 # Noise of single runs, in which an iteration that costs a step may seem to cost less.
 NOISE = 0.05
@@ -158,11 +157,6 @@ class PrintedRow:
         return f"{self.place} by other readings: {'; '.join(others)}" if others else ""
 
     @property
-    def accepts_little(self) -> bool:
-        length, rate = self.figure("tokens_per_iteration"), self.figure("acceptance_rate")
-        return rate.high < LITTLE or length.high <= 1 + NOISE
-
-    @property
     def speedups(self) -> dict[str, PrintedFigure]:
         """Each speed-up that it has, by what it is of; the first one counts."""
         figures = {**self.figures, "itself": PrintedFigure.exactly(1)}
@@ -206,17 +200,3 @@ def stated_rows(typed: Mapping[str, Sequence[str]], tool: str = "") -> list[Prin
                 raise SettingError(short, f"{error}; {forms}", text[:40]) from error
         rows.append(row)
     return rows
-
-
-def line_to_type(rows: Sequence[PrintedRow]) -> str:
-    """The command line with the figures of the row that states most, and NUMBER for what it lacks."""
-    row = max(rows, key=lambda row: len(row.figures))
-    speed = next((name for name in SPEEDS if name in row.figures), "tokens_per_second")
-    is_length = "tokens_per_iteration" in row.figures
-    yields = "tokens_per_iteration" if is_length else "acceptance_rate"
-    shorts = {name: short for short, name in SHORT_NAMES.items()}
-    words = ["harness audit"]
-    for name in (f"regular_{speed}", speed, yields, "num_draft_tokens"):
-        number = f"{row.figures[name].middle:.5g}" if name in row.figures else "NUMBER"
-        words.append(f"{shorts.get(name, name)}={number}")
-    return " ".join(words)

@@ -20,6 +20,7 @@ class AnswerFigures(Group):
         "mean",
         "different ones among them, where a small set is asked again",
     )
+    num_prompts_in_set: MaybeInt = pooled("same", "prompts that the set or file has", in_csv=False)
     draft_remembers: MaybeBool = pooled(
         "same",
         "whether a server drafts from a pool of its own answers, as its command says",
@@ -81,6 +82,7 @@ class AnswerFigures(Group):
         return cls(
             num_prompts=len(arm.requests),
             num_different_prompts=num_different,
+            num_prompts_in_set=len(run.prompt_set.prompts),
             num_tokens=sum(lengths),
             num_prompt_tokens=sum(request.num_prompt_tokens for request in answered),
             shortest_answer=min(lengths, default=None),

@@ -38,10 +38,6 @@ class SpeedupFigures(Group, WithSpeedup):
         Ratio(over="ms_per_token_after_first"),
         "`speedup` without the time until the first tokens",
     )
-    visible_difference: MaybeFloat = pooled(
-        "none",
-        "a difference between the arms of this share is found four times in five",
-    )
     rare_units: MaybeText = pooled(
         "none", "one or two units with most of the speed-up's variance, in words", in_csv=False
     )
@@ -61,7 +57,7 @@ class SpeedupFigures(Group, WithSpeedup):
         pair = run.pair(arm)
         if pair is None:
             return cls()
-        from harness.results.statistics.ratios import drift, drift_matters, ratio_estimate
+        from harness.results.statistics.ratios import drift, drift_matters
 
         times = paired_times(run, *pair)
         speedup = times.speedup(run.confidence)
@@ -82,9 +78,6 @@ class SpeedupFigures(Group, WithSpeedup):
             speedup=speedup,
             stopped_by=run.stopped_by,
             decode_speedup=decode_times.speedup(run.confidence),
-            visible_difference=ratio_estimate(
-                *times.arms, times.unit, times.lengths
-            ).visible_difference,
             rare_units=times.rare_in_words(),
             drift=change.estimate if change.is_known else None,
             drifted=drift_matters(change) if change.has_bounds else None,

@@ -29,8 +29,6 @@ from harness.results.statistics.interval import (
 _NUM_SUBSETS = 10_000
 # Numbers in memory at once, so that subsets of thousands of prompts stay under about 100 MB.
 _NUMBERS_AT_ONCE = 2_000_000
-# How often a visible difference leads to an interval that excludes 1.
-_POWER = 0.8
 # Differences of this size are those of floating point.
 _ROUNDING = 1e-9
 # Of one or two units, which are then named where they took this many times as long as the others.
@@ -86,19 +84,6 @@ class RatioEstimate:
         low = math.exp(self.log_ratio - math.hypot(half_width, self.covers.unseen))
         high = math.exp(self.log_ratio + half_width)
         return Interval(math.exp(self.log_ratio), low, high, self.covers)
-
-    @property
-    def visible_difference(self) -> float | None:
-        """The smallest difference that is found in 80 % of the cases: 0.041 for a ratio of 1.041.
-
-        The usual sum of two quantiles of Student's distribution, in standard errors (Miller, "Adding
-        Error Bars to Evals", 2024, with the normal one). None without an interval.
-        """
-        if math.isnan(self.standard_error):
-            return None
-        freedom = self.degrees_of_freedom
-        num_errors = t_quantile((1 - CONFIDENCE) / 2, freedom) + t_quantile(1 - _POWER, freedom)
-        return math.expm1(num_errors * self.standard_error)
 
 
 @dataclass(frozen=True)

@@ -33,13 +33,11 @@ def audit(capsys: pytest.CaptureFixture[str]) -> Audit:
     ("arguments", "code", "expected"),
     [
         ("speedup=5.9 K=3", 1, "speed-up 5.9 is above 4: K=3 draft tokens and the target's own"),
-        ("speedup=2.4 K=4", 0, "audit baseline=NUMBER speed=NUMBER acceptance=NUMBER K=4"),
         ("speedup=2.40 length=2.60 K=4", 0, "2.60 1.08 2.40× acceptance 4.62×"),
         ("speedup=2.0 K=3 acceptance=0.70", 0, "0.70 of proposed 3.10 1.55 (1.50 to 1.60) 2.00× (1.95"),
         ("length=6.2 k=4", 1, "tokens per iteration 6.2 is above 5"),
         ("length=0.56 K=1", 3, "is below 1: it leaves out the target's own token"),
         ("baseline=22.7 speed=40.6 acceptance=73.9% K=3", 0, "3.22 1.80 1.79×"),
-        ("baseline=18.05 speed=29.66 K=5", 0, "harness audit baseline=18.05 speed=29.66 acceptance=NUMBER K=5"),
         ("speedup=+34% length=1.90", 0, "1.90 1.42 1.34×"),
         # Nothing was checked, with an acceptance or without.
         ("baseline=38 speed=33.93", 3, "0.89×"),
@@ -62,8 +60,7 @@ def audit(capsys: pytest.CaptureFixture[str]) -> Audit:
         ("length=4.2 K=3 speed=50 baseline=20", 3, "2.50× (2.41 to 2.59)"),
         ("baseline=200 speed=1.5 length=3", 3, "means that an iteration costs 322 regular steps"),
         ("acceptance=0 K=3 baseline=20 speed=15", 0, "1.00 1.33"),
-        ("acceptance=0", 3, "Next why, as docs/low-acceptance.md says harness acceptance"),
-        ("acceptance=15% K=4 baseline=20 speed=15", 0, "Next why, as docs/low-acceptance.md says harness acceptance"),
+        ("acceptance=0", 3, "type at least two figures of a row"),
         ("acceptance=0 K=3 baseline=20 speed=15", 0, "almost no"),
         ("speedup=+0% length=2 K=3 baseline=20", 0, "1.00×"),
         ("speedup=-150% length=2 K=3 baseline=20", 2, "loses all, or more"),
@@ -81,7 +78,7 @@ def audit(capsys: pytest.CaptureFixture[str]) -> Audit:
             0, "3.30 1.10 3.00×",
         ),
         # Of trees and fewer drafts than K, nobody knows what a rate gives.
-        ("baseline=20 speed=40 K=8 p_min=0.75 acceptance=84%", 0, "8 84% 2.00× (1.93 to 2.08) Next with"),
+        ("baseline=20 speed=40 K=8 p_min=0.75 acceptance=84%", 0, "8 84% 2.00× (1.93 to 2.08)"),
         # A share of 15 draft tokens, or of all tokens: 1 ÷ (1 - 0.8516).
         ("tool=dflash baseline=74.72 speed=194.80 K=15 acceptance=85.16%", 0, "of emitted 6.74 2.58 2.61×"),
         ("baseline=74.72 speed=194.80 K=15 acceptance=85.16%", 0, "85.16% of proposed 13.77 5.28 2.61× cost 3.03×"),

@@ -61,12 +61,6 @@ def test_prompts_and_arms_that_are_missing() -> None:
     assert paired_times(arm([1, 2]), []).regular.size == 0
 
 
-def test_how_small_a_difference_would_show() -> None:
-    slow = [2.0 + (number % 3) / 10 for number in range(16)]
-    assert 0.02 < figures(SpeedupFigures, arm(slow), arm([1.0] * 16)).visible_difference < 0.06
-    assert figures(SpeedupFigures, arm([2.0] * 7), arm([1.0] * 7)).visible_difference is None
-
-
 def test_units_with_the_same_prompts_cover_no_others() -> None:
     """A prompt that is asked again in its own unit is no such case."""
     laps = [lap(request(place % 4, 1.0), request(4, 1.0)) for place in range(8)]

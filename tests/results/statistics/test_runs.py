@@ -11,8 +11,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
-from harness.results.statistics.interval import Coverage
-from harness.results.statistics.ratios import RatioEstimate, ratio_of_totals
+from harness.results.statistics.ratios import ratio_of_totals
 from harness.results.statistics.runs import ratio_over_runs
 
 
@@ -45,22 +44,6 @@ def test_few_units_have_no_interval() -> None:
     assert not interval.excludes(1)
     blocks = ratio_over_runs(np.full((2, 4), 3.0), np.full((2, 4), 2.0), "block")
     assert blocks.interval().has_bounds
-
-
-def test_a_visible_difference_is_the_textbooks() -> None:
-    # 30 pairs whose differences have a standard deviation of 1 in logs: the textbook's sample size
-    # for a shift of 0.53 at 80 % power is 30 (Cohen, 1988: d = 0.53 needs n = 30).
-    estimate = RatioEstimate(0.0, Coverage(30, "prompt"), 1 / 30, 29)
-    visible = estimate.visible_difference
-    assert visible is not None
-    assert math.log1p(visible) == pytest.approx(0.53, abs=0.01)
-
-
-def test_without_an_interval_nothing_is_promised() -> None:
-    few = RatioEstimate(0.0, Coverage(7, "prompt"))
-    assert few.visible_difference is None
-    exact = RatioEstimate(0.0, Coverage(15, "prompt"), 0.0)
-    assert exact.visible_difference == 0
 
 
 def test_variances_are_split_by_runs_and_units() -> None:
