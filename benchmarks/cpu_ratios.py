@@ -38,6 +38,7 @@ from harness.engines.record import Preparation
 from harness.engines.timing import timed_answer, without_garbage_collection
 from harness.local.engine.engine import LocalEngine
 from harness.local.models.cache_names import cache_name
+from harness.local.runners.static import StaticRunner
 
 # Model, tokens in its cache, new tokens: one forward pass.
 Call = tuple[PreTrainedModel, int, int]
@@ -160,7 +161,9 @@ def passes_of(engine: LocalEngine) -> list[Pass]:
     models = [loaded.model for loaded in (pair.target, pair.draft) if loaded is not None]
     runners = [engine.runners.target, engine.runners.draft]
     passes: list[Pass] = [(model, "forward") for model in models]
-    return passes + [(runner, "extend_at") for runner in runners if hasattr(runner, "extend_at")]
+    return passes + [
+        (runner, "_fixed_pass") for runner in runners if isinstance(runner, StaticRunner)
+    ]
 
 
 @contextmanager

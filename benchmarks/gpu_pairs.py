@@ -185,7 +185,7 @@ def _passes_ms(engine: LocalEngine, case: Case, drafts: bool) -> float | None:
         for runner, width in passes:
             tokens = torch.zeros(case.batch_size, width, dtype=torch.long, device=device)
             inputs = [tokens, tokens[:, 0].clone()]
-            replay = graphs(runner.extend_at, inputs, device)
+            replay = graphs(runner.extend, inputs, device)
             began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             began.record()
             for _ in range(REPLAYS):

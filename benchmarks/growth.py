@@ -152,13 +152,14 @@ class Decoder:
         self._drafter = OnHost(drafter, point.num_draft_tokens, num_slots)
         # Equal prompts are read once; rows become ragged with the first turn.
         prompts = [[1] * point.context] * point.batch_size
+        self._lengths = [point.context] * point.batch_size
         self._next = [1] * point.batch_size
         self._drafter.start(prompts, self._next, self._target.start(prompts, num_slots))
 
     @torch.inference_mode()
     def __call__(self, turn: Turn) -> Times:
         point, target, drafter, timed = self._point, self._target, self._drafter, self._pair.timed
-        num_rows, k = point.batch_size, point.num_draft_tokens
+        lengths, k = self._lengths, point.num_draft_tokens
         pending = torch.tensor(self._next, device=self._pair.device).unsqueeze(1)
         proposal, step = Proposal(pending), Step(pending)
 
@@ -168,7 +169,7 @@ class Decoder:
 
         def forward() -> None:
             nonlocal step
-            step = target.extend(torch.cat([pending, proposal.tokens], dim=1))
+            step = target.extend(torch.cat([pending, proposal.tokens], dim=1), lengths)
 
         def verdict() -> None:
             accept, following = turn.uniforms[:, :k, 1], turn.uniforms[:, :, 2]
@@ -185,14 +186,14 @@ class Decoder:
             self._next = found.next_token.tolist()
 
         def roll_back() -> None:
-            target.keep([count + 1 for count in turn.num_accepted])
+            counts = zip(lengths, turn.num_accepted, strict=True)
+            self._lengths = [length + count + 1 for length, count in counts]
             drafted = proposal.tokens.tolist()
             rows = zip(drafted, turn.num_accepted, self._next, strict=True)
             decided = [[*tokens[:count], following] for tokens, count, following in rows]
             drafter.observe(turn.num_accepted, decided, step)
 
-        times = {"regular": timed(lambda: target.extend(pending))}
-        target.keep([0] * num_rows)
+        times = {"regular": timed(lambda: target.extend(pending, lengths))}
         parts = {
             "drafting": draft,
             "verification": forward,

@@ -143,7 +143,8 @@ def block_loss(head: DFlash, batch: Batch) -> Tensor:
     cache.num_slots = length + config.block_size
     starts = torch.zeros(num_rows, dtype=torch.long)
     head.read(Unread(batch.features, batch.tokens, starts + length, starts), cache)
-    cache.select(rows, len(rows))
+    for layer, buffers in cache.buffers.items():
+        cache.buffers[layer] = buffers[0][rows], buffers[1][rows]
     cache.place(anchors, config.block_size)
     queries = torch.full((len(rows), config.block_size), config.mask_token_id)
     queries[:, :1] = tokens.gather(1, anchors.unsqueeze(1))

@@ -210,8 +210,7 @@ class LocalService:
         """Generate an answer -> its last piece; the others are handed on as they come."""
         arm = answer.arm
         with arm.explained([answer.request]):
-            loop = arm.loop(answer.request)
-            iteration = loop.start([arm.loop_request(answer.request)])
+            loop, iteration = arm.begin([answer.request])
             while True:
                 piece = _piece(answer, iteration)
                 if piece.finish_reason is not None or answer.is_cancelled:

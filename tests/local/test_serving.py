@@ -21,7 +21,7 @@ from harness.config.settings import DecodingSettings
 from harness.engines.door.serving import ENDING, Piece, Refusal
 from harness.engines.protocol import Engine, Request, in_batches
 from harness.local.decoding.iteration import Calls
-from harness.local.decoding.loop import Loop, RowRequest
+from harness.local.decoding.loop import Loop, RowRequest, RowStep
 from harness.local.decoding.protocols import NonFiniteError
 from harness.local.decoding.randomness import uniforms
 from harness.local.decoding.warp import BatchWarp, Warp
@@ -40,7 +40,7 @@ class TableArm:
         self.gate = threading.Event()
         self.gate.set()
 
-    def loop_request(self, request: Request) -> RowRequest:
+    def _asked(self, request: Request) -> RowRequest:
         decoding = request.decoding
         most = decoding.max_new_tokens
         numbers = uniforms(request.seed, request.index, most + 1)
@@ -54,9 +54,13 @@ class TableArm:
         except NonFiniteError as error:
             raise RunError(str(error)) from error
 
-    def loop(self, first: Request) -> Loop:
+    def begin(self, requests: Sequence[Request]) -> tuple[Loop, list[RowStep]]:
         self.has_begun.set()
         assert self.gate.wait(60)
+        loop = self._loop()
+        return loop, loop.start(list(map(self._asked, requests)))
+
+    def _loop(self) -> Loop:
         target = MarkovRunner(self._transitions)
         if not self._number:
             return Loop(Calls(target))
@@ -65,7 +69,7 @@ class TableArm:
         return Loop(Calls(target, drafter, self._number, warp=warp))
 
     def alone(self, request: Request) -> list[int]:
-        return texts(decoded(self.loop(request), [self.loop_request(request)]), 1)[0]
+        return texts(decoded(self._loop(), [self._asked(request)]), 1)[0]
 
 
 class Client:

@@ -100,4 +100,7 @@ def records_of(arm: Any, requests: Sequence[protocol.Request]) -> Iterator[list[
     """The records of requests that share their K and rule, as an arm of our engine decides them."""
     assert isinstance(arm, LocalArm)
     with arm.explained(requests):
-        yield from decoded(arm.loop(requests[0]), [*map(arm.loop_request, requests)])
+        loop, iteration = arm.begin(requests)
+        yield iteration
+        while loop.num_running:
+            yield loop.step()

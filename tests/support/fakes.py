@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from harness.local.decoding.protocols import Drafter, Proposal, Runner, Step
+from harness.local.decoding.state import Starts
 
 
 class MarkovRunner(Runner):
@@ -20,41 +21,32 @@ class MarkovRunner(Runner):
     def __init__(self, transitions: Tensor) -> None:
         self._logits = transitions.log()
         self.rows: list[list[int]] = []
-        self._num_extended = 0
         self.num_calls = 0
 
     def start(
         self, prompts: Sequence[Sequence[int]], num_slots: int = 0, *, alone: bool = False
     ) -> Step:
         self.rows = [list(prompt) for prompt in prompts]
-        self._num_extended = 0
         width = max(map(len, prompts))
         return Step(
             self._logits[torch.tensor([row[-1] if row else 0 for row in self.rows])],
             self._hidden(width),
         )
 
-    def extend(self, tokens: Tensor) -> Step:
+    def extend(self, tokens: Tensor, starts: Starts, *, goes_on: bool = False) -> Step:
         self.num_calls += 1
-        for row, new in zip(self.rows, tokens.tolist(), strict=True):
+        for row, new, start in zip(self.rows, tokens.tolist(), starts, strict=True):
+            if start is not None:
+                assert start == len(row) or not goes_on
+                assert start <= len(row)
+                del row[start:]
             row += new
-        self._num_extended += tokens.shape[1]
         return Step(self._logits[tokens], self._hidden(tokens.shape[1]))
 
     def _hidden(self, count: int) -> Tensor:
         """Hidden states of each row's last `count` tokens; before the first one there is (-1, -1)."""
         seen = [[(-1, -1)] * count + list(enumerate(row)) for row in self.rows]
         return torch.tensor([pairs[-count:] for pairs in seen]).unsqueeze(2)
-
-    def keep(self, counts: Sequence[int]) -> None:
-        for row, count in zip(self.rows, counts, strict=True):
-            assert 0 <= count <= self._num_extended
-            del row[len(row) - self._num_extended + count :]
-        self._num_extended = 0
-
-    def select(self, rows: Sequence[int]) -> None:
-        assert self._num_extended == 0
-        self.rows = [self.rows[row] for row in rows]
 
 
 class TableDrafter(Drafter):
@@ -103,6 +95,3 @@ class TableDrafter(Drafter):
                 assert (position, read) == (len(row), token)
                 row.append(token)
             row += tokens[count:]
-
-    def select(self, rows: Sequence[int]) -> None:
-        self.rows = [self.rows[row] for row in rows]

@@ -39,7 +39,7 @@ class Checked(Drafter):
         self._drafter = on_host(drafter, 8, 256)
         self._target = target
         self._expected = expected
-        self.rows: list[list[int]] = []
+        self.rows: list[Any] = []
         self.error, self.num_accepted = 0.0, set[int]()
 
     def start(
@@ -56,6 +56,8 @@ class Checked(Drafter):
         for row, tokens, probabilities in zip(
             self.rows, proposal.tokens, proposal.probabilities, strict=True
         ):
+            if row is None:
+                continue
             decided = torch.tensor(row)
             states = self._target(
                 input_ids=decided[None, :-1], output_hidden_states=True
@@ -72,15 +74,13 @@ class Checked(Drafter):
     def observe(
         self, num_accepted: Sequence[int], decided: Sequence[Sequence[int]], step: Step
     ) -> None:
-        for row, tokens in zip(self.rows, decided, strict=True):
-            row += tokens
+        for number, (tokens, count) in enumerate(zip(decided, num_accepted, strict=True)):
+            if len(tokens) <= count:
+                self.rows[number] = None  # it has ended
+            else:
+                self.rows[number] += tokens
         self.num_accepted |= set(num_accepted)
         self._drafter.observe(num_accepted, decided, step)
-
-    def select(self, rows: Sequence[int]) -> None:
-        self.rows = [self.rows[row] for row in rows]
-        self.offered = [self.offered[row] for row in rows]
-        self._drafter.select(rows)
 
 
 def check_against(target: PreTrainedModel, drafter: Any, expected: Expected, k: int = 4) -> None:

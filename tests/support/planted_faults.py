@@ -1,4 +1,4 @@
-"""Mistakes planted in speculative decoding, each as the local engine with it: `engine=planted("RowsSwapped")`.
+"""Mistakes planted in speculative decoding, each as the local engine with it: `engine=planted("Lenience")`.
 
 Each is a mistake that somebody could make unnoticed: texts stay fluent, and nothing is raised.
 """
@@ -32,9 +32,6 @@ EVERYWHERE = (
 )
 IN_BATCHES = (
     "ArgmaxBeyondTwoRows",
-    "LeavingOffByOne",
-    "NeighbourTemperature",
-    "RowsSwapped",
     "StalePrefix",
 )
 
@@ -66,29 +63,29 @@ class Fault(Local):
 
 
 class StaleRunner(Proxy):
-    """Keeps `num_stale` rejected tokens of each row."""
+    """Keeps a rejected token of each row that is rolled back."""
 
-    def __init__(self, runner: Runner) -> None:
-        super().__init__(runner)
-        self._num_extended = 0
+    def start(self, prompts: Sequence[Sequence[int]], num_slots: int = 0, **named: Any) -> Step:
+        self._ends = list(map(len, prompts))
+        self._num_stale = [0] * len(prompts)
+        # Those that stay need slots, too.
+        return self._wrapped.start(prompts, 2 * num_slots, **named)
 
-    def num_stale(self, num_rows: int) -> list[int]:
-        """How many rejected tokens each row keeps when it is rolled back."""
-        return [1] * num_rows
+    def is_stale(self, row: int) -> bool:
+        """Whether a row has the mistake."""
+        return True
 
-    def extend(self, tokens: Tensor) -> Step:
-        self._num_extended += tokens.shape[1]
-        step: Step = self._wrapped.extend(tokens)
-        return step
-
-    def keep(self, counts: Sequence[int]) -> None:
-        stale = self.num_stale(len(counts))
-        # No more than the runner was extended by.
-        too_many = [
-            min(count + more, self._num_extended) for count, more in zip(counts, stale, strict=True)
-        ]
-        self._wrapped.keep(too_many)
-        self._num_extended = 0
+    def extend(self, tokens: Tensor, starts: Sequence[int | None], **named: Any) -> Step:
+        shifted: list[int | None] = []
+        for row, start in enumerate(starts):
+            if start is None:
+                shifted.append(None)
+                continue
+            if start < self._ends[row] and self.is_stale(row):
+                self._num_stale[row] += 1
+            self._ends[row] = start + tokens.shape[1]
+            shifted.append(start + self._num_stale[row])
+        return self._wrapped.extend(tokens, shifted, **named)
 
 
 class RollbackOffByOne(Fault):
@@ -172,91 +169,14 @@ class ArgmaxBeyondTwoRows(Fault):
         return rule(dataclasses.replace(offer, target_probabilities=target))
 
 
-class _LeavingRunner(StaleRunner):
-    def __init__(self, runner: Runner) -> None:
-        super().__init__(runner)
-        self._some_left = False
-
-    def start(self, prompts: Sequence[Sequence[int]], *options: Any, **named: Any) -> Step:
-        self._some_left = False
-        return self._wrapped.start(prompts, *options, **named)
-
-    def select(self, rows: Sequence[int]) -> None:
-        self._some_left = True
-        self._wrapped.select(rows)
-
-    def num_stale(self, num_rows: int) -> list[int]:
-        stale = [int(self._some_left)] * num_rows
-        self._some_left = False
-        return stale
-
-
-class LeavingOffByOne(Fault):
-    """A rejected token stays in the cache only in the first roll-back after a row has left the batch."""
-
-    def runner(self, runner: Runner) -> Runner:
-        return _LeavingRunner(runner)
-
-
-class NeighbourTemperature(Fault):
-    """Once rows have left a batch, each row is drawn with the settings of the next one."""
-
-    def __init__(self) -> None:
-        self._warp: BatchWarp | None = None
-
-    def verdict(self, rule: Callable[[Offer], Verdict], warp: BatchWarp, offer: Offer) -> Verdict:
-        if self._warp is not warp:  # of another batch
-            self._warp = warp
-            self._set_rows = warp.set_rows
-            warp.set_rows = self._shift  # type: ignore[method-assign]
-        return rule(offer)
-
-    def _shift(self, rows: Sequence[Warp], device: Any) -> None:
-        self._set_rows([*rows[1:], rows[0]], device)
-
-
-class _SwappingRunner(Proxy):
-    def select(self, rows: Sequence[int]) -> None:
-        if len(rows) > 2:
-            rows = [*rows[:-2], rows[-1], rows[-2]]
-        self._wrapped.select(rows)
-
-
-class RowsSwapped(Fault):
-    """Where a row leaves and more than two stay, the caches of the last two change places.
-
-    A test with batches of up to three rows would not notice.
-    """
-
-    def runner(self, runner: Runner) -> Runner:
-        return _SwappingRunner(runner)
-
-
 class _StalePrefixRunner(StaleRunner):
-    def __init__(self, runner: Runner) -> None:
-        super().__init__(runner)
-        self._prefixes: list[tuple[int, ...]] = []
-        self._hits: list[int] = []
+    def start(self, prompts: Sequence[Sequence[int]], num_slots: int = 0, **named: Any) -> Step:
+        prefixes = [tuple(prompt[:_PREFIX_TOKENS]) for prompt in prompts]
+        self._hits = [prefix in prefixes[:row] for row, prefix in enumerate(prefixes)]
+        return super().start(prompts, num_slots, **named)
 
-    def start(self, prompts: Sequence[Sequence[int]], *options: Any, **named: Any) -> Step:
-        self._prefixes = []
-        self._hits = []
-        self._note(prompts)
-        return self._wrapped.start(prompts, *options, **named)
-
-    def select(self, rows: Sequence[int]) -> None:
-        self._prefixes = [self._prefixes[row] for row in rows]
-        self._hits = [self._hits[row] for row in rows]
-        self._wrapped.select(rows)
-
-    def num_stale(self, num_rows: int) -> list[int]:
-        return list(self._hits)
-
-    def _note(self, prompts: Sequence[Sequence[int]]) -> None:
-        for prompt in prompts:
-            prefix = tuple(prompt[:_PREFIX_TOKENS])
-            self._hits.append(int(prefix in self._prefixes))
-            self._prefixes.append(prefix)
+    def is_stale(self, row: int) -> bool:
+        return self._hits[row]
 
 
 class StalePrefix(Fault):
@@ -290,26 +210,24 @@ class _LateRunner(Proxy):
 
     def start(self, prompts: Sequence[Sequence[int]], *options: Any, **named: Any) -> Step:
         step: Step = self._wrapped.start(prompts, *options, **named)
+        self._starts: Sequence[int | None] = list(map(len, prompts))
+        # The states of prompts are aligned on the right.
+        self._hidden = step.hidden[:, -1:]
         return self._late(step, step.hidden[:, :1])
 
-    def extend(self, tokens: Any) -> Step:
-        step: Step = self._wrapped.extend(tokens)
-        return self._late(step, self._before)
+    def extend(self, tokens: Tensor, starts: Sequence[int | None], **named: Any) -> Step:
+        step: Step = self._wrapped.extend(tokens, starts, **named)
+        before = []
+        for hidden, start, last_start in zip(self._hidden, starts, self._starts, strict=True):
+            num_kept = 0 if start is None or last_start is None else start - last_start
+            before.append(hidden[num_kept - 1])
+        self._starts = starts
+        self._hidden = step.hidden
+        return self._late(step, torch.stack(before).unsqueeze(1))
 
     def _late(self, step: Step, before: Any) -> Step:
-        self._hidden = step.hidden
-        self._before = step.hidden[:, -1:]
         late = torch.cat([before, step.hidden[:, :-1]], dim=1)
         return step._replace(hidden=late)
-
-    def keep(self, counts: Sequence[int]) -> None:
-        self._wrapped.keep(counts)
-        last = [hidden[count - 1] for hidden, count in zip(self._hidden, counts, strict=True)]
-        self._before = torch.stack(last).unsqueeze(1)
-
-    def select(self, rows: Sequence[int]) -> None:
-        self._wrapped.select(rows)
-        self._before = self._before[list(rows)]
 
 
 class HiddenLate(Fault):

@@ -1,7 +1,7 @@
 """An iteration of a batch as two calls over its state: `propose`, and `decide`, which verifies and moves the rows on.
 
-Both are functions of tensors that read nothing on the host, where the state is fixed: what is compiled or captured is
-what runs plainly. Without a proposal `decide` is a step of regular decoding.
+Both are functions of tensors that read nothing on the host, but for lengths where the state has them: what is compiled
+or captured is what runs plainly. Without a proposal `decide` is a step of regular decoding.
 """
 
 from __future__ import annotations
@@ -42,6 +42,37 @@ class Decided(NamedTuple):
     step: Step
 
 
+class BatchSize(NamedTuple):
+    """The size of a batch.
+
+    Attributes:
+        num_positions: random numbers of a row for each purpose.
+        most_tokens: of a row, prompt and new ones.
+    """
+
+    num_rows: int
+    num_positions: int
+    most_tokens: int
+
+    def num_slots(self, num_draft_tokens: int) -> int:
+        """The slots of a row in a cache: a draft model's last pass, of two tokens, begins at the last token of the
+        longest row.
+        """
+        return self.most_tokens + num_draft_tokens + 1
+
+
+class Room(NamedTuple):
+    """What a batch decodes in.
+
+    Attributes:
+        rows: they rest; as many as the batch has, or more.
+        num_slots: of each in the caches of both models.
+    """
+
+    rows: RowState
+    num_slots: int
+
+
 class Calls:
     """The two calls of an arm's iterations, over the rows of any batch.
 
@@ -58,13 +89,9 @@ class Calls:
         warp: the drafter's own, if it is to follow the rows of each batch.
 
     Attributes:
-        rows: the fixed state that the calls were prepared for; None where they were not.
-        most_tokens: of a row, prompt and new ones, for which the caches of `rows` have room.
         was_prepared: whether a prepared call has decided last.
     """
 
-    rows: RowState | None = None
-    most_tokens: int = 0
     was_prepared: bool = False
 
     def __init__(
@@ -84,25 +111,11 @@ class Calls:
         self.warp = warp or BatchWarp()
         self.judge = Judge(self.warp, verification, num_draft_tokens if redraw else 0)
 
-    def state(
-        self, num_rows: int, num_positions: int, most_tokens: int, device: torch.device
-    ) -> RowState:
-        """Return a state for a batch, whose rows rest: the prepared one if they find room in it.
-
-        Args:
-            num_positions: random numbers of a row.
-            most_tokens: of a row, prompt and new ones.
-        """
-        prepared = self.rows
-        if (
-            prepared is not None
-            and num_rows <= prepared.num_rows
-            and num_positions <= prepared.uniforms.shape[1]
-            and most_tokens <= self.most_tokens
-        ):
-            prepared.rest(0)
-            return prepared
-        return RowState.resting(num_rows, num_positions, device)
+    def room(self, batch: BatchSize, device: torch.device) -> Room:
+        """Return room for a batch."""
+        rows = RowState.resting(batch.num_rows, batch.num_positions, self.num_draft_tokens, device)
+        rows.lengths = [None] * batch.num_rows
+        return Room(rows, batch.num_slots(self.num_draft_tokens))
 
     def propose(self, rows: RowState, count: int, limits: Sequence[int]) -> Proposal | None:
         """Propose up to `count` >= 1 tokens for each row; None where a drafter on the host offers no row any.
@@ -114,25 +127,20 @@ class Calls:
         assert drafter is not None
         if isinstance(drafter, TensorDrafter):
             return drafted(drafter, rows, self.drafting_uniforms(rows, count))
-        num_running = len(limits)
         uniforms = self.drafting_uniforms(rows, count if drafter.draws else 0)
-        proposal = drafter.propose(count, uniforms[:num_running])
-        tokens, probabilities = proposal.tokens, proposal.probabilities
-        offered = proposal.lengths
+        tokens, probabilities, offered = drafter.propose(count, uniforms)
         if offered is None:
-            offered = [tokens.shape[1]] * num_running
+            offered = [tokens.shape[1]] * rows.num_rows
         lengths = [min(limit, int(length)) for limit, length in zip(limits, offered, strict=True)]
         width = max(lengths)
         if width == 0:
             return None
-        tokens = tokens[:, :width]
+        if rows.lengths is None:
+            # A prepared call judges K tokens.
+            width = count
+        tokens = _of_width(tokens, width)
         if probabilities is not None:
-            probabilities = probabilities[:, :width]
-        if rows.is_fixed:
-            tokens = filled_up(tokens, rows.num_rows, count)
-            lengths += [0] * (rows.num_rows - num_running)
-            if probabilities is not None:
-                probabilities = filled_up(probabilities, rows.num_rows, count)
+            probabilities = _of_width(probabilities, width)
         return Proposal(tokens, probabilities, to_device(lengths, tokens.device))
 
     def decide(self, rows: RowState, proposal: Proposal | None) -> Decided:
@@ -140,7 +148,7 @@ class Calls:
         block = rows.last
         if proposal is not None:
             block = torch.cat([block, proposal.tokens], 1)
-        step = read(self.target, rows, block, rows.numbers[Column.LENGTH])
+        step = self.target.extend(block, rows.starts())
         packed = self.judged(rows, step.logits, proposal)
         if isinstance(self.drafter, TensorDrafter) and step.hidden is not None:
             self.drafter.learn(step.hidden)
@@ -245,18 +253,9 @@ def moved(proposal: Proposal, device: torch.device) -> Proposal:
     return Proposal(*values)
 
 
-def read(runner: Runner, rows: RowState, tokens: Tensor, starts: Tensor) -> Step:
-    """Extend the rows of a runner by tokens [B, n], which begin at the places `starts` [B]."""
-    if not rows.is_fixed:
-        return runner.extend(tokens)
-    # A runner that counts nothing on the host.
-    static: Any = runner
-    step: Step = static.extend_at(tokens, starts)
-    return step
-
-
-def filled_up(tensor: Tensor, *sizes: int) -> Tensor:
-    """Fill a tensor up with zeros to these sizes of its first dimensions."""
-    filled = tensor.new_zeros(*sizes, *tensor.shape[len(sizes) :])
-    filled[tuple(slice(size) for size in tensor.shape[: len(sizes)])] = tensor
-    return filled
+def _of_width(tensor: Tensor, width: int) -> Tensor:
+    """Cut a tensor [B, n, ...] to [B, width, ...], or fill it up with zeros."""
+    num_missing = width - tensor.shape[1]
+    if num_missing <= 0:
+        return tensor[:, :width]
+    return torch.cat([tensor, tensor.new_zeros(len(tensor), num_missing, *tensor.shape[2:])], 1)

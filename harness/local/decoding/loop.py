@@ -1,4 +1,4 @@
-"""Regular and speculative decoding of a batch that rows leave between iterations.
+"""Regular and speculative decoding of a batch, whose rows begin together. One that has ended rests until all have.
 
 An iteration is Leviathan et al. 2023, algorithm 1, and Chen et al. 2023, algorithm 2, in every row at
 once; `reference.py` has it for one row alone.
@@ -16,11 +16,10 @@ import torch
 from torch import Tensor
 
 from harness.engines.arrivals import Origin, origins
-from harness.local.decoding.iteration import Calls
-from harness.local.decoding.protocols import NonFiniteError, TensorDrafter
+from harness.local.decoding.iteration import BatchSize, Calls
+from harness.local.decoding.protocols import NonFiniteError, Step, TensorDrafter
 from harness.local.decoding.randomness import Purpose, inverse_cdf
-from harness.local.decoding.state import RowState
-from harness.local.decoding.warp import BatchWarp, Warp
+from harness.local.decoding.warp import Warp
 
 
 @dataclass(frozen=True)
@@ -45,12 +44,22 @@ class RowRequest:
     leave_after: int | None = None
 
 
+def size_of(requests: Sequence[RowRequest]) -> BatchSize:
+    """The size of a batch of requests."""
+    return BatchSize(
+        num_rows=len(requests),
+        num_positions=max(len(request.uniforms) for request in requests),
+        most_tokens=max(len(request.prompt) + request.max_new_tokens for request in requests),
+    )
+
+
 @dataclass
 class BatchRow:
     """One sequence of a batch.
 
     Attributes:
-        number: its place among the requests, from 0.
+        number: its place in the batch, from 0.
+        has_ended: also of a row that only fills the batch up.
     """
 
     number: int
@@ -58,12 +67,24 @@ class BatchRow:
     num_generated: int = 0
     has_ended: bool = False
 
+    @property
+    def length(self) -> int | None:
+        """How many of its tokens the target has read; None if it has ended."""
+        return None if self.has_ended else len(self.request.prompt) + self.num_generated - 1
+
+    @property
+    def limit(self) -> int:
+        """How many tokens it can be offered: its last one is never offered."""
+        return 0 if self.has_ended else self.request.max_new_tokens - self.num_generated - 1
+
     def take(self, numbers: Sequence[float], vocabulary_size: int) -> RowStep:
         """Take what was decided, a row of `Decided.packed`, up to the end of the row.
 
         Raises:
             NonFiniteError: a model gave no number for a token of this iteration.
         """
+        if self.has_ended:
+            return RowStep(self.number, [])
         count = (len(numbers) - 3) // 3
         num_accepted, next_token, num_offered = map(int, numbers[:3])
         proposed = list(map(int, numbers[3 : 3 + num_offered]))
@@ -101,7 +122,7 @@ class RowStep:
 
     Attributes:
         row: its number: the place of its request in the batch, from 0.
-        tokens: the tokens it gained, at least one, cut after a stop token or at the length limit.
+        tokens: the tokens it gained, at least one, cut after a stop token or at the length limit; none if it had ended.
         proposed: the draft tokens verified; empty in regular decoding.
         num_accepted: how many of `proposed` were accepted.
         rejection: the probability of the first rejected token under the target, and under the
@@ -142,11 +163,8 @@ class Loop:
 
     def __init__(self, calls: Calls, watch: Watch = unwatched) -> None:
         self._calls = calls
-        self._target = calls.target
-        self._drafter = calls.drafter
         self._watch = watch
         self._rows: list[BatchRow] = []
-        self._state = RowState.resting(0, 0, "cpu")
         self.num_decided: Counter[bool] = Counter()
         # Lets the drafter read the prompts, which only the target has read.
         self._begin_drafting: Callable[[], None] | None = None
@@ -167,103 +185,80 @@ class Loop:
         """
         self._watch("prompts")
         calls = self._calls
+        device = requests[0].uniforms.device
+        rows, num_slots = calls.room(size_of(requests), device)
+        self._state = rows
         self._rows = [BatchRow(number, request) for number, request in enumerate(requests)]
-        prompts = [request.prompt for request in requests]
-        most_tokens = max(len(request.prompt) + request.max_new_tokens for request in requests)
-        # A draft model's last pass, of two tokens, begins at the last token.
-        num_slots = most_tokens + calls.num_draft_tokens + 1
-        step = self._target.start(prompts, num_slots, alone=alone)
-        device = step.logits.device
+        for number in range(len(requests), rows.num_rows):
+            self._rows.append(BatchRow(number, requests[0], has_ended=True))
+        prompts = [row.request.prompt for row in self._rows]
+        step = calls.target.start(prompts, num_slots, alone=alone)
 
-        warp = BatchWarp()
-        warp.set_rows([request.warp for request in requests], device)
-        uniforms = torch.stack([request.uniforms[:1, Purpose.TARGET] for request in requests])
-        drawn = inverse_cdf(warp(step.logits), uniforms).flatten()
-        first_tokens = drawn.tolist()
-        if self._drafter is not None:
+        warps = [request.warp for request in requests]
+        calls.warp.set_rows(warps, device)
+        uniforms = torch.stack([row.request.uniforms[:1, Purpose.TARGET] for row in self._rows])
+        first_tokens = inverse_cdf(calls.warp(step.logits), uniforms).flatten().tolist()
+        if calls.drafter is not None:
             # With the next call, because a reader waits for the first tokens.
             self._begin_drafting = functools.partial(
-                self._drafter.start, prompts, first_tokens, step
+                calls.drafter.start, prompts, first_tokens, step
             )
-            if isinstance(self._drafter, TensorDrafter):
-                self._drafter.make_room(len(requests), calls.num_draft_tokens, num_slots)
+            if isinstance(calls.drafter, TensorDrafter):
+                calls.drafter.make_room(rows.num_rows, calls.num_draft_tokens, num_slots)
 
-        num_positions = max(len(request.uniforms) for request in requests)
-        self._state = calls.state(len(requests), num_positions, most_tokens, device)
-        for row, (request, token) in enumerate(zip(requests, first_tokens, strict=True)):
+        for row, (request, token) in enumerate(zip(requests, first_tokens, strict=False)):
             most = request.max_new_tokens
-            self._state.begin(row, request.prompt, token, most, request.uniforms)
-        self._set_warps()
-        size = step.logits.shape[-1]
-        return [
-            row.take([0, token, 0], size)
-            for row, token in zip(self._rows, first_tokens, strict=True)
-        ]
+            rows.begin(row, request.prompt, token, most, request.uniforms)
+        row_steps = self._taken([[0, token, 0] for token in first_tokens], step)
+        return [row_step for row_step in row_steps if row_step.tokens]
 
     def step(self) -> list[RowStep]:
-        """Decide further tokens of all rows, at least one of each.
+        """Decide further tokens of all rows that have not ended, at least one of each.
 
         Raises:
             NonFiniteError: logits that are no numbers. Caches hold them too: the loop ends, and its runners are closed.
         """
-        self._settle()
-        rows = self._rows
-        calls = self._calls
+        if self._begin_drafting is not None:
+            self._begin_drafting()
+            self._begin_drafting = None
+        calls, rows = self._calls, self._state
         # K tokens for each row, or as many as it may still take before its last one. So the caches never hold more than
         # prompt, `max_new_tokens` and K.
-        limits = [row.request.max_new_tokens - row.num_generated - 1 for row in rows]
+        limits = [row.limit for row in self._rows]
         count = min(calls.num_draft_tokens, max(limits))
-        if count > 0 and self._state.is_fixed:
+        if rows.lengths is not None:
+            rows.lengths = [row.length for row in self._rows]
+        elif count > 0:
+            # Prepared calls draft K.
             count = calls.num_draft_tokens
-        lengths = [len(row.request.prompt) + row.num_generated - 1 for row in rows]
-        state = self._state
-        state.longest = max(lengths)
 
         proposal = None
         if count > 0:
             self._watch("drafting")
-            proposal = calls.propose(state, count, [min(count, limit) for limit in limits])
+            proposal = calls.propose(rows, count, [min(count, limit) for limit in limits])
         self._watch("forward")
-        packed, step = calls.decide(state, proposal)
+        packed, step = calls.decide(rows, proposal)
         self._watch("host")
+        row_steps = self._taken(packed.tolist(), step)
+        tokens = [row_step.tokens for row_step in row_steps]
+        self.num_decided[calls.was_prepared] += sum(map(len, tokens))
+        drafter = calls.drafter
+        if drafter is not None and not isinstance(drafter, TensorDrafter):
+            num_accepted = [row_step.num_accepted for row_step in row_steps]
+            drafter.observe(num_accepted, tokens, step)
+        return [row_step for row_step in row_steps if row_step.tokens]
+
+    def _taken(self, numbers: Sequence[Sequence[float]], step: Step) -> list[RowStep]:
+        """Let each row take what was decided, and rest if that ends it; returns a step of each."""
         size = step.logits.shape[-1]
         row_steps = [
-            row.take(numbers, size) for row, numbers in zip(rows, packed.tolist(), strict=False)
+            row.take(of_row, size) for row, of_row in zip(self._rows, numbers, strict=True)
         ]
-
-        num_tokens = sum(len(row_step.tokens) for row_step in row_steps)
-        self.num_decided[calls.was_prepared] += num_tokens
-
-        # Roll back: the token before the proposal stays, and so do those accepted. The next one is
-        # not read yet.
-        num_accepted = [row_step.num_accepted for row_step in row_steps]
-        counts = [number + 1 for number in num_accepted]
-        self._target.keep(counts)
-        if isinstance(self._drafter, TensorDrafter):
-            if proposal is not None:
-                self._drafter.keep(counts)
-        elif self._drafter is not None:
-            tokens = [row_step.tokens for row_step in row_steps]
-            self._drafter.observe(num_accepted, tokens, step)
+        ended = [
+            row_step.row
+            for row_step in row_steps
+            if row_step.tokens and self._rows[row_step.row].has_ended
+        ]
+        if ended:
+            self._state.rest(ended)
         return row_steps
-
-    def _settle(self) -> None:
-        """Let the drafter read the prompts, and rows that have ended leave."""
-        staying = [index for index, row in enumerate(self._rows) if not row.has_ended]
-        begin_drafting = self._begin_drafting
-        self._begin_drafting = None
-        if begin_drafting is not None and staying:
-            begin_drafting()
-        if len(staying) == len(self._rows):
-            return
-        self._rows = [self._rows[index] for index in staying]
-        self._state = self._state.select(staying)
-        if staying:
-            self._set_warps()
-            self._target.select(staying)
-            if self._drafter is not None:
-                self._drafter.select(staying)
-
-    def _set_warps(self) -> None:
-        warps = [row.request.warp for row in self._rows]
-        self._calls.warp.set_rows(warps, self._state.numbers.device)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from harness.local.decoding.state import RowState
+    from harness.local.decoding.state import RowState, Starts
 
 # Token ids, a list for each row.
 TokenRows = Sequence[Sequence[int]]
@@ -34,8 +34,7 @@ class Step(NamedTuple):
 class Runner(Protocol):
     """A batch of sequences that can be extended and rolled back, to inherit from.
 
-    A batch is started, and then extended and kept in turns; `select` comes after `keep`. A prompt without
-    tokens is an empty row: its logits mean nothing.
+    A prompt without tokens is an empty row: its logits mean nothing.
     """
 
     def start(self, prompts: TokenRows, num_slots: int = 0, *, alone: bool = False) -> Step:
@@ -47,18 +46,14 @@ class Runner(Protocol):
         """
         ...
 
-    def extend(self, tokens: Tensor) -> Step:
-        """Append tokens [B, n] to every row."""
-        ...
+    def extend(self, tokens: Tensor, starts: Starts, *, goes_on: bool = False) -> Step:
+        """Read tokens [B, n], those of row b as its tokens from number starts[b] on. What it had there is forgotten.
 
-    def keep(self, counts: Sequence[int]) -> None:
-        """Keep the first counts[b] tokens of row b that were extended since the last `keep` or
-        `start`, and forget the others.
+        Args:
+            starts: where the row has as many tokens, or fewer, but no fewer than before its last pass. A tensor for
+                fixed slots alone, over which this is a function of tensors.
+            goes_on: behind all that was read last, which may still be forgotten as if the two passes were one.
         """
-        ...
-
-    def select(self, rows: Sequence[int]) -> None:
-        """Continue with these rows, renumbered in this order."""
         ...
 
     def close(self) -> None:
@@ -93,10 +88,6 @@ class AnyDrafter(Protocol):
         """Begin a new batch: B prompts, the token decided after each, the target's step."""
         ...
 
-    def select(self, rows: Sequence[int]) -> None:
-        """Continue with these rows only, renumbered in this order."""
-        ...
-
 
 class Drafter(AnyDrafter, Protocol):
     """A way to propose tokens that works on the host, such as one that reads the text alone, or one of a user's own.
@@ -113,7 +104,7 @@ class Drafter(AnyDrafter, Protocol):
 
     def observe(self, num_accepted: Sequence[int], decided: TokenRows, step: Step) -> None:
         """Learn that row b keeps the first num_accepted[b] proposed tokens. decided[b] are these and
-        the token that follows, cut where the row has ended.
+        the token that follows, cut where the row ends; none for a row that has ended before.
 
         `step` is the target's pass over the token before the proposal and the proposal itself, as wide as
         the longest. Of row b its first num_accepted[b] + 1 entries are of kept tokens; the others are to be
@@ -124,7 +115,7 @@ class Drafter(AnyDrafter, Protocol):
 
 class TensorDrafter(AnyDrafter):
     """A way to propose tokens by a model, to inherit from: `draft` and `learn` are functions of tensors, of the
-    rows' and of the drafter's own, which they write in place. Over rows that are fixed they read nothing on the host.
+    rows' and of the drafter's own, which they write in place. They read nothing on the host but `RowState.lengths`.
 
     Attributes:
         device: of all these tensors; None for the target's.
@@ -133,10 +124,9 @@ class TensorDrafter(AnyDrafter):
     device: torch.device | None = None
 
     def make_room(self, num_rows: int, num_draft_tokens: int, num_slots: int) -> None:
-        """Make room for a batch, which `start` begins: B rows, K draft tokens and `num_slots` tokens of each."""
-
-    def fix(self, num_rows: int, num_draft_tokens: int, num_slots: int) -> None:
-        """Make room that stays where it is, for all batches that find room in it."""
+        """Make room for a batch, which `start` begins: B rows, K draft tokens and `num_slots` tokens of each. Room in
+        which it fits stays where it is.
+        """
 
     def draft(self, rows: RowState, uniforms: Tensor) -> Proposal:
         """Propose K tokens for each row, drawn with the random numbers `uniforms` [B, K]."""
@@ -146,9 +136,6 @@ class TensorDrafter(AnyDrafter):
         """Learn the states [B, 1 + K, L, D] of the target at the token before each of `RowState.decided`, where its
         runner captures any.
         """
-
-    def keep(self, counts: Sequence[int]) -> None:
-        """Learn on the host, behind an iteration with a proposal, that row b has counts[b] more tokens."""
 
 
 class NonFiniteError(ArithmeticError):

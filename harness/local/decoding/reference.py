@@ -44,23 +44,28 @@ def speculative_reference(
 
     while len(text) < max_new_tokens and text[-1] not in stop_tokens:
         position = len(text)
+        # Both models have read all of the text but its last token. What they have read behind
+        # that, draft tokens that were rejected, is forgotten with the next pass.
+        num_read = len(prompt) + position - 1
 
         # Draft: the draft model reads one token at a time and draws the next.
         num_drafted = min(num_draft_tokens, max_new_tokens - position - 1)
         tokens = [text[-1]]
         draft_probabilities: list[Tensor] = []
         for offset in range(num_drafted):
-            logits = draft.extend(torch.tensor([tokens[-1:]])).logits  # [1, 1, V]
+            last = torch.tensor([tokens[-1:]])
+            logits = draft.extend(last, [num_read + offset], goes_on=offset > 0).logits  # [1, 1, V]
             probabilities = warp(logits[0, 0])
             uniform = uniforms[position + offset, Purpose.DRAFT]
             token = inverse_cdf(probabilities, uniform)
             draft_probabilities.append(probabilities)
             tokens.append(int(token))
         # The last one, too, so that both models have read the same tokens.
-        draft.extend(torch.tensor([tokens[-1:]]))
+        last = torch.tensor([tokens[-1:]])
+        draft.extend(last, [num_read + num_drafted], goes_on=num_drafted > 0)
 
         # Verify: one pass of the target gives the probabilities after each token.
-        logits = target.extend(torch.tensor([tokens])).logits
+        logits = target.extend(torch.tensor([tokens]), [num_read]).logits
         target_probabilities = warp(logits[0])  # [1 + num_drafted, V]
 
         # Accept the draft token x with probability min(1, target(x) / draft(x)),
@@ -87,9 +92,6 @@ def speculative_reference(
         uniform = uniforms[position + num_accepted, Purpose.TARGET]
         next_token = inverse_cdf(weights, uniform)
 
-        # Roll back: both models forget the draft tokens that were rejected.
-        target.keep([1 + num_accepted])
-        draft.keep([1 + num_accepted])
         for decided in [*drafted[:num_accepted], int(next_token)]:
             text.append(decided)
             if decided in stop_tokens:

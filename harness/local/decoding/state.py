@@ -15,6 +15,9 @@ from torch import Tensor
 from harness.local.decoding.randomness import Purpose
 from harness.local.decoding.transfer import to_device
 
+# Where the tokens of each row are read: numbers that the host knows, None for a row that rests; or a tensor [B].
+Starts = Sequence[int | None] | Tensor
+
 
 class Column(IntEnum):
     """A number that the device knows of each row; indexes `RowState.numbers`."""
@@ -28,14 +31,10 @@ class Column(IntEnum):
     DECIDED = 3
     MOST = 4
     ITERATIONS = 5
-    # 0 for a row that only fills a batch of fixed size up: it does not move.
+    # 0 for a row that rests: it has ended, or only fills the batch up. It does not move.
     RUNNING = 6
     # Tokens that the last iteration decided, of `RowState.decided`.
     GAINED = 7
-
-
-# What a row is that only fills a batch up: it writes where no row that runs reads, and is offered nothing.
-_RESTING = {Column.LENGTH: 1, Column.MOST: 1}
 
 
 @dataclass
@@ -45,40 +44,39 @@ class RowState:
     Attributes:
         numbers: [len(Column), B], int64.
         uniforms: [B, P, len(Purpose)]; behind a shorter request's are zeros that decide nothing.
-        decided: [B, n], the tokens of the last iteration: the accepted ones and the one that follows; what is behind
-            them is to be ignored.
-        is_fixed: whether these tensors, and the caches of both models, stay where they are and as large as they are:
-            then the calls are functions of tensors alone, which can be compiled and captured.
-        longest: of the lengths, as the host knows it, for caches that grow.
+        decided: [B, 1 + K], the tokens of the last iteration: the accepted ones and the one that follows; what is
+            behind them is to be ignored.
+        lengths: `Column.LENGTH` of the rows that run, None of those that rest: a pass that knows them reads no more
+            slots than the longest has. None where the calls are functions of tensors alone, which can be compiled and
+            captured.
     """
 
     numbers: Tensor
     uniforms: Tensor
     decided: Tensor
-    is_fixed: bool = False
-    longest: int = 0
+    lengths: list[int | None] | None = None
 
     @classmethod
     def resting(
         cls,
         num_rows: int,
         num_positions: int,
+        num_draft_tokens: int,
         device: torch.device | str,
-        *,
-        num_decided: int = 1,
-        is_fixed: bool = False,
     ) -> RowState:
-        """Return rows that do not run.
-
-        Args:
-            num_decided: by an iteration, at most.
-        """
+        """Return rows that rest, with room for K draft tokens."""
         numbers = torch.zeros(len(Column), num_rows, dtype=torch.long, device=device)
         uniforms = torch.zeros(num_rows, num_positions, len(Purpose), device=device)
-        decided = numbers.new_zeros(num_rows, num_decided)
-        state = cls(numbers, uniforms, decided, is_fixed)
-        state.rest(0)
+        decided = numbers.new_zeros(num_rows, 1 + num_draft_tokens)
+        state = cls(numbers, uniforms, decided)
+        state.clear()
         return state
+
+    def clear(self) -> None:
+        """Let all rows rest, at the beginning of a text of which they are offered nothing."""
+        self.numbers.zero_()
+        self.numbers[Column.LENGTH] = 1
+        self.numbers[Column.MOST] = 1
 
     @property
     def num_rows(self) -> int:
@@ -114,25 +112,16 @@ class RowState:
         self.numbers[:, row] = torch.tensor([begun[column] for column in Column])
         self.decided[row, 0] = first_token
         self.uniforms[row, : len(uniforms)] = uniforms
-        self.longest = max(self.longest, len(prompt))
 
-    def select(self, rows: Sequence[int]) -> RowState:
-        """Return the state of these rows: the same tensors where they are fixed."""
-        index = to_device(rows, self.numbers.device)
-        numbers, uniforms = self.numbers[:, index], self.uniforms[index]
-        decided = self.decided[index]
-        if not self.is_fixed:
-            return replace(self, numbers=numbers, uniforms=uniforms, decided=decided)
-        self.numbers[:, : len(rows)] = numbers
-        self.uniforms[: len(rows)] = uniforms
-        self.decided[: len(rows)] = decided
-        self.rest(len(rows))
-        return self
+    def rest(self, rows: Sequence[int]) -> None:
+        """Let rows that have ended rest where they are."""
+        self.numbers[Column.RUNNING, to_device(rows, self.numbers.device)] = 0
 
-    def rest(self, first_row: int) -> None:
-        """Let the rows from this one on only fill the batch up."""
-        for column in Column:
-            self.numbers[column, first_row:] = _RESTING.get(column, 0)
+    def starts(self, ahead: int = 0) -> Starts:
+        """Return where each row is read that many tokens behind its length."""
+        if self.lengths is None:
+            return self.numbers[Column.LENGTH] + ahead
+        return [None if length is None else length + ahead for length in self.lengths]
 
     def random(self, purpose: Purpose, starts: Tensor, count: int) -> Tensor:
         """Return `count` random numbers of each row, from its place in `starts` [B] on: [B, count]."""
@@ -157,7 +146,4 @@ class RowState:
         length, num_decided = length + gained, num_decided + gained
         columns = [new_previous, new_last, length, num_decided, most, iterations + 1, running]
         self.numbers.copy_(torch.stack([*columns, gained]))
-        if self.is_fixed:
-            self.decided[:, : decided.shape[1]] = decided
-        else:
-            self.decided = decided
+        self.decided[:, : decided.shape[1]] = decided

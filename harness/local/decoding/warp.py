@@ -66,8 +66,8 @@ def kind_of(warps: Sequence[Warp]) -> WarpKind:
 
 
 class BatchWarp:
-    """The warp of a running batch, with one for each row of logits [B, ..., V]. A loop sets the rows
-    as they leave, and its drafter shares it.
+    """The warp of a running batch, with one for each row of logits [B, ..., V]. A loop sets the rows, and its drafter
+    shares it.
 
     Args:
         num_rows: for which its tensors stay where they are, so that a captured call can read them.

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from harness.local.decoding.iteration import read
 from harness.local.decoding.protocols import Proposal, Runner, Step, TensorDrafter, TokenRows
 from harness.local.decoding.randomness import existing_index
 from harness.local.decoding.state import Column, RowState
@@ -52,24 +51,17 @@ class ModelDrafter(TensorDrafter):
     def draft(self, rows: RowState, uniforms: Tensor) -> Proposal:
         tail = [rows.numbers[Column.PREVIOUS], rows.numbers[Column.LAST]]
         tokens = torch.stack(tail, 1)
-        first = rows.numbers[Column.LENGTH] - 1
-        # The second pass begins behind the tail.
-        starts = [first + (number + 1 if number else 0) for number in range(uniforms.shape[1])]
         drawn: list[Tensor] = []
         distributions: list[Tensor] = []
-        for start, numbers in zip(starts, uniforms.split(1, dim=1), strict=True):
-            logits = read(self.runner, rows, tokens, start).logits
+        for number, numbers in enumerate(uniforms.split(1, dim=1)):
+            # The second pass begins behind the tail.
+            starts = rows.starts(number or -1)
+            logits = self.runner.extend(tokens, starts, goes_on=number > 0).logits
             tokens, probabilities = self._draw(logits, numbers)
             drawn.append(tokens)
             distributions.append(probabilities)
             end_part()
         return Proposal(torch.cat(drawn, 1), torch.stack(distributions, 1))
-
-    def keep(self, counts: Sequence[int]) -> None:
-        self.runner.keep(counts)
-
-    def select(self, rows: Sequence[int]) -> None:
-        self.runner.select(rows)
 
 
 def _draw(warp: AnyWarp, logits: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:

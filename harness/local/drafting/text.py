@@ -58,9 +58,6 @@ class TextDrafter(Drafter):
         for text, tokens in zip(self._texts, decided, strict=True):
             text.extend(tokens)
 
-    def select(self, rows: Sequence[int]) -> None:
-        self._texts = [self._texts[row] for row in rows]
-
 
 class LookupText:
     """Prompt lookup (Saxena 2023, github.com/apoorvumang/prompt-lookup-decoding), over prompt and

@@ -1,7 +1,7 @@
 """This project's own decoding loop as an engine, over the runners of a loaded pair.
 
 An arm turns each request into one of the loop: random numbers, warp, limits. `decoding.loop` decides the tokens of a
-batch; rows leave it as they end.
+batch, batch after batch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from harness.engines.protocol import (
     in_batches,
 )
 from harness.engines.record import Preparation
-from harness.local.decoding.loop import Loop, RowRequest, Watch, unwatched
+from harness.local.decoding.loop import Loop, RowRequest, RowStep, Watch, size_of, unwatched
 from harness.local.decoding.protocols import NonFiniteError, Runner
 from harness.local.decoding.randomness import uniforms
 from harness.local.decoding.verify import Offer, Verdict
@@ -97,9 +97,7 @@ class LocalArm(Arm):
                 first = num_begun
                 num_begun += len(batch)
                 with self.explained(batch):
-                    loop = self.loop(batch[0], self.timer)
-                    asked = list(map(self.loop_request, batch))
-                    iteration = loop.start(asked, alone=batch[0].read_alone)
+                    loop, iteration = self.begin(batch, self.timer)
                     clock.note(iteration, first)
                     while loop.num_running:
                         clock.note(loop.step(), first)
@@ -131,20 +129,26 @@ class LocalArm(Arm):
     def pair(self) -> Pair:
         return self.runners.pair
 
-    def loop(self, first: Request, watch: Watch = unwatched) -> Loop:
-        """A loop for a request, and for others with its K and rule."""
+    def begin(
+        self, requests: Sequence[Request], watch: Watch = unwatched
+    ) -> tuple[Loop, list[RowStep]]:
+        """Begin a batch of requests with one K and rule: its loop, and the first tokens."""
+        decoding = requests[0].decoding
+        asked = list(map(self.loop_request, requests))
         if self.fault is None:
-            return Loop(self.runners.calls(first.decoding, drafts=self.drafts), watch)
-        # Not prepared: what takes the place of a runner or a rule counts on the host.
-        warp = BatchWarp()
-        calls = self.runners.plain_calls(
-            first.decoding,
-            self.fault.runner(self.runners.target),
-            drafts=True,
-            rule=functools.partial(self.fault.verdict, verification_of(first.decoding), warp),
-            warp=warp,
-        )
-        return Loop(calls, watch)
+            calls = self.runners.calls(decoding, size_of(asked), drafts=self.drafts)
+        else:
+            # Not prepared: what takes the place of a runner or a rule counts on the host.
+            warp = BatchWarp()
+            calls = self.runners.plain_calls(
+                decoding,
+                self.fault.runner(self.runners.target),
+                drafts=True,
+                rule=functools.partial(self.fault.verdict, verification_of(decoding), warp),
+                warp=warp,
+            )
+        loop = Loop(calls, watch)
+        return loop, loop.start(asked, alone=requests[0].read_alone)
 
     @contextmanager
     def explained(self, requests: Sequence[Request]) -> Iterator[None]:

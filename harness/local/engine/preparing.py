@@ -112,7 +112,7 @@ def _prepare_arms(runners: PairRunners, preparation: Preparation, compiles: bool
         models.append(pair.draft.model)
     if pair.head is not None:
         models.append(pair.head)
-    prepared: dict[bool, Calls] = {}
+    prepared: dict[bool, PreparedCalls] = {}
     graphs = Graphs()
     for drafts in [False] if draft is None else [False, True]:
         name = draft.name if drafts and draft is not None else target
@@ -145,7 +145,7 @@ def prepare_calls(
     graphs: Preparer,
     refused: Callable[[UnsupportedModelError], None] | None,
 ) -> None:
-    """Prepare calls over fixed rows, which their runners have: compile them on a CPU, and capture them on a GPU.
+    """Prepare calls over the fixed slots that their runners have: compile them on a CPU, and capture them on a GPU.
 
     Args:
         models: that they run, the target first.
@@ -158,23 +158,15 @@ def prepare_calls(
     target = models[0]
     assert isinstance(target, PreTrainedModel)
     device = target.device
-    num_decided = calls.num_draft_tokens + 1
-    calls.rows = RowState.resting(
-        batch_size, num_random(decoding), device, num_decided=num_decided, is_fixed=True
-    )
-    calls.most_tokens = preparation.longest_prompt + decoding.max_new_tokens
+    num_slots = preparation.demand.slots
+    rows = calls.make_room(batch_size, num_random(decoding), num_slots, device)
     calls.warp.set_rows([warp_of(decoding)] * batch_size, device)
     # A batch whose rows all only fill it up.
     prompts = [[0, 0]] * batch_size
-    drafter = calls.drafter
-    num_slots = preparation.demand.slots
     step = calls.target.start(prompts, num_slots)
-    if isinstance(drafter, TensorDrafter):
-        room = (batch_size, decoding.most_draft_tokens, num_slots)
-        drafter.fix(*room)
-        drafter.make_room(*room)
-        drafter.start(prompts, [0] * batch_size, step)
-    plain = _decode(calls)
+    if isinstance(calls.drafter, TensorDrafter):
+        calls.drafter.start(prompts, [0] * batch_size, step)
+    plain = _decode(calls, rows)
     preparer: Preparer = graphs
     how = "captured"
     if device.type != "cuda":
@@ -185,24 +177,22 @@ def prepare_calls(
 
     elif refused is not None:
         with compiling(device, refused):
-            compiled = _decode(calls)
+            compiled = _decode(calls, rows)
         require_close(compiled, plain, target, "compiled differ from the eager ones")
     with as_unsupported(f"cannot be {how}"):
         calls.prepare(preparer)
-    require_close(_decode(calls), plain, target, f"{how} differ from the eager ones")
+    require_close(_decode(calls, rows), plain, target, f"{how} differ from the eager ones")
 
 
-def _decode(calls: Calls) -> list[torch.Tensor]:
+def _decode(calls: Calls, rows: RowState) -> list[torch.Tensor]:
     """Make each call once -> what must not depend on how it is made: logits, and the distribution of the first draft
     token. Rounding may draw another one, and after it nothing is equal.
     """
-    rows = calls.rows
-    assert rows is not None
-    rows.rest(0)
+    rows.clear()
     outputs = [calls.decide(rows, None).step.logits.clone()]
     count = calls.num_draft_tokens
     if count:
-        rows.rest(0)
+        rows.clear()
         tokens = rows.numbers.new_zeros(rows.num_rows, count)
         proposal: Proposal | None = Proposal(tokens, lengths=tokens[:, 0].clone())
         if isinstance(calls.drafter, TensorDrafter):

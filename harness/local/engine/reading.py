@@ -33,7 +33,7 @@ from harness.local.decoding.protocols import (
     TensorDrafter,
     TokenRows,
 )
-from harness.local.decoding.state import RowState
+from harness.local.decoding.state import Column, RowState
 from harness.local.decoding.transfer import padded
 from harness.local.decoding.warp import AnyWarp
 from harness.local.drafting.method import Pair, SampledDraftSettings
@@ -349,9 +349,11 @@ class OnHost(Drafter):
     def start(self, prompts: TokenRows, first_tokens: Sequence[int], step: Step) -> None:
         self._drafter.make_room(len(prompts), *self._room)
         self._drafter.start(prompts, first_tokens, step)
-        self._rows = RowState.resting(len(prompts), 1, "cpu")
+        num_draft_tokens, _ = self._room
+        self._rows = RowState.resting(len(prompts), 1, num_draft_tokens, "cpu")
         for row, (prompt, token) in enumerate(zip(prompts, first_tokens, strict=True)):
             self._rows.begin(row, prompt, token, most=1, uniforms=self._rows.uniforms[row])
+        self._know_lengths()
 
     def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
         return drafted(self._drafter, self._rows, uniforms)
@@ -361,12 +363,10 @@ class OnHost(Drafter):
         self._rows.advance(tokens, torch.tensor(num_accepted))
         if step.hidden is not None:
             self._drafter.learn(step.hidden)
-        self._rows.longest += 1 + max(num_accepted)
-        self._drafter.keep([count + 1 for count in num_accepted])
+        self._know_lengths()
 
-    def select(self, rows: Sequence[int]) -> None:
-        self._drafter.select(rows)
-        self._rows = self._rows.select(rows)
+    def _know_lengths(self) -> None:
+        self._rows.lengths = self._rows.numbers[Column.LENGTH].tolist()
 
 
 def on_host(drafter: Drafter | TensorDrafter, num_draft_tokens: int, num_slots: int) -> Drafter:

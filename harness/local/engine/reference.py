@@ -180,7 +180,7 @@ def steps_along(
     behind the prompts, then `width`, and what is left.
 
     Args:
-        first_kept: tokens of the first pass that are kept, fewer than its width; the others are read again.
+        first_kept: tokens after which the second pass begins, fewer than the width: it reads the others again.
     """
     num_slots = max(map(len, prompts)) + len(rows[0]) + width
     # Each is read alone: beside others its numbers would be rounded otherwise.
@@ -189,16 +189,16 @@ def steps_along(
     upcoming = torch.tensor(rows, dtype=torch.long, device=logits.device)
     yield Step(logits, begun.hidden), upcoming[:, :1]
     num_read = 0
+    lengths = list(map(len, prompts))
     while num_read < upcoming.shape[1] - 1:
         tokens = upcoming[:, num_read:-1][:, :width]
         num_kept = tokens.shape[1]
         if num_read == 0 and first_kept is not None:
             num_kept = min(num_kept, first_kept)
-        step = runner.extend(tokens)
+        step = runner.extend(tokens, [length + num_read for length in lengths])
         hidden = None if step.hidden is None else step.hidden[:, :num_kept]
         following = upcoming[:, num_read + 1 :][:, :num_kept]
         yield Step(step.logits[:, :num_kept], hidden), following
-        runner.keep([num_kept] * len(rows))
         num_read += num_kept
 
 

@@ -20,7 +20,7 @@ from harness.config.acceptance_rules import RULES
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import DecodingSettings
 from harness.engines.record import Preparation
-from harness.local.decoding.iteration import Calls
+from harness.local.decoding.iteration import BatchSize, Calls
 from harness.local.decoding.protocols import Drafter, Runner, TensorDrafter
 from harness.local.decoding.verify import AcceptByCoin, Offer, Verdict
 from harness.local.decoding.warp import AnyWarp, BatchWarp, Warp
@@ -29,6 +29,7 @@ from harness.local.drafting.method import MakeDrafter, Pair
 from harness.local.models.checkpoints import is_recurrent
 from harness.local.models.loading import LoadedModel
 from harness.local.runners.base import Options, UnsupportedModelError
+from harness.local.runners.prepared import PreparedCalls
 from harness.local.runners.snapshot import SnapshotRunner
 from harness.local.runners.static import StaticRunner
 
@@ -75,15 +76,19 @@ class PairRunners:
     target_name: str
     draft_name: str
     setup_seconds: float = 0.0
-    prepared: dict[bool, Calls] = field(default_factory=dict)
+    prepared: dict[bool, PreparedCalls] = field(default_factory=dict)
     num_decided: Counter[bool] = field(default_factory=Counter)
 
-    def calls(self, decoding: DecodingSettings, *, drafts: bool) -> Calls:
+    def calls(self, decoding: DecodingSettings, batch: BatchSize, *, drafts: bool) -> Calls:
         """Return the calls of an arm for a batch with these settings, apart from each row's warp: prepared ones, if
-        they are for the same.
+        they are for the same and have room for it.
         """
         prepared = self.prepared.get(drafts)
-        if prepared is not None and (not drafts or _judges_alike(decoding, self.decoding)):
+        if (
+            prepared is not None
+            and prepared.has_room(batch)
+            and (not drafts or _judges_alike(decoding, self.decoding))
+        ):
             return prepared
         return self.plain_calls(decoding, self.target, drafts=drafts)
 

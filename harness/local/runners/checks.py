@@ -86,7 +86,8 @@ def check_runner(
         return [[token % size for token in row] for row in rows[:num_rows]]
 
     def compare(texts: list[list[int]], rows: list[list[int]]) -> None:
-        step = runner.extend(torch.tensor(rows, device=model.device))
+        starts = list(map(len, texts))
+        step = runner.extend(torch.tensor(rows, device=model.device), starts)
         for index, (text, row) in enumerate(zip(texts, rows, strict=True)):
             outputs = [step.logits[index]]
             if step.hidden is not None:
@@ -109,7 +110,6 @@ def check_runner(
             rows = fitted(_EXTENSIONS[0])
             compare(texts, rows)
             counts = _KEPT[:num_rows] if takes_back else [len(row) for row in rows]
-            runner.keep(counts)
             kept = zip(texts, rows, counts, strict=True)
             texts = [[*text, *row[:count]] for text, row, count in kept]
             compare(texts, fitted(_EXTENSIONS[1]))

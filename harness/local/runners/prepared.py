@@ -1,4 +1,4 @@
-"""The calls of an iteration, prepared for rows that are fixed: compiled, or as CUDA graphs.
+"""The calls of an iteration, prepared for the rows of any batch that fits: compiled, or as CUDA graphs.
 
 Both take a call as a whole, whatever operations it has. A graph repeats the kernels of one call over the same tensors.
 So what it reads is in tensors that stay where they are, and what it returns is overwritten by its next replay.
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.local.decoding.iteration import Calls, Decided, Judge, moved
+from harness.local.decoding.iteration import BatchSize, Calls, Decided, Judge, Room, moved
 from harness.local.decoding.protocols import Proposal, Step, TensorDrafter
 from harness.local.decoding.state import RowState
 from harness.local.runners.base import UnsupportedModelError
@@ -29,7 +29,12 @@ Preparer = Callable[[Callable[..., Any], Sequence[Tensor], torch.device], Callab
 
 
 class PreparedCalls(Calls):
-    """The same calls, for the rows and warps for which they were prepared."""
+    """The same calls, for the room and the warps for which they were prepared.
+
+    State, caches and features stay where they are: a batch has them all, or, if it has no room in them, other calls.
+    """
+
+    _room: Room
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -37,10 +42,32 @@ class PreparedCalls(Calls):
         # What decides by the logits, for each kind of proposal: on a GPU compiled apart from the pass.
         self._judging: dict[Hashable, Part] = {}
 
+    def make_room(
+        self, num_rows: int, num_positions: int, num_slots: int, device: torch.device
+    ) -> RowState:
+        """Make the room that the calls are prepared for, but for the slots of runners."""
+        rows = RowState.resting(num_rows, num_positions, self.num_draft_tokens, device)
+        self._room = Room(rows, num_slots)
+        if isinstance(self.drafter, TensorDrafter):
+            self.drafter.make_room(num_rows, self.num_draft_tokens, num_slots)
+        return rows
+
+    def has_room(self, batch: BatchSize) -> bool:
+        rows, num_slots = self._room
+        return (
+            batch.num_rows <= rows.num_rows
+            and batch.num_positions <= rows.uniforms.shape[1]
+            and batch.num_slots(self.num_draft_tokens) <= num_slots
+        )
+
+    def room(self, batch: BatchSize, device: torch.device) -> Room:
+        assert self.has_room(batch)
+        self._room.rows.clear()
+        return self._room
+
     def prepare(self, preparer: Preparer) -> None:
-        """Prepare the calls over the fixed rows, with the warps that these have now."""
-        rows = self.rows
-        assert rows is not None
+        """Prepare the calls over their rows, with the warps that these have now."""
+        rows = self._room.rows
         count = self.num_draft_tokens
         kind = self.warp.kind
         device = rows.numbers.device
@@ -89,8 +116,6 @@ class PreparedCalls(Calls):
         return propose
 
     def judged(self, rows: RowState, logits: Tensor, proposal: Proposal | None) -> Tensor:
-        if not rows.is_fixed:
-            return super().judged(rows, logits, proposal)
         given = {} if proposal is None else _given(proposal)
         names = tuple(given)
         if names not in self._judging:
@@ -100,7 +125,7 @@ class PreparedCalls(Calls):
         return packed
 
     def propose(self, rows: RowState, count: int, limits: Sequence[int]) -> Proposal | None:
-        prepared = self._find("propose", rows)
+        prepared = self._prepared.get(("propose", self.warp.kind))
         if prepared is None:
             return super().propose(rows, count, limits)
         proposal: Proposal = prepared()
@@ -108,7 +133,7 @@ class PreparedCalls(Calls):
 
     def decide(self, rows: RowState, proposal: Proposal | None) -> Decided:
         given = {} if proposal is None else _given(proposal)
-        prepared = self._find(tuple(given), rows)
+        prepared = self._prepared.get((tuple(given), self.warp.kind))
         self.was_prepared = prepared is not None
         if prepared is None:
             return super().decide(rows, proposal)
@@ -123,11 +148,6 @@ class PreparedCalls(Calls):
     def _decide_given(self, rows: RowState, names: Sequence[str], *tensors: Tensor) -> Decided:
         """Decide about the proposal that has these fields."""
         return super().decide(rows, _proposal(names, tensors))
-
-    def _find(self, call: Hashable, rows: RowState) -> Callable[..., Any] | None:
-        if not rows.is_fixed:
-            return None
-        return self._prepared.get((call, self.warp.kind))
 
 
 def _given(proposal: Proposal) -> dict[str, Tensor]:

@@ -120,13 +120,6 @@ class SlotCache(Cache):
         buffer.index_put_(self._indices[kind], states)
         return rows.narrow(2, 0, self.width)
 
-    def select(self, rows: Tensor, num_used: int) -> None:
-        """Copy the first `num_used` slots of these rows [n] to the first n rows."""
-        for buffers in self.buffers.values():
-            for buffer in buffers:
-                used = buffer[:, :, :num_used]
-                used[: len(rows)] = used[rows.to(buffer.device)]
-
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Return the tokens before these, for models that make a mask. Where rows differ they are
         given one.

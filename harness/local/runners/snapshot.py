@@ -25,6 +25,7 @@ from transformers import Cache, PreTrainedModel
 
 from harness.config.run import RunnerName
 from harness.local.decoding.protocols import Runner, Step, TokenRows
+from harness.local.decoding.state import Starts
 from harness.local.decoding.transfer import to_device
 from harness.local.models.cache_names import CACHES
 from harness.local.runners.base import (
@@ -59,15 +60,16 @@ class SnapshotRunner(Runner):
     state: `check` finds out.
 
     A row is the tokens that `_state` has read, and its `_unread` tokens behind them: those kept
-    earlier, then those extended since the last `keep`. `extend` reads all of these into a copy of the
-    state, `_ahead`. If `keep` then keeps all, `_ahead` becomes the state. Otherwise it is dropped, and
-    the tokens that are kept stay unread:
+    earlier, then those that may still be taken back. `extend` reads all of these into a copy of the
+    state, `_ahead`. If the next pass begins behind them, `_ahead` becomes the state. Otherwise it is
+    dropped, and the tokens before that pass stay unread:
 
-        start([1 2 3])   _state has read 1 2 3
-        extend([4 5 6])  _ahead has read 1 2 3 4 5 6
-        keep([1])        _state has read 1 2 3, and 4 is unread
-        extend([7 8])    _ahead has read 1 2 3 4 7 8
-        keep([2])        _state is what _ahead was, and nothing is unread
+        start([1 2 3])           _state has read 1 2 3
+        extend([4 5 6], from 3)  _ahead has read 1 2 3 4 5 6
+        extend([7 8], from 4)    _state has read 1 2 3; 4 is unread; _ahead has read 1 2 3 4 7 8
+        extend([9], from 6)      _state is what _ahead was, and _ahead has read 9, too
+
+    A row that rests keeps all that it reads, so that no other row waits for it.
 
     If rows have unequally many unread tokens, the copy has read padding, so it is dropped at once.
     Where no token will be taken back, nothing is copied: the state itself becomes `_ahead`.
@@ -86,10 +88,10 @@ class SnapshotRunner(Runner):
         """Wrap a model.
 
         Args:
-            takes_back: whether `keep` may keep fewer tokens than were extended. False, for a target
+            takes_back: whether a pass may begin before the end of the last one. False, for a target
                 without a draft: the state is never copied, and tokens are read one by one, as every
                 model can.
-            keeps_first: the first token of an extension is always kept, as a target's is; one
+            keeps_first: the first token of a pass is always kept, as a target's is; one
                 alone, as in regular decoding, then needs no copy of the state.
         """
         self._model = model
@@ -99,13 +101,14 @@ class SnapshotRunner(Runner):
         self._device = model.device
         self._parameters = inspect.signature(model.forward).parameters
         self._context = context_of(model)
-        # None from `extend` to `keep` if it was not copied.
+        # None behind a pass for which it was not copied.
         self._state: ModelState | None = None
         # None if nothing was extended, or rows were padded for it.
         self._ahead: ModelState | None = None
         self._no_tokens = torch.empty(0, dtype=torch.long, device=self._device)
         self._unread: list[Tensor] = []
-        self._num_extended = 0  # of each row's unread tokens
+        self._num_extended = 0  # of each row's unread tokens, those that may be taken back
+        self._kept: list[int] = []  # tokens of each row before these
 
     def close(self) -> None:
         self._state = None
@@ -121,9 +124,18 @@ class SnapshotRunner(Runner):
         self._state, step = self._read_prompts(prompts)
         self._unread = [self._no_tokens] * len(prompts)
         self._num_extended = 0
+        self._kept = list(map(len, prompts))
         return step
 
-    def extend(self, tokens: Tensor) -> Step:
+    def extend(self, tokens: Tensor, starts: Starts, *, goes_on: bool = False) -> Step:
+        """Read tokens.
+
+        Raises:
+            ValueError: a row begins where it cannot, or tokens must be taken back whose state was not copied.
+        """
+        assert not isinstance(starts, Tensor), "a state has no fixed slots"
+        if not goes_on:
+            self._keep(starts)
         if self._takes_back:
             return Step(*self._extend(tokens))
         outputs = [self._extend(column) for column in tokens.split(1, dim=1)]
@@ -155,32 +167,24 @@ class SnapshotRunner(Runner):
         places = ends + torch.arange(-num_new, 0, device=self._device)
         return [gather_rows(output, places) for output in outputs]
 
-    def keep(self, counts: Sequence[int]) -> None:
-        """Keep the first counts[b] extended tokens of row b.
-
-        Raises:
-            ValueError: tokens must be taken back, but the state was not copied.
-        """
+    def _keep(self, starts: Sequence[int | None]) -> None:
+        """Keep what each row has read before the place where it goes on."""
         num_extended = self._num_extended
+        rows = zip(starts, self._kept, strict=True)
+        counts = [num_extended if start is None else start - kept for start, kept in rows]
         if not all(0 <= count <= num_extended for count in counts):
-            raise ValueError(f"cannot keep {list(counts)} of {num_extended} tokens")
+            raise ValueError(f"cannot keep {counts} of {num_extended} tokens")
+        self._kept = [kept + count for kept, count in zip(self._kept, counts, strict=True)]
         if self._ahead is not None and min(counts) == num_extended:
             self._state = self._ahead
             self._unread = [self._no_tokens] * len(counts)
         elif self._state is None:
             raise ValueError(f"{type(self._model).__name__} cannot take tokens back")
         else:
-            rows = zip(self._unread, counts, strict=True)
-            self._unread = [row[: len(row) - num_extended + count] for row, count in rows]
+            unread = zip(self._unread, counts, strict=True)
+            self._unread = [row[: len(row) - num_extended + count] for row, count in unread]
         self._ahead = None
         self._num_extended = 0
-
-    def select(self, rows: Sequence[int]) -> None:
-        if list(rows) == list(range(len(self._unread))):
-            return
-        assert self._state is not None
-        self._state = self._state.select(rows, self._device)
-        self._unread = [self._unread[row] for row in rows]
 
     def check(self, num_rows: int, num_slots: int = ANY_LENGTH) -> None:
         """Compare outputs, also after a roll-back, with those without a state (`check_runner`). Starts
@@ -273,44 +277,26 @@ class ModelState:
         )
         return replace(self, values=values)
 
-    def select(self, rows: Sequence[int], device: torch.device) -> ModelState:
-        """Return the state of these rows alone."""
-        index = to_device(rows, device)
-        values = map_tensors(
-            lambda _, tensor: tensor.index_select(0, index.to(tensor.device)), self.values
-        )
-        return replace(self, values=values, padding=[self.padding[row] for row in rows])
 
+def map_tensors(change: Callable[[str, Tensor], Tensor], structure: Any, name: str = "") -> Any:
+    """Copy a structure with each tensor replaced by `change(name, tensor)`, where the name is the key or attribute that
+    holds it.
 
-def map_tensors(change: Callable[..., Tensor], *structures: Any, name: str = "") -> Any:
-    """Merge structures of the same form into one, each tensor by `change(name, *tensors)`, where the
-    name is the key or attribute that holds the tensors.
-
-    {"keys": a, "width": 3} and {"keys": b, "width": 5} become
-    {"keys": change("keys", a, b), "width": 5}.
+    {"keys": a, "width": 3} becomes {"keys": change("keys", a), "width": 3}.
     """
-    first = structures[0]
-    if isinstance(first, Tensor):
+    if isinstance(structure, Tensor):
         # A tensor without dimensions is the same in all rows, such as the width of a window.
-        return change(name, *structures) if first.dim() else first
-    if isinstance(first, dict):
-        return {
-            key: map_tensors(change, *(structure[key] for structure in structures), name=key)
-            for key in first
-        }
-    if isinstance(first, list | tuple):
-        return type(first)(
-            map_tensors(change, *members) for members in zip(*structures, strict=True)
-        )
-    if isinstance(first, Cache):
-        cache = copy.copy(first)
+        return change(name, structure) if structure.dim() else structure
+    if isinstance(structure, dict):
+        return {key: map_tensors(change, value, key) for key, value in structure.items()}
+    if isinstance(structure, list | tuple):
+        return type(structure)(map_tensors(change, member) for member in structure)
+    if isinstance(structure, Cache):
+        cache = copy.copy(structure)
         cache.layers = []
-        for layers in zip(*(structure.layers for structure in structures), strict=True):
-            layer = copy.copy(layers[0])
-            vars(layer).update(map_tensors(change, *map(vars, layers)))
+        for each in structure.layers:
+            layer = copy.copy(each)
+            vars(layer).update(map_tensors(change, vars(each)))
             cache.layers.append(layer)
         return cache
-    if isinstance(first, int):
-        # A window counts the tokens that it has seen: the longer state's count holds. Other numbers are equal.
-        return max(structures)
-    return first
+    return structure

@@ -1,5 +1,5 @@
-"""The runner over a KV cache of fixed size: every row keeps its own slots, and a roll-back only
-changes lengths.
+"""The runner over a KV cache of fixed size: every row keeps its own slots, and a roll-back is a pass that begins
+earlier.
 
 Nothing is moved or copied as a text grows, and attention reads no more slots than the longest row
 has. Over fixed slots (`fix`) a pass is a function of tensors, which can be compiled and captured.
@@ -14,7 +14,7 @@ from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache, GenerationMixin, PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
@@ -22,8 +22,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from harness.config.amounts import BUCKET, round_up
 from harness.config.run import RunnerName
-from harness.local.decoding.iteration import filled_up
 from harness.local.decoding.protocols import Runner, Step, TokenRows
+from harness.local.decoding.state import Starts
 from harness.local.decoding.transfer import padded, to_device
 from harness.local.models.cache_names import cache_name
 from harness.local.runners.base import (
@@ -238,8 +238,6 @@ class StaticRunner(Runner):
         self._device = model.device
         self._forward = SlotForward(model, options)
         self._cache = SlotCache()
-        self._lengths: Sequence[int] = []  # kept tokens of each row
-        self._num_extended = 0  # since the last keep
         # Those of fixed rows, a pass over them, and its widths, ascending.
         self._fixed_cache = SlotCache()
         self._pass = Part(self._forward, [self._model])
@@ -253,8 +251,6 @@ class StaticRunner(Runner):
             self._cache = self._fixed_cache
         elif not self._cache.has_room(len(prompts), num_slots):
             self._cache = SlotCache(len(prompts), round_up(num_slots))
-        self._lengths = list(map(len, prompts))
-        self._num_extended = 0
         # Many samples of one prompt: it is read once.
         distinct = list(dict.fromkeys(map(tuple, prompts)))
         places = [distinct.index(tuple(prompt)) for prompt in prompts]
@@ -267,55 +263,53 @@ class StaticRunner(Runner):
             steps.append(step)
         return joined(steps, places)
 
-    def extend(self, tokens: Tensor) -> Step:
-        num_rows, num_tokens = tokens.shape
-        longest = max(self._lengths) + self._num_extended
-        assert self._cache.has_room(num_rows, longest + num_tokens), "more tokens than were said"
-        outputs: Sequence[Tensor] | None = None
+    def extend(self, tokens: Tensor, starts: Starts, *, goes_on: bool = False) -> Step:
         with self._forward.packing:
+            if isinstance(starts, Tensor):
+                return Step(*self._fixed_pass(tokens, starts))
+            known = [start for start in starts if start is not None]
+            longest = max(known)
+            # A row that rests goes with the longest one.
+            places = [longest if start is None else start for start in starts]
             if self._cache is self._fixed_cache:
-                outputs = self._extend_fixed(tokens, longest)
-            if outputs is None:
-                outputs = self._extend_eagerly(tokens)
-        self._num_extended += num_tokens
-        return Step(*outputs)
+                outputs = self._extend_fixed(tokens, places)
+                if outputs is not None:
+                    return Step(*outputs)
+            num_tokens = tokens.shape[1]
+            num_seen = longest + num_tokens
+            assert self._cache.has_room(len(tokens), num_seen), "more tokens than were said"
+            are_equal = min(known) == longest
+            if num_tokens > 1 or not are_equal:
+                # A GPU's kernel copies a mask of any other width, in every layer. The mask hides the
+                # slots that this adds.
+                num_seen = round_up(num_seen, _MASK_ALIGNMENT)
+            first = longest if are_equal else to_device(places, self._device)
+            with WithoutCudnn():
+                return Step(*self._forward(self._cache, num_seen, tokens, first))
 
-    def extend_at(self, tokens: Tensor, starts: Tensor) -> Step:
-        """Extend fixed rows by tokens [B, n] from the slots `starts` [B] on: a function of tensors alone. `keep`
-        follows on the host.
-        """
+    def _fixed_pass(self, tokens: Tensor, starts: Tensor) -> Sequence[Tensor]:
+        """Extend all fixed rows by tokens [B, n] from the slots `starts` [B] on: a function of tensors alone."""
         assert self._cache is self._fixed_cache, "the batch has other slots than were prepared"
         # So that it has the same code, and numbers, as a pass by itself.
         end_part()
-        with self._forward.packing:
-            outputs = self._pass(tokens, starts)
+        outputs: Sequence[Tensor] = self._pass(tokens, starts)
         end_part()
-        return Step(*outputs)
+        return outputs
 
-    def _extend_fixed(self, tokens: Tensor, longest: int) -> Sequence[Tensor] | None:
+    def _extend_fixed(self, tokens: Tensor, places: Sequence[int]) -> Sequence[Tensor] | None:
         """Extend by a pass of fixed rows, of more rows and tokens where there is none of these; None where there is no
         room for it.
         """
         num_rows, num_tokens = tokens.shape
         cache = self._fixed_cache
         width = next((width for width in self._widths if width >= num_tokens), None)
-        if width is None or not cache.has_room(num_rows, longest + width):
+        if width is None or max(places) + width > cache.num_slots:
             return None
         # Rows that only fill up the batch write from slot 0, unread.
-        starts = filled_up(self._starts(), cache.num_rows)
-        outputs = self._pass(filled_up(tokens, cache.num_rows, width), starts)
-        return [output[:num_rows, :num_tokens] for output in outputs]
-
-    def keep(self, counts: Sequence[int]) -> None:
-        # Lengths say which slots count: nothing else is to be done. What `extend_at` has read is not counted here.
-        lengths = zip(self._lengths, counts, strict=True)
-        self._lengths = [length + count for length, count in lengths]
-        self._num_extended = 0
-
-    def select(self, rows: Sequence[int]) -> None:
-        self._lengths = [self._lengths[row] for row in rows]
-        if list(rows) != list(range(len(rows))):
-            self._cache.select(to_device(rows, self._device), max(self._lengths))
+        num_missing = cache.num_rows - num_rows
+        filled = pad(tokens, (0, width - num_tokens, 0, num_missing))
+        starts = to_device([*places, *[0] * num_missing], self._device)
+        return [output[:num_rows, :num_tokens] for output in self._fixed_pass(filled, starts)]
 
     def check(self, num_slots: int = ANY_LENGTH) -> None:
         """Compare the outputs with the model's own (`check_runner`). Starts a new batch.
@@ -328,9 +322,10 @@ class StaticRunner(Runner):
         self._cache = SlotCache()  # those of the check may have more rows than the batch
 
     def fix(self, batch_size: int, num_slots: int, widths: Sequence[int]) -> None:
-        """Make room for fixed rows: `extend_at` reads and writes these slots.
+        """Make room for fixed rows, whose slots every batch takes that finds room in them.
 
-        `extend` goes by the same passes then, so that what reads a text gets the numbers of those that decoded it.
+        A pass from numbers on is one of theirs then, too, so that what reads a text gets the numbers of those that
+        decoded it.
 
         Args:
             batch_size: the most rows of a batch.
@@ -362,7 +357,7 @@ class StaticRunner(Runner):
         try:
             with compiling(self._device):
                 for width in self._widths:
-                    self.extend_at(starts.unsqueeze(1).repeat(1, width), starts)
+                    self.extend(starts.unsqueeze(1).repeat(1, width), starts)
             self.name = "compiled"
             # Short rows are enough: compiled passes see all slots, so that a model that counts from
             # their end differs at any length.
@@ -378,23 +373,6 @@ class StaticRunner(Runner):
         self.name = "static"
         self._fixed_cache = SlotCache()
         self._cache = SlotCache()
-
-    def _extend_eagerly(self, tokens: Tensor) -> Sequence[Tensor]:
-        num_tokens = tokens.shape[1]
-        longest = max(self._lengths) + self._num_extended
-        are_equal = min(self._lengths) == max(self._lengths)
-        num_seen = longest + num_tokens
-        if num_tokens > 1 or not are_equal:
-            # A GPU's kernel copies a mask of any other width, in every layer. The mask hides the
-            # slots that this adds.
-            num_seen = round_up(num_seen, _MASK_ALIGNMENT)
-        starts = longest if are_equal else self._starts()
-        with WithoutCudnn():
-            return self._forward(self._cache, num_seen, tokens, starts)
-
-    def _starts(self) -> Tensor:
-        """Return the next slot of each row [B], on the device."""
-        return to_device([length + self._num_extended for length in self._lengths], self._device)
 
     def _read_prompts(self, prompts: TokenRows) -> tuple[KeysAndValues, Step]:
         """Run the model over prompts -> the keys and values of each layer, and the step."""

@@ -31,6 +31,7 @@ from harness.local.decoding.loop import Loop, RowRequest, RowStep
 from harness.local.decoding.protocols import NonFiniteError, Proposal, Step
 from harness.local.decoding.randomness import Purpose, inverse_cdf, uniforms
 from harness.local.decoding.reference import speculative_reference
+from harness.local.decoding.state import Starts
 from harness.local.decoding.verify import (
     AcceptByCoin,
     Offer,
@@ -128,9 +129,9 @@ def test_without_an_offer_the_target_sees_the_pending_token_alone(
     widths: list[int] = []
     original = MarkovRunner.extend
 
-    def extend(self: MarkovRunner, tokens: Tensor) -> Step:
+    def extend(self: MarkovRunner, tokens: Tensor, starts: Starts) -> Step:
         widths.append(tokens.shape[1])
-        return original(self, tokens)
+        return original(self, tokens, starts)
 
     def never(offer: Offer) -> Verdict:
         raise AssertionError("nothing to verify")
@@ -187,9 +188,10 @@ class SumRunner(MarkovRunner):
         super().start(prompts)
         return Step(self._logits[torch.tensor([sum(row) % SIZE for row in self.rows])])
 
-    def extend(self, tokens: Tensor) -> Step:
-        before = torch.tensor([[sum(row)] for row in self.rows])
-        super().extend(tokens)
+    def extend(self, tokens: Tensor, starts: Starts, *, goes_on: bool = False) -> Step:
+        super().extend(tokens, starts, goes_on=goes_on)
+        num_new = tokens.shape[1]
+        before = torch.tensor([[sum(row[:-num_new])] for row in self.rows])
         return Step(self._logits[(before + tokens.cumsum(dim=1)) % SIZE])
 
 

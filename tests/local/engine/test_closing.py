@@ -92,13 +92,13 @@ def test_jobs_of_one_worker_need_no_more_memory_than_the_first(
     without_collections: None,
 ) -> None:
     peaks: list[int] = []
-    loop = LocalArm.loop
+    begin = LocalArm.begin
 
     def noted(arm: LocalArm, *arguments: Any) -> Any:
         peaks[-1] = max(peaks[-1], tensor_bytes())
-        return loop(arm, *arguments)
+        return begin(arm, *arguments)
 
-    monkeypatch.setattr(LocalArm, "loop", noted)
+    monkeypatch.setattr(LocalArm, "begin", noted)
     monkeypatch.chdir(tmp_path)
     target = save_model(num_hidden_layers=1)
     draft = save_model("gpt2", n_layer=1, vocab_size=320)

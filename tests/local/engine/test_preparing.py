@@ -20,7 +20,7 @@ from harness.config.settings import DecodingSettings
 from harness.engines.protocol import in_batches
 from harness.engines.record import Preparation
 from harness.local.decoding.iteration import Calls
-from harness.local.decoding.loop import Loop, RowRequest, RowStep
+from harness.local.decoding.loop import Loop, RowRequest, RowStep, size_of
 from harness.local.decoding.randomness import uniforms
 from harness.local.decoding.verify import Offer, Verdict, verify
 from harness.local.decoding.warp import BatchWarp, Warp
@@ -63,10 +63,13 @@ def requests(decoding: DecodingSettings, device: str) -> list[RowRequest]:
 
 
 def play(calls: Calls, asked: Sequence[RowRequest], num_rows: int = ROWS) -> list[RowStep]:
-    """All that is decided in batches of so many rows, which leave when they end."""
+    """All that is decided in batches of so many rows."""
     found = []
     for number, batch in enumerate(in_batches(asked, num_rows)):
-        for step in row_steps(decoded(Loop(calls), batch)):
+        used = calls
+        if isinstance(calls, PreparedCalls) and not calls.has_room(size_of(batch)):
+            used = without_room(calls)
+        for step in row_steps(decoded(Loop(used), batch)):
             found.append(dataclasses.replace(step, row=number * num_rows + step.row))
     return sorted(found, key=lambda step: step.row)
 
@@ -115,6 +118,14 @@ def calls_of(
         models.append(drafter.head)
     prepare_calls(calls, models, preparation, Graphs(), pytest.fail if compiles else None)
     return calls
+
+
+def without_room(calls: Calls) -> Calls:
+    """Calls over the same runners that are not prepared, for a draft model or none."""
+    warp = BatchWarp()
+    assert isinstance(calls.drafter, ModelDrafter)
+    drafter = ModelDrafter(calls.drafter.runner, warp)
+    return Calls(calls.target, drafter, K, warp=warp)
 
 
 def plain(name: str, decoding: DecodingSettings, device: str = "cpu") -> Calls:

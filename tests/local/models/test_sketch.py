@@ -91,7 +91,7 @@ def test_the_cache_is_as_large_as_predicted(model_type: str) -> None:
     assert model.config.to_dict() == before, "the model is loaded from it"
     runner = SnapshotRunner(model)
     runner.start([[5, 6, 7, 8]] * 3)
-    runner.extend(torch.full((3, 3), 9))
+    runner.extend(torch.full((3, 3), 9), [4, 4, 4])
     (cache,) = runner._ahead.values.values()
     held = [layer.keys.nbytes + layer.values.nbytes for layer in cache.layers]
     assert predicted.cache_sizes(3 * 7, 0) == held
@@ -103,7 +103,7 @@ def test_a_recurrent_model_is_held_before_and_after_what_is_drafted(name: str) -
     predicted = sketched(model.config, torch.float32)
     runner = SnapshotRunner(model)
     runner.start([[5, 6, 7, 8]] * 3)
-    runner.extend(torch.full((3, 3), 9))
+    runner.extend(torch.full((3, 3), 9), [4, 4, 4])
     for state in (runner._state, runner._ahead):
         map_tensors(lambda _, tensor: sizes.append(tensor.nbytes) or tensor, state.values)
     assert sum(sizes) == sum(predicted.cache_sizes(num_tokens=3 * (4 + 7), num_states=3 * 2))

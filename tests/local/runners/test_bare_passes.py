@@ -21,9 +21,8 @@ def test_bare_passes_have_the_shapes_and_cache_lengths_of_a_runners(
     with cpu_ratios.recorded([model]) as calls:
         runner = SnapshotRunner(model)
         runner.start([[5, 9, 23, 4]])
-        for kept in (1, 3):
-            runner.extend(torch.tensor([[7, 8, 9]]))
-            runner.keep([kept])
+        for start in (4, 5):
+            runner.extend(torch.tensor([[7, 8, 9]]), [start])
     assert [(num_slots, width) for _, num_slots, width in calls] == [(0, 4), (4, 3), (4, 4)]
     with cpu_ratios.recorded([model]) as repeated:
         cpu_ratios.bare_forwards(calls)

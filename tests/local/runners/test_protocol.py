@@ -66,23 +66,29 @@ def assert_transformers_own(runner: Runner, model: PreTrainedModel, batch: list[
     for row, sequence in enumerate(sequences):
         check(row, step.hidden[row, -len(sequence) :], step.logits[row : row + 1], sequence)
     generator = torch.Generator().manual_seed(1)
-    # The last ones are two extensions before one keep, as a drafter does it.
+    # The last one is two passes of which the second goes on, as a drafter makes them.
     rounds = [((4,), [2, 0, 4]), ((1,), [1, 1, 1]), ((3,), [0, 3, 1]), ((1, 4), [4, 5, 0])]
     for widths, counts in rounds:
         fed = torch.randint(3, VOCABULARY, (len(batch), sum(widths)), generator=generator)
-        steps = [runner.extend(tokens) for tokens in fed.split(widths, dim=1)]
+        starts = list(map(len, sequences))
+        first, *others = fed.split(widths, dim=1)
+        steps = [runner.extend(first, starts)]
+        for tokens in others:
+            behind = [start + first.shape[1] for start in starts]
+            steps.append(runner.extend(tokens, behind, goes_on=True))
         hidden = torch.cat([step.hidden for step in steps], dim=1)
         logits = torch.cat([step.logits for step in steps], dim=1)
         for row, sequence in enumerate(sequences):
             new = fed[row].tolist()
             check(row, hidden[row], logits[row], sequence + new)
             sequence += new[: counts[row]]
-        runner.keep(counts[: len(batch)])
     if len(batch) > 1:
-        runner.select([2, 0])
-        step = runner.extend(torch.tensor([[7], [8]]))
-        check(2, step.hidden[0], step.logits[0], [*sequences[2], 7])
-        check(0, step.hidden[1], step.logits[1], [*sequences[0], 8])
+        # The row between two others rests.
+        step = runner.extend(
+            torch.tensor([[7], [9], [8]]), [len(sequences[0]), None, len(sequences[2])]
+        )
+        check(0, step.hidden[0], step.logits[0], [*sequences[0], 7])
+        check(2, step.hidden[2], step.logits[2], [*sequences[2], 8])
 
 
 @pytest.mark.parametrize(
@@ -112,15 +118,19 @@ Kind = type[SnapshotRunner] | type[StaticRunner]
 def test_logits_are_cut_to_the_vocabulary(kind: Kind) -> None:
     runner = kind(random_model("opt"), vocabulary_size=90)
     assert runner.start(PROMPTS).logits.shape == (3, 90)
-    assert runner.extend(torch.ones(3, 2, dtype=torch.long)).logits.shape == (3, 2, 90)
+    step = runner.extend(torch.ones(3, 2, dtype=torch.long), list(map(len, PROMPTS)))
+    assert step.logits.shape == (3, 2, 90)
 
 
-def test_what_was_not_extended_cannot_be_kept() -> None:
+def test_a_row_goes_on_where_it_was_read() -> None:
     runner = SnapshotRunner(random_model("llama"))
     runner.start(PROMPTS)
-    runner.extend(torch.tensor([[7], [8], [9]]))
-    with pytest.raises(ValueError, match="cannot keep"):
-        runner.keep([1, 2, 1])
+    tokens, lengths = torch.tensor([[7], [8], [9]]), list(map(len, PROMPTS))
+    runner.extend(tokens, lengths)
+    with pytest.raises(ValueError, match=r"cannot keep \[1, 2, 1\] of 1 tokens"):
+        runner.extend(
+            tokens, [length + more for length, more in zip(lengths, [1, 2, 1], strict=True)]
+        )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -129,6 +139,6 @@ def test_no_plans_are_made_for_sizes_that_change(kind: Kind) -> None:
     model.register_forward_pre_hook(lambda *_: allowed.append(cudnn_sdp_enabled()))
     runner = kind(model)
     runner.start(PROMPTS)
-    runner.extend(torch.full((3, 2), 7))
+    runner.extend(torch.full((3, 2), 7), list(map(len, PROMPTS)))
     assert allowed == [False, False]
     assert cudnn_sdp_enabled()

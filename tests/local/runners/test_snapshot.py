@@ -33,25 +33,29 @@ def widths_of(model: PreTrainedModel) -> list[int]:
 
 
 @pytest.mark.parametrize("name", [*RECURRENT, "gemma2"])
-def test_rows_leave_a_batch_while_they_have_unread_tokens(name: str) -> None:
+def test_rows_rest_while_others_have_unread_tokens(name: str) -> None:
     model, generator = random_model(name), torch.Generator().manual_seed(3)
     runner, sequences = SnapshotRunner(model), [list(prompt) for prompt in PROMPTS]
-
-    def extend(counts: list[int]) -> None:
-        fed = torch.randint(3, VOCABULARY, (len(sequences), 3), generator=generator)
-        logits = runner.extend(fed).logits
-        for row, (tokens, count) in enumerate(zip(fed.tolist(), counts, strict=True)):
-            expected = logits_without_cache(model, [*sequences[row], *tokens])[-3:]
-            assert close(logits[row], expected, 1e-4)
-            sequences[row] += tokens[:count]
-        runner.keep(counts)
-
     runner.start(sequences)
-    for counts, rows in [([1, 3, 0], [0, 2]), ([3, 0], [1, 0])]:
-        extend(counts)
-        runner.select(rows)
-        sequences = [sequences[row] for row in rows]
-        extend([3] * len(sequences))
+    for counts in (
+        [1, 3, 0],
+        [3, 3, 3],
+        [3, None, 0],
+        [1, None, 3],
+        [3, None, None],
+        [2, None, None],
+    ):
+        fed = torch.randint(3, VOCABULARY, (len(sequences), 3), generator=generator)
+        starts = [
+            None if count is None else len(sequence)
+            for sequence, count in zip(sequences, counts, strict=True)
+        ]
+        logits = runner.extend(fed, starts).logits
+        for row, (tokens, count) in enumerate(zip(fed.tolist(), counts, strict=True)):
+            if count is not None:
+                expected = logits_without_cache(model, [*sequences[row], *tokens])[-3:]
+                assert close(logits[row], expected, 1e-4)
+                sequences[row] += tokens[:count]
 
 
 @pytest.mark.parametrize("name", ONE_BY_ONE)
@@ -90,9 +94,8 @@ def test_accepted_tokens_cost_no_pass_of_their_own() -> None:
     widths = widths_of(model)
     runner = SnapshotRunner(model)
     runner.start(PROMPTS[:1])
-    for _ in range(8):
-        runner.extend(torch.ones(1, 5, dtype=torch.long))
-        runner.keep([3])
+    for number in range(8):
+        runner.extend(torch.ones(1, 5, dtype=torch.long), [len(PROMPTS[0]) + 3 * number])
     # 3, 6, 9 … tokens are read again with the next 5, and once there are more than 16 they get a pass, once.
     assert widths == [7, 5, 8, 11, 14, 17, 20, 18, 5, 8]
 
@@ -108,13 +111,14 @@ def test_a_single_token_of_a_target_needs_no_copy() -> None:
     runner = SnapshotRunner(model, keeps_first=True)
     runner.start(PROMPTS[:1])
     state = runner._state
-    runner.extend(torch.tensor([[3]]))
+    length = len(PROMPTS[0])
+    runner.extend(torch.tensor([[3]]), [length])
+    [ahead] = runner._ahead.values.values()
+    assert ahead is state.values[min(state.values)]
     with pytest.raises(ValueError, match="cannot take tokens back"):
-        runner.keep([0])
-    runner.keep([1])
-    [kept] = runner._state.values.values()
-    assert kept is state.values[min(state.values)]
-    runner.extend(torch.tensor([[3, 4]]))
-    runner.keep([0])
+        runner.extend(torch.tensor([[4]]), [length])
+    runner.start(PROMPTS[:1])
+    for tokens, start in (([3], length), ([3, 4], length + 1)):
+        runner.extend(torch.tensor([tokens]), [start])
     expected = logits_without_cache(model, [*PROMPTS[0], 3, 7])[-1]
-    assert close(runner.extend(torch.tensor([[7]])).logits[0, 0], expected)
+    assert close(runner.extend(torch.tensor([[7]]), [length + 1]).logits[0, 0], expected)

@@ -33,7 +33,7 @@ def test_a_served_model_agrees_with_itself_and_is_left_alone(name: str) -> None:
     runner.check()
     runner.start(PROMPTS)
     with pytest.raises(IndexError):
-        runner.extend(torch.full((3, 2), VOCABULARY))
+        runner.extend(torch.full((3, 2), VOCABULARY), list(map(len, PROMPTS)))
     assert [config._attn_implementation for config in configs] == before
 
 
@@ -74,7 +74,7 @@ def test_a_row_at_the_end_of_its_context_beside_one_that_is_not(name: str, runne
     runs.start(texts)
     tokens = torch.arange(18).view(2, 9)
     counts = (2, 9)
-    logits = runs.extend(tokens).logits
+    logits = runs.extend(tokens, list(map(len, texts))).logits
     for row, count in enumerate(counts):
         whole = [*texts[row], *tokens[row, :count].tolist()]
         assert close(logits[row, :count], logits_without_cache(model, whole)[-count:])
@@ -136,13 +136,15 @@ def test_random_batches_in_the_same_slots(name: str) -> None:
         alone = chance.random() < 0.5
         assert close(*(runner.start(batch, alone=alone).logits for runner in runners))
         num_rows = len(batch)
+        starts: list[int | None] = [len(prompt) for prompt in batch]
         for _ in range(5):
             num_tokens = chance.choice([1, 1, 4])
             fed = torch.tensor(some(num_rows, num_tokens))
-            assert close(*(runner.extend(fed).logits for runner in runners))
-            counts = [chance.randint(0, num_tokens) for _ in range(num_rows)]
-            rows = chance.sample(range(num_rows), chance.randint(1, num_rows))
-            for runner in runners:
-                runner.keep(counts)
-                runner.select(rows)
-            num_rows = len(rows)
+            running = [row for row, start in enumerate(starts) if start is not None]
+            logits = [runner.extend(fed, starts).logits[running] for runner in runners]
+            assert close(*logits)
+            resting = chance.sample(running, chance.randint(0, len(running) - 1))
+            starts = [
+                None if start is None or row in resting else start + chance.randint(0, num_tokens)
+                for row, start in enumerate(starts)
+            ]

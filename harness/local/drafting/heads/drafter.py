@@ -90,7 +90,6 @@ class HeadDrafter(TensorDrafter):
     """
 
     device: torch.device
-    _room: _Room
 
     def __init__(self, head: Head, warp: AnyWarp) -> None:
         self.head = head
@@ -98,34 +97,26 @@ class HeadDrafter(TensorDrafter):
         self.warp = warp
         self.device = next(head.parameters()).device
         self._draw = HeadSampler(head, warp)
-        self._fixed: _Room | None = None
+        self._room: _Room | None = None
 
-    def _new_room(self, num_rows: int, num_draft_tokens: int, num_slots: int) -> _Room:
+    def make_room(self, num_rows: int, num_draft_tokens: int, num_slots: int) -> None:
+        num_slots += self.head.num_written(num_draft_tokens + 1, num_draft_tokens)
+        if self._room is not None and self._room.cache.has_room(num_rows, num_slots):
+            return
         config = self.head.config
         size = len(config.layers) * config.target_size
         dtype = next(self.head.parameters()).dtype
         features = torch.zeros(
             num_rows, num_draft_tokens + 1, size, device=self.device, dtype=dtype
         )
-        cache = SlotCache(num_rows, num_slots)
+        cache = SlotCache(num_rows, round_up(num_slots))
         warp = self.warp
         proposer = functools.partial(propose, self.head, cache, self._draw)
-        return _Room(features, cache, Part(proposer, [self.head], lambda: warp.kind))
-
-    def fix(self, num_rows: int, num_draft_tokens: int, num_slots: int) -> None:
-        num_slots += self.head.num_written(num_draft_tokens + 1, num_draft_tokens)
-        self._fixed = self._new_room(num_rows, num_draft_tokens, round_up(num_slots))
-
-    def make_room(self, num_rows: int, num_draft_tokens: int, num_slots: int) -> None:
-        num_slots += self.head.num_written(num_draft_tokens + 1, num_draft_tokens)
-        fixed = self._fixed
-        if fixed is None or not fixed.cache.has_room(num_rows, num_slots):
-            self._room = self._new_room(num_rows, num_draft_tokens, num_slots)
-        else:
-            self._room = fixed
+        self._room = _Room(features, cache, Part(proposer, [self.head], lambda: warp.kind))
 
     def start(self, prompts: TokenRows, first_tokens: Sequence[int], step: Step) -> None:
         assert step.hidden is not None, "the target's runner captures no hidden states"
+        assert self._room is not None
         features, cache, _ = self._room
         lengths = list(map(len, prompts))
         # Padding on a row's left may be no number at all, and must not reach the cache.
@@ -146,6 +137,7 @@ class HeadDrafter(TensorDrafter):
     def draft(self, rows: RowState, uniforms: Tensor) -> Proposal:
         num_rows, num_draft_tokens = uniforms.shape
         width = rows.decided.shape[1]
+        assert self._room is not None
         features, cache, propose = self._room
         counts = rows.numbers[Column.GAINED]
         unread = (
@@ -155,21 +147,15 @@ class HeadDrafter(TensorDrafter):
             rows.numbers[Column.LENGTH] - counts,
         )
         cache.width = cache.num_slots
-        if rows.is_fixed:
-            assert self._room is self._fixed, "the batch has another cache than was prepared"
-        else:
+        if rows.lengths is not None:
+            longest = max(length for length in rows.lengths if length is not None)
             # The last unread feature is of the last token that the target has read.
-            cache.width = rows.longest - 1 + self.head.num_written(width, num_draft_tokens)
+            cache.width = longest - 1 + self.head.num_written(width, num_draft_tokens)
         with WithoutCudnn():
             tokens, probabilities = propose(*unread, uniforms)
         return Proposal(tokens, probabilities)
 
     def learn(self, hidden: Tensor) -> None:
         num_rows, width = hidden.shape[:2]
+        assert self._room is not None
         self._room.features[:num_rows, :width] = hidden.flatten(2)
-
-    def select(self, rows: Sequence[int]) -> None:
-        features, cache, _ = self._room
-        index = to_device(rows, self.device)
-        cache.select(index, cache.num_slots)
-        features[: len(rows)] = features[index]
