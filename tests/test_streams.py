@@ -1,4 +1,4 @@
-"""Streams that are closed, full or speak ASCII, and places where nothing can be written."""
+"""Streams that are closed, full or speak ASCII, places where nothing can be written, and `report` for a user."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 
 import forked
+from harness.config.installation import install_command
 from harness.results.locked_files import LockedFile
 from in_process import QUICKEST_PAIR, Harness
 from processes import run
+from report_files import latency_run, write
 
 QUICK = ["latency", "engine=simulated", "num_prompts=8", "decoding.max_new_tokens=4"]
 
@@ -138,3 +140,41 @@ def test_a_disk_that_is_full_at_the_end_does_not_hide_the_answer(
     outcome = harness(*QUICK, code=1)
     assert "ms/token" in outcome.stdout
     assert outcome.complaint.endswith(f"/{name} cannot be written: No space left on device")
+
+
+def test_without_matplotlib_the_tables_remain(tmp_path: Path) -> None:
+    (tmp_path / "absent" / "matplotlib").mkdir(parents=True)
+    reason = "raise ModuleNotFoundError(\"No module named 'matplotlib'\", name='matplotlib')"
+    (tmp_path / "absent" / "matplotlib" / "__init__.py").write_text(reason)
+    write(tmp_path / "results" / "latency.csv", latency_run())
+    root = str(Path(__file__).parents[1])
+    result = run(
+        "report", cwd=tmp_path, PYTHONPATH=os.pathsep.join((str(tmp_path / "absent"), root))
+    )
+    assert "2.00×" in result.stdout
+    missing, written = result.stderr.splitlines()
+    assert install_command("report") in missing
+    assert written == "written to results/report.md and results/report.html"
+    page = (tmp_path / "results" / "report.html").read_text()
+    assert "class=plot" not in page
+    assert "2.00×" in page
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["nowhere"], "nowhere: no such file or directory"),
+        (["empty"], "empty: holds no CSV file of latency"),
+        (["notes.csv"], "notes.csv: is no CSV file of latency"),
+        (["latency.csv", "output=notes.csv"], "output=notes.csv: cannot be written to"),
+        (["latency.csv", "--pdf"], "--pdf: no such argument; --help lists them"),
+        ([], "results: no such directory here"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(
+    harness: Harness, tmp_path: Path, arguments: list[str], expected: str
+) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "notes.csv").write_text("a,b\n1,2\n")
+    write(tmp_path / "latency.csv", latency_run())
+    assert harness.refused("report", *arguments).startswith(expected)

@@ -1,19 +1,31 @@
-"""A sweep's words about its jobs, from the rows of its file."""
+"""A sweep: its words about its jobs, their workers and rows, repeats in rounds, and its jobs listed before it."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
+import re
+from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from harness.cli.manifest import Manifest
-from harness.cli.sweep import exit_code, job_line, print_sweep
+from harness.cli import sweep
+from harness.cli.manifest import Manifest, SweepFile
+from harness.cli.sweep import exit_code, job_line, pool, print_sweep
+from harness.cli.typed import read
+from harness.commands.latency.record import LatencySettings
 from harness.commands.recovery.rows import RecoveryRow
+from harness.config.command_line import Words
+from harness.config.errors import HarnessError, RunError, SettingError
 from harness.measuring.rows import LatencyRow
+from harness.results.files import append_rows, read_rows
 from harness.servers.settings import ServerSettings
+from in_process import Harness, covered, results
 from report_files import eval_run, latency_run
+from some_settings import settings_of
 from wording import mentions
 
 
@@ -99,3 +111,184 @@ def test_pairs_and_failures_are_printed(tmp_path: Path, capsys: pytest.CaptureFi
     assert out.count("best") == 1, "30B was measured at one K only"
     assert out.count("1.50×") == 1
     assert mentions(error, "5 of 6 jobs", "multirun/latency.csv", "the same command again")
+
+
+class SlowLoader:
+    """A worker that needs 100 s to load a pair."""
+
+    def __init__(self) -> None:
+        self.loading = False
+
+    def run(self, job: Any, timeout_s: float | None) -> HarnessError | None:
+        self.loading = timeout_s is not None and timeout_s < 100
+        return RunError(f"no end after {timeout_s} s") if self.loading else None
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def crew(monkeypatch: pytest.MonkeyPatch) -> sweep.Crew:
+    monkeypatch.setattr(sweep, "Worker", SlowLoader)
+    return sweep.Crew()
+
+
+def test_a_pair_that_loads_too_slowly_is_tried_again_with_more_time(crew: sweep.Crew) -> None:
+    errors = []
+    for timeout_s in (10.0, 10.0, 600.0):
+        job: Any = SimpleNamespace(settings=settings_of(LatencySettings, job_timeout_s=timeout_s))
+        errors.append(crew.run(job))
+    assert list(map(str, errors)) == [
+        "no end after 10.0 s",
+        "not tried, because the pair failed to load before: no end after 10.0 s",
+        "None",
+    ]
+
+
+def test_rows_take_the_place_of_those_of_the_same_job(tmp_path: Path) -> None:
+    SweepFile(tmp_path, LatencyRow).put(0, [LatencyRow(model='a "quoted"\nline', num_tokens=1)])
+    two = [LatencyRow(model="NA"), LatencyRow(model="x", num_tokens=2)]
+    assert len(SweepFile(tmp_path, LatencyRow).put(1, two)) == 3
+    rows = SweepFile(tmp_path, LatencyRow).put(
+        0, [LatencyRow(model="new", num_tokens=3, ignore_eos=True)]
+    )
+    assert [(row.job, row.model) for row in rows] == [("1", "NA"), ("1", "x"), ("0", "new")]
+    assert read_rows(tmp_path / "latency.csv", LatencyRow) == rows
+
+
+def test_a_job_without_rows_removes_none(tmp_path: Path) -> None:
+    assert SweepFile(tmp_path, LatencyRow).put(0, []) == []
+    SweepFile(tmp_path, LatencyRow).put(1, [LatencyRow(model="7B")])
+    assert len(SweepFile(tmp_path, LatencyRow).put(0, [])) == 1
+
+
+def test_rows_of_an_earlier_sweep_go_and_those_of_single_runs_stay(tmp_path: Path) -> None:
+    file = tmp_path / "latency.csv"
+    append_rows(file, [LatencyRow(model="single")])
+    SweepFile(tmp_path, LatencyRow).put(0, [LatencyRow(model="repeated", repeat=1)])
+    append_rows(file, [LatencyRow(model="pooled", repeat="all")])
+    SweepFile(tmp_path, LatencyRow).remove_jobs()
+    assert [row.model for row in read_rows(file, LatencyRow)] == ["single"]
+    # A single run is no job of this sweep.
+    assert len(SweepFile(tmp_path, LatencyRow).put(0, [LatencyRow(model="7B")])) == 1
+    assert [row.model for row in SweepFile(tmp_path, LatencyRow).job_rows()] == ["7B"]
+    assert len(read_rows(file, LatencyRow)) == 2
+
+
+QUICK = [
+    "latency",
+    "engine=simulated",
+    "num_prompts=8",
+    "decoding.max_new_tokens=4",
+    "num_warmup=0",
+]
+
+
+def test_rounds_vary_slowest() -> None:
+    typed = ["repeat=1,2,3", "model=7B", "repeats=3"]
+    assert read(Words(typed[1:]), "latency").settings == typed
+    assert read(Words(["repeats=1"]), "latency").settings == ["repeats=1"]
+    with pytest.raises(SettingError):
+        read(Words(["repeats=3"]), "eval")
+
+
+def test_only_rounds_of_the_same_job_are_pooled(tmp_path: Path) -> None:
+    """Also where the sweep was interrupted: after two of three rounds here, of two jobs each."""
+    choices = {"repeat": ["1", "2", "3"], "draft": ["lookup", "tiny_draft"]}
+    manifest = Manifest(choices)
+    rows = []
+    for number, draft in enumerate(["lookup", "tiny_draft", "lookup", "tiny_draft"]):
+        columns = {"job": str(number), "draft": draft, "repeats": 3, "repeat": 1 + number // 2}
+        rows += [dataclasses.replace(row, **columns) for row in latency_run(run=str(number))]
+    pooled = pool(manifest, rows)
+    assert [rows_of_job[-1].draft for rows_of_job in pooled] == ["lookup", "tiny_draft"]
+    assert [rows_of_job[-1].pooled_runs for rows_of_job in pooled] == [["0", "2"], ["1", "3"]]
+
+
+@pytest.mark.slow
+def test_every_job_runs_once_before_any_runs_again(harness: Harness) -> None:
+    asked = [*QUICK, "-m", "K=1,2", "repeats=2", "hydra.sweep.dir=sweep"]
+    ended = harness(*asked)
+    lines = [line for line in ended.stderr.splitlines() if line.startswith("[")]
+    assert len(lines) == 4
+    for line, repeat, k in zip(lines, (1, 1, 2, 2), (1, 2, 1, 2), strict=True):
+        assert f"repeat={repeat} K={k}" in line
+    rows = results()
+    rows = rows[rows["arm"] == "speculative"]
+    pooled = rows[rows["repeat"] == "all"]
+    assert sorted(map(int, pooled["num_draft_tokens"])) == [1, 2]
+    for covers in pooled["speedup_covers"]:
+        assert covered(covers).startswith("8 prompts and 2 runs with a seed each")
+    single = rows[rows["repeat"] != "all"]
+    assert sorted(single["seed"]) == [0, 0, 1, 1]
+    # A report shows the pooled rows in place of their runs.
+    report = harness("report", "results").stdout
+    # Where the machine was busy, only the verdicts are said.
+    assert mentions(report, "8 prompts and 2 runs") or "faster than regular decoding in" in report
+    shown = [line for line in report.splitlines() if re.match(r" +\d +\d\.\d\d×", line)]
+    assert len(shown) == 2
+    # The same again, in the same directory, which has the pooled rows already.
+    again = harness(*asked)
+    assert again.stderr.count("measured before") == 4
+    assert "4 of 4 jobs" in again.stderr
+    rows_of_sweep = read_rows("sweep/latency.csv", LatencyRow)
+    assert len([row for row in rows_of_sweep if row.repeat == "all"]) == 2 * 2
+    assert list(results()["repeat"]).count("all") == 2 * 2
+
+
+@pytest.mark.slow
+def test_runs_that_were_measured_before_are_pooled_with_new_ones(harness: Harness) -> None:
+    """What every run advises: more repeats than before, and fewer."""
+    quick = [*QUICK, "K=2"]
+    harness(*quick)
+    for repeats, before in ((3, 1), (2, 2)):
+        ended = harness(*quick, f"repeats={repeats}")
+        assert ended.stderr.count("measured before") == before
+        assert mentions(ended.stdout, f"8 prompts and {repeats} runs")
+    # Without the times of its prompts a run cannot be in an interval over runs.
+    for file in Path("outputs").rglob("latency_prompts.csv"):
+        file.unlink()
+    ended = harness(*quick, "repeats=2")
+    assert ended.stderr.count("measured before") == 1
+    assert mentions(ended.stdout, "8 prompts and 2 runs")
+
+
+def test_a_dry_run_lists_jobs_and_makes_nothing(
+    harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", "")
+    sweep = ["latency", "engine=simulated", "-m", "batch_size=1,4", "n=16", "dry_run=true"]
+    launchers = ["hydra/launcher=basic"] + ["+launcher=slurm"] * (find_spec("submitit") is not None)
+    for launcher in launchers:
+        preview = harness(*sweep, launcher)
+        assert preview.stderr == ""
+        assert preview.stdout.splitlines() == [
+            "  [1/2] batch_size=1: 16 prompts",
+            "  [2/2] batch_size=4: 16 prompts",
+            "2 jobs. Nothing was measured.",
+        ]
+    assert not [*tmp_path.iterdir()]
+    assert harness("latency", "K=0", "dry_run=true", code=2).stdout == ""
+    assert harness.refused("latency", "dry_run=yes") == "dry_run=yes: must be true or false"
+    harness("latency", "engine=simulated", "dry_run=false")
+    assert Path("results/latency.csv").exists()
+
+
+def test_a_dry_run_needs_neither_the_program_nor_the_weights(harness: Harness) -> None:
+    served = ["vllm", "serve", "a/b", "--spec-method", "ngram", "--spec-tokens", "{K}"]
+    shown = harness("latency", "-m", "K=2,4", "dry_run=true", "--", *served).stdout
+    assert "[2/2] K=4: 15 prompts\n      regular: vllm serve a/b" in shown
+    assert "\n      speculative: vllm serve a/b --spec-method ngram --spec-tokens 4" in shown
+    shown = harness("recovery", "model=65B", "draft=7B", "dry_run=true").stdout
+    assert "[1/1] model=65B draft=7B" in shown
+
+
+@pytest.mark.parametrize("k", ["4", "2,4"])
+def test_json_is_what_the_run_has_written(harness: Harness, k: str) -> None:
+    printed = harness("latency", "engine=simulated", "-m", f"K={k}", "format=json").stdout
+    results = [json.loads(line) for line in printed.splitlines()]
+    assert [result["rows"][-1]["num_draft_tokens"] for result in results] == [
+        *map(int, k.split(","))
+    ]
+    assert all(result["statements"] for result in results)

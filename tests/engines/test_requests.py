@@ -1,13 +1,34 @@
-"""What follows from the record of a request: its times, its bursts and its iterations."""
+"""What follows from the records of requests and answers: times, bursts, iterations, failures, and text that grows."""
 
 from __future__ import annotations
 
+import gc
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer, decoders
+from tokenizers.models import BPE
+from transformers import PreTrainedTokenizerFast
 
-from harness.engines.counts import DraftCounts
+from harness.config.errors import RunError
+from harness.config.settings import DecodingSettings
+from harness.engines.arrivals import Origin, origins
+from harness.engines.counts import Counts, DraftCounts, added
+from harness.engines.detokenizer import Detokenizer
+from harness.engines.door.plans import Machine, PassBytes
+from harness.engines.door.reading import num_together
+from harness.engines.protocol import Answered, Arm, BatchTimes, Engine, Request, Wait, in_batches
+from harness.engines.record import Preparation
 from harness.engines.requests import RequestError, RequestRecord
+from harness.engines.timing import timed_answer
+from harness.engines.tokenizer import TextTokenizer, prompt_text
+from some_questions import question_of
+from tiny_checkpoints import make_tokenizer
 
 
 def record(**known: Any) -> RequestRecord:
@@ -81,3 +102,225 @@ def test_a_request_is_answered_cancelled_or_failed() -> None:
     ]
     assert [each.was_left for each in (cancelled, failed, record())] == [True, False, False]
     assert str(failed.error) == "bad"
+
+
+def records(*num_tokens: int) -> list[RequestRecord]:
+    """Requests 3, 4, ..., which took half a second each."""
+    return [
+        RequestRecord(3 + place, 1, seconds=0.5, num_tokens=number)
+        for place, number in enumerate(num_tokens)
+    ]
+
+
+def test_a_batch_has_one_time_for_a_row_of_mean_length() -> None:
+    batch = Answered(requests=records(6, 4), seconds=2.0, batch=BatchTimes(0.5, 2, 4))
+    assert batch.ms_per_token == 400
+    assert batch.waits == {3: Wait(2000, 5)}
+    assert batch.decode_waits == {3: Wait(1500, 4)}
+    assert batch.seconds_of(batch.requests[0]) == 2
+    for numbers, waits in (((1, 1), {}), ((2, 1), {3: Wait(1000, 0.5)})):
+        answered = Answered(requests=records(*numbers), seconds=2.0, batch=BatchTimes(1, 2, 1))
+        assert answered.decode_waits == waits
+    nothing = Answered(requests=records(0), seconds=2.0, batch=BatchTimes(2.0, 0, 0))
+    assert (math.isnan(nothing.ms_per_token), nothing.waits) == (True, {})
+
+
+def test_requests_that_were_sent_have_times_of_their_own() -> None:
+    sent = Answered(requests=records(6, 4, 0, 5), seconds=2.0)
+    sent.requests[3].error = RequestError(500, "bad")
+    assert sent.waits == {3: Wait(500, 6), 4: Wait(500, 4)}
+    assert (sent.decode_waits, sent.seconds_of(sent.requests[0])) == ({}, 0.5)
+    assert list(map(list, in_batches([1, 2, 3], 2))) == [[1, 2], [3]]
+
+
+def test_a_row_has_slots_for_prompt_answer_a_proposal_and_one_more() -> None:
+    decoding = DecodingSettings(max_new_tokens=10, num_draft_tokens=3)
+    preparation = Preparation(decoding=decoding, longest_prompt=20)
+    assert preparation.demand.slots == 20 + 10 + 3 + 1
+
+
+def test_tokens_of_an_iteration_come_from_draft_and_target() -> None:
+    drafted = [Origin.DRAFT] * 2
+    assert origins(0, 0, 1) == [Origin.TARGET]
+    assert origins(4, 2, 3) == [*drafted, Origin.RECOVERED]
+    assert origins(2, 2, 3) == [*drafted, Origin.BONUS]
+    assert origins(4, 2, 1) == [Origin.DRAFT]
+
+
+def test_a_plan_counts_bytes_and_gpus() -> None:
+    passes = PassBytes(step=100, verification=120, drafting=40)
+    assert passes.iteration_steps == 1.6
+    assert Machine({0: 1, 1: 1, "cpu": 1}, "two", {}).num_gpus == 2
+    assert [num_together(longest) for longest in (1, 2048, 4096, 20_000)] == [8, 8, 4, 1]
+
+
+def test_counters_are_added_by_position() -> None:
+    first = Counts(generated=3, accepted_at={0: 1}, running=5)
+    both = added(first, Counts(drafts=2, accepted_at={0: 2, 1: 4}, running=7))
+    assert both == Counts(generated=3, drafts=2, accepted_at={0: 3, 1: 4}, running=5)
+
+
+TEXT = "naïve 漢字 👩\u200d🚀 שלום\n end"
+
+
+@pytest.mark.parametrize("prompt", ["a prompt", "漢字", ""])
+def test_pieces_add_up_to_the_text(prompt: str) -> None:
+    tokenizer = make_tokenizer()
+    detokenizer = Detokenizer(tokenizer, tokenizer(prompt)["input_ids"])
+    pieces = [detokenizer.add(token) for token in tokenizer(TEXT)["input_ids"]]
+    assert "".join(piece or "" for piece in pieces) == TEXT
+    assert not any("\N{REPLACEMENT CHARACTER}" in (piece or "") for piece in pieces)
+    # One token is a byte here: 漢 has three and is there with the last.
+    at = TEXT.encode().index("漢".encode())
+    assert pieces[at : at + 3] == [None, None, "漢"]
+
+
+def test_half_a_character_is_shown_when_nothing_follows() -> None:
+    tokenizer = make_tokenizer()
+    detokenizer = Detokenizer(tokenizer, [])
+    first, second, _ = tokenizer("漢")["input_ids"]
+    assert detokenizer.add(first) is None
+    assert detokenizer.add(second) is None
+    assert detokenizer.flush() == "\N{REPLACEMENT CHARACTER}"
+    assert detokenizer.flush() == ""
+
+
+def test_special_tokens_give_no_text() -> None:
+    tokenizer = make_tokenizer()
+    detokenizer = Detokenizer(tokenizer, tokenizer("a")["input_ids"])
+    assert detokenizer.add(tokenizer.eos_token_id) == ""
+
+
+@pytest.fixture(scope="module")
+def byte_fallback() -> PreTrainedTokenizerFast:
+    """A tokenizer as Llama 1 and 2 have it: characters that it lacks become tokens of single bytes."""
+    names = ["<unk>", *[f"<0x{byte:02X}>" for byte in range(256)], "▁", "a", "b"]
+    vocabulary = {name: index for index, name in enumerate(names)}
+    tokenizer = Tokenizer(BPE(vocabulary, [], unk_token="<unk>", byte_fallback=True))
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")
+
+
+@pytest.mark.parametrize("prompt", ["ab", "龘龗", "a龘龗龖", "👩👩👩"])
+def test_characters_of_single_bytes_stay_whole_in_a_row(
+    byte_fallback: PreTrainedTokenizerFast, prompt: str
+) -> None:
+    text = "龘龗龖龕龔龓a👨\u200d👩\u200d👧\u200d👦b"
+    detokenizer = Detokenizer(byte_fallback, byte_fallback(prompt)["input_ids"])
+    pieces = [detokenizer.add(token) for token in byte_fallback(text)["input_ids"]]
+    assert "".join(piece or "" for piece in pieces) == text
+
+
+@pytest.mark.parametrize("text", ["", "a", "Once upon a time", "\0\0", "für 3 €, 你好 🙂"])
+def test_text_comes_back(text: str) -> None:
+    tokenizer = TextTokenizer()
+    ids = tokenizer(text)["input_ids"]
+    assert tokenizer.decode(ids) == text
+    assert len(ids) == -(-len(text.encode()) // 4)
+
+
+def test_ids_of_a_server_are_no_error() -> None:
+    assert TextTokenizer().decode([0, 7, 151_643]) is not None
+
+
+def test_several_texts_have_ids_each() -> None:
+    tokenizer = TextTokenizer()
+    assert tokenizer(["a", "b"])["input_ids"] == [tokenizer.encode("a"), tokenizer.encode("b")]
+
+
+def test_the_text_of_a_prompt_keeps_its_spaces() -> None:
+    """Tokenizers such as Llama 3's ask transformers to take some of them out."""
+    tokenizer = make_tokenizer()
+    tokenizer.clean_up_tokenization_spaces = True
+    text = "it is n't , is it ?"
+    assert prompt_text(tokenizer, tokenizer(text)["input_ids"]) == text
+
+
+QUESTION = question_of([[1], [2]], DecodingSettings(max_new_tokens=3))
+
+
+class FakeArm(Arm):
+    """Each answer is one token; `during` is called meanwhile."""
+
+    name = "any"
+
+    def __init__(self, during: Callable[[], None] = lambda: None) -> None:
+        self.during = during
+        self.error: RequestError | None = None
+        self.asked = (0, 0)
+
+    def answer(
+        self, requests: Sequence[Request], in_flight: int, extra: Sequence[Request] = (), *_: Any
+    ) -> Answered:
+        self.during()
+        self.asked = in_flight, len(extra)
+        records = [request.record() for request in requests]
+        for record in records:
+            record.add([7], 0.5)
+        records[-1].error = self.error
+        return Answered(requests=records, seconds=in_flight)
+
+
+class FakeWeights:
+    """Models whose calls are noted."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def reset_peak_memory(self) -> None:
+        self.calls.append("reset")
+
+    def peak_memory_bytes(self) -> int:
+        self.calls.append("read")
+        return 77
+
+
+def test_memory_is_that_of_one_question() -> None:
+    engine: Any = Engine()
+    engine.weights = FakeWeights()
+    arm = FakeArm(lambda: engine.weights.calls.append("answer"))
+    answered = timed_answer(engine, arm, QUESTION)
+    assert engine.weights.calls == ["reset", "answer", "read"]
+    assert answered.peak_memory_bytes == 77
+    assert (answered.arm, answered.question, answered.tokens) == ("any", QUESTION, [[7], [7]])
+
+
+def test_a_failed_request_is_an_error_where_none_may_fail() -> None:
+    arm = FakeArm()
+    arm.error = RequestError(500, "out of memory")
+    with pytest.raises(RunError, match="any: 1 of 2 requests failed, the first with out of memory"):
+        timed_answer(Engine(), arm, QUESTION)
+    answered = timed_answer(Engine(), arm, QUESTION, allow_failures=True)
+    assert [record.error for record in answered.requests] == [None, arm.error]
+
+
+def test_garbage_is_collected_outside_the_clock() -> None:
+    seen = []
+    for begin in (gc.disable, gc.enable):
+        begin()
+        was_enabled = gc.isenabled()
+        timed_answer(Engine(), FakeArm(lambda: seen.append(gc.isenabled())), QUESTION)
+        assert gc.isenabled() == was_enabled
+    assert seen == [False, False]
+
+
+def test_prompts_are_in_flight_all_at_once_unless_a_question_says_otherwise() -> None:
+    arm = FakeArm()
+    kept_up = replace(QUESTION, in_flight=1, extra=QUESTION.requests[:1])
+    for question, asked in ((QUESTION, (2, 0)), (kept_up, (1, 1))):
+        timed_answer(Engine(), arm, question)
+        assert arm.asked == asked
+
+
+ARCHITECTURE = Path(__file__).parents[2] / "ARCHITECTURE.md"
+
+
+def test_every_name_of_the_seam_is_drawn() -> None:
+    text = ARCHITECTURE.read_text(encoding="utf-8")
+    _, section = text.split("**An engine answers a question", 1)
+    drawing = section.split("```")[1]
+    for name, kind in (("engine", Engine), ("arm", Arm)):
+        names = vars(kind).keys() | kind.__annotations__
+        public = {word for word in names if not word.startswith("_")}
+        assert set(re.findall(rf"\b{name}\.(\w+)", drawing)) == public
