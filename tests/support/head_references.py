@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,18 +11,15 @@ from transformers import PreTrainedModel
 
 from architectures import VOCABULARY
 from chains import requests, speculative
-from harness.config.settings import ModelSettings
 from harness.local.decoding.protocols import Drafter, Proposal, Step
 from harness.local.decoding.warp import Warp
 from harness.local.drafting.heads.block import DFlash
-from harness.local.drafting.heads.checkpoint import KINDS, read_head
 from harness.local.drafting.heads.eagle import Eagle3
 from harness.local.drafting.heads.medusa import Medusa
 from harness.local.engine.reading import on_host
-from harness.local.models.checkpoints import Checkpoint, is_recurrent
+from harness.local.models.checkpoints import is_recurrent
 from harness.local.runners.snapshot import SnapshotRunner
 from harness.local.runners.static import StaticRunner
-from small_heads import head_drafter
 
 PROMPTS = [[5, 9, 3, 4, 7, 1, 8], [11, 3], [10, 1, 6, 3, 4, 5, 6, 7, 8, 9, 20]]
 
@@ -92,20 +88,6 @@ def check_against(target: PreTrainedModel, drafter: Any, expected: Expected, k: 
     iterations = list(speculative(runner, checked, what, k))
     assert len({len(row_steps) for row_steps in iterations}) > 1
     assert len(checked.num_accepted) >= 3
-    assert checked.error < 1e-4, checked.error
-
-
-def check_saved(
-    directory: Path, kind: str, target: PreTrainedModel, expected: Expected, k: int = 4
-) -> None:
-    """A head that another implementation saved in a directory drafts as it does there."""
-    checkpoint = Checkpoint("model", ModelSettings(name="target", repository="-"), target.config)
-    head = read_head(ModelSettings(name="head", repository=str(directory)), checkpoint)
-    assert head.kind is KINDS[kind]
-    own = head.load(torch.device("cpu"), torch.float32)
-    checked = Checked(head_drafter(own, target, Warp()), target, expected)
-    runner = SnapshotRunner(target, hidden_layers=checked.layers)
-    list(speculative(runner, checked, requests(PROMPTS, Warp(), length=24), k))
     assert checked.error < 1e-4, checked.error
 
 
