@@ -36,7 +36,6 @@ MISTAKES = {
     "latency -m 'seed=range(0,3,0)'": "settings: range() arg 3 must not be zero",
     "latency K=2,4": "decoding.num_draft_tokens=2,4: has several values: -m measures each",
     "latency hydra/launcher=joblib -m K=2,4": "hydra/launcher=joblib: is not installed; pip install ",
-    f"latency seed={5000 * '9'}": "seed: a number is too long, or brackets are nested too deeply",
     "latency -- llama-server -m a.gguf":
         "the command behind --: no flag of it makes llama.cpp speculate: "
         "add --spec-type draft-simple -md DRAFT.gguf",

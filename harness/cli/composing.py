@@ -80,7 +80,7 @@ def run(command: str, typed: Typed, invocation: Invocation) -> str:
         config = compose(hydra, command, typed)
         is_sweep = config.hydra.mode is RunMode.MULTIRUN
         if is_sweep and not configured(command).sweeps:
-            raise SettingError("-m", f"{command} has no sweeps")
+            raise SettingError("-m", f"{command} has no sweeps: leave it out")
         if "dry_run" in options:
             from harness.cli import sweep
 

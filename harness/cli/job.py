@@ -91,8 +91,8 @@ def settings_of(
     for name in choices if settings.engine.url is not None else ():
         if name in ("draft", "decoding.num_draft_tokens") or name.startswith("draft."):
             rule = (
-                f"cannot vary with engine={settings.engine.name}: how a server drafts is set "
-                "when it starts, so that all jobs would measure the same"
+                f"cannot vary with engine={settings.engine.name}, which drafts as its command says: write {{K}} in a"
+                " command behind --"
             )
             raise SettingError(name, rule)
     # If typed as `typed.read` knows it, it is a sweep over `repeat` by now.

@@ -124,9 +124,6 @@ def run(command: str, *overrides: str, verbose: bool = False, **settings: Any) -
         if not isinstance(word, str):
             rule = 'must be text such as "batch_size=4", or a keyword: run("latency", batch_size=4)'
             raise SettingError("settings", rule, word)
-        if "\0" in word:
-            # A command line cannot have one, and neither can a path.
-            raise SettingError(word.partition("=")[0], "must not have a null character")
         if word.partition("=")[0] in _FOR_THE_TERMINAL:
             raise SettingError(word, f"is for the command line: harness {command}")
     divided = Words.divide([command, *words])

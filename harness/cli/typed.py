@@ -214,7 +214,7 @@ def _server_settings(
         names["decoding.num_draft_tokens"] = "K"
     for setting, name in names.items():
         if not any(f"{{{name}}}" in word for word in words):
-            rule = f"the command behind -- has no {{{name}}} that it would replace"
+            rule = f"the command behind -- has no {{{name}}}: write it where the value goes"
             raise SettingError(name, rule, typed[setting])
     check_has_no_key(words)
     if len(servers) > 2:
@@ -267,11 +267,8 @@ def _parsed(argument: str) -> Any:
     """The value in `key=value` as Hydra parses it; `_UNREADABLE` where its grammar has no such value."""
     try:
         return OverridesParser.create().parse_override(argument).value()
-    except HydraException:
+    except (HydraException, RecursionError, ValueError):
         return _UNREADABLE
-    except (RecursionError, ValueError):
-        rule = "a number is too long, or brackets are nested too deeply"
-        raise SettingError(argument.partition("=")[0], rule) from None
 
 
 def in_quotes(value: str) -> str:
@@ -303,10 +300,7 @@ def from_keywords(settings: Mapping[str, Any], known: Collection[str]) -> list[s
         elif isinstance(value, str):
             words.append(f"{name}={value}")
         else:
-            try:
-                words.append(f"{name}={as_typed(_in_grammar(name, value))}")
-            except ValueError:  # Python writes integers of at most 4300 digits
-                raise SettingError(name, "a number is too long") from None
+            words.append(f"{name}={as_typed(_in_grammar(name, value))}")
     return words
 
 

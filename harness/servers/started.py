@@ -55,7 +55,7 @@ def commands_of(run: RunSettings) -> list[ServerCommand]:
 def check_program(command: ServerCommand) -> None:
     """Raise a SettingError for a program that is not on this machine."""
     if shutil.which(command.program) is None:
-        raise SettingError(command.program, "no such program, to start a server")
+        raise SettingError(command.program, "no such program on this machine")
 
 
 def with_names_of_commands(run: RunSettings, commands: Sequence[ServerCommand]) -> RunSettings:

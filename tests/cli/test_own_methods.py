@@ -94,7 +94,7 @@ def test_a_name_that_holds_no_method_is_told(draft: str, words: str, harness: Ha
         ("def layers(self, pair): raise KeyError('b')", "KeyError: 'b'"),
         (
             "def layers(self, pair): return (7, 99)",
-            "layers() are (7, 99), and the model has 2",
+            "layers() asks for layers (7, 99), and the model has 2",
         ),
         ("", "NotImplementedError: drafter()"),
         (

@@ -101,7 +101,9 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
             # Of two commands the second is as typed, and compared with the first.
             *first_command, self.answers = self.source.asked(session, as_typed)
         if not self.answers.readings:
-            rule = "has no answer of two tokens or more"
+            rule = (
+                "has no answer of two tokens or more: raise decoding.max_new_tokens, or take others"
+            )
             raise SettingError("prompts", rule, settings.prompts.name)
         if self.source.kind == "served":
             typed = engine_of(settings).columns(settings).get("num_draft_tokens")

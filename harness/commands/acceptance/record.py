@@ -86,7 +86,7 @@ class AcceptanceSettings(PromptedSettings):
         require(rates is None, "decoding.synthetic_acceptance", rule, rates)
         if decoding.temperature > 0:  # greedily the parameters change nothing
             for name, value in changed_parameters(decoding).items():
-                rule = "has no closed form: texts are not the target's, and how likely they are depends on K"
+                rule = "must be left out: texts of a lossy rule are not the target's"
                 raise SettingError(f"decoding.{name}", rule, value)
         known_rules = [name for name, record in RULES.all().items() if record.closed_form]
         rule = f"must be one of {', '.join(known_rules)}: of others no closed form is known"

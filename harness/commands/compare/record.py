@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -37,9 +36,6 @@ class CompareSettings(PromptedSettings):
         require(self.batch_size == 1, "batch_size", rule, self.batch_size)
         is_empty = self.prompt is not None and not self.prompt.strip()
         require(not is_empty, "prompt", "must hold text", self.prompt)
-        # Stray bytes of a command line become half characters, which no tokenizer takes.
-        is_text = not re.search("[\ud800-\udfff]", self.prompt or "")
-        require(is_text, "prompt", "must be UTF-8 text", repr(self.prompt))
 
     def check_engine(self, engine: Abilities) -> None:
         rule = "must decode a model: simulated texts mean nothing"

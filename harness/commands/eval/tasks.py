@@ -105,7 +105,7 @@ def check_answer_length(
     needed = max(lengths)
     if needed > max_new_tokens:
         answer = problems[lengths.index(needed)].expected
-        rule = f"the answer {answer} takes {needed} tokens and would be cut off"
+        rule = f"must be at least {needed}: the answer {answer} would be cut off"
         raise SettingError("decoding.max_new_tokens", rule, max_new_tokens)
 
 

@@ -275,8 +275,8 @@ DOUBTS = (
     Doubt(
         "setting against",
         _takes_turns,
-        "The target's layers take turns on {found} GPUs, of which one works at a time: a server with tensor parallelism"
-        " takes a step several times as fast, and the same draft then pays less.",
+        "The target's layers take turns on {found} GPUs: with tensor parallelism a step is several times as fast, and"
+        " the same draft pays less.",
     ),
     # It explains the figures below it.
     Doubt(
@@ -303,8 +303,8 @@ DOUBTS = (
     Doubt(
         "setting against",
         lambda run: NO_GRAPHS in (run.last.runner or ""),
-        "No iteration is captured, in either arm (runner {row.runner}): the host launches each kernel by itself. A"
-        " draft then costs more, and the host's share is not known.",
+        "Neither arm runs in CUDA graphs (runner {row.runner}): each kernel is launched separately, and a draft costs"
+        " more.",
     ),
     Doubt(
         "setting against",
@@ -315,8 +315,7 @@ DOUBTS = (
     Doubt(
         "against",
         _slow_host,
-        "This program's own host takes {found}, in which no model computes: the speed-up is of this host too, and not"
-        " of the pair alone.",
+        "This program's host code takes {found}: another engine has another speed-up.",
     ),
     Doubt("against", _failures, "Requests failed: {found}."),
     Doubt("against", _empty, "Answers without a token are left out: {found}."),
@@ -328,8 +327,7 @@ DOUBTS = (
     Doubt(
         "comparison",
         lambda run: run.last.has_same_command,
-        "Both commands are the same: the ratio only shows how far apart identical servers are. An interval over prompts"
-        " does not cover their starts, and engine.blocks=4 does.",
+        "Both commands are the same: the ratio only shows how far apart identical servers are.",
     ),
     Doubt(
         "comparison",
@@ -375,8 +373,7 @@ DOUBTS = (
     Doubt(
         "against",
         lambda run: _each_arm(run, _late_end),
-        "Of the answers' time {found} passed after their last token: a server or gateway that ends an answer late takes"
-        " longer per token.",
+        "Time after the last token: {found}. A server or gateway ends answers late.",
     ),
     Doubt("comparison", _other_caches, "The arms took different shares of the {found}."),
     Doubt(
@@ -397,14 +394,14 @@ DOUBTS = (
     Doubt(
         "against",
         lambda run: run.last.draft_remembers and run.last.num_different_prompts,
-        "{found} prompts were asked {row.num_prompts} times, and the server drafts from what it has answered before"
-        ": a prompt that is new is drafted less well.",
+        "{found} prompts were asked {row.num_prompts} times, and the server drafts from its earlier answers: new"
+        " prompts gain less.",
     ),
     Doubt(
         "against",
         _otherwise_by_answer,
-        "Answers have {row.shortest_answer} to {row.longest_answer} tokens: {found}, in which a short answer, mostly"
-        " the wait for its first token, weighs as much as a long one.",
+        "Answers have {row.shortest_answer} to {row.longest_answer} tokens: {found}, in which short answers weigh as"
+        " much as long ones.",
     ),
     Doubt("setting note", lambda run: too_long(run.last), f"{{found}} {TOO_LONG}."),
     Doubt(
@@ -414,13 +411,12 @@ DOUBTS = (
             for row in run.rows
             if row.held_back
         ),
-        "Tokens arrive {found}: when each was decoded is unknown, so that there is no time per token after the first,"
-        " and no price of an iteration.",
+        "Tokens arrive {found}: the time per token after the first and the cost of an iteration are unknown.",
     ),
     Doubt(
         "against",
         lambda run: run.last.speedup and run.last.speedup.has_bounds and _same_prompts(run),
-        "{found} prompts are the same: the interval says how repeatable this prompt is, nothing about others.",
+        "{found} prompts are the same: the interval covers repeating this prompt only.",
     ),
     Doubt(
         "setting note",
@@ -430,13 +426,13 @@ DOUBTS = (
     Doubt(
         "setting note",
         lambda run: run.last.url,
-        "The servers ran already: whether they got the CPU time they wanted was not asked.",
+        "The servers ran already: their share of CPU time is unknown.",
     ),
     Doubt(
         "note",
         _low_acceptance,
-        "Acceptance is low: {found} of the tested draft tokens. `harness acceptance`, asking the same server, says"
-        " whether the draft or the engine is bad: docs/low-acceptance.md.",
+        "Acceptance is low: {found} of the tested draft tokens. `harness acceptance` on the same server shows whether"
+        " the draft or the engine is bad: docs/low-acceptance.md.",
     ),
     Doubt(
         "note",
@@ -446,6 +442,6 @@ DOUBTS = (
     Doubt(
         "note",
         lambda run: _each_arm(run, _cached),
-        "Of the prompts' tokens the server took from a cache {found}.",
+        "Prompt tokens from a cache: {found}.",
     ),
 )

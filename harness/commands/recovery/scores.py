@@ -169,9 +169,8 @@ def require_token_ids(requests: Sequence[RequestRecord]) -> None:
     num_incomplete = sum(request.from_text for request in requests)
     if num_incomplete:
         raise RunError(
-            f"{num_incomplete} of {len(requests)} answers came without the ids of all their tokens,"
-            " so that these cannot be compared\n"
-            "(llama.cpp tells none of a token that ends within a character)"
+            f"{num_incomplete} of {len(requests)} answers came without the ids of all their tokens: take other prompts"
+            " (llama.cpp sends no id for a token that ends within a character)"
         )
 
 

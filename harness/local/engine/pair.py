@@ -276,7 +276,7 @@ def check_outputs(
     num_tokens = max(tokenizer.get_vocab().values()) + 1
     if num_outputs != num_draft_outputs and min(num_outputs, num_draft_outputs) < num_tokens:
         target_size = f"{num_outputs} of model={target.settings.name}"
-        rule = f"has {num_draft_outputs} outputs against {target_size}, for {num_tokens} tokens"
+        rule = f"has {num_draft_outputs} outputs against {target_size}, and the tokenizer {num_tokens} tokens"
         raise SettingError("draft", rule, draft.settings.name)
 
 

@@ -179,7 +179,7 @@ def open_runners(pair: Pair, preparation: Preparation) -> PairRunners:
         layers = tuple(method_of(settings).layers(pair))
         most = pair.target.model.config.get_text_config(decoder=True).num_hidden_layers
         if layers and not 0 <= min(layers) <= max(layers) <= most:
-            rule = f"layers() are {layers}, and the model has {most}"
+            rule = f"layers() asks for layers {layers}, and the model has {most}"
             raise RunError(f"draft={settings.name}: {rule}")
     options: Options = {
         "vocabulary_size": pair.vocabulary_size,

@@ -332,7 +332,7 @@ def _cut(documents: Sequence[Prompt], lengths: Sequence[int]) -> list[Prompt]:
         raise SettingError("prompts.lengths", rule, max(lengths))
     most = sum(len(document.text) for document in documents) // _CHARACTERS_PER_TOKEN
     if most < max(lengths):
-        rule = f"the texts of this set are enough for {most:,} tokens"
+        rule = f"must be at most {most:,} tokens: this set has no more text"
         raise SettingError("prompts.lengths", rule, max(lengths))
     prompts = []
     for first, document in enumerate(documents):

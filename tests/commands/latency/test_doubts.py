@@ -38,7 +38,7 @@ def test_the_page_of_messages_explains_each_of_them_and_no_other() -> None:
 # By figures of the regular and of the speculative arm: what is said, `` for no sentence at all.
 Changes = dict[str, Any]
 SERVED = {"engine": "server", "url": "http://gpu:1/v1", "regular_url": "http://gpu:2/v1"}
-RUNNING = "The servers ran already: whether they got the CPU time they wanted was not asked."
+RUNNING = "The servers ran already: their share of CPU time is unknown."
 BUSY = {"processor_share": 0.4, "load": 9.0, "num_cores": 4}
 FAILED = {"status": "failed", "ms_per_token": 100.0, "num_prompts": 15}
 SLOW = {"time_to_first_token_ms": 170.0, "server_time_to_first_token_ms": 100.0}
@@ -85,9 +85,9 @@ SAID: list[tuple[Changes, Changes, str]] = [
     ({}, SLOW, "170 ms in the speculative arm, 100 ms by the server's clock: this"),
     ({}, SLOW | {"time_to_first_token_ms": 160.0}, ""),
     ({}, SLOW | {"foreign_tokens": 1, "speedup": None}, "The server processed 1 token during"),
-    ({"share_after_last_token": 0.051}, {}, "Of the answers' time 5 % in the regular arm passed after their last"),
+    ({"share_after_last_token": 0.051}, {}, "Time after the last token: 5 % in the regular arm."),
     ({}, {"share_after_last_token": 0.05}, ""),
-    ({"cached_tokens": 10, "read_prompt_tokens": 1000} | READ, {}, "from a cache 1 % in the regular arm."),
+    ({"cached_tokens": 10, "read_prompt_tokens": 1000} | READ, {}, "from a cache: 1 % in the regular arm."),
     ({}, SLOW | {"server_time_to_first_token_ms": None}, ""),
     ({"cached_tokens": 20} | READ, {"cached_tokens": 0}, ""),
     ({"cached_tokens": 520} | READ, {"cached_tokens": 500}, ""),
@@ -124,7 +124,7 @@ SAID: list[tuple[Changes, Changes, str]] = [
     ({"unseen_tokens": 4, "server_tokens": 5, "num_tokens": 9}, {}, "only 5 of 9 tokens of the regular arm,"),
     ({}, {"impossible_counts": "9 accepted of 8 (draft_n 8)"}, "(draft_n 8) in the speculative arm. No"),
     ({"held_back": True, "tokens_per_arrival": 9.04}, {}, "Tokens arrive 9.0 at a time in the regular arm:"),
-    ({}, {"held_back": True, "tokens_per_arrival": 30.0}, "arrive 30.0 at a time in the speculative arm: when each"),
+    ({}, {"held_back": True, "tokens_per_arrival": 30.0}, "arrive 30.0 at a time in the speculative arm: the time"),
 ]  # fmt: skip
 
 

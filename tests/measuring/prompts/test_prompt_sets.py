@@ -154,7 +154,7 @@ def test_the_preset_for_lengths_has_each_length_as_a_category(
         ([{"ask": "a"}], {}, "has none of prompt"),
         ({"ask": "a"}, {}, "must hold a JSON array"),
         (["a", ["b"]], {}, "row 2 must be an object"),
-        ([{"prompt": "One short line."}], {"lengths": (512,)}, "enough for . tokens"),
+        ([{"prompt": "One short line."}], {"lengths": (512,)}, "must be at most . tokens"),
         ([{"conversations": [{"from": "gpt", "value": "x"}]}], {}, "nothing from a human"),
     ],
 )  # fmt: skip
