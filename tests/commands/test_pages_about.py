@@ -1,16 +1,23 @@
-"""Pages about many runs: a series each, runs without a verdict with their reasons, and made-up ones apart."""
+"""Pages about many runs, and that every command that an answer names as the next one would run."""
 
 from __future__ import annotations
 
+import json
+import shlex
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from harness.commands.report.command import build
+from harness.config.command_line import Words
 from harness.measuring.rows import LatencyRow
+from harness.reporting import words
 from harness.reporting.files import ReportContents, html_page, markdown, on_terminal
 from harness.reporting.table import Line, Table
 from harness.reporting.terminal import as_text
-from in_process import Harness
+from in_process import QUICK_MODELS, QUICKEST_PAIR, Harness
+from next_steps import all_accepted, collected
 from report_files import latency_run, over, write
 
 SURE = {"speedup_covers": over(15)}
@@ -167,3 +174,40 @@ def test_a_terminal_shows_five_series(tmp_path: Path) -> None:
 def test_a_race_is_an_impression_on_a_terminal_too(harness: Harness) -> None:
     harness("compare", "prompt=A", "max_new_tokens=8")
     assert "an impression, not a measurement" in harness("report").stdout
+
+
+@pytest.mark.parametrize(
+    ("line", "changes", "again"),
+    [
+        # Of two settings with one last name only the one that is typed goes.
+        ("prompts.file=a.jsonl results.file=b.csv", "results.file=c.csv", "prompts.file=a.jsonl results.file=c.csv"),
+        ("-m draft=a draft.b=2 K=2,4", "decoding.num_draft_tokens=8", "draft=a draft.b=2 decoding.num_draft_tokens=8"),
+        ("draft.max_ngram=2 hydra.run.dir=x details=true", "draft=suffix", "draft=suffix"),
+        ("K=2 n=8 K=8", "repeats=5", "n=8 K=8 repeats=5"),
+        ("K=2 -- llama-server -m 'my model' {K}", "K=8", "K=8 -- llama-server -m 'my model' '{K}'"),
+    ],
+)  # fmt: skip
+def test_a_command_is_typed_again_with_changes(line: str, changes: str, again: str) -> None:
+    Words.divide(["latency", *shlex.split(line)]).note()
+    assert words.typed_again(changes, leaving_out=("dir",)) == f"harness latency {again}"
+
+
+def test_the_steps_of_runs_are_accepted_and_one_runs(harness: Harness) -> None:
+    lines = [json.dumps({"prompt": f"Count {n}.", "completion": "one two"}) for n in range(3)]
+    Path("mine.jsonl").write_text("\n".join(lines))
+    models = [*QUICK_MODELS, "tokens=4", "num_warmup=0"]
+    texts = [*QUICKEST_PAIR, "up_to=2", "texts_per_prompt=1"]
+    with collected() as steps:
+        harness("acceptance", *texts, "prompts=./mine.jsonl", "T=0")
+        harness("latency", *models, "num_prompts=2")
+        harness("latency", "-m", *models, "num_prompts=2", "K=1,2")
+        harness("plan", *QUICKEST_PAIR)
+        harness(
+            "recovery", *QUICKEST_PAIR, "num_draws=1000", "num_prompts=2", "tokens=4", code=None
+        )
+    all_accepted(steps)
+    measure = next(step for step in steps if step.text == "measure it")
+    asked = shlex.split(measure.command)[1:]
+    assert {"prompts=./mine.jsonl", "T=0"} < set(asked)
+    # It runs as it was typed, but for its length.
+    harness(*asked, "tokens=4", "num_prompts=2", "num_warmup=0")

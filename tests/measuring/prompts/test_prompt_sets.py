@@ -1,9 +1,10 @@
-"""Prompt sets by name, from a directory laid out as the hub's cache, and what settings make of tables."""
+"""Prompt sets by name, from a directory laid out as the hub's cache, what settings make of tables; endless files."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import re
 import time
 from collections import Counter
@@ -18,11 +19,13 @@ from omegaconf import OmegaConf
 
 from harness.cli import names
 from harness.cli.conversion import from_config
+from harness.commands.report import command
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import PromptSettings
 from harness.measuring.prompts.sets import PromptSet, load_prompts
 from in_process import QUICKEST_PAIR, Harness, results
 from prompt_rows import NUM_ROWS, ROWS, fill_cache, write_rows
+from shipped_copies import copy_shipped
 from wording import mentions
 
 needs_parquet = pytest.mark.skipif(
@@ -213,3 +216,42 @@ def test_latency_says_origin_and_licence_once(
     rows = results()
     assert set(rows.prompts) == {"math500"}
     assert set(rows.status) == {"ok"}
+
+
+PAIR = ["model=./model", "draft=none", "num_prompts=2", "chat_template=always"]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    copy_shipped(tmp_path / "model")
+    return tmp_path / "model"
+
+
+@pytest.mark.parametrize(
+    "name", ["config.json", "tokenizer.json", "model.safetensors", "generation_config.json"]
+)
+def test_a_file_without_end(name: str, model: Path, harness: Harness) -> None:
+    file = model / name
+    for make in (lambda: file.symlink_to("/dev/zero"), lambda: os.mkfifo(file)):
+        file.unlink(missing_ok=True)
+        make()
+        for role in ("model=./model", "draft=./model"):
+            refused = harness.refused("latency", *QUICKEST_PAIR, role)
+            assert f"=./model: {name} in it is no file but a pipe or a device" in refused
+    file.unlink()
+    with file.open("wb") as large:
+        large.truncate(1 << 29)
+    if name != "model.safetensors":
+        assert "has 0.54 GB, and at most 0.27 GB are read" in harness.refused("latency", *PAIR)
+
+
+def test_a_search_of_a_disk_ends(
+    harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.mkfifo(tmp_path / "latency.csv")
+    assert "holds no CSV file of" in harness.refused("report", str(tmp_path))
+    monkeypatch.setattr(command, "_MOST_FILES", 10)
+    for number in range(11):
+        (tmp_path / f"{number}.txt").touch()
+    refused = harness.refused("report", ".")
+    assert refused.endswith("has more than 10 files below it: name a directory of results")
