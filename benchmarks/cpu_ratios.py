@@ -197,7 +197,7 @@ def ours(engine: LocalEngine, arm: Arm, question: Question, passes: Sequence[Pas
         _, cpu = now() - started
     (tokens,) = generation.tokens
     assert generation.batch is not None
-    num_later = len(tokens) - generation.batch.num_first
+    num_later = len(tokens) - 1
     seconds_later = generation.seconds - generation.batch.first_s
     return Seconds(generation.seconds, cpu, seconds_later / num_later, Seconds(*inside))
 

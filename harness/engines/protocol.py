@@ -181,12 +181,10 @@ class BatchTimes(NamedTuple):
 
     Attributes:
         first_s: seconds until the first record, which has every row's first token.
-        num_first: tokens of all rows in it.
         num_iterations: records behind it.
     """
 
     first_s: float
-    num_first: int
     num_iterations: int
 
 
@@ -280,17 +278,6 @@ class Answered:
             for request in self.requests
             if request.answered
         }
-
-    @property
-    def decode_waits(self) -> dict[int, Wait]:
-        """`waits` without the first record, of a batch; empty for requests that were sent."""
-        if self.batch is None:
-            return {}
-        num_tokens = self.num_tokens - self.batch.num_first
-        if num_tokens < 1:
-            return {}
-        ms = 1000 * (self.seconds - self.batch.first_s)
-        return {self.requests[0].index: Wait(ms, num_tokens / len(self.requests))}
 
 
 # Prompts with the texts behind them.

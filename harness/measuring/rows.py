@@ -82,6 +82,10 @@ class LatencyRow(
         return not self.is_on_another_machine and share is not None and share < QUIET
 
     @property
+    def is_batched(self) -> bool:
+        return (self.batch_size or 1) > 1 and not self.was_served
+
+    @property
     def mean_answer_length(self) -> float | None:
         """Mean number of tokens of an answer."""
         num_answers = (self.num_prompts or 0) - (self.num_failed or 0) - (self.num_empty or 0)
@@ -92,11 +96,7 @@ class LatencyRow(
         """Milliseconds per token after the first, over all answers; None if rows of a batch wait for each other, if
         tokens were held back, or if there is only one token.
         """
-        if (
-            self.ms_per_token is None
-            or self.held_back
-            or ((self.batch_size or 1) > 1 and not self.was_served)
-        ):
+        if self.ms_per_token is None or self.held_back or self.is_batched:
             return None
         length = self.mean_answer_length
         first_ms = self.time_to_first_token_ms

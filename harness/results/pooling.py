@@ -17,7 +17,7 @@ from statistics import StatisticsError, fmean, geometric_mean, harmonic_mean
 from typing import Any
 
 from harness.results.environment import new_run_id
-from harness.results.prompt_times import common_times, waits_of_both_arms
+from harness.results.prompt_times import common_times, pairs_by_unit, waits_by_unit
 from harness.results.row import Pooling, Ratio
 from harness.results.rows.prompts import read_prompts
 from harness.results.runs import Run, each_once
@@ -181,8 +181,11 @@ def _total_over_total(rule: Ratio, values: Sequence[float], rows: Sequence[AnyRo
 
 def _speedup(runs: Sequence[Sequence[AnyRow]]) -> dict[str, Any]:
     """The figures of the speed-up; without an interval where the runs' prompts are not found."""
-    times = [waits_of_both_arms(read_prompts(row.directory, row.run)) for row, *_ in runs]
-    regular, speculative = common_times(times)
+    waits = []
+    for row, *_ in runs:
+        units = pairs_by_unit(read_prompts(row.directory, row.run))
+        waits.append(waits_by_unit(units, row.is_batched))
+    regular, speculative = common_times(waits)
     if not regular.size:
         return {}
     last = runs[0][-1]

@@ -1,13 +1,14 @@
-"""Times of both arms by unit, from the rows of a run's prompts (`latency_prompts.csv`)."""
+"""Answers of both arms in pairs, and what they took by unit, from the rows of a run's prompts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from operator import attrgetter
+from typing import NamedTuple
 
 import numpy as np
 
-from harness.results.rows.prompts import LatencyPromptRow, share_prompts
+from harness.results.rows.prompts import LatencyPromptRow
 from harness.results.runs import grouped
 from harness.results.statistics.arrays import Floats
 from harness.results.statistics.ratios import at_equal_lengths
@@ -15,65 +16,125 @@ from harness.results.statistics.ratios import at_equal_lengths
 # What intervals count as independent: prompts that are always asked together, one, a batch, or a lap of requests
 # (`asking.Part`). It is named by their places in the prompt set, so that units of several runs can be matched; where
 # units share prompts, by its number in the run.
-Unit = tuple[int, ...]
-# What a unit's answers took and have, over the times that it was asked: milliseconds, and tokens.
-Wait = tuple[float, float]
+Unit = Hashable
+# The answers of the regular and of the speculative arm to a prompt.
+Pair = tuple[LatencyPromptRow, LatencyPromptRow]
+
+
+class Wait(NamedTuple):
+    """What answers took, and their tokens."""
+
+    ms: float
+    num_tokens: float
+
+
 # Of the regular and of the speculative arm.
 BothArms = tuple[Wait, Wait]
 
 
-def rows_by_unit(
-    prompts: Sequence[LatencyPromptRow], arm: str
-) -> dict[Unit, list[LatencyPromptRow]]:
-    """The rows of an arm by unit; units with a failed request are left out."""
-    # A damaged file may lack an index.
-    rows = [row for row in prompts if row.arm == arm and row.prompt_index is not None]
-    by_number = grouped(
-        rows, lambda row: int(row.prompt_index or 0) if row.unit is None else row.unit
-    )
-    places = {number: {row.place for row in members} for number, members in by_number.items()}
-    are_numbered = share_prompts(places)
-    units: dict[Unit, list[LatencyPromptRow]] = {}
-    for number, members in by_number.items():
-        if all(row.is_timed for row in members):
-            unit = (number,) if are_numbered else tuple(sorted(places[number]))
-            units[unit] = members
-    return units
+def places_by_unit(prompts: Sequence[LatencyPromptRow]) -> dict[int, set[int]]:
+    """The places of each unit's prompts in their set, by the number of the unit."""
+    places: dict[int, set[int]] = {}
+    for row in prompts:
+        places.setdefault(row.unit_number, set()).add(row.place)
+    return places
 
 
-def waits_by_unit(prompts: Sequence[LatencyPromptRow], arm: str) -> dict[Unit, Wait]:
-    """Milliseconds and tokens of the batches or requests of an arm, by unit.
+def share_prompts(units: Collection[set[int]]) -> bool:
+    """Whether a prompt is in several units, so that an interval over these covers no prompts.
 
-    Rows of a batch share its times, and are known by them: no other batch takes exactly as long, to its first tokens
-    and in all. A batch is one answer of mean length.
+    Args:
+        units: the places of the prompts of each.
     """
+    return sum(map(len, units)) > len(set().union(*units))
+
+
+def pairs_of(prompts: Sequence[LatencyPromptRow]) -> list[Pair]:
+    """The answers to the prompts that both arms finished, in the order in which they were asked."""
+    # A damaged file may lack an index.
+    timed = {
+        (row.arm, row.prompt_index): row
+        for row in prompts
+        if row.is_timed and row.prompt_index is not None
+    }
+    return [
+        (row, timed["speculative", index])
+        for (arm, index), row in timed.items()
+        if arm == "regular" and ("speculative", index) in timed
+    ]
+
+
+def pairs_by_unit(
+    prompts: Sequence[LatencyPromptRow],
+    unit_of: Callable[[LatencyPromptRow], Unit] | None = None,
+) -> dict[Unit, list[Pair]]:
+    """The same by unit.
+
+    Args:
+        unit_of: the unit of an answer; None for those of intervals.
+    """
+    pairs = pairs_of(prompts)
+    if unit_of is not None:
+        return grouped(pairs, lambda pair: unit_of(pair[0]))
+    places = places_by_unit(prompts)
+    if share_prompts(places.values()):
+        return grouped(pairs, lambda pair: pair[0].unit_number)
+    return grouped(pairs, lambda pair: tuple(sorted(places[pair[0].unit_number])))
+
+
+def batches_of(
+    answers: Sequence[LatencyPromptRow], is_batched: bool
+) -> Collection[Sequence[LatencyPromptRow]]:
+    """Answers that were decided together, which share their times, and are known by them: no other batch takes exactly
+    as long, to its first tokens and in all. Each answer alone where none were.
+    """
+    if not is_batched:
+        return [[row] for row in answers]
+    return grouped(answers, attrgetter("time_ms", "time_to_first_token_ms")).values()
+
+
+def wait_for(
+    answers: Sequence[LatencyPromptRow], is_batched: bool, *, after_first: bool = False
+) -> Wait:
+    """What answers took together; a batch is one answer of mean length.
+
+    Args:
+        after_first: leave out the time until the first token of each, where it is known, and that token.
+    """
+    ms = num_tokens = 0.0
+    for batch in batches_of(answers, is_batched):
+        ms += batch[0].time_ms or 0.0
+        num_tokens += sum(row.num_tokens or 0 for row in batch) / len(batch)
+        first_ms = batch[0].time_to_first_token_ms
+        if after_first and first_ms is not None:
+            ms -= first_ms
+            num_tokens -= 1
+    return Wait(ms, num_tokens)
+
+
+def waits_by_unit(
+    units: Mapping[Unit, Sequence[Pair]], is_batched: bool, *, after_first: bool = False
+) -> dict[Unit, BothArms]:
+    """What the answers of both arms took, without units that took nothing: all of their tokens came at once."""
     waits = {}
-    for unit, rows in rows_by_unit(prompts, arm).items():
-        ms = 0.0
-        num_tokens = 0.0
-        times = attrgetter("time_ms", "time_to_first_token_ms")
-        for (milliseconds, _), batch in grouped(rows, times).items():
-            ms += milliseconds
-            num_tokens += sum(row.num_tokens or 1 for row in batch) / len(batch)
-        waits[unit] = (ms, num_tokens)
+    for unit, pairs in units.items():
+        regular, speculative = (
+            wait_for(answers, is_batched, after_first=after_first)
+            for answers in zip(*pairs, strict=True)
+        )
+        if min(*regular, *speculative) > 0:
+            waits[unit] = (regular, speculative)
     return waits
-
-
-def waits_of_both_arms(prompts: Sequence[LatencyPromptRow]) -> dict[Unit, BothArms]:
-    """`waits_by_unit` for the units that both arms have; both were asked each unit equally often."""
-    regular = waits_by_unit(prompts, "regular")
-    speculative = waits_by_unit(prompts, "speculative")
-    return {unit: (regular[unit], wait) for unit, wait in speculative.items() if unit in regular}
 
 
 def common_times(runs: Sequence[Mapping[Unit, BothArms]]) -> tuple[Floats, Floats]:
     """Times per token (`at_equal_lengths`) of the regular arms, and of the speculative ones, over the units that all
-    runs have.
+    runs have, in the order of the first run.
 
     Returns:
         Two arrays [num_runs, num_units].
     """
-    units = sorted(set.intersection(*map(set, runs)))
+    units = [unit for unit in runs[0] if all(unit in waits for waits in runs)]
     waits = np.array([[waits_of_run[unit] for unit in units] for waits_of_run in runs])
     # [num_runs, num_units, arm, ms or tokens]
     waits = waits.reshape(len(runs), len(units), 2, 2)

@@ -276,6 +276,11 @@ class RunRow(Row):
         return self.weights != "random" and not self.synthetic and not self.is_simulated
 
     @property
+    def is_batched(self) -> bool:
+        """Whether rows were decoded together, and share their times; rows with times override it."""
+        return False
+
+    @property
     def was_quiet(self) -> bool:
         """Whether nothing is known to have disturbed its times; rows with times override it."""
         return True

@@ -113,15 +113,11 @@ def records(*num_tokens: int) -> list[RequestRecord]:
 
 
 def test_a_batch_has_one_time_for_a_row_of_mean_length() -> None:
-    batch = Answered(requests=records(6, 4), seconds=2.0, batch=BatchTimes(0.5, 2, 4))
+    batch = Answered(requests=records(6, 4), seconds=2.0, batch=BatchTimes(0.5, 4))
     assert batch.ms_per_token == 400
     assert batch.waits == {3: Wait(2000, 5)}
-    assert batch.decode_waits == {3: Wait(1500, 4)}
     assert batch.seconds_of(batch.requests[0]) == 2
-    for numbers, waits in (((1, 1), {}), ((2, 1), {3: Wait(1000, 0.5)})):
-        answered = Answered(requests=records(*numbers), seconds=2.0, batch=BatchTimes(1, 2, 1))
-        assert answered.decode_waits == waits
-    nothing = Answered(requests=records(0), seconds=2.0, batch=BatchTimes(2.0, 0, 0))
+    nothing = Answered(requests=records(0), seconds=2.0, batch=BatchTimes(2.0, 0))
     assert (math.isnan(nothing.ms_per_token), nothing.waits) == (True, {})
 
 
@@ -129,7 +125,7 @@ def test_requests_that_were_sent_have_times_of_their_own() -> None:
     sent = Answered(requests=records(6, 4, 0, 5), seconds=2.0)
     sent.requests[3].error = RequestError(500, "bad")
     assert sent.waits == {3: Wait(500, 6), 4: Wait(500, 4)}
-    assert (sent.decode_waits, sent.seconds_of(sent.requests[0])) == ({}, 0.5)
+    assert sent.seconds_of(sent.requests[0]) == 0.5
     assert list(map(list, in_batches([1, 2, 3], 2))) == [[1, 2], [3]]
 
 

@@ -14,7 +14,7 @@ import pytest
 from harness.measuring.rows import LatencyRow
 from harness.results.files import append_rows
 from harness.results.pooling import merge, pooled_rows
-from harness.results.prompt_times import waits_by_unit, waits_of_both_arms
+from harness.results.prompt_times import Wait, pairs_by_unit, wait_for, waits_by_unit
 from harness.results.rows.prompts import LatencyPromptRow
 from harness.results.runs import Run, group
 from harness.results.statistics.interval import Interval
@@ -196,22 +196,42 @@ def answer(index: int, first_ms: float, num_tokens: int, unit: int = 0) -> Laten
 
 
 def test_rows_of_a_batch_are_one_answer_of_mean_length() -> None:
-    """Two answers that took equally long are no batch."""
-    batch = [answer(0, 20.0, 8), answer(1, 20.0, 12)]
-    assert waits_by_unit(batch, "regular") == {(0, 1): (100.0, 10.0)}
-    two = [answer(0, 20.0, 8), answer(1, 25.0, 12)]
-    assert waits_by_unit(two, "regular") == {(0, 1): (200.0, 20.0)}
-    # Files of older versions have no units: each prompt is one.
-    alone = [replace(row, unit=None) for row in two]
-    assert waits_by_unit(alone, "regular") == {(0,): (100.0, 8.0), (1,): (100.0, 12.0)}
+    """Requests that took equally long are no batch, and neither are rows of another one."""
+    together = [answer(0, 20.0, 8), answer(1, 20.0, 12)]
+    assert wait_for(together, is_batched=True) == (100.0, 10.0)
+    assert wait_for(together, is_batched=False) == (200.0, 20.0)
+    assert wait_for([answer(0, 20.0, 8), answer(1, 25.0, 12)], is_batched=True) == (200.0, 20.0)
+    assert wait_for(together, is_batched=True, after_first=True) == (80.0, 9.0)
+    unknown = replace(together[0], time_to_first_token_ms=None)
+    assert wait_for([unknown], is_batched=False, after_first=True) == (100.0, 8.0)
 
 
-def test_a_unit_that_one_arm_lacks_is_left_out() -> None:
-    regular = [answer(index, 20.0, 8, unit=index) for index in range(2)]
+def test_an_answer_that_one_arm_lacks_is_left_out() -> None:
+    """Of a lap the others count. Its name has all of its places, by which those of several runs are matched."""
+    regular = [answer(index, 20.0, 8, unit=index // 2) for index in range(4)]
     speculative = [
-        replace(answer(index, 20.0, 8, unit=index), arm="speculative") for index in (1, 2)
+        replace(answer(index, 20.0, 4, unit=index // 2), arm="speculative", error=error)
+        for index, error in ((0, None), (1, "500: failed"), (3, None))
     ]
-    assert waits_of_both_arms([*regular, *speculative]) == {(1,): ((100.0, 8.0), (100.0, 8.0))}
+    units = pairs_by_unit([*regular, *speculative])
+    both = (Wait(100.0, 8.0), Wait(100.0, 4.0))
+    assert waits_by_unit(units, is_batched=False) == {(0, 1): both, (2, 3): both}
+    # Files of older versions have no units: each prompt is one.
+    alone = [replace(row, unit=None) for row in [*regular, *speculative]]
+    assert pairs_by_unit(alone).keys() == {(0,), (3,)}
+    # Where units share prompts they are known by their numbers.
+    shared = [replace(row, prompt_place=0) for row in [*regular, *speculative]]
+    assert pairs_by_unit(shared).keys() == {0, 1}
+
+
+def test_a_unit_whose_tokens_came_at_once_has_no_time_after_the_first() -> None:
+    rows = [
+        replace(answer(index, first_ms, num_tokens, unit=index), arm=arm)
+        for index, (first_ms, num_tokens) in enumerate([(20.0, 8), (100.0, 8), (20.0, 1)])
+        for arm in ("regular", "speculative")
+    ]
+    waits = waits_by_unit(pairs_by_unit(rows), is_batched=True, after_first=True)
+    assert waits == {(0,): ((80.0, 7.0), (80.0, 7.0))}
 
 
 def ended(status: str, **changes: Any) -> Run:

@@ -6,9 +6,11 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from harness.commands.latency.measure import prompt_rows
 from harness.commands.latency.record import LatencySettings
 from harness.config.settings import DecodingSettings
 from harness.engines.protocol import Answered
+from harness.engines.tokenizer import TextTokenizer
 from harness.measuring.figures.measured import Group, MeasuredArm, MeasuredRun
 from harness.measuring.prompts.sets import Prompt, PromptSet
 from some_questions import question_of
@@ -46,12 +48,17 @@ def run_of(
     arms = {"regular": MeasuredArm("regular", asked(regular, units))}
     if speculative is not None:
         arms["speculative"] = MeasuredArm("speculative", asked(speculative, units))
-    return MeasuredRun(
+    run = MeasuredRun(
         settings_of(LatencySettings, **(settings or {})),
         PromptSet("many", (Prompt("Once"),) * 100, ""),
         arms,
         **evidence,
     )
+    for arm in arms.values():
+        for generation in arm.generations:
+            generation.arm = arm.name
+            run.prompt_rows.extend(prompt_rows(run, generation, TextTokenizer(), "run"))
+    return run
 
 
 def asked(generations: Sequence[Answered], units: Sequence[int] | None = None) -> list[Answered]:

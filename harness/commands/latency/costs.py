@@ -5,15 +5,14 @@ Of rows of one run of `latency`, `row` is that of the speculative arm, `regular`
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from harness.config.amounts import amount, percent
 from harness.config.model_names import SECOND_COMMAND
 from harness.measuring.rows import LatencyRow
 from harness.reporting.table import Table
-from harness.results.prompt_times import Unit, rows_by_unit
-from harness.results.rows.prompts import LatencyPromptRow
+from harness.results.prompt_times import pairs_of, wait_for
+from harness.results.rows.prompts import iterations_of
 from harness.results.runs import Run
 
 # An iteration has a pass of the target, so that it takes a regular step at least. Starts of one program differ by some
@@ -88,21 +87,24 @@ def share_of_iteration(run: Run[LatencyRow]) -> float | None:
     """A regular step as a share of an iteration's time, both over the tokens after an answer's first, which any server
     allows; None where one of them is unknown.
 
-    It is of the units that both arms finished, where these are known.
+    It is of the prompts that both arms finished, where these are known.
     """
     regular, row = run.row("regular"), run.last
     step_ms = None if regular is None else _step_ms(regular)
     ms_per_token, tokens = row.ms_per_token_after_first, row.tokens_per_iteration
     if regular is None or row.arm != "speculative" or not (step_ms and ms_per_token and tokens):
         return None
-    # Rows of a batch wait for each other.
-    waits_for_others = (row.batch_size or 1) > 1 and not row.was_served
-    if waits_for_others:
-        return None
     share = step_ms / (ms_per_token * tokens)
-    steps, iterations = (spent_by_unit(each, run.prompt_rows) for each in (regular, row))
-    if common := steps.keys() & iterations.keys():
-        share = _ms_each(steps, common) / _ms_each(iterations, common)
+    if pairs := pairs_of(run.prompt_rows):
+        regular_answers, answers = zip(*pairs, strict=True)
+        steps, decoding = (
+            wait_for(arm_answers, is_batched=False, after_first=True)
+            for arm_answers in (regular_answers, answers)
+        )
+        if min(*steps, *decoding) > 0:
+            # Of a server that reports no iterations, those that its tokens took at the run's mean.
+            num_iterations = iterations_of(answers) or decoding.num_tokens / tokens
+            share = (steps.ms / steps.num_tokens) / (decoding.ms / num_iterations)
     return share if 0 < share <= 1 / _LEAST_STEPS else None
 
 
@@ -110,37 +112,6 @@ def _step_ms(regular: LatencyRow) -> float | None:
     """The time of a regular step; None where it is unknown, and of a first command, which may draft too."""
     is_regular = regular.arm == "regular" and regular.draft != SECOND_COMMAND
     return regular.ms_per_token_after_first if is_regular and not regular.drafted else None
-
-
-class Spent(NamedTuple):
-    """Milliseconds after the first token, and iterations in them; of the regular arm each token is one."""
-
-    ms: float
-    iterations: float
-
-
-def spent_by_unit(row: LatencyRow, prompts: Sequence[LatencyPromptRow]) -> dict[Unit, Spent]:
-    """Milliseconds after the first token and iterations of each unit of a row's arm.
-
-    Of a server that reports no iterations, those that its tokens took at the run's mean.
-    """
-    per_iteration = (row.tokens_per_iteration or 1.0) if row.arm == "speculative" else 1.0
-    units = {}
-    for unit, rows in rows_by_unit(prompts, row.arm or "regular").items():
-        ms = iterations = 0.0
-        for answer in rows:
-            ms += (answer.time_ms or 0.0) - (answer.time_to_first_token_ms or 0.0)
-            num_decoded = (answer.num_tokens or 0) - (answer.time_to_first_token_ms is not None)
-            iterations += answer.num_iterations or num_decoded / per_iteration
-        if ms > 0 and iterations > 0:
-            units[unit] = Spent(ms, iterations)
-    return units
-
-
-def _ms_each(spent: Mapping[Unit, Spent], units: Collection[Unit]) -> float:
-    """Milliseconds of an iteration, over several units."""
-    ms = sum(spent[unit].ms for unit in units)
-    return ms / sum(spent[unit].iterations for unit in units)
 
 
 def times_table(regular: LatencyRow, row: LatencyRow) -> Table:

@@ -30,9 +30,14 @@ from harness.reporting.table import Column, Table, number, share, stated, times,
 from harness.reporting.words import arm_name
 from harness.results.as_printed import as_printed
 from harness.results.judging.statement import Statement
-from harness.results.prompt_times import common_times, waits_of_both_arms
+from harness.results.prompt_times import (
+    common_times,
+    pairs_by_unit,
+    places_by_unit,
+    waits_by_unit,
+)
 from harness.results.published import DIFFERENCES, Published, published_for
-from harness.results.rows.prompts import LatencyPromptRow, tokens_per_iteration
+from harness.results.rows.prompts import LatencyPromptRow, iterations_of
 from harness.results.runs import Run, grouped
 from harness.results.statistics.interval import DASH, Interval
 from harness.results.statistics.ratios import ratio_of_totals
@@ -317,20 +322,20 @@ def categories_of(
         name_of: the name of the part that a prompt belongs to; None for a prompt of none.
     """
     row = run.last
-    each_is_timed = row.batch_size == 1 or row.was_served
-    if row.arm == "regular" or not each_is_timed:
+    if row.arm == "regular" or row.is_batched:
         return []
     named = [prompt for prompt in run.prompt_rows if name_of(prompt)]
     parts = []
     for name, prompts in grouped(named, name_of).items():
         drafted = [prompt for prompt in prompts if prompt.arm == row.arm and prompt.is_timed]
         num_prompts = len({prompt.place for prompt in drafted})
-        waits = waits_of_both_arms(prompts)
+        waits = waits_by_unit(pairs_by_unit(prompts), is_batched=False)
         speedup = None
         if waits and num_prompts >= _FEWEST_PROMPTS:
             regular_times, speculative_times = common_times([waits])
             # Requests that were in flight together share a lap's conditions; turns and repetitions of a prompt are one.
-            unit = "lap" if any(len(places) > 1 for places in waits) else "prompt"
+            places = places_by_unit(prompts).values()
+            unit = "lap" if any(len(together) > 1 for together in places) else "prompt"
             speedup = ratio_of_totals(regular_times, speculative_times, unit)
         num_proposed = 0.0
         num_accepted = 0
@@ -338,12 +343,14 @@ def categories_of(
             histogram = prompt.acceptance_histogram or []
             num_proposed += sum(histogram) * (prompt.mean_proposed or 0)
             num_accepted += sum(accepted * times for accepted, times in enumerate(histogram))
+        num_iterations = iterations_of(drafted)
+        num_decoded = sum(prompt.num_decoded for prompt in drafted)
         part = Category(
             str(name),
             num_prompts,
             speedup,
             acceptance_rate=num_accepted / num_proposed if num_proposed else None,
-            tokens_per_iteration=tokens_per_iteration(drafted),
+            tokens_per_iteration=num_decoded / num_iterations if num_iterations else None,
         )
         parts.append(part)
     return parts

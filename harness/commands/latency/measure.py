@@ -207,7 +207,6 @@ class LatencyExperiment(Experiment[LatencySettings, LatencyRow]):
             ends with a new value, so that a run that ends early has the figures of the steps before.
         num_too_long: how many prompts of the set were too long, by column.
         unwritten: answers that count already, by arm, and whose rows wait for those of the other arm.
-        prompt_rows: the rows of all answers so far.
     """
 
     def __init__(self, settings: LatencySettings) -> None:
@@ -221,7 +220,6 @@ class LatencyExperiment(Experiment[LatencySettings, LatencyRow]):
         self.run = MeasuredRun(self.settings, self.prompt_set, arms)
         self.num_too_long: Mapping[str, int] = {}
         self.unwritten: Answers = {}
-        self.prompt_rows: list[LatencyPromptRow] = []
 
     def measure(self, session: Session) -> None:
         self.settings = settings = decide_ignore_eos(self.settings, session.tokenizer)
@@ -322,8 +320,8 @@ class LatencyExperiment(Experiment[LatencySettings, LatencyRow]):
         for name in self.run.arms:
             generation = self.unwritten.pop(name, None)
             if generation is not None:
-                rows += _prompt_rows(self.run, generation, session.tokenizer, session.run_id)
-        self.prompt_rows += rows
+                rows += prompt_rows(self.run, generation, session.tokenizer, session.run_id)
+        self.run.prompt_rows.extend(rows)
         if rows:
             session.append(PROMPTS_FILE, rows)
 
@@ -367,11 +365,10 @@ def _why_stop(run: MeasuredRun, settings: LatencySettings, seconds: float) -> St
         return "budget"
     if settings.half_width is None:
         return None
-    regular, speculative = run.arms.values()
-    num_units = len(set(regular.units))
+    num_units = len(set(run.arms["regular"].units))
     if num_units not in looks(num_units, FIRST_LOOK_AT_BLOCKS if run.in_blocks else FIRST_LOOK):
         return None
-    speedup = paired_times(run, regular, speculative).speedup(run.confidence)
+    speedup = paired_times(run).speedup(run.confidence)
     return "precision" if is_precise(speedup, settings.half_width) else None
 
 
@@ -391,7 +388,7 @@ def _check_failures(run: MeasuredRun) -> None:
         raise RunError(f"no verdict: {reason}, the first with {first.error}")
 
 
-def _prompt_rows(
+def prompt_rows(
     run: MeasuredRun, generation: Answered, tokenizer: Tokenizer, run_id: str
 ) -> list[LatencyPromptRow]:
     """An arm's answers to the prompts of a question, which were rows of a batch or requests."""

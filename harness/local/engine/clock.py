@@ -88,9 +88,8 @@ class LoopClock:
             arrivals.append(arrival)
         batch = None
         if as_batch:
-            first_s, _, first = self._noted[0]
-            num_first = sum(len(row_step.tokens) for row_step in first)
-            batch = BatchTimes(first_s, num_first, len(self._noted) - 1)
+            first_s, _, _ = self._noted[0]
+            batch = BatchTimes(first_s, len(self._noted) - 1)
         return Answered(
             requests=records, seconds=self._seconds, arrivals=arrivals, batch=batch, phases=phases
         )

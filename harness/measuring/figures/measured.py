@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from harness.engines.requests import RequestRecord
     from harness.measuring.prompts.sets import PromptSet
     from harness.measuring.quietness import Quietness
+    from harness.results.rows.prompts import LatencyPromptRow
 
 
 @dataclass
@@ -142,6 +143,7 @@ class MeasuredRun:
 
     Attributes:
         arms: `regular`, then `speculative`, as far as they are measured.
+        prompt_rows: the rows of all answers so far.
         in_blocks: whether each question is a block, with a start of each arm.
         salted: whether a server's prefix cache heeds salts; None where there is none.
         end_tokens: with which the model ends a text; empty with random weights, whose texts mean
@@ -154,6 +156,7 @@ class MeasuredRun:
     settings: PromptedSettings
     prompt_set: PromptSet
     arms: Mapping[str, MeasuredArm]
+    prompt_rows: list[LatencyPromptRow] = field(default_factory=list)
     in_blocks: bool = False
     salted: bool | None = None
     end_tokens: Collection[int] = frozenset()

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from harness.config.amounts import counted
 from harness.measuring.figures.measured import Group, MeasuredArm, MeasuredRun
 from harness.results.row import Ratio, pooled, setting
-from harness.results.rows.prompts import share_prompts
 from harness.results.schema import MaybeBool, MaybeFloat, MaybeText, WithSpeedup
 from harness.results.statistics.interval import CONFIDENCE, Interval
 
 if TYPE_CHECKING:
-    from harness.engines.protocol import Answered, Wait
+    from harness.results.prompt_times import Pair
     from harness.results.statistics.arrays import Floats
     from harness.results.statistics.ratios import Rejections
 
@@ -57,27 +55,26 @@ class SpeedupFigures(Group, WithSpeedup):
         pair = run.pair(arm)
         if pair is None:
             return cls()
+        from harness.results.prompt_times import places_by_unit, share_prompts
         from harness.results.statistics.ratios import drift, drift_matters
 
-        times = paired_times(run, *pair)
+        times = paired_times(run)
         speedup = times.speedup(run.confidence)
-        places: dict[int, set[int]] = {}
-        for generation, unit in zip(pair[0].generations, pair[0].units, strict=True):
-            occurrences = [
-                run.prompt_set.occurrence(request.index) for request in generation.requests
-            ]
-            places.setdefault(unit, set()).update(occurrence.place for occurrence in occurrences)
-        if speedup.covers is not None and share_prompts(places):
+        are_shared = share_prompts(places_by_unit(run.prompt_rows).values())
+        if speedup.covers is not None and are_shared:
             # Units with the same prompts do not allow for other texts.
             covers = dataclasses.replace(speedup.covers, same_texts=True)
             speedup = dataclasses.replace(speedup, covers=covers)
-        in_time = paired_times(run, *pair, by="moment")
+        in_time = paired_times(run, in_time=True)
         change = drift(in_time.regular, in_time.speculative, unit=in_time.unit)
-        decode_times = paired_times(run, *pair, decode_only=True)
+        decode_speedup = None
+        # Of requests to a server it is not known when the first tokens were decoded.
+        if not arm.was_sent:
+            decode_speedup = paired_times(run, decode_only=True).speedup(run.confidence)
         return cls(
             speedup=speedup,
             stopped_by=run.stopped_by,
-            decode_speedup=decode_times.speedup(run.confidence),
+            decode_speedup=decode_speedup,
             rare_units=times.rare_in_words(),
             drift=change.estimate if change.is_known else None,
             drifted=drift_matters(change) if change.has_bounds else None,
@@ -128,12 +125,7 @@ class PairedTimes(NamedTuple):
 
 
 def paired_times(
-    run: MeasuredRun,
-    regular: MeasuredArm,
-    speculative: MeasuredArm,
-    *,
-    by: Literal["unit", "moment"] = "unit",
-    decode_only: bool = False,
+    run: MeasuredRun, *, in_time: bool = False, decode_only: bool = False
 ) -> PairedTimes:
     """Pair what both arms answered: rows of a batch share a time, requests of a lap are added up.
 
@@ -145,64 +137,58 @@ def paired_times(
         over mean lengths of a unit, 15 tokens: regular [28, 14], speculative [14.7, 7.3]
 
     Args:
-        by: the number of a `Question` by which times are added up.
+        in_time: a unit for each batch or lap, in the order in which they were asked.
         decode_only: leave out the time until the first tokens, and these.
     """
-    from harness.results.statistics.ratios import at_equal_lengths, totals_by_unit
+    import numpy as np
 
-    def waits_of(generation: Answered) -> dict[int, Wait]:
-        """By the index of the prompt or of the batch's first prompt."""
-        return generation.decode_waits if decode_only else generation.waits
+    from harness.results.prompt_times import common_times, pairs_by_unit, waits_by_unit
 
-    speculative_waits: dict[int, Wait] = {}
-    for generation in speculative.generations:
-        speculative_waits |= waits_of(generation)
-    units: list[int] = []
-    pairs: list[tuple[Wait, Wait]] = []
-    for generation in regular.generations:
-        for index, wait in waits_of(generation).items():
-            if index in speculative_waits:
-                units.append(getattr(generation.question, by))
-                pairs.append((wait, speculative_waits[index]))
-    ms = [totals_by_unit([pair[arm].ms for pair in pairs], units) for arm in (0, 1)]
-    tokens = [totals_by_unit([pair[arm].num_tokens for pair in pairs], units) for arm in (0, 1)]
-    regular_times, speculative_times = at_equal_lengths(ms, tokens)
+    regular = run.arms["regular"]
+    moments = {
+        request.index: generation.question.moment
+        for generation in regular.generations
+        for request in generation.requests
+        if generation.question is not None
+    }
+    units = pairs_by_unit(
+        run.prompt_rows, (lambda row: moments[row.prompt_index or 0]) if in_time else None
+    )
+    waits = waits_by_unit(units, not regular.was_sent, after_first=decode_only)
+    [regular_times], [speculative_times] = common_times([waits])
     name = "batch"
-    if run.in_blocks and by == "unit":
+    if run.in_blocks and not in_time:
         name = "block"
     elif all(len(generation.requests) == 1 for generation in regular.generations):
         name = "prompt"
     elif regular.was_sent:
         name = "lap"
-    rejections = _rejections(speculative, by, units)
-    return PairedTimes(regular_times, speculative_times, name, tokens[0] + tokens[1], rejections)
+    lengths = [sum(wait.num_tokens for wait in both) for both in waits.values()]
+    rejections = _rejections(run.arms["speculative"], [units[unit] for unit in waits])
+    return PairedTimes(regular_times, speculative_times, name, np.array(lengths), rejections)
 
 
-def _rejections(
-    arm: MeasuredArm, by: Literal["unit", "moment"], units: Sequence[int]
-) -> Rejections | None:
+def _rejections(arm: MeasuredArm, units: Iterable[Sequence[Pair]]) -> Rejections | None:
     """Iterations of an arm by unit, and the fewest that its tokens need; None where they are not known."""
     import numpy as np
 
     from harness.measuring.acceptance import drafted_k
+    from harness.results.prompt_times import batches_of
     from harness.results.statistics.iterations import fewest_iterations
     from harness.results.statistics.ratios import Rejections
 
     k = drafted_k(arm.answered)
     if k is None:
         return None
-    iterations: Counter[int] = Counter()
-    fewest: Counter[int] = Counter()
-    for generation in arm.generations:
-        answered = [request for request in generation.requests if request.answered]
-        numbers = [request.num_iterations or 0 for request in answered]
-        if not all(numbers):
-            return None
-        least = fewest_iterations([request.num_tokens - 1 for request in answered], k)
-        # A batch goes on until its last row has ended.
-        together = sum if generation.has_request_times else max
-        unit = getattr(generation.question, by)
-        iterations[unit] += together(numbers)
-        fewest[unit] += together(least)
-    of_units = [(iterations[unit], fewest[unit]) for unit in dict.fromkeys(units)]
-    return Rejections(*np.array(of_units, dtype=np.float64).reshape(-1, 2).T)
+    totals = []
+    for pairs in units:
+        iterations = fewest = 0.0
+        for batch in batches_of([answer for _, answer in pairs], not arm.was_sent):
+            numbers = [number for answer in batch if (number := answer.iterations) is not None]
+            if len(numbers) < len(batch):
+                return None
+            # A batch goes on until its last row has ended.
+            iterations += max(numbers)
+            fewest += max(fewest_iterations([answer.num_decoded for answer in batch], k))
+        totals.append((iterations, fewest))
+    return Rejections(*np.array(totals, dtype=np.float64).reshape(-1, 2).T)

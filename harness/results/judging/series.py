@@ -16,7 +16,7 @@ from operator import attrgetter
 from typing import Any
 
 from harness.results.judging.statement import Statement
-from harness.results.prompt_times import common_times, waits_of_both_arms
+from harness.results.prompt_times import common_times, pairs_by_unit, waits_by_unit
 from harness.results.runs import Run, grouped
 from harness.results.schema import NO_VERDICT
 from harness.results.statistics.arrays import Floats
@@ -260,7 +260,11 @@ def _common_times(members: Sequence[Member]) -> tuple[Floats, Floats] | None:
         return None
     runs = [member.run.parts or [member.run] for member in members]
     num_runs = min(map(len, runs))
-    waits = [waits_of_both_arms(run.prompt_rows) for parts in runs for run in parts[:num_runs]]
+    waits = [
+        waits_by_unit(pairs_by_unit(run.prompt_rows), run.last.is_batched)
+        for parts in runs
+        for run in parts[:num_runs]
+    ]
     regular, speculative = common_times(waits)
     if regular.shape[1] < FEWEST_FOR_INTERVAL:
         return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,6 +71,11 @@ class LatencyPromptRow(Row):
     logit_tolerance: MaybeFloat = figure("the largest margin there that rounding explains")
 
     @property
+    def unit_number(self) -> int:
+        """The number of its unit; in files of older versions each prompt is one."""
+        return (self.prompt_index or 0) if self.unit is None else self.unit
+
+    @property
     def place(self) -> int:
         """Its place in the prompt set."""
         return self.prompt_place or 0
@@ -82,8 +87,18 @@ class LatencyPromptRow(Row):
         return has_time and (self.num_tokens or 0) > 0 and not self.error
 
     @property
-    def ms_per_token(self) -> float:
-        return (self.time_ms or 0.0) / (self.num_tokens or 1)
+    def num_decoded(self) -> int:
+        """Its tokens after the first, which iterations decide."""
+        return max(0, (self.num_tokens or 0) - 1)
+
+    @property
+    def iterations(self) -> int | None:
+        """Its iterations, also where it reports nothing: among answers that do it drafted nothing, as llama.cpp leaves
+        zeros out. None where it reports draft tokens alone.
+        """
+        if self.num_iterations:
+            return self.num_iterations
+        return None if self.acceptance_rate is not None else self.num_decoded
 
 
 def read_prompts(directory: str | Path | None, run: str | None) -> list[LatencyPromptRow]:
@@ -94,30 +109,9 @@ def read_prompts(directory: str | Path | None, run: str | None) -> list[LatencyP
     return [row for row in rows if row.run == run]
 
 
-def share_prompts(places: Mapping[int, set[int]]) -> bool:
-    """Whether a prompt is in several units, so that an interval over these covers no prompts.
-
-    Args:
-        places: of the prompts of each unit in their set, by its number.
-    """
-    return sum(map(len, places.values())) > len(set().union(*places.values()))
-
-
-def tokens_per_iteration(rows: Sequence[LatencyPromptRow]) -> float | None:
-    """Tokens per iteration of an arm over these answers, after the first of each; None where the iterations of one are
-    unknown, or none of them reports any.
-
-    An answer that reports nothing, among others that do, drafted nothing: llama.cpp leaves zeros out.
-    """
-    num_tokens = num_iterations = 0.0
-    for row in rows:
-        if row.num_iterations and row.tokens_per_iteration:
-            num_tokens += row.tokens_per_iteration * row.num_iterations
-            num_iterations += row.num_iterations
-        elif row.acceptance_rate is not None:
-            return None
-        else:
-            num_tokens += max(0, (row.num_tokens or 0) - 1)
-            num_iterations += max(0, (row.num_tokens or 0) - 1)
-    is_reported = any(row.num_iterations for row in rows)
-    return num_tokens / num_iterations if num_iterations and is_reported else None
+def iterations_of(rows: Sequence[LatencyPromptRow]) -> int | None:
+    """Iterations of an arm over these answers; None where those of one are unknown, or none of them reports any."""
+    numbers = [row.iterations for row in rows]
+    if None in numbers or not any(row.num_iterations for row in rows):
+        return None
+    return sum(filter(None, numbers))

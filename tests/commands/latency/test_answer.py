@@ -163,7 +163,7 @@ def test_the_time_of_launches_is_not_the_drafts(device: str, draft_runner: str, 
 def test_tokens_per_iteration_are_those_of_all_iterations() -> None:
     """As `lookup` has them: of 10 iterations 2 proposed something, and one of these had a token accepted."""
     prompts = [
-        dataclasses.replace(row, num_iterations=10, tokens_per_iteration=1.1)
+        dataclasses.replace(row, num_iterations=10, num_tokens=12)
         if row.arm == "speculative"
         else row
         for row in prompt_rows(rows_of_run(run="1"), [("story", 40.0), ("sum", 80.0)])

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.commands.latency.costs import share_of_iteration, spent_by_unit
+from harness.commands.latency.costs import share_of_iteration
 from harness.measuring.rows import LatencyRow
 from harness.results.rows.prompts import LatencyPromptRow
 from harness.results.runs import Run
-from report_files import latency_run, over, prompt_rows
+from report_files import latency_run, over
 
 STEP_MS = 22.0
 FIRST_MS = 300.0
@@ -92,13 +92,18 @@ def test_an_iteration_takes_a_regular_step(steps: float, is_known: bool) -> None
     assert (share_of_iteration(run_of(steps * STEP_MS)) is not None) == is_known
 
 
-def test_an_answer_of_one_token_costs_no_lap() -> None:
-    for load in (1, 2):
-        run = run_of(33.8, batch_size=load)
-        rows = prompt_rows(run.rows, [("", 40.0 + index) for index in range(16)])
-        short = {"num_tokens": 1, "num_iterations": None, "tokens_per_iteration": None}
-        for index, row in enumerate(rows):
-            known = {"unit": (row.prompt_index or 0) // load, "time_to_first_token_ms": 30.0}
-            changes = known | (short if row.prompt_index == 0 else {})
-            rows[index] = replace(row, **changes)
-        assert len(spent_by_unit(run.last, rows)) == {1: 15, 2: 8}[load]
+def test_answers_of_one_token_have_no_iterations() -> None:
+    run = run_of(33.8)
+    short = {"num_tokens": 1, "num_iterations": None, "time_ms": FIRST_MS}
+    run.prompt_rows = [
+        replace(row, **short) if row.prompt_index == 0 else row for row in run.prompt_rows
+    ]
+    assert share_of_iteration(run) == pytest.approx(STEP_MS / 33.8)
+    run.prompt_rows = [replace(row, **short) for row in run.prompt_rows]
+    assert share_of_iteration(run) == pytest.approx(STEP_MS / 33.8), "by the means of the run"
+
+
+def test_of_a_server_that_reports_no_iterations_they_follow_from_the_mean() -> None:
+    run = run_of(33.8)
+    run.prompt_rows = [replace(row, num_iterations=None) for row in run.prompt_rows]
+    assert share_of_iteration(run) == pytest.approx(STEP_MS / 33.8, rel=0.05)

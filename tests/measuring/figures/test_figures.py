@@ -33,7 +33,7 @@ def request(
 
 
 def lap(*requests: RequestRecord, sent: bool = True) -> Answered:
-    batch = None if sent else BatchTimes(0.0, 0, 0)
+    batch = None if sent else BatchTimes(0.0, 0)
     return Answered(arm="regular", seconds=2.0, requests=requests, batch=batch)
 
 
@@ -42,8 +42,7 @@ def arm(seconds: Sequence[float], sent: bool = True) -> list[Answered]:
 
 
 def paired_times(regular: Sequence[Answered], other: Sequence[Answered]) -> PairedTimes:
-    run = run_of(regular, other)
-    return paired.paired_times(run, *run.arms.values())
+    return paired.paired_times(run_of(regular, other))
 
 
 def test_requests_of_a_lap_are_one_unit() -> None:
@@ -72,10 +71,13 @@ def test_prompts_and_arms_that_are_missing() -> None:
 
 
 def test_units_with_the_same_prompts_cover_no_others() -> None:
-    """A prompt that is asked again in its own unit is no such case."""
-    laps = [lap(request(place % 4, 1.0), request(4, 1.0)) for place in range(8)]
+    """A prompt that is asked again in its own unit is no such case. Of 100 prompts it then has the index 100 more."""
+    laps = [
+        lap(request(place % 4 + 100 * (place // 4), 1.0), request(4 + 100 * place, 1.0))
+        for place in range(8)
+    ]
     assert str(figures(SpeedupFigures, laps, laps).speedup.covers) == "8 laps of the same texts"
-    again = [lap(request(place % 8, 1.0)) for place in range(16)]
+    again = [lap(request(place % 8 + 100 * (place // 8), 1.0)) for place in range(16)]
     assert str(figures(SpeedupFigures, again, again, [*range(8)] * 2).speedup.covers) == "8 prompts"
 
 
@@ -86,7 +88,7 @@ def test_the_intervals_of_a_run_that_may_stop_are_wider() -> None:
     for index in range(12):
         for arm_answers, step_s in zip(arms, (0.1, 0.05), strict=True):
             seconds = 0.5 + 9 * step_s * rng.normal(1, 0.05)
-            batch = BatchTimes(0.5, 1, 9)
+            batch = BatchTimes(0.5, 9)
             arm_answers.append(
                 Answered(requests=[request(index, seconds)], seconds=seconds, batch=batch)
             )
@@ -137,7 +139,7 @@ def test_differences_beyond_rounding_are_counted_per_token_that_agrees() -> None
     served = found()
     assert (served.identical_prompts, served.differing_prompts) == (1, 3)
     assert (served.tokens_per_difference, served.margin_over_rounding) == (22 / 2, 1.5)
-    assert found(BatchTimes(0.0, 0, 0)).tokens_per_difference is None
+    assert found(BatchTimes(0.0, 0)).tokens_per_difference is None
 
 
 def test_without_a_tokenizer_texts_agree_by_ids_or_by_bytes() -> None:
@@ -153,7 +155,7 @@ def answered(num_accepted: int, seconds: float) -> Answered:
     """Ten iterations behind a prompt that takes 0.1 s."""
     request = RequestRecord(0, 1, [0.1], seconds, outcomes=[(4, num_accepted)] * 10)
     request.num_tokens = 1 + 10 * (num_accepted + 1)
-    return Answered(requests=[request], seconds=seconds, batch=BatchTimes(0.1, 1, 10))
+    return Answered(requests=[request], seconds=seconds, batch=BatchTimes(0.1, 10))
 
 
 def test_a_prediction_is_tokens_over_the_measured_cost() -> None:
