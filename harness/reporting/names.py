@@ -86,7 +86,7 @@ class Named(NamedTuple, Generic[AnyRunRow]):
 
 def name_of(row: RunRow) -> Name:
     """The name of a row that nothing else has to be distinguished from."""
-    return Name(pair_name(row), row.num_draft_tokens if row.draft else None)
+    return Name(pair_name(row), row.num_draft_tokens)
 
 
 def distinct_names(rows: Sequence[RunRow]) -> list[Name]:

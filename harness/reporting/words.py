@@ -322,9 +322,7 @@ _PLACES = ("repository", "draft_repository")
 _COMPOSED: Mapping[str, Callable[[Any], str | None]] = {
     "prompts": _prompts,
     "batch_size": _batch,
-    "num_draft_tokens": lambda row: (
-        f"K={row.num_draft_tokens}" if row.draft and row.num_draft_tokens else ""
-    ),
+    "num_draft_tokens": lambda row: f"K={row.num_draft_tokens}" if row.num_draft_tokens else "",
     "weight_bytes": lambda row: f"target on {', '.join(row.weight_bytes or ())}",
     "draft_weight_bytes": lambda row: f"draft on {', '.join(row.draft_weight_bytes or ())}",
     "commit": lambda row: f"commit {short_commit(row.commit)}" if row.commit else "",

@@ -22,10 +22,8 @@ from harness.results.schema import NO_VERDICT, ComparedRow
 from harness.results.statistics.interval import (
     CONFIDENCE,
     FEWEST_BLOCKS,
-    FEWEST_FOR_INTERVAL,
     Coverage,
     Interval,
-    counted,
 )
 from harness.results.statistics.multiplicity import widened
 from harness.results.statistics.stopping import CONFIDENCE_OF_LOOKS
@@ -173,20 +171,21 @@ def why_no_ranking(regular_ms: Iterable[float]) -> str | None:
 def why_no_interval(row: ComparedRow) -> str:
     """Why a speed-up has no interval: `no interval from fewer than 8 prompts`."""
     coverage = Coverage.of(row.speedup)
-    if getattr(row, "repeat", None) == "all" and coverage is None:
-        return "no interval: the times of each prompt, latency_prompts.csv of every run, are gone"
-    unit = "batch" if (row.batch_size or 1) > 1 else "prompt"
-    if coverage is not None:
-        unit = coverage.unit
-        if coverage.num_effective and coverage.num_units >= FEWEST_FOR_INTERVAL:
-            return f"no interval from {coverage}: the others' answers are much shorter"
     if row.speedup is not None and row.speedup.has_bounds:
         return "no interval: its ends are a million times apart"
-    if unit == "block":
+    if coverage is None:
+        if getattr(row, "repeat", None) == "all":
+            return (
+                "no interval: the times of each prompt, latency_prompts.csv of every run, are gone"
+            )
+        coverage = Coverage(0, "batch" if (row.batch_size or 1) > 1 else "prompt")
+    why = coverage.why_no_interval
+    if coverage.unit == "block":
         is_cut = getattr(row, "stopped_by", None) == "budget"
-        why = "the budget ended the run" if is_cut else f"engine.blocks={FEWEST_BLOCKS} has one"
-        return f"no interval from fewer than {FEWEST_BLOCKS} blocks: {why}"
-    return f"no interval from fewer than {counted(FEWEST_FOR_INTERVAL, unit)}"
+        why += (
+            ": the budget ended the run" if is_cut else f": engine.blocks={FEWEST_BLOCKS} has one"
+        )
+    return why
 
 
 def refusal(

@@ -44,7 +44,12 @@ def on(model: int, draft: int = 0, cache: int = 0, free: int = 40) -> dict[str, 
     return {"free": free * GB, "model": model * GB, "draft": draft * GB, "cache": cache * GB}
 
 
-ALONE = {"draft": None, "draft_num_parameters": None, "speculative_read_bytes": None}
+ALONE = {
+    "draft": None,
+    "num_draft_tokens": None,
+    "draft_num_parameters": None,
+    "speculative_read_bytes": None,
+}
 PREDICTED = {
     "predicted_speedup": 2.31,
     "temperature": 0.5,

@@ -209,7 +209,6 @@ def test_commands_that_differ_in_more_than_k_are_named_as_they_were_typed() -> N
     ("columns", "k"),
     [
         ({"num_draft_tokens": 4}, 4),
-        ({"num_draft_tokens": 4, "draft": None}, None),
         # What was counted is no K: a server may change it as it goes.
         ({"url": "http://a/v1", "mean_proposed": 2.0}, None),
     ],

@@ -29,7 +29,7 @@ from harness.results.rows.acceptance import (
     row_in_question,
 )
 from harness.results.runs import Run, grouped
-from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, Interval
+from harness.results.statistics.interval import Coverage, Interval
 
 # The K of the printed table; the file has all.
 SHOWN = (1, 2, 4, 8, 16)
@@ -104,7 +104,7 @@ def _page_of_draft(draft: Draft) -> Page:
     texts = texts_of(draft.run, k)
     tokens = row.tokens_per_iteration or Interval()
     bounds = tokens.bounds()
-    about = f"no interval: {tokens.covers}, {FEWEST_FOR_INTERVAL} needed"
+    about = (tokens.covers or Coverage(0, "prompt")).why_no_interval
     if bounds:
         about = f"95 % interval {bounds}, {tokens.covers}"
     found = _finding(draft)

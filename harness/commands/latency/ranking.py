@@ -13,7 +13,7 @@ from harness.reporting.names import Name, distinct_names, name_of
 from harness.reporting.table import Line
 from harness.reporting.words import called
 from harness.results.judging.grid import Range, for_vllm, in_words, load_of, schedule_of
-from harness.results.judging.series import Member, Series, judged_at_once, series_of
+from harness.results.judging.series import Member, Series, best_of, judged_at_once, series_of
 from harness.results.runs import Run, grouped
 from harness.results.statistics.interval import Interval
 
@@ -142,10 +142,9 @@ def among_themselves(pairs: Sequence[RankedRun]) -> list[RankedRun]:
     names = distinct_names([pair.row for pair in pairs])
     named = [replace(pair, name=name) for pair, name in zip(pairs, names, strict=True)]
     for same_draft in grouped(named, attrgetter("name.group")).values():
-        compared = [pair for pair in same_draft if pair.speedup is not None]
-        if compared:
-            best = max(compared, key=attrgetter("is_reference", "member.rank"))
-            best.is_best_of_draft = True
+        best = best_of(pair.member for pair in same_draft)
+        for pair in same_draft:
+            pair.is_best_of_draft = pair.member is best
     ordered = []
     # Those without a speed-up last.
     named.sort(key=lambda pair: (pair.speedup is None, pair.row.ms_per_token or 0.0))

@@ -11,6 +11,7 @@ from harness.commands.latency.answer import has_verdict
 from harness.commands.latency.ranking import RankedRun, Schedule
 from harness.measuring.rows import LatencyRow
 from harness.reporting.page import NextStep
+from harness.results.judging.series import best_of
 from harness.results.judging.statement import Statement
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, Coverage
 
@@ -103,10 +104,10 @@ def _loads_left_out(schedules: Sequence[Schedule]) -> list[NextStep]:
 def _after_ranking(pairs: Sequence[RankedRun]) -> list[NextStep]:
     if any(pair.series.why_not for pair in pairs):
         return [_OTHER_RUNS]
-    judged = [pair for pair in pairs if pair.is_best_of_draft and pair.member.is_judged]
-    if not judged:
+    best_member = best_of(pair.member for pair in pairs)
+    if best_member is None or not best_member.is_judged:
         return steps_without_interval(pairs)
-    best = max(judged, key=attrgetter("member.rank"))
+    best = next(pair for pair in pairs if pair.member is best_member)
     if all(pair.member.verdict.relation == "below" for pair in pairs if pair.member.is_judged):
         return _free_draft([pair.row for pair in pairs])
     if not best.member.verdict.pays:

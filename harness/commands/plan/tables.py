@@ -15,7 +15,7 @@ from harness.config.demand import Remedy
 from harness.reporting.names import named_runs
 from harness.reporting.page import NextStep, Page, heading, title_of_many
 from harness.reporting.table import Column, Line, Table, TableRow, number, times
-from harness.reporting.words import typed_again
+from harness.reporting.words import in_words, typed_again
 from harness.results.runs import Run
 
 _NO_GPU = "Which GPU? None is here, so this is for main memory: type gpu_memory=4xA100, or 40GB."
@@ -56,7 +56,7 @@ def _settings(row: PlanRow) -> str:
     settings = [
         f"batch {row.batch_size}" if (row.batch_size or 1) > 1 else "",
         f"{row.prompt_length} prompt + {row.max_new_tokens} new tokens",
-        f"K={row.num_draft_tokens}" if row.draft else "",
+        in_words(row, "num_draft_tokens"),
         "" if row.placement == "auto" else f"placement {row.placement}",
     ]
     return " · ".join(filter(None, settings))

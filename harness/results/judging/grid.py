@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from harness.results.judging.series import Member
+from harness.results.judging.series import Member, best_of
 from harness.results.runs import grouped
 
 
@@ -31,10 +31,9 @@ def load_of(member: Member) -> int:
 def schedule_of(members: Sequence[Member]) -> tuple[Sequence[Range], str]:
     """The K to use at each measured load; without a schedule, none and the reason.
 
-    Of several K that are shown to pay at a load the one with the highest speed-up is taken. Where none is, the K of the
-    next smaller load stays, unless it is shown to lose: then there is none. K=0 counts as if switching the draft off
-    were free. Nothing is said of loads between two ranges: they were not measured. So a load at which nothing is shown
-    is a range by itself.
+    The best K of a load is taken if it is shown to pay. Where it is not, the K of the next smaller load stays, unless
+    it is shown to lose: then there is none. K=0 counts as if switching the draft off were free. Nothing is said of
+    loads between two ranges: they were not measured. So a load at which nothing is shown is a range by itself.
 
     With K=5 best at loads 1 and 4, K=2 at 16 and a loss at 64: [(1, 4, 5), (16, 16, 2), (64, 64, 0)].
 
@@ -66,9 +65,8 @@ def _shown(members: Sequence[Member], smaller: int | None) -> int | None:
         members: at one load.
         smaller: the K of the next smaller one; None for the smallest.
     """
-    paying = [member for member in members if member.verdict.pays]
-    if paying:
-        best = max(paying, key=lambda member: member.verdict.interval.estimate)
+    best = best_of(members)
+    if best is not None and best.verdict.pays:
         return int(best.run.last.num_draft_tokens)
     losing = [
         member.run.last.num_draft_tokens for member in members if member.verdict.relation == "below"

@@ -10,7 +10,7 @@ of the orders of six equal pairs were wrong over 30 prompts, by intervals 1.5 % 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
@@ -199,51 +199,39 @@ def _hashable(value: Any) -> Hashable:
     return tuple(value) if isinstance(value, list) else value
 
 
+def best_of(members: Iterable[Member]) -> Member | None:
+    """The one with the highest speed-up of those whose speed-up is known best; None where none has a speed-up."""
+    compared = [member for member in members if member.speedup is not None]
+    return max(compared, key=attrgetter("rank"), default=None)
+
+
 def _ranked(members: list[Member]) -> Series:
     """One series: its reference, and how every other run compares with that."""
     times = [member.run.row("regular") for member in members if not member.is_partial]
     why_not = why_no_ranking([row.ms_per_token for row in times if row is not None])
-    compared = [member for member in members if member.speedup is not None]
-    series = Series(members, None, why_not or "")
-    if compared:
-        series.reference = max(compared, key=attrgetter("rank"))
-    if len(compared) > 1:
-        _rank(series, compared)
-    return series
-
-
-def _rank(series: Series, compared: Sequence[Member]) -> None:
-    """Set the standing of each member with a speed-up but the reference."""
-    first = series.reference
-    assert first is not None
+    first = best_of(members)
+    if first is None:
+        return Series(members, None, why_not or "")
     ranked = [first]
-    family = first.verdict.family
-    for member in compared:
-        if member is first:
+    about: dict[str, Any] = {"reference": first.run.last, "family": first.verdict.family}
+    for member in members:
+        if member is first or member.speedup is None:
             continue
         if member.is_judged and (member.is_sound or not first.is_sound):
             ranked.append(member)
             continue
-        why = "drift or a busy machine" if member.is_judged else "no interval"
-        member.standing = Statement(
-            "compared",
-            "open",
-            why=why,
-            subject=member.run.last,
-            reference=first.run.last,
-            family=family,
-        )
-    is_fair = not series.why_not and all(member.run.last.was_quiet for member in ranked)
-    times = _common_times(ranked) if is_fair else None
+        why = member.verdict.why or "drift or a busy machine"
+        member.standing = Statement("compared", "open", why=why, subject=member.run.last, **about)
+    is_fair = not why_not and all(member.run.last.was_quiet for member in ranked)
+    times_of_ranked = _common_times(ranked) if is_fair else None
     shares = [_share_of_bounds(member, first) for member in ranked]
-    if times is not None:
+    if times_of_ranked is not None:
         coverages = [Coverage.of(member.run.last.speedup) for member in ranked]
         unseen = [coverage.unseen if coverage else 0.0 for coverage in coverages]
-        shares = relative_to(0, *times, family, unseen)
+        shares = relative_to(0, *times_of_ranked, first.verdict.family, unseen)
     for member, share in zip(ranked[1:], shares[1:], strict=True):
-        member.standing = Statement.ordered(
-            "compared", share, subject=member.run.last, reference=first.run.last, family=family
-        )
+        member.standing = Statement.ordered("compared", share, subject=member.run.last, **about)
+    return Series(members, first, why_not or "")
 
 
 def _share_of_bounds(member: Member, reference: Member) -> Interval:

@@ -84,6 +84,13 @@ class Coverage:
         return text
 
     @property
+    def why_no_interval(self) -> str:
+        """`no interval from fewer than 8 prompts`, of an interval over these units that has no bounds."""
+        if self.num_effective is not None and self.num_units >= FEWEST_FOR_INTERVAL:
+            return f"no interval from {self}: the others' answers are much shorter"
+        return f"no interval from fewer than {counted(fewest_units(self.unit), self.unit)}"
+
+    @property
     def fewest(self) -> int:
         """The number of its scarcest choice: of `15 prompts and 5 runs` the runs."""
         num_units = self.num_effective or self.num_units

@@ -165,7 +165,7 @@ def test_why_a_run_is_not_ranked() -> None:
     }
     assert "sound" not in reasons
     assert reasons["busy"] == ("not ranked", "drift or a busy machine")
-    assert reasons["unsure"] == ("not ranked", "no interval")
+    assert reasons["unsure"] == ("not ranked", "no interval from fewer than 8 prompts")
 
 
 @pytest.mark.parametrize(
