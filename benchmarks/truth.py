@@ -63,8 +63,7 @@ from harness.engines.registry import ENGINES
 from harness.measuring.rows import LatencyRow
 from harness.reporting.page import Page
 from harness.results.acceptance import Acceptance
-from harness.results.judging.grid import load_of, schedule_of
-from harness.results.judging.series import Member, judged_at_once
+from harness.results.judging.series import Member, judged_at_once, load_of, schedule_of
 from harness.results.judging.statement import Statement
 from harness.results.runs import Run, grouped
 from harness.results.statistics.arrays import Floats

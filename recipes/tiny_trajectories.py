@@ -26,7 +26,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import harness
-from harness.engines.chat import Chat
+from harness.engines.protocol import Chat
 from harness.local.models.cache_names import cache_name, cache_of
 from recipes.tiny_pair.language import story, sums
 

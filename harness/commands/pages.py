@@ -7,9 +7,13 @@ from typing import Any
 
 from harness.commands.command import Command
 from harness.config.amounts import counted
-from harness.reporting.overview import without_verdict_table
+from harness.reporting.names import Named, distinct_names
 from harness.reporting.page import Page
+from harness.reporting.table import Column, Table, times
 from harness.results.runs import Run, grouped, measured_of
+from harness.results.schema import ComparedRow
+from harness.results.statistics.interval import Interval
+from harness.results.verdict import verdict_of
 
 
 def pages_about(
@@ -47,3 +51,32 @@ def pages_about(
         title = "random weights, synthetic acceptance or planted costs: no measurement of a pair"
         pages["Made up"] = Page(title, parts=made_up)
     return pages
+
+
+def without_verdict_table(runs: Sequence[Run]) -> Table:
+    """Runs without a verdict, each with its reason."""
+    names = distinct_names([run.last for run in runs])
+    columns = (
+        Column("command", text=True, of="run.command", varies=True),
+        Column("pair", text=True, of="name.cell"),
+        Column("K", of="name.num_draft_tokens", optional=True, identifies_row=True),
+        Column("why", text=True, of="run", form=_why),
+        Column("speed-up\nin this run", times, _estimate, optional=True).at("run"),
+        Column("run", text=True, of="run.id"),
+    )
+    named = [Named(name, run, run.last) for name, run in zip(names, runs, strict=True)]
+    return Table.of("unjudged", "", named, columns, faint=lambda named: True)
+
+
+def _why(run: Run[Any]) -> str:
+    """`interrupted: Ctrl-C`, `no interval from fewer than 8 prompts`."""
+    if run.status == "ok":
+        return verdict_of(run.last).why
+    return f"{run.status.replace('_', ' ')}: {run.reason}"
+
+
+def _estimate(run: Run[Any]) -> float | None:
+    """The speed-up of the prompts that were measured; None where it is unknown, or one of several."""
+    is_compared = isinstance(run.last, ComparedRow) and len(run.rows) == 2
+    interval = verdict_of(run.last).interval if is_compared else Interval()
+    return interval.estimate if interval.is_known else None

@@ -11,7 +11,7 @@ import numpy as np
 from harness.config.amounts import length_in_common
 from harness.config.errors import RunError
 from harness.engines.detokenizer import BROKEN
-from harness.engines.door.reference import Reference
+from harness.engines.door.reading import Reference
 from harness.engines.tokenizer import Tokenizer, tokens_behind
 from harness.results.statistics.arrays import Floats
 

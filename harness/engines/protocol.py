@@ -7,19 +7,56 @@ the times.
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from harness.config.settings import DecodingSettings
 from harness.engines.arrivals import Arrival, Origin
-from harness.engines.chat import Chat
 from harness.engines.counts import Counts
-from harness.engines.door.reference import Reference
+from harness.engines.door.reading import Reference
 from harness.engines.requests import Load, RequestRecord
 from harness.results.acceptance import Acceptance
+
+Message = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Chat:
+    """Messages, and the tools that the model may call.
+
+    Attributes:
+        messages: each with `role` and `content`; arguments of `tool_calls` are JSON texts, as a server takes them.
+        tools: definitions of functions.
+    """
+
+    messages: tuple[Message, ...]
+    tools: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def has_tools(self) -> bool:
+        """Whether tools are offered, called or answered."""
+        return bool(self.tools) or any(
+            message.get("tool_calls") or message["role"] == "tool" for message in self.messages
+        )
+
+    def for_template(self) -> list[dict[str, Any]]:
+        """The messages as chat templates take them: with the arguments of calls as objects."""
+        messages = []
+        for message in self.messages:
+            copy = dict(message)
+            if calls := message.get("tool_calls"):
+                copy["tool_calls"] = []
+                for call in calls:
+                    arguments = json.loads(call["function"]["arguments"])
+                    function = {**call["function"], "arguments": arguments}
+                    copy["tool_calls"].append({**call, "function": function})
+            messages.append(copy)
+        return messages
+
 
 # Log-probabilities by token id at one position of a text: of the likeliest tokens, and of the text's own token if the
 # arm adds it.

@@ -1,23 +1,157 @@
-"""The model's own probabilities, against which the answers of a run are checked."""
+"""The probabilities against which the answers of a run are checked: the model's own, or those that a regular server
+reports of given texts.
+
+Servers show the n likeliest tokens at each place. What they leave out is treated as tokens that are
+equally likely, which count as one with all of their mass: shifts within the rest are invisible. That is
+exact at temperature 1. At another one the mass of the rest also depends on how it is spread: least if it is even and
+temperatures are below 1. `logits_by_another_route` has the other extreme, tokens that are as likely as the n-th,
+and the difference counts as rounding.
+"""
 
 from __future__ import annotations
 
 import functools
+import math
+import operator
 from collections.abc import Sequence
+
+import numpy as np
 
 from harness.config.demand import Demand
 from harness.config.errors import HarnessError, SettingError
 from harness.config.installation import require_local
 from harness.config.model_names import SERVED
 from harness.config.run import RunSettings
-from harness.engines.divergence import Divergence, text_divergence
+from harness.engines.divergence import Divergence, check_known, text_divergence
 from harness.engines.door import local
-from harness.engines.door.reference import Reference
-from harness.engines.protocol import Engine
+from harness.engines.door.reading import Margin, Reference
+from harness.engines.protocol import Arm, Engine, Likeliest
 from harness.engines.record import Preparation
 from harness.engines.registry import engine_of
 from harness.engines.tokenizer import AnyPair, ServedPair, tokens_as_served
 from harness.measuring.progress import say
+from harness.results.statistics.arrays import Floats
+
+# Rounding explains this much of a difference of log-probabilities in any case.
+_LEAST_ROUNDING = 0.001
+# Texts that are scored twice, to see rounding.
+_NUM_TWICE = 16
+
+
+class ReportedReference:
+    """A regular arm's log-probabilities of texts, as the logits of a `Reference`.
+
+    Args:
+        arm: the regular one, which scores texts.
+        prompt: any one, scored once to see whether the arm can.
+        num_tokens: the size of the tokenizer's vocabulary.
+        num_top: how many of the likeliest are asked for at each place; -1 for all.
+
+    Attributes:
+        rounding: the largest difference of two log-probabilities' errors that rounding explains.
+
+    Raises (each method):
+        RunError: the arm does not give log-probabilities of texts.
+    """
+
+    def __init__(
+        self,
+        arm: Arm,
+        prompt: Sequence[int],
+        num_tokens: int,
+        num_top: int,
+        num_in_flight: int,
+    ) -> None:
+        assert arm.scores is not None
+        self.arm = arm
+        self._scores = arm.scores
+        [[likeliest]] = self._scores([(prompt, prompt[:1])], num_top, 1)
+        # Some models know more tokens than their tokenizer.
+        self.vocabulary_size = max(num_tokens, 1 + max(likeliest))
+        self.rounding = _LEAST_ROUNDING
+        self._num_top = num_top
+        self._num_in_flight = num_in_flight
+
+    def learn_rounding(
+        self, texts: Sequence[tuple[Sequence[int], Sequence[int]]], as_drawn: float
+    ) -> None:
+        """See what the arm's rounding is: the same texts scored alone and beside others.
+
+        Args:
+            texts: prompts, and texts of the arm after them.
+            as_drawn: how far its scores are from the log-probabilities of tokens that it drew.
+        """
+        twice = texts[:_NUM_TWICE]
+        together = self._scores(twice, self._num_top, self._num_in_flight)
+        differences = [as_drawn]
+        for text, first in zip(twice, together, strict=True):
+            [second] = self._scores([text], self._num_top, 1)
+            for first_scores, second_scores in zip(first, second, strict=True):
+                likeliest = max(first_scores, key=lambda token: first_scores[token])
+                # Where it is not shown again, it is less likely than those that are.
+                again = second_scores.get(likeliest, min(second_scores.values()))
+                differences.append(abs(first_scores[likeliest] - again))
+        self.rounding = max(_LEAST_ROUNDING, 2 * max(differences))
+
+    def draft_logits_along(
+        self, prompts: Sequence[Sequence[int]], texts: Sequence[Sequence[int]]
+    ) -> None:
+        """None: servers do not report what a draft computes."""
+
+    def kernel_deviations(self, prompt: Sequence[int], text: Sequence[int], logits: Floats) -> None:
+        """None: servers do not report what another kernel computes."""
+
+    def tolerance(self, likeliest: Floats, deviation: float) -> Floats:
+        return np.full(likeliest.shape, self.rounding)
+
+    def margin(self, token_ids: Sequence[int], wanted: int, other: int) -> Margin:
+        pairs = [(token_ids, [wanted]), (token_ids, [other])]
+        scored = self._scores(pairs, self._num_top, 1)
+        either = {**scored[0][0], **scored[1][0]}
+        # Of a token that is not shown no more is known than that it is less likely than those.
+        least = min(either.values())
+        return Margin(either.get(wanted, least) - either.get(other, least), self.rounding)
+
+    def logits_along(
+        self, prompts: Sequence[Sequence[int]], texts: Sequence[Sequence[int]]
+    ) -> Floats:
+        pairs = list(zip(prompts, texts, strict=True))
+        scored = self._scores(pairs, self._num_top, self._num_in_flight)
+        logits = np.zeros((len(texts), max(map(len, texts)), self.vocabulary_size))
+        for row, text_scores in enumerate(scored):
+            logits[row, : len(text_scores)] = self._logits(text_scores, is_even=True)
+        return logits
+
+    def logits_by_another_route(self, prompt: Sequence[int], text: Sequence[int]) -> Floats:
+        """The same by another request, with the tokens that are not shown as unevenly likely as can be."""
+        [scored] = self._scores([(prompt, text)], self._num_top, 1)
+        return self._logits(scored, is_even=False)
+
+    def _logits(self, scored: Sequence[Likeliest], is_even: bool) -> Floats:
+        """Logits [n, V] from the log-probabilities that are shown."""
+        logits = np.full((len(scored), self.vocabulary_size), -math.inf)
+        for row, likeliest in zip(logits, scored, strict=True):
+            shown = sorted(likeliest.items(), key=operator.itemgetter(1), reverse=True)
+            if self._num_top > 0:
+                # An arm may add the token of the text. Whether it is shown must not depend on it.
+                shown = shown[: self._num_top]
+            tokens, logprobs = map(list, zip(*shown, strict=True))
+            check_known(tokens, self.vocabulary_size)
+            row[tokens] = logprobs
+            mass_left = 1 - sum(map(math.exp, logprobs))
+            is_left = np.isinf(row)
+            is_left[sorted(self.arm.traits.never_drawn)] = False
+            left = np.flatnonzero(is_left)
+            if len(left) and mass_left > 0:
+                num_alike = len(left)
+                # Servers also show tokens that cannot be drawn, at -9999.
+                least = math.exp(logprobs[-1])
+                if not is_even and least > 0:
+                    num_alike = max(1, min(num_alike, round(mass_left / least)))
+                row[left[:num_alike]] = math.log(mass_left / num_alike)
+        logits[:, sorted(self.arm.traits.never_drawn)] = -math.inf
+        return logits
+
 
 # The room that is planned where an engine has no weights here and they load for checks alone: the
 # most rows of a batch, and tokens of each.

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from harness.measuring.figures.acceptance import AcceptanceFigures
-from harness.measuring.figures.answers import AnswerFigures
 from harness.measuring.figures.costs import CostFigures
 from harness.measuring.figures.machine import QUIET, MachineFigures
 from harness.measuring.figures.paired import SpeedupFigures
-from harness.measuring.figures.requests import RequestFigures
+from harness.measuring.figures.requests import AnswerFigures, RequestFigures
 from harness.measuring.figures.server import ServerFigures
 from harness.measuring.figures.texts import EndFigures, TextFigures
 from harness.results.row import pooled, setting

@@ -14,9 +14,8 @@ from harness.config.errors import HarnessError, RunError, SettingError
 from harness.config.model_names import SERVED
 from harness.config.run import RunSettings
 from harness.config.settings import DecodingSettings
-from harness.engines.chat import Chat
 from harness.engines.keeper import PairKeeper
-from harness.engines.protocol import Engine, Request, Servers
+from harness.engines.protocol import Chat, Engine, Request, Servers
 from harness.engines.record import Preparation
 from harness.engines.registry import engine_of
 from harness.engines.tokenizer import AnyPair, Tokenizer

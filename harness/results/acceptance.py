@@ -1,11 +1,16 @@
-"""How often draft tokens were accepted: the counts behind every acceptance figure, as vLLM and AIPerf define them."""
+"""How often draft tokens were accepted: the counts behind every acceptance figure, as vLLM and AIPerf define them, and
+what servers print of them.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from harness.results.schema import RunRow
 
 
 @dataclass(frozen=True)
@@ -152,3 +157,42 @@ def _ratio(numerator: int, denominator: int) -> float | None:
 def _rounded(rates: Sequence[float | None]) -> list[float | None] | None:
     """Four decimals; None for no rates."""
     return [rate if rate is None else round(rate, 4) for rate in rates] or None
+
+
+class Printed(NamedTuple):
+    """A figure that a program prints.
+
+    Attributes:
+        program: as the column `server` begins.
+        name: the program's words.
+        column: ours that is computed alike (`docs/counted.md`).
+        form: of each number.
+    """
+
+    program: str
+    name: str
+    column: str
+    form: str
+
+
+PRINTED = (
+    Printed("vLLM", "Mean acceptance length", "mean_acceptance_length", ".2f"),
+    Printed("vLLM", "Per-position acceptance rate", "marginal_acceptance_by_position", ".3f"),
+    Printed("vLLM", "Avg Draft acceptance rate", "acceptance_rate", ".1%"),
+    Printed("llama.cpp", "draft acceptance", "acceptance_rate", ".5f"),
+    Printed("llama.cpp", "mean len", "mean_acceptance_length", ".2f"),
+    # Over all of its verifications.
+    Printed("SGLang", "accept len", "tokens_per_iteration", ".2f"),
+    Printed("TensorRT-LLM", "acceptance_length", "mean_acceptance_length", ".2f"),
+)
+
+
+def as_printed(row: RunRow) -> dict[str, str]:
+    """The figures of a row as its server prints them, by name; empty where its program is not known."""
+    figures = {}
+    for printed in PRINTED:
+        value = getattr(row, printed.column, None)
+        if value is not None and (row.server or "").startswith(printed.program):
+            numbers = value if isinstance(value, list) else [value]
+            figures[printed.name] = ", ".join(f"{number:{printed.form}}" for number in numbers)
+    return figures

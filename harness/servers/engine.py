@@ -19,11 +19,11 @@ from harness.config.amounts import counted
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import DecodingSettings, api_key
 from harness.engines.arrivals import Arrival
-from harness.engines.chat import Chat
 from harness.engines.protocol import (
     Answered,
     Arm,
     Blocks,
+    Chat,
     Engine,
     Likeliest,
     NoteEnded,

@@ -13,7 +13,7 @@ import pytest
 from documented import ROOT, typed_lines
 from harness.cli.help import TEXTS
 from harness.cli.names import load_preset
-from harness.commands.audit.figures import NUMBERS
+from harness.commands.audit.rows import NUMBERS
 from harness.commands.command import ConfiguredCommand
 from harness.commands.registry import commands, configured, with_settings
 from harness.config.methods import METHODS

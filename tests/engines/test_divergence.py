@@ -10,7 +10,7 @@ import torch
 from fakes import MarkovRunner
 from harness.config.errors import RunError
 from harness.engines.divergence import Divergence, first_divergence, text_divergence
-from harness.engines.door.reference import Margin
+from harness.engines.door.reading import Margin
 from tiny_checkpoints import make_tokenizer
 
 CHAIN = torch.tensor([[0.1, 0.6, 0.3], [0.2, 0.2, 0.6], [0.5, 0.25, 0.25]])

@@ -19,10 +19,9 @@ from harness.config.settings import (
 )
 from harness.local.drafting.method import ModelDraftSettings
 from harness.measuring import measurement
-from harness.measuring.measurement import Measurement, identify, measured_rows
+from harness.measuring.measurement import Measurement, identify, measured_rows, weights_identity
 from harness.measuring.rows import LatencyRow
 from harness.results.files import append_rows
-from harness.results.weights import weights_identity
 from harness.servers.settings import ServerSettings
 from some_settings import settings_of
 

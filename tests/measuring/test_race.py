@@ -9,7 +9,7 @@ import pytest
 
 from harness.config.settings import DecodingSettings
 from harness.engines.arrivals import Arrival, Origin
-from harness.engines.door.reference import Margin
+from harness.engines.door.reading import Margin
 from harness.engines.protocol import Answered, Phases
 from harness.engines.requests import RequestRecord
 from harness.local.decoding.loop import RowStep

@@ -20,12 +20,12 @@ from harness.commands.plan.record import PlanSettings
 from harness.commands.plan.rows import PlanRow
 from harness.commands.recovery.record import RecoverySettings
 from harness.commands.recovery.rows import RecoveryRow
+from harness.commands.report.command import days_of, environment_table
 from harness.config.command_line import Words
 from harness.config.model_names import SECOND_COMMAND
 from harness.measuring.measurement import further_settings
 from harness.measuring.rows import LatencyRow
 from harness.reporting.names import distinct_names, name_of, named_runs
-from harness.reporting.overview import days_of, environment_table
 from harness.reporting.table import Column, Line, Table
 from harness.reporting.terminal import as_text, print_document
 from harness.reporting.words import typed_again

@@ -19,18 +19,17 @@ from echo_questions import (
 from echo_server import NEVER_DRAWN, EchoServer, serving
 from harness.commands.recovery.scores import require_token_ids
 from harness.config.errors import RunError, SettingError
-from harness.engines.chat import Chat
 from harness.engines.counts import Counts, DraftCounts
-from harness.engines.protocol import Answered, Question
+from harness.engines.protocol import Answered, Chat, Question
 from harness.engines.requests import Load, RequestError, RequestRecord
 from harness.engines.timing import timed_answer
 from harness.measuring.acceptance import acceptance_columns
 from harness.measuring.figures.requests import RequestFigures
 from harness.measuring.quietness import Quietness
 from harness.servers import counters
+from harness.servers.connection import RequestForm
 from harness.servers.counters import CounterPage
 from harness.servers.dialects import UNKNOWN_DIALECT
-from harness.servers.request_form import RequestForm
 from measured_runs import figures
 
 

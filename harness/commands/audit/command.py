@@ -9,12 +9,13 @@ from dataclasses import field, make_dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
 from harness.commands.arguments import read_arguments
-from harness.commands.audit.figures import NUMBERS, PrintedFigure
 from harness.commands.audit.rows import (
     NOISE,
+    NUMBERS,
     PRINTED,
     SHORT_NAMES,
     Iteration,
+    PrintedFigure,
     PrintedRow,
     stated_rows,
 )

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from harness.commands.eval.rows import EvalRow
 from harness.config.amounts import counted
@@ -23,11 +26,54 @@ from harness.reporting.words import (
     settings_line,
     typed_again,
 )
-from harness.results.judging.change import judged_differences
 from harness.results.judging.statement import Statement
 from harness.results.published import MULTIPLICATION_NOTE
 from harness.results.runs import Run
 from harness.results.statistics.interval import Interval
+from harness.results.statistics.multiplicity import adjusted_p_values
+from harness.results.statistics.proportions import p_value_of_difference
+
+# The chance to be wrong that an adjusted p-value has to stay below.
+_LEVEL = 0.05
+# Of rows that do not say which difference matters.
+_MARGIN = 0.05
+
+
+def judged_differences(rows: Sequence[Any]) -> Sequence[Statement]:
+    """The statements about the accuracy of both arms, of the rows of `eval` that are read together.
+
+    Better or worse only where that is significant among all (Benjamini and Hochberg), and no difference only where the
+    interval excludes one of the margin.
+    """
+    differences = [row.difference or Interval() for row in rows]
+    p_values = [p_value_of_difference(difference) for difference in differences]
+    family = sum(not math.isnan(p_value) for p_value in p_values)
+    statements = []
+    for row, difference, p_value in zip(
+        rows, differences, adjusted_p_values(p_values), strict=True
+    ):
+        why = "" if row.difference else "only one arm answered"
+        if row.status == "failed":
+            why = str(row.error)
+        statement = Statement.ordered(
+            "changed",
+            difference,
+            why,
+            limit=0.0,
+            subject=row,
+            family=max(1, family),
+            figure="accuracy",
+        )
+        if statement.is_conclusion and p_value >= _LEVEL:
+            why = f"not significant among {family} comparisons"
+            statement = replace(statement, relation="open", why=why)
+        margin = row.margin or _MARGIN
+        if statement.is_judged_open and max(-difference.low, difference.high) > margin:
+            why = f"a difference of {100 * margin:g} points is not excluded"
+            statement = replace(statement, why=why)
+        statements.append(statement)
+    return statements
+
 
 # Settings that `recovery` lacks, and questions, which are not its prompts.
 _OWN_SETTINGS = ("operands", "replacement", "seeds", "num_prompts")
@@ -104,9 +150,13 @@ def _next_steps(rows: Sequence[EvalRow], statement: Statement) -> list[NextStep]
     if statement.is_conclusion:
         recovery = typed_again("", command="recovery", leaving_out=_OWN_SETTINGS)
         return [lossless_again(row) or NextStep("is it lossless?", command=recovery)]
+    # A damaged file may hold anything.
+    operands = re.fullmatch(r"(\d{1,10})-(\d{1,10})", row.operands or "")
+    if operands is None:
+        return []
     seeds = {row.seed for row in rows} - {"all"}
     num_asked = (row.num_prompts or 0) // max(1, len(seeds))
-    low, high = map(int, (row.operands or "0-0").split("-"))
+    low, high = map(int, operands.groups())
     number = min(4 * num_asked, (high - low + 1) ** 2)
     return [NextStep("more questions", f"num_prompts={number}")] if number > num_asked else []
 

@@ -87,8 +87,7 @@ class Eval(Command[EvalSettings, EvalRow]):
 
     def bad_answer(self, rows: Sequence[EvalRow]) -> VerdictError | None:
         """The error where speculation answers fewer questions correctly, or where this is unknown."""
-        from harness.commands.eval.page import merged_rows
-        from harness.results.judging.change import judged_differences
+        from harness.commands.eval.page import judged_differences, merged_rows
 
         statements = judged_differences([row for row in merged_rows(rows) if row.difference])
         if any(statement.relation == "below" for statement in statements):

@@ -28,7 +28,7 @@ from harness.measuring.figures.requests import PERCENTILES
 from harness.measuring.rows import LatencyRow
 from harness.reporting.table import Column, Table, number, share, stated, times, with_bounds
 from harness.reporting.words import arm_name
-from harness.results.as_printed import as_printed
+from harness.results.acceptance import as_printed
 from harness.results.judging.statement import Statement
 from harness.results.prompt_times import (
     common_times,

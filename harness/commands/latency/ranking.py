@@ -12,8 +12,18 @@ from harness.measuring.rows import LatencyRow
 from harness.reporting.names import Name, distinct_names, name_of
 from harness.reporting.table import Line
 from harness.reporting.words import called
-from harness.results.judging.grid import Range, for_vllm, in_words, load_of, schedule_of
-from harness.results.judging.series import Member, Series, best_of, judged_at_once, series_of
+from harness.results.judging.series import (
+    Member,
+    Range,
+    Series,
+    best_of,
+    for_vllm,
+    in_words,
+    judged_at_once,
+    load_of,
+    schedule_of,
+    series_of,
+)
 from harness.results.runs import Run, grouped
 from harness.results.statistics.interval import Interval
 

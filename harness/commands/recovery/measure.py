@@ -2,7 +2,7 @@
 
 The arm under test answers requests of many kinds, `batch_size` of them at a time (`workload`). A reference
 scores its texts (`scores`): the model's weights, or a regular server's log-probabilities of them
-(`measuring.reported`). Greedy texts must be its likeliest tokens (`GreedyTexts`), drawn ones must follow its
+(`measuring.references`). Greedy texts must be its likeliest tokens (`GreedyTexts`), drawn ones must follow its
 distribution (`results.statistics.drawn_tokens`). Without either, greedy texts alone are compared (`greedy_check`), and
 drawn ones are undecided. Each check becomes a row.
 """
@@ -36,12 +36,11 @@ from harness.config.amounts import counted
 from harness.config.errors import RunError
 from harness.config.settings import require
 from harness.engines.divergence import first_divergence
-from harness.engines.door.reference import Reference
+from harness.engines.door.reading import Reference
 from harness.engines.protocol import Arm, in_batches
 from harness.measuring.progress import say
 from harness.measuring.prompts.sets import load_prompts
-from harness.measuring.references import References
-from harness.measuring.reported import ReportedReference
+from harness.measuring.references import References, ReportedReference
 from harness.measuring.session import Session
 from harness.results.statistics.drawn_tokens import NOTABLE_EVIDENCE, p_value_in_words
 

@@ -20,7 +20,7 @@ from harness.commands.recovery.workload import Answer, Asking, Columns, PlannedR
 from harness.config.acceptance_rules import RULES
 from harness.config.errors import RunError
 from harness.engines.divergence import Divergence, check_known, margin_deviation
-from harness.engines.door.reference import KernelDeviations, Reference
+from harness.engines.door.reading import KernelDeviations, Reference
 from harness.engines.protocol import in_batches
 from harness.engines.requests import RequestRecord
 from harness.measuring.progress import progress

@@ -24,9 +24,9 @@ from harness.config.errors import RunError, SettingError
 from harness.config.installation import install_command
 from harness.config.settings import rule_of_paths
 from harness.reporting.files import ReportContents, html_page, markdown, on_terminal
-from harness.reporting.overview import days_of, environment_table, files_table
+from harness.reporting.table import Column, Table, TableRow
 from harness.reporting.terminal import WIDE, plain_console, print_document
-from harness.reporting.words import common_settings
+from harness.reporting.words import common_settings, short_commit
 from harness.results.files import read_file, read_kind
 from harness.results.pooling import merge
 from harness.results.row import Row
@@ -192,6 +192,47 @@ class _Reader:
         prompts = [row for row in contents.rows if isinstance(row, LatencyPromptRow)]
         self._prompts |= grouped(prompts, attrgetter("run"))
         return True
+
+
+_VERSIONS = ("harness_version", "torch_version", "transformers_version", "bitsandbytes_version")
+# Commits in a cell.
+_MOST_LISTED = 3
+
+
+def environment_table(runs: Sequence[Run]) -> Table:
+    """Where the runs ran: a row for each set of devices and versions."""
+    where = attrgetter("devices", "server", "num_threads", *_VERSIONS)
+    columns = (
+        Column("devices", text=True),
+        Column("server", text=True, optional=True),
+        Column("threads", optional=True),
+        *(Column(name.removesuffix("_version"), optional=True) for name in _VERSIONS),
+        Column("commit", text=True, optional=True),
+        Column("when", text=True, optional=True),
+        Column("measurements"),
+    )
+    rows = []
+    for alike in grouped(runs, lambda run: where(run.last)).values():
+        distinct = dict.fromkeys(short_commit(run.last.commit) for run in alike if run.last.commit)
+        commits = ", ".join([*distinct][:_MOST_LISTED])
+        if len(distinct) > _MOST_LISTED:
+            commits += f" and {len(distinct) - _MOST_LISTED} more"
+        cells = (*where(alike[0].last), commits, days_of([run.last for run in alike]), len(alike))
+        rows.append(TableRow(cells))
+    return Table("environment", "Environment", columns, tuple(rows), in_full=True)
+
+
+def days_of(rows: Sequence[RunRow]) -> str:
+    """`2026-11-24`, or `2026-11-24 to 2026-11-26`; empty where no row has a time."""
+    dates = sorted(row.timestamp[:10] for row in rows if row.timestamp)
+    return " to ".join(dict.fromkeys([*dates[:1], *dates[-1:]]))
+
+
+def files_table(files: Mapping[Path, int]) -> Table:
+    """Files that were read."""
+    columns = (Column("file", text=True), Column("rows"))
+    rows = tuple(map(TableRow, files.items()))
+    return Table("files", "Files read", columns, rows, in_full=True)
 
 
 _DEFAULT = Path("results")

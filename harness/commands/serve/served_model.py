@@ -19,11 +19,10 @@ from harness.commands.serve.bodies import ChatBody, GenerationBody, Race, Sampli
 from harness.commands.serve.record import ServeSettings
 from harness.config.errors import SettingError
 from harness.config.failures import first_line
-from harness.engines.chat import Chat
 from harness.engines.door import local
 from harness.engines.door.serving import ENDING, Piece, Refusal
 from harness.engines.keeper import PairKeeper
-from harness.engines.protocol import Engine, Question, Request
+from harness.engines.protocol import Chat, Engine, Question, Request
 from harness.engines.record import Preparation
 from harness.engines.timing import timed_answer
 from harness.measuring.prompts.chat_templates import Template

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from harness.config.errors import RunError
 from harness.engines.divergence import margin_deviation
-from harness.engines.door.reference import KernelDeviations, Margin
+from harness.engines.door.reading import KernelDeviations, Margin
 from harness.engines.protocol import Weights
 from harness.engines.record import Preparation
 from harness.local.decoding.protocols import Runner, Step, TokenRows

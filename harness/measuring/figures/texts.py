@@ -15,7 +15,7 @@ from harness.results.row import Ratio, pooled
 from harness.results.schema import MaybeFloat, MaybeInt
 
 if TYPE_CHECKING:
-    from harness.engines.door.reference import Reference
+    from harness.engines.door.reading import Reference
     from harness.engines.protocol import Answered
     from harness.engines.requests import RequestRecord
     from harness.engines.tokenizer import Tokenizer

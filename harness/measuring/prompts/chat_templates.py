@@ -9,7 +9,7 @@ from typing import Any
 from harness.config.errors import SettingError
 from harness.config.failures import first_line
 from harness.config.run import ChatTemplate
-from harness.engines.chat import Chat
+from harness.engines.protocol import Chat
 
 
 @dataclass(frozen=True)

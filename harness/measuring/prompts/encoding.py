@@ -14,13 +14,13 @@ from harness.config.errors import SettingError
 from harness.config.installation import install_command, missing_local
 from harness.config.run import PromptedSettings, RunSettings
 from harness.config.settings import PromptSettings, require
-from harness.engines.chat import Chat
+from harness.engines.protocol import Chat
 from harness.engines.tokenizer import AnyPair, TextTokenizer, Tokenizer
+from harness.measuring.measurement import hub_commit
 from harness.measuring.progress import note, say
 from harness.measuring.prompts.chat_templates import Template
 from harness.measuring.prompts.sets import Prompt, PromptSet, lines_in_words
 from harness.measuring.prompts.transcripts import Reading, readings_of
-from harness.results.weights import hub_commit
 
 # Tokens by which an answer may grow when its text is encoded again as part of the next prompt.
 _MARGIN = 8

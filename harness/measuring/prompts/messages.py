@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from harness.engines.chat import Message
+from harness.engines.protocol import Message
 from harness.measuring.prompts.prompt_files import BadFile
 
 # Fields of a message that are texts, besides its content. Templates take thinking by one name, servers give it by two.

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 from harness.config.errors import SettingError
 from harness.config.installation import PACKAGE
 from harness.config.settings import PROMPT_COLUMNS, PromptSettings
-from harness.engines.chat import Chat, Message
+from harness.engines.protocol import Chat, Message
 from harness.measuring.prompts.messages import messages_of, parsed_json, text_of, tools_of
 from harness.measuring.prompts.prompt_files import BadFile, NoQuestion, local_files, read_rows
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from harness.config.amounts import length_in_common
 from harness.config.errors import SettingError
-from harness.engines.chat import Chat
 from harness.engines.door.reading import Transcript
+from harness.engines.protocol import Chat
 from harness.engines.tokenizer import tokens_behind
 from harness.measuring.prompts.chat_templates import Template
 from harness.measuring.prompts.sets import Prompt

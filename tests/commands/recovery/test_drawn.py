@@ -15,7 +15,7 @@ from harness.commands.recovery.sampling import Sampling, exact_probabilities, sa
 from harness.commands.recovery.scores import Scores
 from harness.commands.recovery.workload import Answer, Asking, PlannedRequest
 from harness.config.settings import DecodingSettings
-from harness.engines.door.reference import KernelDeviations
+from harness.engines.door.reading import KernelDeviations
 from harness.engines.requests import RequestRecord
 from harness.local.decoding.warp import Warp
 from harness.results.statistics.arrays import Floats

@@ -18,7 +18,7 @@ from harness.commands.recovery.workload import Answer, Asking, PlannedRequest
 from harness.config.settings import DecodingSettings
 from harness.engines.protocol import Traits
 from harness.engines.requests import RequestRecord
-from harness.measuring.reported import ReportedReference
+from harness.measuring.references import ReportedReference
 from harness.results.statistics.drawn_tokens import NO_ROUNDING
 from harness.servers.events import AnswerError
 from harness.servers.logprobs import TextScorer

@@ -13,7 +13,7 @@ import pytest
 from harness.commands.latency.record import LatencySettings
 from harness.config.errors import SettingError
 from harness.config.settings import DecodingSettings, PromptSettings
-from harness.engines.chat import Chat
+from harness.engines.protocol import Chat
 from harness.local.engine.pair import Excess
 from harness.measuring.prompts import encoding
 from harness.measuring.prompts.chat_templates import Template

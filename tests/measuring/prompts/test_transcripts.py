@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from harness.config.errors import SettingError
-from harness.engines.chat import Chat
+from harness.engines.protocol import Chat
 from harness.measuring.prompts.chat_templates import Template
 from harness.measuring.prompts.sets import Prompt
 from harness.measuring.prompts.transcripts import Reading, readings_of

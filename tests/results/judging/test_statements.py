@@ -15,8 +15,8 @@ from harness.commands.recovery.rows import RecoveryRow
 from harness.commands.recovery.tables import judged_output, recovery_page
 from harness.measuring.rows import LatencyRow
 from harness.results.judging.acceptance import AcceptanceFinding, excluded, finding_of
-from harness.results.judging.change import judged_differences
-from harness.results.judging.grid import Range, for_vllm, in_words, schedule_of
+from harness.commands.eval.page import judged_differences
+from harness.results.judging.series import Range, for_vllm, in_words, schedule_of
 from harness.results.judging.series import judged_at_once
 from harness.results.judging.statement import Statement
 from harness.results.rows.acceptance import AcceptanceCauseRow, AcceptanceRow
@@ -235,6 +235,9 @@ def test_a_range_ends_at_a_measured_load() -> None:
     # The best K cannot tell, and another one can.
     unsure = [row(1, 5, 2.0, spread=1.5), row(1, 1, 1.5), row(16, 1, 1.4)]
     assert schedule(*unsure) == [(1, 16, 1)]
+    # As the page of the runs at one load does, it takes one that ran quietly.
+    busy = replace(row(1, 8, 3.0), drifted=True)
+    assert schedule(busy, row(1, 4, 2.0), row(4, 4, 1.5)) == [(1, 4, 4)]
 
 
 def test_a_load_at_which_nothing_is_shown_keeps_the_k_of_the_next_smaller_one() -> None:
