@@ -12,8 +12,7 @@ import pytest
 
 from benchmarks import audit as benchmark
 from harness.commands.audit.command import Check, judge, main
-from harness.commands.audit.rows import PrintedFigure
-from harness.commands.audit.rows import PrintedRow, stated_rows
+from harness.commands.audit.rows import PrintedFigure, PrintedRow, stated_rows
 from harness.config.command_line import Words
 from harness.config.errors import SettingError, VerdictError
 

@@ -9,15 +9,14 @@ from typing import Any
 
 import pytest
 
+from harness.commands.eval.page import judged_differences
 from harness.commands.eval.rows import EvalRow
 from harness.commands.recovery.record import Recovery
 from harness.commands.recovery.rows import RecoveryRow
 from harness.commands.recovery.tables import judged_output, recovery_page
 from harness.measuring.rows import LatencyRow
 from harness.results.judging.acceptance import AcceptanceFinding, excluded, finding_of
-from harness.commands.eval.page import judged_differences
-from harness.results.judging.series import Range, for_vllm, in_words, schedule_of
-from harness.results.judging.series import judged_at_once
+from harness.results.judging.series import Range, for_vllm, in_words, judged_at_once, schedule_of
 from harness.results.judging.statement import Statement
 from harness.results.rows.acceptance import AcceptanceCauseRow, AcceptanceRow
 from harness.results.runs import Run
