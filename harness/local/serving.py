@@ -24,7 +24,6 @@ from harness.engines.protocol import Engine, Request
 from harness.engines.tokenizer import Tokenizer
 from harness.local.decoding.loop import RowStep
 from harness.local.engine.engine import LocalArm
-from harness.results.acceptance import outcome_until_end
 
 Result = TypeVar("Result")
 
@@ -61,22 +60,17 @@ class ServedAnswer:
         # `END`.
         self._held = ""
 
-    def take(self, tokens: Sequence[int], num_proposed: int, num_accepted: int) -> Piece:
+    def take(self, step: RowStep) -> Piece:
         """Add the tokens of one iteration -> the text that is certain.
 
-        Args:
-            tokens: one or more; the loop has cut them behind a stop token and at `max_new_tokens`.
-                All are passed on, even those of a stop text and behind it.
+        All tokens are passed on, even those of a stop text and behind it.
         """
-        proposed, accepted = outcome_until_end(num_proposed, num_accepted, len(tokens))
-        if proposed:
-            self.outcomes.append((proposed, accepted))
+        tokens = step.tokens
+        num_proposed, _ = step.outcome
+        if num_proposed:
+            self.outcomes.append(step.outcome)
         self.token_ids += tokens
-        finish_reason = None
-        if tokens[-1] in self.request.stop_tokens:
-            finish_reason = "stop"
-        elif len(self.token_ids) == self.request.decoding.max_new_tokens:
-            finish_reason = "length"
+        finish_reason = step.finish_reason
         text = self._held + "".join(self._detokenizer.add(token) or "" for token in tokens)
         if finish_reason:
             text += self._detokenizer.flush()
@@ -212,16 +206,11 @@ class LocalService:
         with arm.explained([answer.request]):
             loop, iteration = arm.begin([answer.request])
             while True:
-                piece = _piece(answer, iteration)
+                [step] = iteration
+                piece = answer.take(step)
                 if piece.finish_reason is not None or answer.is_cancelled:
                     return piece
                 if self._is_stopped:
                     raise Refusal(503, ENDING)
                 answer.put(piece)
                 iteration = loop.step()
-
-
-def _piece(answer: ServedAnswer, row_steps: list[RowStep]) -> Piece:
-    """What an answer gained in an iteration of its row alone."""
-    [step] = row_steps
-    return answer.take(step.tokens, len(step.proposed), step.num_accepted)

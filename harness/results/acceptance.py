@@ -125,18 +125,6 @@ class Acceptance:
         )
 
 
-def outcome_until_end(num_proposed: int, num_accepted: int, num_tokens: int) -> tuple[int, int]:
-    """Return [num_proposed, num_accepted] of an iteration that gave a row `num_tokens` tokens, at least one.
-
-    An answer that ends with an accepted token counts as one that ends there for its length, whose last token is never
-    drafted: five of eight accepted, of which the third is a stop token, are two of two. So iterations have as many
-    tokens as they gave.
-    """
-    if num_tokens > num_accepted:
-        return num_proposed, num_accepted
-    return num_tokens - 1, num_tokens - 1
-
-
 class Rejection(NamedTuple):
     """A draft token that the target rejected, at a position in the new text, from 0.
 

@@ -268,19 +268,16 @@ def test_an_engine_that_does_not_open_says_why_and_leaves_no_thread() -> None:
 
 # One answer -----------------------------------------------------------------------------------------------------------
 
-END_OF_TEXT = 3
-
 
 class Characters:
-    """A token is a letter; the one that ends a text gives none."""
+    """A token is a letter."""
 
     def decode(self, tokens: Sequence[int], **options: Any) -> str:
-        return "".join(chr(token) for token in tokens if token != END_OF_TEXT)
+        return "".join(map(chr, tokens))
 
 
-def answer(most: int = 100, **fields: Any) -> ServedAnswer:
-    decoding = DecodingSettings(max_new_tokens=most)
-    request = Request(ids("prompt"), decoding, 7, 0, frozenset([END_OF_TEXT]))
+def answer(**fields: Any) -> ServedAnswer:
+    request = Request(ids("prompt"), DecodingSettings(), 7, 0)
     tokenizer: Any = Characters()
     arm: Any = SimpleNamespace()
     return ServedAnswer(arm, request, tokenizer, lambda piece: None, **fields)
@@ -288,6 +285,10 @@ def answer(most: int = 100, **fields: Any) -> ServedAnswer:
 
 def ids(text: str) -> list[int]:
     return list(map(ord, text))
+
+
+def step(text: str, num_proposed: int = 0, num_accepted: int = 0, **fields: Any) -> RowStep:
+    return RowStep(0, ids(text), [0] * num_proposed, num_accepted, **fields)
 
 
 @pytest.mark.parametrize(
@@ -305,7 +306,7 @@ def test_a_stop_text_ends_the_answer_and_is_never_shown(
     bursts: list[str], shown: list[str]
 ) -> None:
     growing = answer(stops=["END", "STOP"])
-    pieces = [growing.take(ids(burst), 0, 0) for burst in bursts]
+    pieces = [growing.take(step(burst)) for burst in bursts]
     assert [piece.text for piece in pieces] == shown
     assert [piece.finish_reason for piece in pieces] == [*[None] * len(bursts[1:]), "stop"]
 
@@ -319,7 +320,7 @@ def test_where_stop_texts_overlap_the_one_that_ends_first_counts(stops: list[str
             growing = answer(stops=stops)
             text = ""
             for burst in in_batches(letters, width):
-                piece = growing.take(ids("".join(burst)), 0, 0)
+                piece = growing.take(step("".join(burst)))
                 text += piece.text
                 if piece.finish_reason:
                     break
@@ -328,22 +329,18 @@ def test_where_stop_texts_overlap_the_one_that_ends_first_counts(stops: list[str
 
 
 def test_what_only_began_like_a_stop_text_is_shown() -> None:
-    growing = answer(most=6, stops=["END"])
-    pieces = [growing.take(ids(burst), 0, 0) for burst in ("aE", "Nb", "EN")]
+    growing = answer(stops=["END"])
+    pieces = [growing.take(step(burst)) for burst in ("aE", "Nb")]
+    pieces.append(growing.take(step("EN", finish_reason="length")))
     assert [piece.text for piece in pieces] == ["a", "ENb", "EN"]
     assert pieces[-1].finish_reason == "length"
 
 
-def test_a_stop_token_ends_it_before_its_length_does() -> None:
-    piece = answer(most=3).take([*ids("ab"), END_OF_TEXT], 0, 0)
-    assert piece == Piece(0, "ab", [*ids("ab"), END_OF_TEXT], "stop")
-
-
 def test_outcomes_are_of_iterations_that_drafted() -> None:
     growing = answer()
-    growing.take(ids("a"), 0, 0)
-    growing.take(ids("b"), 4, 0)
-    growing.take(ids("bc"), 4, 1)
+    growing.take(step("a", 0, 0))
+    growing.take(step("b", 4, 0))
+    growing.take(step("bc", 4, 1))
     # All of the draft's tokens that the text has: it ends within them.
-    growing.take(ids("de"), 4, 3)
+    growing.take(step("de", 4, 3))
     assert growing.outcomes == [(4, 0), (4, 1), (1, 1)]

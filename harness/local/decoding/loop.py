@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -101,19 +102,21 @@ class BatchRow:
             raise NonFiniteError("model", self.num_generated + num_accepted, self.number)
         tokens = [*proposed[:num_accepted], next_token]
         tokens = tokens[: self.request.max_new_tokens - self.num_generated]
+        finish_reason: Literal["stop", "length"] | None = None
         for index, token in enumerate(tokens):
             if token in self.request.stop_tokens:
                 tokens = tokens[: index + 1]
-                self.has_ended = True
+                finish_reason = "stop"
                 break
         self.num_generated += len(tokens)
         most = self.request.leave_after or self.request.max_new_tokens
-        if self.num_generated >= min(most, self.request.max_new_tokens):
-            self.has_ended = True
+        if not finish_reason and self.num_generated >= min(most, self.request.max_new_tokens):
+            finish_reason = "length"
+        self.has_ended = finish_reason is not None
         rejection = None
         if num_accepted < num_offered:
             rejection = target[num_accepted], draft[num_accepted]
-        return RowStep(self.number, tokens, proposed, num_accepted, rejection)
+        return RowStep(self.number, tokens, proposed, num_accepted, rejection, finish_reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +130,7 @@ class RowStep:
         num_accepted: how many of `proposed` were accepted.
         rejection: the probability of the first rejected token under the target, and under the
             drafter; None if no token was rejected. Two steps that differ in its rounding are equal.
+        finish_reason: why the row ends with this step; None if it goes on, or where nobody says.
     """
 
     row: int
@@ -134,11 +138,25 @@ class RowStep:
     proposed: list[int] = field(default_factory=list)
     num_accepted: int = 0
     rejection: tuple[float, float] | None = field(default=None, compare=False)
+    finish_reason: Literal["stop", "length"] | None = None
 
     @property
     def origins(self) -> list[Origin]:
         """Where each of `tokens` comes from."""
         return origins(len(self.proposed), self.num_accepted, len(self.tokens))
+
+    @property
+    def outcome(self) -> tuple[int, int]:
+        """The numbers of proposed and of accepted tokens, up to the end of the row.
+
+        An answer that ends with an accepted token counts as one that ends there for its length, whose last token is
+        never drafted: five of eight accepted, of which the third is a stop token, are two of two. So iterations have
+        as many tokens as they gave.
+        """
+        num_tokens = len(self.tokens)
+        if num_tokens > self.num_accepted:
+            return len(self.proposed), self.num_accepted
+        return num_tokens - 1, num_tokens - 1
 
 
 # Gets the phase that begins: `prompts`, then `drafting`, `forward`, and `host` behind the calls of an iteration.
@@ -254,11 +272,7 @@ class Loop:
         row_steps = [
             row.take(of_row, size) for row, of_row in zip(self._rows, numbers, strict=True)
         ]
-        ended = [
-            row_step.row
-            for row_step in row_steps
-            if row_step.tokens and self._rows[row_step.row].has_ended
-        ]
+        ended = [row_step.row for row_step in row_steps if row_step.finish_reason is not None]
         if ended:
             self._state.rest(ended)
         return row_steps

@@ -18,7 +18,6 @@ import torch
 from harness.engines.arrivals import Arrival
 from harness.engines.protocol import Answered, BatchTimes, Phases, Request, Weights
 from harness.local.decoding.loop import RowStep
-from harness.results.acceptance import outcome_until_end
 
 
 class LoopClock:
@@ -70,11 +69,7 @@ class LoopClock:
             record = records[number]
             record.add(row_step.tokens, seconds)
             if row_step.proposed or (drafts and len(record.arrivals) > 1):
-                num_proposed = len(row_step.proposed)
-                outcome = outcome_until_end(
-                    num_proposed, row_step.num_accepted, len(row_step.tokens)
-                )
-                record.outcomes.append(outcome)
+                record.outcomes.append(row_step.outcome)
             # A text that ended with an accepted token never came to the rejection behind it.
             was_rejected = len(row_step.tokens) > row_step.num_accepted
             arrival = Arrival(

@@ -82,6 +82,8 @@ def test_rows_end_one_by_one_at_a_stop_token(decoder: str) -> None:
         iterations, _ = run_speculative(target, target, what, 3)
     assert texts(iterations, 4) == [[4, 5, 6, 7, 8, 9], [10, 11, 0], [0], [1, 2, 3, 4, 5, 6]]
     assert [row_step.row for row_step in iterations[-1]] == [0, 3]
+    ends = {row_step.row: row_step.finish_reason for row_step in row_steps(iterations)}
+    assert ends == {0: "length", 1: "stop", 2: "stop", 3: "length"}
 
 
 @pytest.mark.parametrize("length", [2, 7])
@@ -323,5 +325,6 @@ def test_a_row_that_is_left_keeps_what_its_iteration_decided() -> None:
     left = [replace(request, leave_after=3) for request in requests([[3, 4]], length=20)]
     iterations, _ = run_speculative(chain(0), chain(0), left)
     # The first token, and then a draft that is accepted whole.
-    assert row_steps(iterations) == row_steps(stayed)[:2]
+    first, last = row_steps(iterations)
+    assert [first, replace(last, finish_reason=None)] == row_steps(stayed)[:2]
     assert [len(row_step.tokens) for row_step in row_steps(iterations)] == [1, 5]
