@@ -170,12 +170,6 @@ def _printed(name: str) -> Callable[[Iteration], str]:
     return lambda iteration: iteration.row.figure(name).text
 
 
-def _rate(iteration: Iteration) -> str:
-    """`62 % of proposed`, by its reading."""
-    rate = iteration.row.figure("acceptance_rate").text
-    return f"{rate} of {iteration.reading}" if iteration.reading else rate
-
-
 def _other_speedups(iteration: Iteration) -> str:
     texts = [f"{ratio:×} {what}" for what, ratio in iteration.row.speedups.items()]
     return ", ".join(texts[1:])
@@ -184,7 +178,7 @@ def _other_speedups(iteration: Iteration) -> str:
 _COLUMNS = (
     Column("row", of="row.place", text=True),
     Column("K", of=_printed("num_draft_tokens"), optional=True),
-    Column("accepted", of=_rate, optional=True),
+    Column("accepted", of=_printed("acceptance_rate"), optional=True),
     Column("yields,\ntokens", of="tokens", optional=True),
     Column("costs,\nsteps", of="steps", optional=True),
     Column("speed-up", "{:×}".format, "row.speedup", optional=True),

@@ -300,12 +300,16 @@ class PrintedRow:
 
     @property
     def other_readings(self) -> str:
-        """`row 3 by other readings: of emitted 6.74 tokens, 2.58 steps`; empty where there is one reading."""
-        others = [
-            f"of {iteration.reading} {iteration.tokens} tokens, {iteration.steps} steps"
-            for iteration in self.iterations[1:]
+        """`row 3: the rate is read as of proposed; as of emitted it gives 6.74 tokens, 2.58 steps`; empty where a length
+        counts.
+        """
+        first, *others = self.iterations
+        read = [f"{self.place}: the rate is read as of {first.reading} tokens"]
+        read += [
+            f"as of {iteration.reading} it gives {iteration.tokens} tokens, {iteration.steps} steps"
+            for iteration in others
         ]
-        return f"{self.place} by other readings: {'; '.join(others)}" if others else ""
+        return "; ".join(read) if first.reading else ""
 
     @property
     def speedups(self) -> dict[str, PrintedFigure]:

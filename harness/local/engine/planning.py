@@ -38,7 +38,7 @@ from harness.local.models.fit import (
 )
 from harness.local.models.quiet import quiet_libraries
 from harness.local.models.sketch import device_name
-from harness.local.models.tokenizers import check_vocabularies, differ_in_vocabulary, max_context
+from harness.local.models.tokenizers import check_vocabularies, max_context
 
 
 def trained_length(planned: PlannedPair) -> int | None:
@@ -150,11 +150,12 @@ def plan_on(machine: Machine, settings: RunSettings, prompt_length: int) -> Pair
         # There is no pretended GPU to ask what it can do.
         device = torch.device("meta" if machine.pretended else "cuda")
     pair = sketch_pair(settings.model, settings.draft, settings.placement, settings.dtype, device)
-    engine_of(settings).check_pair(pair, settings)
+    engine = engine_of(settings)
+    engine.check_pair(pair, settings)
     excess = pair.excess([[0] * prompt_length], settings.decoding.max_new_tokens)
     if excess is not None:
         raise SettingError("prompt_length", excess.rule, prompt_length)
-    if len(pair.checkpoints) > 1 and settings.weights == "random":
+    if len(pair.checkpoints) > 1 and (engine.own_loop or settings.weights == "random"):
         check_vocabularies(*pair.checkpoints)
 
     demand = Demand(
@@ -252,12 +253,6 @@ def _notes(problem: PlacementProblem) -> list[str]:
         notes.append(
             "an 8-bit draft is not compiled, and each of its layers waits for the host:"
             f" {four_bit} drafts faster than {draft.settings.name}"
-        )
-    sizes = [sketch.vocabulary_size for sketch in problem.models]
-    if differ_in_vocabulary(*sizes):
-        notes.append(
-            f"the vocabularies differ ({sizes[0]} and {sizes[1]} tokens):"
-            " engine=huggingface drafts with two tokenizers, engine=local with one"
         )
     return [note for note in notes if note]
 

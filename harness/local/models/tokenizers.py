@@ -104,18 +104,13 @@ def _general_tokenizer(source: ModelSettings) -> PreTrainedTokenizerBase | None:
     return tokenizer
 
 
-def differ_in_vocabulary(*sizes: int) -> bool:
-    """Whether vocabularies of these sizes differ by more than one family's padding."""
-    return max(sizes) - min(sizes) > _MOST_PADDING * max(sizes)
-
-
 def check_vocabularies(target: Checkpoint, draft: Checkpoint) -> None:
-    """Raise a SettingError if the draft has another vocabulary than the target, by their sizes."""
+    """Raise a SettingError if the vocabularies differ by more than one family's padding."""
     size = vocabulary_size(target.config)
     other = vocabulary_size(draft.config)
-    if differ_in_vocabulary(size, other):
+    if abs(size - other) > _MOST_PADDING * max(size, other):
         rule = f"must have the vocabulary of model={target.settings.name}"
-        sizes = f"{other} outputs against {size}"
+        sizes = f"{other} outputs against {size}; engine=huggingface drafts with two tokenizers"
         raise SettingError("draft", f"{rule}: {sizes}", draft.settings.name)
 
 

@@ -286,7 +286,7 @@ def audit(capsys: pytest.CaptureFixture[str]) -> Audit:
     [
         ("speedup=5.9 K=3", 1, "speed-up 5.9 is above 4: K=3 draft tokens and the target's own"),
         ("speedup=2.40 length=2.60 K=4", 0, "2.60 1.08 2.40× acceptance 4.62×"),
-        ("speedup=2.0 K=3 acceptance=0.70", 0, "0.70 of proposed 3.10 1.55 (1.50 to 1.60) 2.00× (1.95"),
+        ("speedup=2.0 K=3 acceptance=0.70", 0, "0.70 3.10 1.55 (1.50 to 1.60) 2.00× (1.95"),
         ("length=6.2 k=4", 1, "tokens per iteration 6.2 is above 5"),
         ("length=0.56 K=1", 3, "is below 1: it leaves out the target's own token"),
         ("baseline=22.7 speed=40.6 acceptance=73.9% K=3", 0, "3.22 1.80 1.79×"),
@@ -305,7 +305,7 @@ def audit(capsys: pytest.CaptureFixture[str]) -> Audit:
         ("baseline=211.2 speed=1,022 length=5.9", 2, "speed=1,022: may be 1022 or 1.022: write it without the comma"),
         # A name that is typed again is the next row's; one value holds for all rows.
         ("baseline=22.7 speed=40.6 baseline=88.9 speed=116.8 length=3.22", 0, "row 2 3.22 2.45 1.31×"),
-        ("baseline=130 speed=161 acceptance=74% K=3 speed=118 acceptance=52% K=4", 0, "row 2 4 52% of proposed 3.08"),
+        ("baseline=130 speed=161 acceptance=74% K=3 speed=118 acceptance=52% K=4", 0, "row 2 4 52% 3.08"),
         ("baseline=95 speed=600 K=4 acceptance=0.55", 1, "speed-up 6.32× by tokens/s is above 5: K=4 draft tokens"),
         # An impossible rate yields no tokens, which no other figure could be held against.
         ("baseline=20 speed=30 K=2 acceptance=180%", 1, "2 figures, 1 consistent, 1 impossible"),
@@ -332,9 +332,9 @@ def audit(capsys: pytest.CaptureFixture[str]) -> Audit:
         # Of trees and fewer drafts than K, nobody knows what a rate gives.
         ("baseline=20 speed=40 K=8 p_min=0.75 acceptance=84%", 0, "8 84% 2.00× (1.93 to 2.08)"),
         # A share of 15 draft tokens, or of all tokens: 1 ÷ (1 - 0.8516).
-        ("tool=dflash baseline=74.72 speed=194.80 K=15 acceptance=85.16%", 0, "of emitted 6.74 2.58 2.61×"),
-        ("baseline=74.72 speed=194.80 K=15 acceptance=85.16%", 0, "85.16% of proposed 13.77 5.28 2.61× cost 3.03×"),
-        ("baseline=74.72 speed=194.80 K=15 acceptance=85.16%", 0, "by other readings: of emitted 6.74 tokens"),
+        ("tool=dflash baseline=74.72 speed=194.80 K=15 acceptance=85.16%", 0, "85.16% 6.74 2.58 2.61×"),
+        ("baseline=74.72 speed=194.80 K=15 acceptance=85.16%", 0, "85.16% 13.77 5.28 2.61× cost 3.03×"),
+        ("baseline=74.72 speed=194.80 K=15 acceptance=85.16%", 0, "as of proposed tokens; as of emitted it gives 6.74 tokens"),
         ("tool=sglang K=15 acceptance=85.16%", 2, "tool=sglang: must be llama.cpp or vllm or dflash"),
         ("K=4 length=2.5", 0, "1 figure, 1 consistent"),
         ("speed=365 baseline=187 speedup=2.70", 3, "unlikely: the figure: speed-up 2.70 is not the ratio"),

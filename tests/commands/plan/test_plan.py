@@ -134,15 +134,15 @@ def test_a_plan_is_collected_only_where_asked(plan: Plan, tmp_path: Path) -> Non
     assert len(pd.read_csv(tmp_path / "results" / "plans.csv")) == 2
 
 
-def test_vocabularies_that_differ_are_named(plan: Plan) -> None:
-    noted = plan("model=gpt2", "draft=llama_68m", "gpu_memory=24GB")
-    assert mentions(noted.stdout, "vocabularies differ", "50257 and 32000", "engine=huggingface")
+def test_vocabularies_that_differ_need_an_engine_with_two_tokenizers(plan: Plan) -> None:
+    typed = ["model=gpt2", "draft=llama_68m", "gpu_memory=24GB"]
+    refused = plan(*typed, code=2)
+    assert mentions(refused.stderr, "model=gpt2", "32000", "50257", "engine=huggingface")
+    by_generate = plan(*typed, "engine=huggingface", "T=0")
+    command = "harness latency model=gpt2 draft=llama_68m engine=huggingface T=0"
+    assert command in by_generate.stdout
     # One family pads to different numbers of rows.
-    padded = plan("model=pythia-6.9b", "draft=pythia-160m", "gpu_memory=24GB")
-    assert "vocabularies differ" not in padded.stdout
-    # Random weights read bytes.
-    refused = plan("model=gpt2", "draft=llama_68m", "gpu_memory=24GB", "weights=random", code=2)
-    assert mentions(refused.stderr, "draft=llama_68m:", "model=gpt2", "32000", "50257")
+    plan("model=pythia-6.9b", "draft=pythia-160m", "gpu_memory=24GB")
 
 
 def test_what_cannot_be_decoded_is_refused(
