@@ -300,9 +300,7 @@ class PrintedRow:
 
     @property
     def other_readings(self) -> str:
-        """`row 3: the rate is read as of proposed; as of emitted it gives 6.74 tokens, 2.58 steps`; empty where a length
-        counts.
-        """
+        """`row 3: the rate is read as of proposed tokens; as of emitted it gives 6.74`; empty where a length counts."""
         first, *others = self.iterations
         read = [f"{self.place}: the rate is read as of {first.reading} tokens"]
         read += [

@@ -334,7 +334,7 @@ def audit(capsys: pytest.CaptureFixture[str]) -> Audit:
         # A share of 15 draft tokens, or of all tokens: 1 ÷ (1 - 0.8516).
         ("tool=dflash baseline=74.72 speed=194.80 K=15 acceptance=85.16%", 0, "85.16% 6.74 2.58 2.61×"),
         ("baseline=74.72 speed=194.80 K=15 acceptance=85.16%", 0, "85.16% 13.77 5.28 2.61× cost 3.03×"),
-        ("baseline=74.72 speed=194.80 K=15 acceptance=85.16%", 0, "as of proposed tokens; as of emitted it gives 6.74 tokens"),
+        ("baseline=74.72 speed=194.80 K=15 acceptance=85.16%", 0, "as of emitted it gives 6.74 tokens"),
         ("tool=sglang K=15 acceptance=85.16%", 2, "tool=sglang: must be llama.cpp or vllm or dflash"),
         ("K=4 length=2.5", 0, "1 figure, 1 consistent"),
         ("speed=365 baseline=187 speedup=2.70", 3, "unlikely: the figure: speed-up 2.70 is not the ratio"),
