@@ -6,19 +6,26 @@ Each is a mistake that somebody could make unnoticed: texts stay fluent, and not
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from harness.config.acceptance_rules import RULES
+from harness.config.settings import DecodingSettings
 from harness.engines.protocol import Engine
 from harness.engines.record import Opening
+from harness.local.decoding.iteration import BatchSize, Calls
 from harness.local.decoding.protocols import Runner, Step
 from harness.local.decoding.randomness import inverse_cdf
 from harness.local.decoding.verify import Offer, Verdict
 from harness.local.decoding.warp import BatchWarp, Warp
+from harness.local.engine.engine import LocalArm
 from harness.local.engine.records import Local
+from harness.local.engine.runners import verification_of
 from harness.local.runners.base import Proxy
 
 # Prompts count as the same that share this many first tokens.
@@ -41,10 +48,29 @@ def planted(name: str) -> str:
     return f"{__file__}:{name}"
 
 
+@dataclass(frozen=True, kw_only=True)
+class FaultyArm(LocalArm):
+    """A speculative arm with a mistake in it. What takes the place of a runner or a rule counts on the host."""
+
+    fault: Fault
+
+    def calls(self, decoding: DecodingSettings, batch: BatchSize) -> Calls:
+        warp = BatchWarp()
+        rule = verification_of(decoding)
+        return Calls(
+            self.fault.runner(self.runners.target),
+            self.runners.drafter(warp),
+            decoding.most_draft_tokens,
+            verification=functools.partial(self.fault.verdict, rule, warp),
+            redraw=RULES[decoding.rule].redraws,
+            warp=warp,
+        )
+
+
 def plant(engine: Engine, fault: Fault) -> None:
     """Give the speculative arm of a local engine a fault."""
     regular, speculative = engine.arms
-    engine.arms = [regular, dataclasses.replace(speculative, fault=fault)]
+    engine.arms = [regular, FaultyArm(**vars(speculative), fault=fault)]
 
 
 class Fault(Local):

@@ -6,14 +6,13 @@ batch, batch after batch.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
+from harness.config.settings import DecodingSettings
 from harness.engines.protocol import (
     Answered,
     Arm,
@@ -25,11 +24,10 @@ from harness.engines.protocol import (
     in_batches,
 )
 from harness.engines.record import Preparation
+from harness.local.decoding.iteration import BatchSize, Calls
 from harness.local.decoding.loop import Loop, RowRequest, RowStep, Watch, size_of, unwatched
-from harness.local.decoding.protocols import NonFiniteError, Runner
+from harness.local.decoding.protocols import NonFiniteError
 from harness.local.decoding.randomness import uniforms
-from harness.local.decoding.verify import Offer, Verdict
-from harness.local.decoding.warp import BatchWarp
 from harness.local.drafting.checked import blaming_method
 from harness.local.drafting.method import Pair
 from harness.local.engine.clock import LoopClock, PhaseTimer
@@ -39,24 +37,9 @@ from harness.local.engine.runners import (
     PairRunners,
     num_random,
     open_runners,
-    verification_of,
     warp_of,
 )
 from harness.local.models.devices import release_memory
-
-
-class Fault(Protocol):
-    """A mistake in speculative decoding, planted by tests to see that `recovery` catches it."""
-
-    def verdict(self, rule: Callable[[Offer], Verdict], warp: BatchWarp, offer: Offer) -> Verdict:
-        """The verdict of a rule of acceptance, with the mistake in it.
-
-        Args:
-            warp: of the batch.
-        """
-
-    def runner(self, runner: Runner) -> Runner:
-        """The target's runner, with the mistake in its cache."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +50,6 @@ class LocalArm(Arm):
         runners: of the loaded pair.
         weights: its models.
         drafts: whether it speculates.
-        fault: a mistake planted in the arm by a test.
         timer: of the calls of its iterations.
     """
 
@@ -76,7 +58,6 @@ class LocalArm(Arm):
     weights: Weights
     timer: PhaseTimer
     drafts: bool = False
-    fault: Fault | None = None
     traits = Traits(reports_drafts=True)
 
     def answer(
@@ -133,22 +114,13 @@ class LocalArm(Arm):
         self, requests: Sequence[Request], watch: Watch = unwatched
     ) -> tuple[Loop, list[RowStep]]:
         """Begin a batch of requests with one K and rule: its loop, and the first tokens."""
-        decoding = requests[0].decoding
         asked = list(map(self.loop_request, requests))
-        if self.fault is None:
-            calls = self.runners.calls(decoding, size_of(asked), drafts=self.drafts)
-        else:
-            # Not prepared: what takes the place of a runner or a rule counts on the host.
-            warp = BatchWarp()
-            calls = self.runners.plain_calls(
-                decoding,
-                self.fault.runner(self.runners.target),
-                drafts=True,
-                rule=functools.partial(self.fault.verdict, verification_of(decoding), warp),
-                warp=warp,
-            )
-        loop = Loop(calls, watch)
+        loop = Loop(self.calls(requests[0].decoding, size_of(asked)), watch)
         return loop, loop.start(asked, alone=requests[0].read_alone)
+
+    def calls(self, decoding: DecodingSettings, batch: BatchSize) -> Calls:
+        """The calls of an iteration of a batch."""
+        return self.runners.calls(decoding, batch, drafts=self.drafts)
 
     @contextmanager
     def explained(self, requests: Sequence[Request]) -> Iterator[None]:

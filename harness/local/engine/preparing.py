@@ -124,9 +124,7 @@ def _prepare_arms(runners: PairRunners, preparation: Preparation, compiles: bool
 
         # A draft is mostly on the target's device.
         warp = BatchWarp(preparation.batch_size, dict.fromkeys(devices), known)
-        calls = runners.plain_calls(
-            decoding, runners.target, drafts=drafts, warp=warp, make=PreparedCalls
-        )
+        calls = runners.plain_calls(decoding, drafts=drafts, warp=warp, make=PreparedCalls)
         assert isinstance(calls, PreparedCalls)
         try:
             with blaming_method(draft if drafts else None):

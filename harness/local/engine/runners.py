@@ -21,7 +21,7 @@ from harness.config.errors import RunError, SettingError
 from harness.config.settings import DecodingSettings
 from harness.engines.record import Preparation
 from harness.local.decoding.iteration import BatchSize, Calls
-from harness.local.decoding.protocols import Drafter, Runner, TensorDrafter
+from harness.local.decoding.protocols import Drafter, TensorDrafter
 from harness.local.decoding.verify import AcceptByCoin, Offer, Verdict
 from harness.local.decoding.warp import AnyWarp, BatchWarp, Warp
 from harness.local.drafting.checked import checked_rule, method_of
@@ -90,32 +90,25 @@ class PairRunners:
             and (not drafts or _judges_alike(decoding, self.decoding))
         ):
             return prepared
-        return self.plain_calls(decoding, self.target, drafts=drafts)
+        return self.plain_calls(decoding, drafts=drafts)
 
     def plain_calls(
         self,
         decoding: DecodingSettings,
-        target: Runner,
         *,
         drafts: bool,
-        rule: Callable[[Offer], Verdict] | None = None,
         make: type[Calls] = Calls,
         warp: BatchWarp | None = None,
     ) -> Calls:
-        """Return calls that are not prepared.
-
-        Args:
-            target: the runner of the target, or one in its place.
-            rule: of acceptance, in place of the settings' own.
-        """
+        """Return calls that are not prepared."""
         warp = warp or BatchWarp()
         if not drafts:
-            return make(target, warp=warp)
+            return make(self.target, warp=warp)
         return make(
-            target,
+            self.target,
             self.drafter(warp),
             decoding.most_draft_tokens,
-            verification=rule or verification_of(decoding),
+            verification=verification_of(decoding),
             redraw=RULES[decoding.rule].redraws,
             warp=warp,
         )
