@@ -82,20 +82,6 @@ def test_the_bar_says_what_is_left_after_the_step_behind_the_warm_up(
     assert [in_words(seconds) for seconds in (40, 600, 9000)] == ["40 s", "10 minutes", "2.5 hours"]
 
 
-def test_without_a_terminal_long_work_says_once_a_minute_where_it_is(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    times = [0.0]
-    monkeypatch.setattr(progress_module, "time", SimpleNamespace(monotonic=lambda: times[-1]))
-    monkeypatch.setattr(progress_module, "_last_line", 0.0)
-    with progress("drawing", 22) as advance:
-        for seconds in (30.0, 59.0, 61.0, 90.0, 122.0):
-            times.append(seconds)
-            advance(None)
-    lines = capsys.readouterr().err.splitlines()
-    assert [line.partition(" · ")[0] for line in lines] == ["drawing: 3 of 22", "drawing: 5 of 22"]
-
-
 URL = "http://localhost:8000/v1"
 GRAMMAR = {"response_format": {"type": "json_object"}}
 

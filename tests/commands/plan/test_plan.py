@@ -16,8 +16,9 @@ from harness.config.demand import Demand
 from harness.config.settings import ModelSettings, PlacementSettings
 from harness.local.engine import planning
 from harness.local.engine.planning import capacity
+from harness.local.models.checkpoints import Checkpoint
 from harness.local.models.fit import PlacementProblem
-from harness.local.models.sketch import LayerCache, Sketch, TensorSketch
+from harness.local.models.sketch import LayerCache, Sketch, TensorSketch, sketch_model
 from in_process import Harness
 from wording import mentions
 
@@ -31,12 +32,22 @@ class Planned(NamedTuple):
 
 
 Plan = Callable[..., Planned]
+_sketches: dict[str, Sketch] = {}
+
+
+def sketch_once(checkpoint: Checkpoint, dtype: torch.dtype) -> Sketch:
+    """The sketch of a model, which takes seconds and depends on nothing but these."""
+    key = repr((checkpoint.role, checkpoint.settings, dtype))
+    if key not in _sketches:
+        _sketches[key] = sketch_model(checkpoint, dtype)
+    return _sketches[key]
 
 
 @pytest.fixture
 def plan(harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plan:
     """Plans with no way to a network."""
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr("harness.local.engine.pair.sketch_model", sketch_once)
     number = iter(range(100))
 
     def run(*arguments: str, code: int = 0) -> Planned:

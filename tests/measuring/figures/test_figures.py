@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from harness.engines.counts import Counts
@@ -19,7 +18,6 @@ from harness.measuring.figures.acceptance import AcceptanceFigures
 from harness.measuring.figures.costs import CostFigures
 from harness.measuring.figures.paired import PairedTimes, SpeedupFigures
 from harness.measuring.figures.texts import EndFigures, TextFigures
-from harness.results.statistics.stopping import CONFIDENCE_OF_LOOKS
 from harness.servers.events import note_reports
 from known_server import Outcomes, Reports, iterations_of, report_of
 from measured_runs import figures, run_of
@@ -79,26 +77,6 @@ def test_units_with_the_same_prompts_cover_no_others() -> None:
     assert str(figures(SpeedupFigures, laps, laps).speedup.covers) == "8 laps of the same texts"
     again = [lap(request(place % 8 + 100 * (place // 8), 1.0)) for place in range(16)]
     assert str(figures(SpeedupFigures, again, again, [*range(8)] * 2).speedup.covers) == "8 prompts"
-
-
-def test_the_intervals_of_a_run_that_may_stop_are_wider() -> None:
-    """Of the whole answers, and without their first tokens."""
-    rng = np.random.default_rng(0)
-    arms: list[list[Answered]] = [[], []]
-    for index in range(12):
-        for arm_answers, step_s in zip(arms, (0.1, 0.05), strict=True):
-            seconds = 0.5 + 9 * step_s * rng.normal(1, 0.05)
-            batch = BatchTimes(0.5, 9)
-            arm_answers.append(
-                Answered(requests=[request(index, seconds)], seconds=seconds, batch=batch)
-            )
-    plain, wide = (
-        figures(SpeedupFigures, *arms, confidence=confidence)
-        for confidence in (0.95, CONFIDENCE_OF_LOOKS)
-    )
-    for name in ("speedup", "decode_speedup"):
-        one, other = getattr(plain, name), getattr(wide, name)
-        assert other.low < one.low < one.estimate == other.estimate < one.high < other.high
 
 
 END = 9

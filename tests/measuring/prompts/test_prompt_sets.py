@@ -101,16 +101,6 @@ def test_a_system_prompt_beside_messages_is_the_first_of_them(
             load_prompts(PromptSettings(name="mine", file=str(file), system=setting))
 
 
-def test_a_system_prompt_is_read_before_every_prompt(tmp_path: Path) -> None:
-    write_rows(tmp_path / "mine.json", [{"prompt": "Hello"}, {"prompt": "Bye"}])
-    settings = PromptSettings(name="mine", file=str(tmp_path / "mine.json"), system="Be brief.")
-    chats = [prompt.chat() for prompt in load_prompts(settings).prompts]
-    assert chats[1].messages == (
-        {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": "Bye"},
-    )
-
-
 # Sampling
 
 

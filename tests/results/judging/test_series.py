@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from harness.measuring.rows import LatencyRow
 from harness.results.judging.series import Member, judged_at_once, regular_measurement, series_of
-from harness.results.pooling import merge
 from harness.results.rows.prompts import LatencyPromptRow
 from harness.results.runs import Run
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL
@@ -84,18 +83,6 @@ def test_a_run_that_gains_more_than_the_reference_is_said_to() -> None:
     # Of both wild ones the second is 1.2 times as fast on every prompt.
     (first, second) = (members[name].standing for name in ("wild", "wilder"))
     assert second.interval.estimate > first.interval.estimate
-
-
-def test_a_run_without_an_interval_is_not_ranked() -> None:
-    regular = np.full(NUM_PROMPTS, 100.0)
-    sound = timed_run("sound", regular, regular / np.linspace(1.4, 1.6, NUM_PROMPTS))
-    lucky = Run(latency_run(draft="lucky", speedup=3.0))
-    lucky.rows[-1] = LatencyRow.from_values(
-        {**vars(lucky.last), "speedup": 3.0, "speedup_low": None, "speedup_high": None}
-    )
-    members = standings([sound, lucky])
-    assert members["sound"].verdict.pays
-    assert members["lucky"].standing.words == "not ranked"
 
 
 @pytest.mark.parametrize(
@@ -218,14 +205,6 @@ def test_repeated_runs_are_compared_prompt_by_prompt(gain: float, words: str) ->
     assert (standing.words, standing.why, standing.family) == (words, "", 2)
     assert str(standing.interval.covers) == "15 prompts and 3 runs"
     assert standing.interval.estimate == pytest.approx(gain / 2, rel=0.04)
-
-
-def test_pooled_runs_know_their_parts() -> None:
-    ids = ["a", "b"]
-    parts = [Run(latency_run(run=id)) for id in ids]
-    pooled = Run(latency_run(run="c", repeat="all", pooled_runs=ids))
-    (shown,), _ = merge([*parts, pooled])
-    assert [part.id for part in shown.parts] == ids
 
 
 def test_of_twelve_equal_members_none_is_called_the_best() -> None:
