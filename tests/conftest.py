@@ -48,6 +48,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(map(str, _PATHS))
 _shared = tempfile.TemporaryDirectory(prefix="harness-tests-")
 if os.environ.setdefault("HARNESS_TESTS_SHARED", _shared.name) == _shared.name:
     # In the first process alone.
+    os.environ["HARNESS_TESTS_OWNER"] = str(os.getpid())
     from shipped_copies import ONE_LAYER, copy_shipped
 
     copy_shipped(ONE_LAYER, num_hidden_layers=1)

@@ -24,7 +24,6 @@ from typing import Any, NoReturn
 
 import psutil
 
-import forked
 import garbage
 
 _IMPORTED = (
@@ -49,8 +48,8 @@ _IMPORTED = (
 _MOST_FILES = 1 << 16
 
 
-def serve(listening: int, address: str) -> None:
-    """Fork a process for each connection, until stdin ends; what it needs to know is read from the connection.
+def serve(listening: int, owner: int) -> None:
+    """Fork a process for each connection, while the owner lives; what it needs to know is read from there.
 
     Its number is sent there, and its exit code when it has ended.
     """
@@ -63,7 +62,6 @@ def serve(listening: int, address: str) -> None:
     # Any figure will do.
     modules["harness.local.engine.planning"]._SECONDS = 0.01
     garbage.exempt_imports()
-    forked.address = address
     listener = socket.socket(fileno=listening)
     connections: dict[int, Connection] = {}
     # The end of a process interrupts the wait for connections.
@@ -72,15 +70,13 @@ def serve(listening: int, address: str) -> None:
     signal.set_wakeup_fd(ending)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    while True:
-        readable, _, _ = select.select([0, ended, listener], [], [])
+    while psutil.pid_exists(owner):
+        readable, _, _ = select.select([ended, listener], [], [], 1.0)
         if ended in readable:
             os.read(ended, 4096)
             _send_exit_codes(connections)
         if listener in readable:
             _fork(listener.accept()[0], connections)
-        if 0 in readable:
-            return
 
 
 def _send_exit_codes(connections: dict[int, Connection]) -> None:

@@ -21,14 +21,17 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import IO
 
+import filelock
+
 from processes import wait_for
 
-# Where the server is asked for a process; None before it was started.
-address: str | None = None
-_server: subprocess.Popen[bytes] | None = None
+# Where the server is asked for a process: one for all processes of pytest-xdist, which lives as long as the first.
+if "HARNESS_TESTS_SHARED" not in os.environ:
+    os.environ["HARNESS_TESTS_SHARED"] = tempfile.mkdtemp(prefix="harness-tests-")
+_address = f"{os.environ['HARNESS_TESTS_SHARED']}/server"
+_owner = int(os.environ.setdefault("HARNESS_TESTS_OWNER", str(os.getpid())))
 # What a test changes in its environment must not last as long as the server.
 _ENVIRONMENT = dict(os.environ)
-_directory = tempfile.TemporaryDirectory(prefix="harness-tests-")
 
 
 class Forked:
@@ -65,7 +68,8 @@ class Forked:
         with open(os.devnull) as empty, socket.socket(socket.AF_UNIX) as asking:
             files = {0: empty.fileno(), 1: 1, 2: 2, **streams, **{file: file for file in kept}}
             inherited = {number: file for number, file in files.items() if file is not None}
-            asking.connect(_address_of_server())
+            _start_server()
+            asking.connect(_address)
             socket.send_fds(asking, [b"."], list(inherited.values()))
             self._connection = Connection(asking.detach())
         self._connection.send((sys.path, list(inherited)))
@@ -110,24 +114,22 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
 
-def _address_of_server() -> str:
-    """Where the server is asked for a process; it is started here if there is none."""
-    global address, _server
-    if address is None:
-        address = f"{_directory.name}/server"
+def _start_server() -> None:
+    """Start the server, unless there is one."""
+    with filelock.FileLock(f"{_address}.lock"):
+        if os.path.exists(_address):
+            return
         environment = {**_ENVIRONMENT, "PYTHONPATH": os.pathsep.join(sys.path)}
         with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(address)
+            listener.bind(_address)
             listener.listen()
-            program = f"import fork_server; fork_server.serve({listener.fileno()}, {address!r})"
-            # It ends when this process does, and with it the pipe.
-            _server = subprocess.Popen(
+            program = f"import fork_server; fork_server.serve({listener.fileno()}, {_owner})"
+            subprocess.Popen(
                 [sys.executable, "-c", program],
                 env=environment,
                 pass_fds=[listener.fileno()],
-                stdin=subprocess.PIPE,
+                stdin=subprocess.DEVNULL,
             )
-    return address
 
 
 def run(
