@@ -14,12 +14,10 @@ import pytest
 
 from harness.cli import sweep
 from harness.cli.manifest import Manifest, SweepFile
-from harness.cli.sweep import exit_code, job_line, pool, print_sweep
-from harness.cli.typed import read
+from harness.cli.sweep import exit_code, job_line, print_sweep
 from harness.commands.latency.record import LatencySettings
 from harness.commands.recovery.rows import RecoveryRow
-from harness.config.command_line import Words
-from harness.config.errors import HarnessError, RunError, SettingError
+from harness.config.errors import HarnessError, RunError
 from harness.measuring.rows import LatencyRow
 from harness.results.files import append_rows, read_rows
 from harness.servers.settings import ServerSettings
@@ -156,12 +154,6 @@ def test_rows_take_the_place_of_those_of_the_same_job(tmp_path: Path) -> None:
     assert read_rows(tmp_path / "latency.csv", LatencyRow) == rows
 
 
-def test_a_job_without_rows_removes_none(tmp_path: Path) -> None:
-    assert SweepFile(tmp_path, LatencyRow).put(0, []) == []
-    SweepFile(tmp_path, LatencyRow).put(1, [LatencyRow(model="7B")])
-    assert len(SweepFile(tmp_path, LatencyRow).put(0, [])) == 1
-
-
 def test_rows_of_an_earlier_sweep_go_and_those_of_single_runs_stay(tmp_path: Path) -> None:
     file = tmp_path / "latency.csv"
     append_rows(file, [LatencyRow(model="single")])
@@ -182,27 +174,6 @@ QUICK = [
     "decoding.max_new_tokens=4",
     "num_warmup=0",
 ]
-
-
-def test_rounds_vary_slowest() -> None:
-    typed = ["repeat=1,2,3", "model=7B", "repeats=3"]
-    assert read(Words(typed[1:]), "latency").settings == typed
-    assert read(Words(["repeats=1"]), "latency").settings == ["repeats=1"]
-    with pytest.raises(SettingError):
-        read(Words(["repeats=3"]), "eval")
-
-
-def test_only_rounds_of_the_same_job_are_pooled(tmp_path: Path) -> None:
-    """Also where the sweep was interrupted: after two of three rounds here, of two jobs each."""
-    choices = {"repeat": ["1", "2", "3"], "draft": ["lookup", "tiny_draft"]}
-    manifest = Manifest(choices)
-    rows = []
-    for number, draft in enumerate(["lookup", "tiny_draft", "lookup", "tiny_draft"]):
-        columns = {"job": str(number), "draft": draft, "repeats": 3, "repeat": 1 + number // 2}
-        rows += [dataclasses.replace(row, **columns) for row in latency_run(run=str(number))]
-    pooled = pool(manifest, rows)
-    assert [rows_of_job[-1].draft for rows_of_job in pooled] == ["lookup", "tiny_draft"]
-    assert [rows_of_job[-1].pooled_runs for rows_of_job in pooled] == [["0", "2"], ["1", "3"]]
 
 
 @pytest.mark.slow
