@@ -59,8 +59,8 @@ def test_a_series_each_and_one_bold_sentence_for_it(tmp_path: Path) -> None:
         "  13B with 7B, K=4, 15 prompts (chats), chat_template never",
         "  13B_8bit with 7B, K=4, 15 prompts (english), 8bit",
     ]
-    assert first.startswith("  Highest shown to pay: 13B with 7B, K=4: 2.00× faster")
-    assert second.startswith("  Highest shown to pay: 13B with 7B, K=2: 1.40× faster")
+    assert first.startswith("  Highest that pays: 13B with 7B, K=4: 2.00× faster")
+    assert second.startswith("  Highest that pays: 13B with 7B, K=2: 1.40× faster")
     page = report.pages["Is it faster?"]
     assert [len(part.tables[0].rows) for part in page.parts] == [3, 2, 5]
     # Above them all, below what distinguishes them.
@@ -166,7 +166,7 @@ def test_a_terminal_shows_five_series(tmp_path: Path) -> None:
     ]
     report = build([write(tmp_path / "latency.csv", *runs)])
     shown = as_text(on_terminal(report))
-    assert shown.count("Highest shown to pay") == 5
+    assert shown.count("Highest that pays") == 5
     assert "3 more: report.md" in shown
     assert markdown(report, "").count("### ") == 8
 

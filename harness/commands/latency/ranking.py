@@ -188,7 +188,7 @@ def answers(pairs: Sequence[RankedRun]) -> list[Line]:
     if any(pair.member.is_shown for pair in others):
         beginning = "None that ran quietly is shown to pay; the highest of those"
     if first.member.is_shown:
-        beginning = "Fastest" if first.series.is_reference_best else "Highest shown to pay"
+        beginning = "Fastest" if first.series.is_reference_best else "Highest that pays"
     answer = headline(first.member.verdict)
     style = answer.style if first.member.verdict.is_conclusion else "plain"
     lines = [Line(f"{beginning}: {first.name.label(', ')}: {answer.text}", style, answer.more)]

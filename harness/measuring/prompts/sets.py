@@ -228,7 +228,7 @@ class PromptSet:
         if len(categories) == 1:
             return described
         named = listed(
-            [f"{count} {category or 'without one'}" for category, count in counts.items()]
+            [f"{count} × {category or 'without one'}" for category, count in counts.items()]
         )
         return f"{described}, from each category in turn: {named}"
 

@@ -118,7 +118,7 @@ def test_a_seed_draws_from_each_category(tmp_path: Path, monkeypatch: pytest.Mon
     assert len({tuple(prompt.index for prompt in prompts) for prompts in taken.values()}) == 3
     for prompts in taken.values():
         assert Counter(prompt.category for prompt in prompts) == {"writing": 5, "math": 5}
-    assert mentions(drawn(1).described(taken[1]) or "", "10 of 40", "prompts.seed=1", "5 math")
+    assert mentions(drawn(1).described(taken[1]) or "", "10 of 40", "prompts.seed=1", "5 × math")
 
 
 # Lengths
