@@ -7,8 +7,9 @@ cache: left padding, positions, masks, several devices, rows that keep different
   were kept since are read again with the next pass. It is for recurrent models, for those that make
   masks or positions of their own (`runner=eager`).
 
-`keep` counts from the last `keep`, not from the last `extend`, because a drafter extends K times
-between two verdicts. Stopwatches time `decide` whole.
+A pass says where it begins, so that a roll-back is no call of its own: a verdict only changes the
+length in the state. A pass that `goes_on` may be taken back with the one before it, because a draft
+model makes K of them between two verdicts. Stopwatches time `decide` whole.
 
 Before they decode, runners are compared with plain passes of the model that have no cache
 (`checks`), over rows longer than every window, chunk and block of the configuration that the run
