@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from composing import all_accepted, collected
 from harness.commands.report.command import build
 from harness.config.command_line import Words
 from harness.measuring.rows import LatencyRow
@@ -17,7 +18,6 @@ from harness.reporting.files import ReportContents, html_page, markdown, on_term
 from harness.reporting.table import Line, Table
 from harness.reporting.terminal import as_text
 from in_process import QUICK_MODELS, QUICKEST_PAIR, Harness
-from next_steps import all_accepted, collected
 from report_files import latency_run, over, write
 
 SURE = {"speedup_covers": over(15)}

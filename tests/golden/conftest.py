@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from composing import all_accepted, collected
 from harness.reporting import page as pages
-from next_steps import all_accepted, collected
-from statements import incoherent
+from pages import incoherent
 
 
 @pytest.fixture(autouse=True)

@@ -1,9 +1,11 @@
-"""Command lines composed to settings, as `harness` composes them, and not run."""
+"""Command lines composed to settings, as `harness` composes them, and not run: next steps of answers among them."""
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Iterator, Sequence
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,9 +18,10 @@ from omegaconf import OmegaConf
 from harness.cli import conversion, names, typed
 from harness.cli.composing import opened
 from harness.cli.job import put_servers
-from harness.commands.registry import configured
+from harness.commands.registry import configured, with_settings
 from harness.config.command_line import Words
 from harness.config.methods import METHODS
+from harness.reporting.page import NextStep
 from remembered_configs import remember
 
 remember()
@@ -59,3 +62,39 @@ def composed_line(command: str, words: list[str]) -> Any:
     (jobs,) = BasicSweeper.split_arguments(parser.parse_overrides(own), None)
     varied = methods if "multirun" in line.options else ()
     return composed(command, *jobs[-1], methods=varied, servers=divided.servers)
+
+
+@contextmanager
+def collected() -> Iterator[list[NextStep]]:
+    """Every step of the answers that are made within the block, each with its command in full."""
+    steps: list[NextStep] = []
+    original = NextStep.typed
+
+    def typed(self: NextStep) -> str:
+        command = original.fget(self)
+        steps.append(NextStep(self.text, command=command))
+        return command
+
+    NextStep.typed = property(typed)
+    try:
+        yield steps
+    finally:
+        NextStep.typed = original
+
+
+@functools.cache
+def _accepted(line: str) -> None:
+    program, command, *words = shlex.split(line)
+    assert (program, command in with_settings()) == ("harness", True), line
+    with composing():
+        composed_line(command, words)
+
+
+def all_accepted(steps: Iterable[NextStep]) -> None:
+    """Each has a command that composes to settings.
+
+    Raises:
+        SettingError: they break a rule.
+    """
+    for step in steps:
+        _accepted(step.command)

@@ -9,7 +9,9 @@ from transformers import PreTrainedModel
 
 from architectures import random_pair
 from harness.local.decoding.warp import AnyWarp
+from harness.local.drafting.method import LookupSettings
 from harness.local.drafting.model import ModelDrafter
+from harness.local.drafting.text import LookupText, TextDrafter
 from harness.local.runners.static import StaticRunner
 from mtp_models import mtp_target
 from small_heads import (
@@ -21,7 +23,6 @@ from small_heads import (
     mtp_head,
     target_model,
 )
-from text_drafters import lookup_drafter
 
 # A target on the first device, and a drafter for it with a warp, whose model is on the second.
 Draft = Callable[..., tuple[PreTrainedModel, Any]]
@@ -60,3 +61,9 @@ DRAFTS: dict[str, Draft] = {
     "Medusa": with_head(lambda: medusa_head(output_per_head=False)),
     "MTP": with_mtp,
 }
+
+
+def lookup_drafter(**settings: Any) -> TextDrafter:
+    """A drafter as `draft=lookup` makes it."""
+    chosen = LookupSettings(name="lookup", method="lookup", **settings)
+    return TextDrafter(lambda: LookupText(chosen.max_ngram, chosen.min_ngram))

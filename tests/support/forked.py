@@ -7,21 +7,25 @@ a new interpreter does differently, such as a signal during the imports, is test
 
 from __future__ import annotations
 
+import itertools
 import os
+import pkgutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import MappingProxyType
-from typing import IO
+from typing import IO, Any
 
 import filelock
+import pytest
 
 from processes import wait_for
 
@@ -232,3 +236,26 @@ def _serve(number: int, before: Callable[[], object] | None) -> None:
     if before is not None:
         before()
     worker.serve(number)
+
+
+# The file that a command has written, in its working directory, when it halts.
+HALTED = "halted"
+
+
+def halting(function: str, after: int) -> Callable[[], None]:
+    """What `forked` does before a command that is to wait forever in the call of a function that follows so many."""
+    return partial(_replace, function, after)
+
+
+def _replace(function: str, after: int) -> None:
+    original = pkgutil.resolve_name(function)
+    numbers = itertools.count(1)
+
+    def call(*arguments: Any, **options: Any) -> Any:
+        if next(numbers) > after:
+            Path(HALTED).touch()
+            while True:
+                time.sleep(3600)
+        return original(*arguments, **options)
+
+    pytest.MonkeyPatch().setattr(function, call)

@@ -12,8 +12,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from forked import run, start
-from halting import HALTED, halting
+from forked import HALTED, halting, run, start
 from harness.cli.conversion import from_config
 from harness.commands.eval.record import EvalSettings
 from harness.commands.eval.tasks import (

@@ -12,8 +12,7 @@ import pandas as pd
 import pytest
 
 from composing import composed_line, composing
-from forked import run, start
-from halting import HALTED, halting
+from forked import HALTED, halting, run, start
 from harness.config.settings import ModelSettings
 from harness.results.statistics.interval import Interval
 from harness.results.statistics.stopping import (

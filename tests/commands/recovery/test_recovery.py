@@ -19,8 +19,7 @@ import pytest
 
 from documented import ROOT, words_of
 from echo_questions import TOKENIZER
-from forked import start
-from halting import HALTED, halting
+from forked import HALTED, halting, start
 from harness.commands.recovery.sampling import samplings
 from harness.commands.recovery.scores import ScoredText, choose_place
 from harness.commands.recovery.workload import Answer, Asking, PlannedRequest, Workload

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from architectures import random_model
 from chains import decoded, requests, row_steps, speculative
-from drafts import DRAFTS
+from drafts import DRAFTS, lookup_drafter
 from harness.local.decoding.iteration import Calls
 from harness.local.decoding.loop import Loop, RowStep
 from harness.local.decoding.protocols import Drafter, Runner
@@ -22,7 +22,6 @@ from harness.local.runners.snapshot import SnapshotRunner
 from harness.local.runners.static import StaticRunner
 from pretended_gpus import pretended_gpus
 from small_heads import block_head, head_drafter, target_model
-from text_drafters import lookup_drafter
 
 WARP = Warp(1.0)
 NUM_DRAFT_TOKENS = 3

@@ -21,13 +21,13 @@ from chains import (
     speculative,
     texts,
 )
+from drafts import lookup_drafter
 from fakes import MarkovRunner
 from harness.local.decoding.loop import RowRequest, RowStep
 from harness.local.decoding.protocols import Proposal, Step
 from harness.local.decoding.verify import Verdict, verify
 from harness.local.decoding.warp import Warp
 from harness.local.drafting.text import LookupText, TextDrafter
-from text_drafters import lookup_drafter
 from verifiers import FALSE_ALARM_RATE, without_residual
 
 NOTHING = Step(torch.empty(0))

@@ -26,7 +26,7 @@ from harness.results.statistics.proportions import (
     difference_of_paired_proportions,
     p_value_of_difference,
 )
-from statements import incoherent
+from pages import incoherent
 
 
 @pytest.mark.parametrize(
