@@ -241,3 +241,4 @@ def test_an_arm_that_was_measured_alone() -> None:
     runs = [alone, latency_run(), [replace(row, status="failed") for row in alone]]
     members = [series_of([Run(rows)])[0].members[0] for rows in runs]
     assert [member.is_arm_alone for member in members] == [True, False, False]
+    assert [len(member.statements) for member in members] == [0, 1, 0]
