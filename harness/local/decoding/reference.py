@@ -44,8 +44,8 @@ def speculative_reference(
 
     while len(text) < max_new_tokens and text[-1] not in stop_tokens:
         position = len(text)
-        # Both models have read all of the text but its last token. What they have read behind
-        # that, draft tokens that were rejected, is forgotten with the next pass.
+        # Both models have read all of the text but its last token. What they have
+        # read behind that, rejected draft tokens, is forgotten with the next pass.
         num_read = len(prompt) + position - 1
 
         # Draft: the draft model reads one token at a time and draws the next.
@@ -54,8 +54,8 @@ def speculative_reference(
         draft_probabilities: list[Tensor] = []
         for offset in range(num_drafted):
             last = torch.tensor([tokens[-1:]])
-            logits = draft.extend(last, [num_read + offset], goes_on=offset > 0).logits  # [1, 1, V]
-            probabilities = warp(logits[0, 0])
+            step = draft.extend(last, [num_read + offset], goes_on=offset > 0)
+            probabilities = warp(step.logits[0, 0])  # of [1, 1, V]
             uniform = uniforms[position + offset, Purpose.DRAFT]
             token = inverse_cdf(probabilities, uniform)
             draft_probabilities.append(probabilities)
