@@ -236,6 +236,12 @@ def test_of_24_equal_cells_none_is_called_faster() -> None:
     assert wrong / 60 <= 0.05
 
 
+def test_a_run_without_an_interval_widens_no_other() -> None:
+    unsure = latency_run(draft="1B", speedup_low=None, speedup_high=None)
+    judged, _ = judged_at_once([Run(latency_run()), Run(unsure)])
+    assert judged.verdict.family == 1
+
+
 def test_an_arm_that_was_measured_alone() -> None:
     alone = latency_run(draft=None)
     runs = [alone, latency_run(), [replace(row, status="failed") for row in alone]]
