@@ -39,10 +39,9 @@ _CUT_OFF = ("abort", "error", "cancelled", "timeout", "canceled")
 
 # Entries of an event in which it reports counts; of several events with one the last counts.
 REPORTS = ("usage", "metrics", "sglext", "timings")
-# Where vLLM, SGLang and OpenAI report drafts.
+# Where vLLM and SGLang report drafts.
 _VLLM = "metrics speculative_decoding"
 _SGLANG = "sglext spec_tokens_details"
-_PREDICTIONS = "usage completion_tokens_details"
 
 
 class AnswerError(RunError):
@@ -107,8 +106,6 @@ class Event(Fields):
         prompt_ms: from the prompt's turn to the first token, by llama.cpp's clock.
         num_drafted, num_accepted: draft tokens of the whole answer, in the words of vLLM, SGLang or llama.cpp.
         num_iterations: that drafted, in the words of mlx_vlm.server.
-        num_right, num_wrong: accepted ones and others in OpenAI's words, as SGLang's gateway has them. Both are 0 where
-            nothing is known.
         drafted_by_step, accepted_by_step: those of each iteration.
         histogram: how many iterations accepted 0, 1, 2, ... tokens.
         shown_ids: of the event's text, which llama.cpp adds if a request says `verbose`. A token that ends within a
@@ -131,8 +128,6 @@ class Event(Fields):
         "timings draft_n_accepted",
     )
     num_iterations: Natural | None = _at("timings draft_rounds")
-    num_right: Natural | None = _at(f"{_PREDICTIONS} accepted_prediction_tokens")
-    num_wrong: Natural | None = _at(f"{_PREDICTIONS} rejected_prediction_tokens")
     drafted_by_step: Naturals = _at(f"{_VLLM} per_step_drafted")
     accepted_by_step: Naturals = _at(f"{_VLLM} per_step_accepted")
     histogram: Naturals = _at(
@@ -252,8 +247,6 @@ _DRAFTS = (
     "num_drafted",
     "num_accepted",
     "num_iterations",
-    "num_right",
-    "num_wrong",
     "drafted_by_step",
     "accepted_by_step",
     "histogram",
@@ -268,10 +261,7 @@ def _drafts(event: Event, num_tokens: int, max_tokens: int, num_answers: int) ->
     """
     proposed, accepted = event.num_drafted, event.num_accepted
     if proposed is None or accepted is None:
-        if not (event.num_right or event.num_wrong):
-            return None
-        accepted = event.num_right or 0
-        proposed = accepted + (event.num_wrong or 0)
+        return None
     drafted_by_step, accepted_by_step = event.drafted_by_step or (), event.accepted_by_step or ()
     if drafted_by_step and accepted_by_step and len(drafted_by_step) != len(accepted_by_step):
         numbers = f"{len(drafted_by_step)} iterations that drafted"

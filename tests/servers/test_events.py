@@ -97,11 +97,6 @@ def timings(drafted: int, accepted: int) -> dict[str, Any]:
     return {"timings": {"draft_n": drafted, "draft_n_accepted": accepted}}
 
 
-def predictions(accepted: int, rejected: int) -> dict[str, Any]:
-    names = {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": rejected}
-    return {"usage": {"completion_tokens_details": names}}
-
-
 def sglang(drafted: int, accepted: int, histogram: Sequence[int]) -> dict[str, Any]:
     names = {"spec_num_proposed_drafts": drafted, "spec_num_correct_drafts": accepted}
     return {"sglext": {"spec_tokens_details": names | {"spec_correct_drafts_histogram": histogram}}}
@@ -127,11 +122,8 @@ def test_a_histogram_of_equal_drafts_has_the_outcome_of_each_iteration() -> None
     assert (request.outcomes, request.num_cached, request.prompt_ms) == ([], 2, 7.5)
 
 
-def test_openais_words_for_draft_tokens_count_where_a_gateway_fills_them() -> None:
-    assert reported(predictions(10, 119)).draft_tokens == (129, 10)
-    rejected = {"completion_tokens_details": {"rejected_prediction_tokens": 7}}
-    assert reported({"usage": rejected}).draft_tokens == (7, 0)
-    assert reported({"timings": {"draft_n": 9}}).drafts is None, "how many were accepted is unknown"
+def test_nothing_is_known_of_drafts_without_the_number_of_accepted_ones() -> None:
+    assert reported({"timings": {"draft_n": 9}}).drafts is None
 
 
 @pytest.mark.parametrize(
@@ -152,7 +144,6 @@ def test_openais_words_for_draft_tokens_count_where_a_gateway_fills_them() -> No
         # More than an answer of 8 tokens and one iteration behind its end can hold.
         (timings(100, 100), ["92 tokens, and the answers have 8", "draft_n_accepted 100"]),
         (timings(2**31 - 1, 0), ["2147483647 draft tokens"]),
-        (predictions(50, 0), ["accepted_prediction_tokens 50"]),
         (vllm(num_draft_tokens=80, num_accepted_draft_tokens=4, acceptance_histogram=[16, 4]), ["histogram [16, 4]"]),
         (CACHED, ["5000 of 5 prompt", "cached_tokens 5000, prompt_tokens 5"]),
         ({"timings": {"cache_n": 6}}, ["6 of 5 prompt tokens", "cache_n 6"]),
@@ -206,7 +197,6 @@ def test_fewer_tokens_than_bursts_of_text_are_no_count() -> None:
         # Nothing says what an iteration accepted: llama.cpp drafts no more than was asked for.
         (timings(1000, 136), 72),
         (timings(16, 16), 8),
-        (predictions(16, 0), 8),
         # Iterations whose draft tokens are no multiple of them.
         (vllm(num_draft_tokens=1000, num_accepted_draft_tokens=5, acceptance_histogram=[995, 5]), 1004),
     ],
