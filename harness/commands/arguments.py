@@ -12,18 +12,16 @@ from harness.config.errors import SettingError, nearest
 
 Settings = TypeVar("Settings")
 
-_BOOLEANS = {"true": True, "false": False}
-
 
 def read_arguments(kind: type[Settings], words: Words) -> tuple[Settings, list[str]]:
     """Read the typed settings, and return them and all other words.
 
     Args:
-        kind: a dataclass of texts, numbers, booleans or literals with defaults; a field of type `list[str]` collects
-            every value that is typed for it.
+        kind: a dataclass of texts or literals with defaults; a field of type `list[str]` collects every value that
+            is typed for it.
 
     Raises:
-        SettingError: no such setting or option, a value of another type, or one with a key in it.
+        SettingError: no such setting or option, a value that is none of its choices, or one with a key in it.
     """
     check_settings_have_no_key(words.typed)
     if words.servers:
@@ -40,7 +38,11 @@ def read_arguments(kind: type[Settings], words: Words) -> tuple[Settings, list[s
                 continue
             if name in values:
                 raise SettingError(name, f"is typed twice: {values[name]} and {text}")
-            values[name] = _converted(name, text, types[name])
+            choices = get_args(types[name])
+            if choices and text not in choices:
+                rule = f"must be {' or '.join(choices)}{nearest(text, choices)}"
+                raise SettingError(name, rule, text)
+            values[name] = text
             continue
         is_option = word.startswith("-") and word != "-"
         # A file may be called a=b.
@@ -50,18 +52,3 @@ def read_arguments(kind: type[Settings], words: Words) -> tuple[Settings, list[s
             raise SettingError(name, rule)
         others.append(word)
     return kind(**values), others
-
-
-def _converted(name: str, text: str, kind: Any) -> Any:
-    """A typed text as a value of its field's type."""
-    values = _BOOLEANS if kind is bool else {choice: choice for choice in get_args(kind)}
-    if text in values:
-        return values[text]
-    if values:
-        rule = f"must be {' or '.join(values)}{nearest(text, values)}"
-        raise SettingError(name, rule, text)
-    try:
-        return kind(text)
-    except ValueError as error:
-        rule = f"must be a {'whole ' if kind is int else ''}number"
-        raise SettingError(name, rule, text) from error

@@ -63,11 +63,6 @@ class EngineSettings:
         return False
 
     @property
-    def is_over_itself(self) -> bool:
-        """Whether both arms are one server, under one name."""
-        return False
-
-    @property
     def takes_k(self) -> bool:
         """Whether servers are started with the K of the run."""
         return False

@@ -52,7 +52,7 @@ class RunSettings:
         force: load the pair even if the plan says that it does not fit.
         weights: `random` builds the models from their configurations alone, without a download, to measure times.
         runner: what runs the models. `eager` as they are; `static` on a cache of fixed size; `compiled` by torch on
-            such a cache. On a GPU both run as CUDA graphs, and `auto` is `compiled` for latency, map and recovery and
+            such a cache. On a GPU both run as CUDA graphs, and `auto` is `compiled` for latency and recovery and
             `static` for the others; elsewhere it is `static`.
         engine: who generates.
     """

@@ -24,7 +24,7 @@ from harness.results.schema import (
 
 @dataclass(frozen=True, kw_only=True)
 class _LatencySettings(PromptedRow, ComparedRow):
-    """Settings that only `latency` and `map` have."""
+    """Settings that only `latency` has."""
 
     repeats: MaybeInt = setting(
         "runs that were asked for; in a pooled row, runs that were pooled", "repeats"

@@ -171,12 +171,12 @@ def explained_by_rounding(excess: float | None) -> str:
     return " (a tie that rounding broke)"
 
 
-def disturbed_runs(runs: Sequence[Run[Any]], noun: str = "run") -> str | None:
+def disturbed_runs(runs: Sequence[Run[Any]]) -> str | None:
     """`3 of 5 runs drifted, or shared the processor with other programs`; None where all were quiet."""
     number = sum(not run.last.was_quiet for run in runs)
     if not number:
         return None
-    share = f"{number} of {counted(len(runs), noun)}"
+    share = f"{number} of {counted(len(runs), 'run')}"
     return f"{share} drifted, or shared the processor with other programs"
 
 

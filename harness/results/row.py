@@ -17,7 +17,6 @@ import typing
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import Field, dataclass, field, fields, replace
-from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import ConfigDict, TypeAdapter
@@ -59,7 +58,7 @@ Pooling = (
 )
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class ColumnDescription:
     """A column, as the field of a row describes it.
 
@@ -89,15 +88,15 @@ class ColumnDescription:
     """
 
     field: str
-    part: str
+    part: str = ""
     kind: str
     text: str
     unit: str
-    path: str
-    pools: Pooling | None
-    phrase: str
+    path: str = ""
+    pools: Pooling | None = None
+    phrase: str = ""
     said_as: Mapping[Any, str]
-    in_csv: bool
+    in_csv: bool = True
     type: Any
     hint: Any
     words: tuple[str, ...]
@@ -109,26 +108,9 @@ class ColumnDescription:
         return value.parts()[self.part] if self.part and value is not None else value
 
 
-def _column(
-    kind: str,
-    text: str,
-    unit: str = "",
-    path: str = "",
-    pools: Pooling | None = None,
-    phrase: str = "",
-    said_as: Mapping[Any, str] = MappingProxyType({}),
-    in_csv: bool = True,
-) -> Any:
-    metadata = {
-        "kind": kind,
-        "text": text,
-        "unit": unit,
-        "path": path,
-        "pools": pools,
-        "phrase": phrase,
-        "said_as": said_as,
-        "in_csv": in_csv,
-    }
+def _column(kind: str, text: str, unit: str = "", **further: Any) -> Any:
+    """A field with what is described of its column."""
+    metadata = {"kind": kind, "text": text, "unit": unit, "said_as": {}, **further}
     return field(default=None, metadata=metadata)
 
 
@@ -136,7 +118,7 @@ def setting(text: str, path: str = "", unit: str = "", **words: Any) -> Any:
     """A column that repeats a setting; `path` is where the command's settings have it, and `words` are `phrase` and
     `said_as` of `ColumnDescription`.
     """
-    return _column("setting", text, unit, path, **words)
+    return _column("setting", text, unit, path=path, **words)
 
 
 def pooled(pools: Pooling, text: str, unit: str = "", *, in_csv: bool = True) -> Any:
@@ -255,7 +237,6 @@ def _described(column: Field[Any], hint: Any) -> dict[str, ColumnDescription]:
             values.append(part)
     described = ColumnDescription(
         field=column.name,
-        part="",
         **column.metadata,
         type=typing.get_origin(values[0]) or values[0],
         hint=functools.reduce(operator.or_, values),

@@ -33,10 +33,6 @@ if TYPE_CHECKING:
 _MOST_STOPS = 4
 
 
-def new_salt() -> str:
-    return secrets.token_hex(16)
-
-
 @dataclass(frozen=True)
 class RequestForm:
     """The form of one server's requests.
@@ -63,7 +59,7 @@ class RequestForm:
     asks_for_details: bool = True
     extra: Mapping[str, Any] = field(default_factory=dict)
     draws: bool = True
-    salt_prefix: str = field(default_factory=new_salt)
+    salt_prefix: str = field(default_factory=secrets.token_hex)
 
     def body(self, request: Request) -> dict[str, Any]:
         """The body for OpenAI's API.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import itertools
 import math
 import threading
 import time
@@ -200,11 +201,13 @@ class ServerEngine(Engine):
             check_same_weights(models)
         for server in together:
             server.connect()
+        devices = [server.devices for server in self.arms if server.asked is not None]
         self.servers = dataclasses.replace(
             self.servers,
             names=list(dict.fromkeys(asked.server for asked in known if asked.server)),
             models=list(dict.fromkeys(map(str, models))),
-            devices=_devices([server.devices for server in self.arms if server.asked is not None]),
+            # None where those of one server are not known.
+            devices=list(dict.fromkeys(itertools.chain(*devices))) if all(devices) else [],
         )
 
     def _restart_if_asked(self, arm: Arm) -> None:
@@ -224,12 +227,6 @@ class ServerEngine(Engine):
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
         self.loop.close()
-
-
-def _devices(of_arms: Sequence[Sequence[str]]) -> list[str]:
-    """The devices of all servers, each once; none where those of one are not known."""
-    names = [name for devices in of_arms for name in devices]
-    return list(dict.fromkeys(names)) if all(of_arms) else []
 
 
 class ServerArm(Arm):

@@ -143,11 +143,6 @@ class ServerSettings(EngineSettings):
         return self.chat is True
 
     @property
-    def is_over_itself(self) -> bool:
-        is_one_name = self.regular_model in (None, self.model)
-        return self.regular_url is not None and self.url == self.regular_url and is_one_name
-
-    @property
     def beyond_model(self) -> str | None:
         if self.chat is True:
             return "engine.chat=true"

@@ -92,8 +92,7 @@ def start(opening: Opening, settings: ServerSettings) -> Engine:
     from harness.servers.launch import Launch, Served
 
     run = opening.settings
-    # `map` opens an engine for each K.
-    commands = commands_of(dataclasses.replace(run, decoding=opening.decoding))
+    commands = commands_of(run)
     has_gpus = bool(gpu_names())
     if len(commands) > 1 and settings.blocks == "auto" and not has_gpus:
         commands = [command.without_core_binding() for command in commands]

@@ -74,7 +74,9 @@ class CompareExperiment(Experiment[CompareSettings, CompareRow]):
                 if prompt is not None:
                     self._race(session, prompt)
                 elif self._interactive:
-                    self._say(self._describe(session), "bold")
+                    row = session.row(CompareRow)
+                    pair = pair_name(row, " with draft ")
+                    self._say(f"{pair} · {settings_line([row])} · view={self._view()}", "bold")
                     self._say(_WELCOME)
                     history = session.store_directory / ".compare_history"
                     examples = [example.text for example in self._examples]
@@ -211,12 +213,6 @@ class CompareExperiment(Experiment[CompareSettings, CompareRow]):
         requests = session.requests(token_ids, [0], decoding, chats=[example.chat()])
         for arm in engine.arms:
             timed_answer(engine, arm, Question(requests))
-
-    def _describe(self, session: Session) -> str:
-        """The pair and the settings of the next race, in one line."""
-        row = session.row(CompareRow)
-        settings = settings_line([row])
-        return f"{pair_name(row, ' with draft ')} · {settings} · view={self._view()}"
 
     def _say(self, text: str, style: str = "") -> None:
         show("")

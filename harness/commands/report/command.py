@@ -339,7 +339,12 @@ def statements_in_json(report: ReportContents) -> str:
 
 
 def write(report: ReportContents, output: Path) -> list[Path]:
-    """Write a report's files into a directory. Raises as `_write`."""
+    """Write a report's files into a directory.
+
+    Raises:
+        SettingError: a place where no file can be written.
+        RunError: a disk that fails or is full.
+    """
     drawn: dict[str, dict[str, list[tuple[str, str]]]] = {}
     drawing = _optional_plots()
     note = f"Plots need matplotlib: {install_command('report')}"
@@ -350,18 +355,6 @@ def write(report: ReportContents, output: Path) -> list[Path]:
     contents = {
         output / name: text.encode("utf-8", "backslashreplace") for name, text in texts.items()
     }
-    _write(contents)
-    return list(contents)
-
-
-def _write(contents: Mapping[Path, bytes]) -> None:
-    """Write files into one directory.
-
-    Raises:
-        SettingError: a place where no file can be written.
-        RunError: a disk that fails or is full.
-    """
-    output = next(iter(contents)).parent
     try:
         output.mkdir(parents=True, exist_ok=True)
         for path, content in contents.items():
@@ -370,6 +363,7 @@ def _write(contents: Mapping[Path, bytes]) -> None:
         raise SettingError("output", f"cannot be written to: {error.strerror}", output) from error
     except OSError as error:
         raise RunError(f"{output} cannot be written to: {error.strerror}") from error
+    return list(contents)
 
 
 def _optional_plots() -> ModuleType | None:

@@ -1,4 +1,4 @@
-"""Everything that a run of `latency` or `map` has measured so far, and groups of figures, which follow from that.
+"""Everything that a run of `latency` has measured so far, and groups of figures, which follow from that.
 
 A group has fields of a row, each with its unit, its meaning and how it is pooled over runs, and the
 function that computes them. A row is composed of groups (`rows.LatencyRow`). Groups are loaded

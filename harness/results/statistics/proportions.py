@@ -26,7 +26,7 @@ def wald_interval(successes: int, total: int) -> Interval:
     return Interval(proportion, proportion - half_width, proportion + half_width)
 
 
-def wilson_interval(successes: int, total: int, confidence: float = CONFIDENCE) -> Interval:
+def wilson_interval(successes: int, total: int) -> Interval:
     """Wilson's score interval of a proportion (1927), without continuity correction.
 
     Unlike Wald's it stays inside [0, 1] and keeps a width when no trial or every trial succeeds.
@@ -35,12 +35,12 @@ def wilson_interval(successes: int, total: int, confidence: float = CONFIDENCE) 
         return Interval()
     from scipy.stats import binomtest
 
-    bounds = binomtest(successes, total).proportion_ci(confidence, method="wilson")
+    bounds = binomtest(successes, total).proportion_ci(CONFIDENCE, method="wilson")
     return Interval(successes / total, float(bounds.low), float(bounds.high))
 
 
 def difference_of_paired_proportions(
-    first_correct: Sequence[bool], second_correct: Sequence[bool], confidence: float = CONFIDENCE
+    first_correct: Sequence[bool], second_correct: Sequence[bool]
 ) -> Interval:
     """Proportion correct of the second arm minus the first's, with Newcombe's paired interval.
 
@@ -62,8 +62,8 @@ def difference_of_paired_proportions(
     if not total:
         return Interval()
     correlation = _corrected_correlation(first_answers, second_answers)
-    first = wilson_interval(int(first_answers.sum()), total, confidence)
-    second = wilson_interval(int(second_answers.sum()), total, confidence)
+    first = wilson_interval(int(first_answers.sum()), total)
+    second = wilson_interval(int(second_answers.sum()), total)
     difference = second.estimate - first.estimate
     below = _distance(second.estimate - second.low, first.high - first.estimate, correlation)
     above = _distance(second.high - second.estimate, first.estimate - first.low, correlation)
