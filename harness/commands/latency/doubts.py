@@ -88,11 +88,12 @@ def _said(runs: Iterable[_Run], ranks: Sequence[Rank]) -> list[str]:
     return list(sentences)
 
 
-def _each_arm(run: _Run, text: Callable[[LatencyRow], str | None]) -> str:
-    """Words about the arms for which there are some."""
-    return " and ".join(filter(None, map(text, run.rows)))
+def _each_arm(text: Callable[[LatencyRow], str | None]) -> Callable[[_Run], str]:
+    """Words about the arms of a run for which there are some, from those about one."""
+    return lambda run: " and ".join(filter(None, map(text, run.rows)))
 
 
+@_each_arm
 def _finished(row: LatencyRow) -> str | None:
     """How many prompts an arm answered, of a run that ended early."""
     if row.status in ("ok", NO_VERDICT):
@@ -100,22 +101,22 @@ def _finished(row: LatencyRow) -> str | None:
     return f"{(row.num_prompts or 0) - (row.num_failed or 0)} {row.arm}"
 
 
+@_each_arm
+def _failed(row: LatencyRow) -> str | None:
+    return f"{row.num_failed} of {row.num_prompts} {row.arm}" if row.num_failed else None
+
+
 def _failures(run: _Run) -> str:
     """How many requests of each arm failed, and the first error."""
-    failed = _each_arm(
-        run,
-        lambda row: f"{row.num_failed} of {row.num_prompts} {row.arm}" if row.num_failed else None,
-    )
+    failed = _failed(run)
     errors = [prompt.error for prompt in run.prompt_rows if prompt.error]
     return f"{failed} ({errors[0]})" if failed and errors else failed
 
 
-def _empty(run: _Run) -> str:
-    """How many answers of each arm ended without a token."""
-    return _each_arm(
-        run,
-        lambda row: f"{row.num_empty} of {row.num_prompts} {row.arm}" if row.num_empty else None,
-    )
+@_each_arm
+def _empty(row: LatencyRow) -> str | None:
+    """How many answers ended without a token."""
+    return f"{row.num_empty} of {row.num_prompts} {row.arm}" if row.num_empty else None
 
 
 def _has_a_slower_runner(run: _Run) -> bool:
@@ -123,15 +124,11 @@ def _has_a_slower_runner(run: _Run) -> bool:
     return run.last.runner in _SLOW_RUNNERS and draft_runner not in (None, *_SLOW_RUNNERS)
 
 
-def _slow_host(run: _Run) -> str:
+@_each_arm
+def _slow_host(row: LatencyRow) -> str | None:
     """How much of an iteration or a step this program's own host takes, where that is much."""
-
-    def share(row: LatencyRow) -> str | None:
-        if row.host_share is None or row.host_share <= _MOST_OF_HOST:
-            return None
-        return f"{percent(row.host_share)} of the {row.arm} arm's time"
-
-    return _each_arm(run, share)
+    share = row.host_share or 0.0
+    return f"{percent(share)} of the {row.arm} arm's time" if share > _MOST_OF_HOST else None
 
 
 def _in_two_places(run: _Run) -> str | None:
@@ -178,6 +175,7 @@ def _busy_gpus(run: _Run) -> str:
     return " and ".join(parts)
 
 
+@_each_arm
 def _slow_here(row: LatencyRow) -> str | None:
     here = row.time_to_first_token_ms
     there = row.server_time_to_first_token_ms
@@ -186,11 +184,26 @@ def _slow_here(row: LatencyRow) -> str | None:
     return f"{here:.0f} ms in the {row.arm} arm, {there:.0f} ms by the server's clock"
 
 
+@_each_arm
+def _impossible(row: LatencyRow) -> str | None:
+    counts = row.impossible_counts
+    return f"{counts} in the {row.arm} arm" if counts else None
+
+
+@_each_arm
 def _late_end(row: LatencyRow) -> str | None:
     share = row.share_after_last_token or 0.0
     return f"{percent(share)} in the {row.arm} arm" if share > _MOST_AFTER_LAST_TOKEN else None
 
 
+@_each_arm
+def _held_back(row: LatencyRow) -> str | None:
+    if not row.held_back:
+        return None
+    return f"{row.tokens_per_arrival:.1f} at a time in the {row.arm} arm"
+
+
+@_each_arm
 def _cached(row: LatencyRow) -> str | None:
     """The share of the prompts' tokens that came from a cache, where some did."""
     if not row.cached_tokens or not row.read_prompt_tokens:
@@ -198,6 +211,7 @@ def _cached(row: LatencyRow) -> str | None:
     return f"{percent(row.cached_tokens / row.read_prompt_tokens)} in the {row.arm} arm"
 
 
+@_each_arm
 def _foreign_tokens(row: LatencyRow) -> str | None:
     """The tokens that a server read and generated for others while it was measured."""
     if not row.foreign_tokens:
@@ -220,6 +234,7 @@ def _other_caches(run: _Run) -> str | None:
     return f"{num_prompt_tokens} prompt tokens from a cache: {', '.join(counts)}"
 
 
+@_each_arm
 def _other_prompts(row: LatencyRow) -> str | None:
     sent = row.num_prompt_tokens or 0
     read = sent if row.read_prompt_tokens is None else row.read_prompt_tokens
@@ -257,6 +272,7 @@ def _same_prompts(run: _Run) -> str | None:
     return None if 2 * most <= texts.total() else f"{most} of {texts.total()}"
 
 
+@_each_arm
 def _unseen(row: LatencyRow) -> str | None:
     if not row.unseen_tokens:
         return None
@@ -286,7 +302,7 @@ DOUBTS = (
     ),
     Doubt(
         "against",
-        lambda run: _each_arm(run, _finished),
+        _finished,
         "{row.status}: the figures cover {found} prompts.",
     ),
     Doubt(
@@ -352,33 +368,28 @@ DOUBTS = (
     ),
     Doubt(
         "against",
-        lambda run: _each_arm(run, _foreign_tokens),
+        _foreign_tokens,
         "The server processed {found} for other clients.",
     ),
     Doubt(
         "against",
-        lambda run: _each_arm(
-            run,
-            lambda row: (
-                f"{row.impossible_counts} in the {row.arm} arm" if row.impossible_counts else None
-            ),
-        ),
+        _impossible,
         "The server's counts cannot be true: {found}. No figure follows from them.",
     ),
     Doubt(
         "against",
-        lambda run: _each_arm(run, _slow_here),
+        _slow_here,
         "First tokens took {found}: this machine or the network was the bottleneck.",
     ),
     Doubt(
         "against",
-        lambda run: _each_arm(run, _late_end),
+        _late_end,
         "Time after the last token: {found}. A server or gateway ends answers late.",
     ),
     Doubt("comparison", _other_caches, "The arms took different shares of the {found}."),
     Doubt(
         "comparison",
-        lambda run: _each_arm(run, _other_prompts),
+        _other_prompts,
         "The servers read {found}: another chat template, or truncated prompts.",
     ),
     Doubt(
@@ -406,11 +417,7 @@ DOUBTS = (
     Doubt("setting note", lambda run: too_long(run.last), f"{{found}} {TOO_LONG}."),
     Doubt(
         "against",
-        lambda run: " and ".join(
-            f"{row.tokens_per_arrival:.1f} at a time in the {row.arm} arm"
-            for row in run.rows
-            if row.held_back
-        ),
+        _held_back,
         "Tokens arrive {found}: the time per token after the first and the cost of an iteration are unknown.",
     ),
     Doubt(
@@ -436,12 +443,12 @@ DOUBTS = (
     ),
     Doubt(
         "note",
-        lambda run: _each_arm(run, _unseen),
+        _unseen,
         "The server's counters saw only {found}, probably one worker's of several: they are not used.",
     ),
     Doubt(
         "note",
-        lambda run: _each_arm(run, _cached),
+        _cached,
         "Prompt tokens from a cache: {found}.",
     ),
 )
