@@ -1,8 +1,9 @@
-"""Messages and tools of a row, in the format of OpenAI's API, checked."""
+"""Messages, tools and answers of a row, in the format of OpenAI's API, checked."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from harness.engines.protocol import Message
@@ -44,6 +45,23 @@ def tools_of(value: Any) -> tuple[Message, ...]:
     for number, tool in enumerate(tools, 1):
         _function(tool, f"tool {number}")
     return tuple(tools)
+
+
+def completion_of(columns: Mapping[str, Any]) -> str | tuple[int, ...] | None:
+    """The answer of a row: the token ids that `acceptance` writes, else a text; None without one.
+
+    Raises:
+        BadFile: for anything else.
+    """
+    ids = columns.get("token_ids")
+    if not ids:
+        text = columns.get("completion")
+        return text_of(text, "completion") if text else None
+    if isinstance(ids, str):
+        ids = parsed_json(ids, "token_ids")
+    if not isinstance(ids, list) or not all(type(token) is int and token >= 0 for token in ids):
+        raise BadFile("must have a list of token ids as token_ids")
+    return tuple(ids)
 
 
 def text_of(value: Any, what: str) -> str:

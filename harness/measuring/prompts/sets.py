@@ -29,7 +29,7 @@ from harness.config.errors import SettingError
 from harness.config.installation import PACKAGE
 from harness.config.settings import PROMPT_COLUMNS, PromptSettings
 from harness.engines.protocol import Chat, Message
-from harness.measuring.prompts.messages import messages_of, parsed_json, text_of, tools_of
+from harness.measuring.prompts.messages import completion_of, messages_of, text_of, tools_of
 from harness.measuring.prompts.prompt_files import BadFile, NoQuestion, local_files, read_rows
 
 # Where a licence forbids copying, SPEED-Bench publishes a line of capitals in place of the text,
@@ -362,7 +362,7 @@ def _from_row(row: Any, settings: PromptSettings) -> Prompt:
     prompt = _of_first_key(columns)
     tools = tools_of(columns.get("tools"))
     category = None if columns.get("category") in (None, "") else str(columns["category"])
-    completion = _completion(columns)
+    completion = completion_of(columns)
     turns = prompt.turns if settings.turns == "all" and len(prompt.turns) > 1 else ()
     messages = prompt.messages
     # Bodies of Anthropic's API have it beside their messages.
@@ -487,16 +487,3 @@ def _has_objects(value: Any, part: str) -> bool:
     return isinstance(value, list) and all(
         isinstance(entry, dict) and part in entry for entry in value
     )
-
-
-def _completion(columns: Mapping[str, Any]) -> str | tuple[int, ...] | None:
-    """The answer of a row: the token ids that `acceptance` writes, else a text; None without one."""
-    ids = columns.get("token_ids")
-    if not ids:
-        text = columns.get("completion")
-        return text_of(text, "completion") if text else None
-    if isinstance(ids, str):
-        ids = parsed_json(ids, "token_ids")
-    if not isinstance(ids, list) or not all(type(token) is int and token >= 0 for token in ids):
-        raise BadFile("must have a list of token ids as token_ids")
-    return tuple(ids)
