@@ -34,6 +34,15 @@ class Divergence:
     logit_tolerance: float | None = None
 
     @property
+    def columns(self) -> dict[str, float | None]:
+        """Its columns in rows."""
+        return {
+            "divergence_position": self.position,
+            "logit_margin": self.logit_margin,
+            "logit_tolerance": self.logit_tolerance,
+        }
+
+    @property
     def excess(self) -> float:
         """The margin over its tolerance: rounding explains 1 at most.
 

@@ -153,15 +153,15 @@ def _waited(row: ComparedRow) -> str:
     return "" if threads == 1 or row.engine == "server" else f"{threads} threads {waited}"
 
 
-def why_no_ranking(regular_ms: Iterable[float]) -> str | None:
-    """Why drafts of one target cannot be ranked by their speed-ups; None where nothing is known against it.
+def why_no_ranking(regular_ms: Iterable[float]) -> str:
+    """Why drafts of one target cannot be ranked by their speed-ups; empty where nothing is known against it.
 
     Args:
         regular_ms: time per token of the regular arm of each run, all with the same settings.
     """
     times = [ms for ms in regular_ms if ms is not None and 0 < ms < math.inf]
     if not times or max(times) <= _MOST_APART * min(times):
-        return None
+        return ""
     return (
         f"regular decoding took {min(times):.3g} to {max(times):.3g} ms/token in runs with the same settings,"
         " so something other than the settings changed"

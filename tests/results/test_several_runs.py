@@ -230,8 +230,10 @@ def test_a_unit_whose_tokens_came_at_once_has_no_time_after_the_first() -> None:
         for index, (first_ms, num_tokens) in enumerate([(20.0, 8), (100.0, 8), (20.0, 1)])
         for arm in ("regular", "speculative")
     ]
-    waits = waits_by_unit(pairs_by_unit(rows), is_batched=True, after_first=True)
+    units = pairs_by_unit(rows)
+    waits = waits_by_unit(units, is_batched=True, after_first=True)
     assert waits == {(0,): ((80.0, 7.0), (80.0, 7.0))}
+    assert waits_by_unit(units, is_batched=True).keys() == units.keys()
 
 
 def ended(status: str, **changes: Any) -> Run:

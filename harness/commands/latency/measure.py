@@ -409,9 +409,7 @@ def prompt_rows(
         if request.impossible:
             columns["impossible_counts"] = request.impossible
         if divergence is not None:
-            columns["divergence_position"] = divergence.position
-            columns["logit_margin"] = divergence.logit_margin
-            columns["logit_tolerance"] = divergence.logit_tolerance
+            columns |= divergence.columns
         row = LatencyPromptRow(
             **columns,
             run=run_id,

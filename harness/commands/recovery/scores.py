@@ -145,7 +145,7 @@ class GreedyTexts:
 
     def columns(self) -> Columns:
         verdict, worst = self.judged()
-        columns: Columns = {
+        return {
             "check": "greedy",
             "temperature": 0.0,
             "verdict": verdict,
@@ -154,12 +154,8 @@ class GreedyTexts:
             "num_cut_short": self.num_cut_short,
             "identical_prompts": self.divergences.count(None),
             "tied_prompts": self.num_tied,
+            **(worst.columns if worst else {}),
         }
-        if worst is not None:
-            columns["divergence_position"] = worst.position
-            columns["logit_margin"] = worst.logit_margin
-            columns["logit_tolerance"] = worst.logit_tolerance
-        return columns
 
 
 def require_token_ids(requests: Sequence[RequestRecord]) -> None:

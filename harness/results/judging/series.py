@@ -214,7 +214,7 @@ def _ranked(members: list[Member]) -> Series:
     why_not = why_no_ranking([row.ms_per_token for row in times if row is not None])
     first = best_of(members)
     if first is None:
-        return Series(members, None, why_not or "")
+        return Series(members, None, why_not)
     ranked = [first]
     about: dict[str, Any] = {"reference": first.run.last, "family": first.verdict.family}
     for member in members:
@@ -234,7 +234,7 @@ def _ranked(members: list[Member]) -> Series:
         shares = relative_to(0, *times_of_ranked, first.verdict.family, unseen)
     for member, share in zip(ranked[1:], shares[1:], strict=True):
         member.standing = Statement.ordered("compared", share, subject=member.run.last, **about)
-    return Series(members, first, why_not or "")
+    return Series(members, first, why_not)
 
 
 def _share_of_bounds(member: Member, reference: Member) -> Interval:

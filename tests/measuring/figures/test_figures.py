@@ -63,6 +63,17 @@ def test_rows_of_a_batch_share_its_time() -> None:
     assert (times.unit, times.regular.tolist()) == ("batch", [200])
 
 
+def test_a_batch_drafts_until_its_last_row_has_ended() -> None:
+    rows = [request(0, 1.0, num_tokens=11), request(1, 1.0, num_tokens=21)]
+    for row, accepted in zip(rows, (1, 3), strict=True):
+        row.outcomes = [(4, accepted)] * 5
+    for sent, numbers in ((False, (5, 4)), (True, (10, 6))):
+        laps = [lap(*rows, sent=sent)]
+        rejections = paired_times(laps, laps).rejections
+        assert rejections is not None
+        assert (*rejections.iterations, *rejections.fewest) == numbers
+
+
 def test_prompts_and_arms_that_are_missing() -> None:
     assert paired_times(arm([1, 2], sent=False), arm([1], sent=False)).unit == "prompt"
     assert paired_times(arm([1, 2]), []).regular.size == 0

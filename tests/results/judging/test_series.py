@@ -181,6 +181,25 @@ def test_without_common_prompts_intervals_decide(
     assert standing.interval.low <= 1 / factor <= standing.interval.high
 
 
+@pytest.mark.parametrize(
+    ("drifted", "regular_ms", "why_not"),
+    [(True, 100.0, ""), (False, 200.0, "regular decoding took 100 to 200 ms/token")],
+)
+def test_where_times_may_not_be_compared_intervals_decide(
+    drifted: bool, regular_ms: float, why_not: str
+) -> None:
+    regular = np.full(NUM_PROMPTS, 100.0)
+    quicker = regular / np.linspace(1.8, 2.2, NUM_PROMPTS)
+    runs = []
+    for draft, factor, ms in (("first", 1.0, 100.0), ("second", 1.03, regular_ms)):
+        run = timed_run(draft, regular, quicker * factor, drifted=drifted)
+        run.rows[0] = replace(run.rows[0], ms_per_token=ms)
+        runs.append(run)
+    (series,) = series_of(runs)
+    assert series.why_not.startswith(why_not)
+    assert [standing.words for standing in series.standings] == ["cannot be told apart"]
+
+
 def repeated(draft: str, gain: float, seed: int) -> list[Run[LatencyRow]]:
     """Three runs of a draft on the same prompts, which differ by 2 % from run to run."""
     rng = np.random.default_rng(seed)
