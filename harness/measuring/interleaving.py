@@ -10,27 +10,6 @@ from harness.engines.protocol import Answered, Arm, Engine, Question
 from harness.engines.timing import quick_garbage_collections, timed_answer
 from harness.measuring.progress import progress
 
-# The answers to one question by the name of the arm.
-Answers = dict[str, Answered]
-
-
-def ask_all(
-    engine: Engine,
-    questions: Sequence[Question],
-    warmups: Sequence[Question] = (),
-) -> Iterator[tuple[Question, Answers]]:
-    """Give every arm every question, in turns; yields each question with all answers.
-
-    The arguments and errors are those of `ask_in_turns`.
-    """
-    unanswered = iter(questions)
-    answers: Answers = {}
-    for answered in ask_in_turns(engine, questions, warmups):
-        answers[answered.arm] = answered
-        if len(answers) == len(engine.arms):
-            yield next(unanswered), answers
-            answers = {}
-
 
 def ask_in_turns(
     engine: Engine,

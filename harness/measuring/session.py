@@ -47,7 +47,7 @@ class HasSettings(Protocol):
 
 class Session:
     """One run of a command, which takes these steps in order: `encode` (or `encoder`), `place`,
-    `open`, `requests`, and `interleaving.ask_all`; `row` and `write_rows` however it ends. `engine` is
+    `open`, `requests`, and `interleaving.ask_in_turns`; `row` and `write_rows` however it ends. `engine` is
     not None between `open` and `close`.
 
     Args:

@@ -121,8 +121,9 @@ def _page_of_draft(draft: Draft) -> Page:
     if found.causes or any(place.served for place in found.typed):
         title = f"Accepted by condition and draft token, K={k}"
         tables.append(Table.of("causes", title, conditions, _CONDITIONS))
+    in_order = sorted(texts, key=lambda text: (text.turn or 0, text.context or 0))
     for name, group_of in _GROUPS.items():
-        groups = grouped(sorted(texts, key=_place), group_of)
+        groups = grouped(in_order, group_of)
         if len(groups) > 1:
             figures = [f"{group} {_tokens_of(k, texts):.2f}" for group, texts in groups.items()]
             why.append((name, " · ".join(figures)))
@@ -249,10 +250,6 @@ _BY_K = (
     Column("accepted", percent, "acceptance_rate"),
     Column("of tested", percent, "conditional_acceptance_rate"),
 )
-
-
-def _place(text: AcceptanceTextRow) -> tuple[int, int]:
-    return text.turn or 0, text.context or 0
 
 
 def _turns(text: AcceptanceTextRow) -> str:

@@ -24,7 +24,7 @@ from harness.commands.eval.tasks import (
 )
 from harness.engines.protocol import Answered, Question, in_batches
 from harness.engines.tokenizer import text_of
-from harness.measuring.interleaving import ask_all
+from harness.measuring.interleaving import ask_in_turns
 from harness.measuring.measurement import identify, rows_of
 from harness.measuring.progress import say
 from harness.measuring.prompts.sets import Prompt
@@ -133,7 +133,10 @@ class EvalExperiment(Experiment[EvalSettings, EvalRow]):
         figures: dict[str, Any] = {}
         if evidence:
             correct = [self.answers[problem.key][arm].correct for problem in evidence]
-            figures |= _accuracy(correct)
+            wald = wald_interval(sum(correct), len(correct))
+            wilson = wilson_interval(sum(correct), len(correct))
+            figures |= {"accuracy": wald.estimate, "wald_low": wald.low, "wald_high": wald.high}
+            figures |= {"wilson_low": wilson.low, "wilson_high": wilson.high}
             figures["ms_per_answer"] = statistics.fmean(answer.time_ms for answer in arm_answers)
             regular = [self.answers[problem.key].get("regular") for problem in evidence]
             # Where an arm failed, the other may have done more work.
@@ -196,15 +199,18 @@ class EvalExperiment(Experiment[EvalSettings, EvalRow]):
         engine = session.open(size, max(map(len, token_ids)))
         problems = {problem.key: problem for problem in self.problems}
         pending = self._pending(session, token_ids)
-        for question, answers in ask_all(engine, pending, pending[:1]):
-            batch = [problems[request.seed, request.index] for request in question.requests]
-            rows: list[AnswerRow] = []
-            for arm, generation in answers.items():
-                rows += self._answer_rows(session, arm, batch, generation)
+        rows: list[AnswerRow] = []
+        for answered in ask_in_turns(engine, pending, pending[:1]):
+            assert answered.question is not None
+            batch = [problems[asked.seed, asked.index] for asked in answered.question.requests]
+            rows += self._answer_rows(session, batch, answered)
+            if len(rows) < len(batch) * len(engine.arms):
+                continue
             session.append(PROMPTS_FILE, rows)
             if session.settings.results.file is not None:
                 append_rows(session.store_directory / PROMPTS_FILE, rows)
             self.answers |= _by_question(rows)
+            rows = []
 
     def _pending(self, session: Session, token_ids: Sequence[Sequence[int]]) -> list[Question]:
         """The questions without an answer, in batches. A question of an engine has one seed."""
@@ -233,7 +239,7 @@ class EvalExperiment(Experiment[EvalSettings, EvalRow]):
         return questions
 
     def _answer_rows(
-        self, session: Session, arm: str, batch: Sequence[Problem], generation: Answered
+        self, session: Session, batch: Sequence[Problem], generation: Answered
     ) -> Iterator[AnswerRow]:
         """An arm's answers to a batch of questions, each with an equal share of the batch's time.
 
@@ -253,7 +259,7 @@ class EvalExperiment(Experiment[EvalSettings, EvalRow]):
                 Acceptance.of(request.outcomes),
                 prompt_index=problem.index,
                 seed=problem.seed,
-                arm=arm,
+                arm=generation.arm,
                 a=problem.a,
                 b=problem.b,
                 expected=str(problem.expected),
@@ -280,19 +286,6 @@ class EvalExperiment(Experiment[EvalSettings, EvalRow]):
             for problem in self.problems
             if len(answers.get(problem.key, ())) == num_arms
         }
-
-
-def _accuracy(correct: Sequence[bool]) -> dict[str, float]:
-    """The share of correct answers, with Wald's and Wilson's 95 % intervals."""
-    wald = wald_interval(sum(correct), len(correct))
-    wilson = wilson_interval(sum(correct), len(correct))
-    return {
-        "accuracy": wald.estimate,
-        "wald_low": wald.low,
-        "wald_high": wald.high,
-        "wilson_low": wilson.low,
-        "wilson_high": wilson.high,
-    }
 
 
 def _by_question(rows: Sequence[AnswerRow]) -> StoredAnswers:

@@ -184,11 +184,7 @@ def accuracy_table(runs: Sequence[Named[EvalRow]], statements: Sequence[Statemen
         Column("asked", of="row.num_prompts"),
         Column("correct %\n± Wald", of=_with_margin),
         Column("Wilson\n95 %", of=_wilson).at("row"),
-        Column(
-            "parsed",
-            of=lambda row: None if row.num_parsed == row.num_prompts else row.num_parsed,
-            optional=True,
-        ).at("row"),
+        Column("parsed", of=_num_parsed, optional=True).at("row"),
         Column(
             "difference",
             _difference,
@@ -232,6 +228,11 @@ def _with_margin(line: Named) -> str | None:
     if rate is None or high is None:
         return None
     return f"{_percent(rate)} ± {_percent(high - rate)}"
+
+
+def _num_parsed(row: EvalRow) -> int | None:
+    """How many answers had a number, where not all did."""
+    return None if row.num_parsed == row.num_prompts else row.num_parsed
 
 
 def _wilson(row: EvalRow) -> str | None:

@@ -23,7 +23,7 @@ from harness.measuring.asking import batches_to_ask, first_turns, laps_to_ask, w
 from harness.measuring.figures.measured import MeasuredArm, MeasuredRun, StoppedBy, figures_of
 from harness.measuring.figures.paired import paired_times
 from harness.measuring.figures.texts import compare_texts
-from harness.measuring.interleaving import Answers, ask_in_turns
+from harness.measuring.interleaving import ask_in_turns
 from harness.measuring.progress import say
 from harness.measuring.prompts.encoding import Encoded, Encoder, decide_ignore_eos, last
 from harness.measuring.prompts.sets import Prompt, PromptSet, load_prompts
@@ -219,7 +219,7 @@ class LatencyExperiment(Experiment[LatencySettings, LatencyRow]):
         arms = {name: MeasuredArm(name) for name in settings.arms}
         self.run = MeasuredRun(self.settings, self.prompt_set, arms)
         self.num_too_long: Mapping[str, int] = {}
-        self.unwritten: Answers = {}
+        self.unwritten: dict[str, Answered] = {}
 
     def measure(self, session: Session) -> None:
         self.settings = settings = decide_ignore_eos(self.settings, session.tokenizer)

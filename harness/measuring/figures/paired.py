@@ -99,16 +99,18 @@ class PairedTimes(NamedTuple):
     lengths: Floats
     rejections: Rejections | None
 
-    @property
-    def arms(self) -> tuple[list[Floats], list[Floats]]:
-        """As numerators and denominators."""
-        return [self.regular], [self.speculative]
-
     def speedup(self, confidence: float = CONFIDENCE) -> Interval:
         """The ratio of both arms' total times, with an interval over units."""
         from harness.results.statistics.ratios import ratio_of_totals
 
-        return ratio_of_totals(*self.arms, self.unit, confidence, self.lengths, self.rejections)
+        return ratio_of_totals(
+            [self.regular],
+            [self.speculative],
+            self.unit,
+            confidence,
+            self.lengths,
+            self.rejections,
+        )
 
     def rare_in_words(self) -> str | None:
         """`1 of 8 prompts took 5.1 times as long as the others in the regular arm`; None where none hold most of the

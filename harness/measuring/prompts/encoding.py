@@ -114,20 +114,17 @@ class Encoder:
             )
             rule = f"needs the model's tokenizer to cut texts by tokens{remedy}"
             raise SettingError("prompts.lengths", rule)
+        chats = [prompt.chat() for prompt in prompts]
+        if not self.settings.engine.asks_chats:
+            self._template.check_tools(chats)
         token_ids = []
-        for prompt, ids in zip(prompts, self._read([p.chat() for p in prompts]), strict=True):
+        for prompt, ids in zip(prompts, self._template.encode(chats), strict=True):
             if prompt.num_tokens is not None and len(ids) < prompt.num_tokens:
                 rule = f"a text of this set has only {len(ids)} tokens"
                 raise SettingError("prompts.lengths", rule, prompt.num_tokens)
             token_ids.append(ids[: prompt.num_tokens])
         self.planned.check_vocabulary(token_ids)
         return token_ids
-
-    def _read(self, chats: Sequence[Chat]) -> list[list[int]]:
-        """Token ids of chats."""
-        if not self.settings.engine.asks_chats:
-            self._template.check_tools(chats)
-        return self._template.encode(chats)
 
     def transcribe(self, prompt: Prompt) -> list[Reading]:
         """The transcripts of a recorded conversation, in this model's tokens.
