@@ -155,7 +155,7 @@ def collect(loop: Loop, asked: list[RowRequest]) -> Texts:
         ("MTP", StaticRunner, False),
     ],
 )
-def test_a_row_gets_what_it_gets_alone_whoever_leaves(
+def test_a_row_gets_what_it_gets_alone_whoever_ends(
     name: str, kind: type[SnapshotRunner] | type[StaticRunner], block: bool
 ) -> None:
     def loop() -> Loop:

@@ -78,7 +78,7 @@ def test_records_are_those_of_a_cpu(kind: str, compared: Callable[..., None]) ->
     compared(decode)
 
 
-def test_rows_that_differ_leave(compared: Callable[..., None]) -> None:
+def test_rows_that_differ_end_apart(compared: Callable[..., None]) -> None:
     def decode(first: str, second: str) -> Iterator[list[RowStep]]:
         warp = BatchWarp()
         runner, drafter = drafting("model", warp, first, second)
