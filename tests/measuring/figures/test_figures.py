@@ -90,6 +90,16 @@ def test_units_with_the_same_prompts_cover_no_others() -> None:
     assert str(figures(SpeedupFigures, again, again, [*range(8)] * 2).speedup.covers) == "8 prompts"
 
 
+def test_a_drift_is_of_the_second_half_over_the_first() -> None:
+    found = figures(SpeedupFigures, arm([1.0] * 16), arm([0.5] * 8 + [0.25] * 8))
+    assert (found.drift, found.drifted, found.interleaved) == (pytest.approx(2), True, True)
+    assert found.decode_speedup is None, "it is not known when requests' first tokens were decoded"
+    batch = arm([1.0], sent=False)
+    once = figures(SpeedupFigures, batch, batch)
+    assert (once.drift, once.drifted, once.interleaved) == (None, None, False)
+    assert once.decode_speedup.estimate == 1
+
+
 END = 9
 
 
