@@ -59,7 +59,7 @@ class FaultyArm(LocalArm):
         rule = verification_of(decoding)
         return Calls(
             self.fault.runner(self.runners.target),
-            self.runners.drafter(warp),
+            self.runners.make_drafter(warp),
             decoding.most_draft_tokens,
             verification=functools.partial(self.fault.verdict, rule, warp),
             redraw=RULES[decoding.rule].redraws,

@@ -61,18 +61,6 @@ class BatchSize(NamedTuple):
         return self.most_tokens + num_draft_tokens + 1
 
 
-class Room(NamedTuple):
-    """What a batch decodes in.
-
-    Attributes:
-        rows: they rest; as many as the batch has, or more.
-        num_slots: of each in the caches of both models.
-    """
-
-    rows: RowState
-    num_slots: int
-
-
 class Calls:
     """The two calls of an arm's iterations, over the rows of any batch.
 
@@ -111,11 +99,13 @@ class Calls:
         self.warp = warp or BatchWarp()
         self.judge = Judge(self.warp, verification, num_draft_tokens if redraw else 0)
 
-    def room(self, batch: BatchSize, device: torch.device) -> Room:
-        """Return room for a batch."""
-        rows = RowState.resting(batch.num_rows, batch.num_positions, self.num_draft_tokens, device)
+    def rows_for(self, batch: BatchSize, device: torch.device) -> RowState:
+        """Return rows for a batch, as many or more, which rest."""
+        count = self.num_draft_tokens
+        num_slots = batch.num_slots(count)
+        rows = RowState.resting(batch.num_rows, batch.num_positions, count, device, num_slots)
         rows.lengths = [None] * batch.num_rows
-        return Room(rows, batch.num_slots(self.num_draft_tokens))
+        return rows
 
     def propose(self, rows: RowState, count: int, limits: Sequence[int]) -> Proposal | None:
         """Propose up to `count` >= 1 tokens for each row; None where a drafter on the host offers no row any.

@@ -204,16 +204,15 @@ class Loop:
         self._watch("prompts")
         calls = self._calls
         device = requests[0].uniforms.device
-        rows, num_slots = calls.room(size_of(requests), device)
+        rows = calls.rows_for(size_of(requests), device)
         self._state = rows
         self._rows = [BatchRow(number, request) for number, request in enumerate(requests)]
         for number in range(len(requests), rows.num_rows):
             self._rows.append(BatchRow(number, requests[0], has_ended=True))
         prompts = [row.request.prompt for row in self._rows]
-        step = calls.target.start(prompts, num_slots, alone=alone)
+        step = calls.target.start(prompts, rows.num_slots, alone=alone)
 
-        warps = [request.warp for request in requests]
-        calls.warp.set_rows(warps, device)
+        calls.warp.set_rows([request.warp for request in requests], device)
         uniforms = torch.stack([row.request.uniforms[:1, Purpose.TARGET] for row in self._rows])
         first_tokens = inverse_cdf(calls.warp(step.logits), uniforms).flatten().tolist()
         if calls.drafter is not None:
@@ -222,11 +221,10 @@ class Loop:
                 calls.drafter.start, prompts, first_tokens, step
             )
             if isinstance(calls.drafter, TensorDrafter):
-                calls.drafter.make_room(rows.num_rows, calls.num_draft_tokens, num_slots)
+                calls.drafter.make_room(rows.num_rows, calls.num_draft_tokens, rows.num_slots)
 
         for row, (request, token) in enumerate(zip(requests, first_tokens, strict=False)):
-            most = request.max_new_tokens
-            rows.begin(row, request.prompt, token, most, request.uniforms)
+            rows.begin(row, request.prompt, token, request.max_new_tokens, request.uniforms)
         row_steps = self._taken([[0, token, 0] for token in first_tokens], step)
         return [row_step for row_step in row_steps if row_step.tokens]
 

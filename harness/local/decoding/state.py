@@ -49,12 +49,14 @@ class RowState:
         lengths: `Column.LENGTH` of the rows that run, None of those that rest: a pass that knows them reads no more
             slots than the longest has. None where the calls are functions of tensors alone, which can be compiled and
             captured.
+        num_slots: of each row in the caches of both models.
     """
 
     numbers: Tensor
     uniforms: Tensor
     decided: Tensor
     lengths: list[int | None] | None = None
+    num_slots: int = 0
 
     @classmethod
     def resting(
@@ -63,12 +65,13 @@ class RowState:
         num_positions: int,
         num_draft_tokens: int,
         device: torch.device | str,
+        num_slots: int = 0,
     ) -> RowState:
         """Return rows that rest, with room for K draft tokens."""
         numbers = torch.zeros(len(Column), num_rows, dtype=torch.long, device=device)
         uniforms = torch.zeros(num_rows, num_positions, len(Purpose), device=device)
         decided = numbers.new_zeros(num_rows, 1 + num_draft_tokens)
-        state = cls(numbers, uniforms, decided)
+        state = cls(numbers, uniforms, decided, num_slots=num_slots)
         state.clear()
         return state
 

@@ -65,22 +65,25 @@ class LoopClock:
         """
         records = [request.record() for request in self._requests]
         arrivals = []
-        for seconds, number, row_step in self._timed_steps():
-            record = records[number]
-            record.add(row_step.tokens, seconds)
-            if row_step.proposed or (drafts and len(record.arrivals) > 1):
-                record.outcomes.append(row_step.outcome)
-            # A text that ended with an accepted token never came to the rejection behind it.
-            was_rejected = len(row_step.tokens) > row_step.num_accepted
-            arrival = Arrival(
-                number,
-                seconds,
-                row_step.tokens,
-                row_step.origins,
-                row_step.proposed,
-                row_step.rejection if was_rejected else None,
-            )
-            arrivals.append(arrival)
+        for decided, first, row_steps in self._noted:
+            seconds = decided - self._began[first]
+            for row_step in row_steps:
+                number = first + row_step.row
+                record = records[number]
+                record.add(row_step.tokens, seconds)
+                if row_step.proposed or (drafts and len(record.arrivals) > 1):
+                    record.outcomes.append(row_step.outcome)
+                # A text that ended with an accepted token never came to the rejection behind it.
+                was_rejected = len(row_step.tokens) > row_step.num_accepted
+                arrival = Arrival(
+                    number,
+                    seconds,
+                    row_step.tokens,
+                    row_step.origins,
+                    row_step.proposed,
+                    row_step.rejection if was_rejected else None,
+                )
+                arrivals.append(arrival)
         batch = None
         if as_batch:
             first_s, _, _ = self._noted[0]
@@ -88,12 +91,6 @@ class LoopClock:
         return Answered(
             requests=records, seconds=self._seconds, arrivals=arrivals, batch=batch, phases=phases
         )
-
-    def _timed_steps(self) -> Iterator[tuple[float, int, RowStep]]:
-        """Yield what each row gained from each iteration, with the seconds since it began and its request's number."""
-        for seconds, first, row_steps in self._noted:
-            for row_step in row_steps:
-                yield seconds - self._began[first], first + row_step.row, row_step
 
 
 class PhaseTimer:
@@ -110,10 +107,6 @@ class PhaseTimer:
         self._is_launched = is_launched
         # Each phase, with the time, or the event, at which it began.
         self._marks: list[tuple[str, Any]] = []
-
-    def reset(self) -> None:
-        """Forget what was timed."""
-        self._marks = []
 
     def __call__(self, phase: str) -> None:
         """Mark the beginning of a phase."""

@@ -50,13 +50,11 @@ class LocalArm(Arm):
         runners: of the loaded pair.
         weights: its models.
         drafts: whether it speculates.
-        timer: of the calls of its iterations.
     """
 
     name: str
     runners: PairRunners
     weights: Weights
-    timer: PhaseTimer
     drafts: bool = False
     traits = Traits(reports_drafts=True)
 
@@ -71,14 +69,16 @@ class LocalArm(Arm):
         last row has ended.
         """
         clock = LoopClock(requests, self.weights)
-        self.timer.reset()
+        device = self.pair.target.input_device
+        is_launched = device.type == "cuda" and not self.runners.prepared
+        timer = PhaseTimer(device, is_launched=is_launched)
         num_begun = 0
         with torch.inference_mode(), clock.running():
             for batch in in_batches(requests, in_flight):
                 first = num_begun
                 num_begun += len(batch)
                 with self.explained(batch):
-                    loop, iteration = self.begin(batch, self.timer)
+                    loop, iteration = self.begin(batch, timer)
                     clock.note(iteration, first)
                     while loop.num_running:
                         clock.note(loop.step(), first)
@@ -88,7 +88,7 @@ class LocalArm(Arm):
         is_batch = len(requests) <= in_flight and not any(
             request.leave_after for request in requests
         )
-        return clock.answered(self.timer.phases, as_batch=is_batch, drafts=self.drafts)
+        return clock.answered(timer.phases, as_batch=is_batch, drafts=self.drafts)
 
     def loop_request(self, request: Request) -> RowRequest:
         """A request as the loop takes it, with its random numbers. A longer stream begins with the shorter one, so
@@ -165,13 +165,9 @@ class LocalEngine(Engine):
         if self.runners.draft_name != self.runner:
             self.draft_runner = self.runners.draft_name
         self.setup_seconds = self.runners.setup_seconds
-        on_gpu = pair.target.input_device.type == "cuda"
-        is_launched = on_gpu and not self.runners.prepared
-        timer = PhaseTimer(pair.target.input_device, is_launched=is_launched)
-        common = (self.runners, self.weights, timer)
-        arms = [LocalArm("regular", *common)]
+        arms = [LocalArm("regular", self.runners, self.weights)]
         if drafts:
-            arms.append(LocalArm("speculative", *common, drafts=True))
+            arms.append(LocalArm("speculative", self.runners, self.weights, drafts=True))
         self.arms: Sequence[Arm] = arms
 
     @property

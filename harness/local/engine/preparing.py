@@ -28,7 +28,7 @@ from harness.local.models.loading import LoadedModel
 from harness.local.runners.base import UnsupportedModelError
 from harness.local.runners.checks import as_unsupported, require_close
 from harness.local.runners.compiled import compile_call, compiling
-from harness.local.runners.prepared import Graphs, PreparedCalls, Preparer
+from harness.local.runners.prepared import Graphs, PreparedCalls, Preparer, nothing_proposed
 from harness.local.runners.static import StaticRunner
 
 
@@ -102,7 +102,11 @@ def _fix(
 def _prepare_arms(runners: PairRunners, preparation: Preparation, compiles: bool) -> None:
     """Prepare the calls of all arms; where one cannot be, of none."""
     pair = runners.pair
-    target, draft = pair.target.settings.name, pair.draft_settings
+    draft = pair.draft_settings
+    # By whether the arm drafts.
+    names = {False: pair.target.settings.name}
+    if draft is not None:
+        names[True] = draft.name
     decoding = preparation.decoding
     known = [warp_of(each) for each in (decoding, *preparation.samplings)]
     devices = [pair.target.input_device]
@@ -114,8 +118,7 @@ def _prepare_arms(runners: PairRunners, preparation: Preparation, compiles: bool
         models.append(pair.head)
     prepared: dict[bool, PreparedCalls] = {}
     graphs = Graphs()
-    for drafts in [False] if draft is None else [False, True]:
-        name = draft.name if drafts and draft is not None else target
+    for drafts, name in names.items():
 
         def refused(reason: UnsupportedModelError, name: str = name) -> None:
             preparation.say(f"{name} {reason}; what cannot be is captured as it is")
@@ -157,12 +160,15 @@ def prepare_calls(
     assert isinstance(target, PreTrainedModel)
     device = target.device
     num_slots = preparation.demand.slots
-    rows = calls.make_room(batch_size, num_random(decoding), num_slots, device)
+    count = calls.num_draft_tokens
+    rows = RowState.resting(batch_size, num_random(decoding), count, device, num_slots)
+    calls.rows = rows
     calls.warp.set_rows([warp_of(decoding)] * batch_size, device)
     # A batch whose rows all only fill it up.
     prompts = [[0, 0]] * batch_size
     step = calls.target.start(prompts, num_slots)
     if isinstance(calls.drafter, TensorDrafter):
+        calls.drafter.make_room(batch_size, count, num_slots)
         calls.drafter.start(prompts, [0] * batch_size, step)
     plain = _decode(calls, rows)
     preparer: Preparer = graphs
@@ -191,8 +197,7 @@ def _decode(calls: Calls, rows: RowState) -> list[torch.Tensor]:
     count = calls.num_draft_tokens
     if count:
         rows.clear()
-        tokens = rows.numbers.new_zeros(rows.num_rows, count)
-        proposal: Proposal | None = Proposal(tokens, lengths=tokens[:, 0].clone())
+        proposal: Proposal | None = nothing_proposed(rows, count)
         if isinstance(calls.drafter, TensorDrafter):
             proposal = calls.propose(rows, count, ())
             assert proposal is not None

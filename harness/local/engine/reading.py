@@ -75,7 +75,7 @@ class PairReader:
         self._is_block = decoding.rule == "block"
         self._warp = warp_of(decoding)
         self._runners = open_runners(pair, Preparation(decoding=decoding, runner="static"))
-        self._drafter = self._runners.drafter(self._warp)
+        self._drafter = self._runners.make_drafter(self._warp)
 
     def close(self) -> None:
         """Give the caches back."""

@@ -21,9 +21,8 @@ from harness.config.errors import RunError, SettingError
 from harness.config.settings import DecodingSettings
 from harness.engines.record import Preparation
 from harness.local.decoding.iteration import BatchSize, Calls
-from harness.local.decoding.protocols import Drafter, TensorDrafter
 from harness.local.decoding.verify import AcceptByCoin, Offer, Verdict
-from harness.local.decoding.warp import AnyWarp, BatchWarp, Warp
+from harness.local.decoding.warp import BatchWarp, Warp
 from harness.local.drafting.checked import checked_rule, method_of
 from harness.local.drafting.method import MakeDrafter, Pair
 from harness.local.models.checkpoints import is_recurrent
@@ -106,24 +105,18 @@ class PairRunners:
             return make(self.target, warp=warp)
         return make(
             self.target,
-            self.drafter(warp),
+            self.make_drafter(warp),
             decoding.most_draft_tokens,
             verification=verification_of(decoding),
             redraw=RULES[decoding.rule].redraws,
             warp=warp,
         )
 
-    def drafter(self, warp: AnyWarp) -> Drafter | TensorDrafter:
-        """Make a drafter for a batch, of a pair with a draft.
-
-        Args:
-            warp: of the target's logits.
-        """
-        return self._make_drafter(warp)
-
     @functools.cached_property
-    def _make_drafter(self) -> MakeDrafter:
-        """What the method has made ready for all batches, such as a file that it has read."""
+    def make_drafter(self) -> MakeDrafter:
+        """Makes a drafter, of a pair with a draft. What the method makes ready for all of them, such as a file that it
+        has read, it makes once.
+        """
         settings = self.pair.draft_settings
         assert settings is not None
         return method_of(settings).drafter(settings, self.pair, self.draft)

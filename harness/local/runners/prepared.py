@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.local.decoding.iteration import BatchSize, Calls, Decided, Judge, Room, moved
+from harness.local.decoding.iteration import BatchSize, Calls, Decided, Judge, moved
 from harness.local.decoding.protocols import Proposal, Step, TensorDrafter
 from harness.local.decoding.state import RowState
 from harness.local.runners.base import UnsupportedModelError
@@ -29,12 +29,15 @@ Preparer = Callable[[Callable[..., Any], Sequence[Tensor], torch.device], Callab
 
 
 class PreparedCalls(Calls):
-    """The same calls, for the room and the warps for which they were prepared.
+    """The same calls, for the rows and the warps for which they were prepared.
 
     State, caches and features stay where they are: a batch has them all, or, if it has no room in them, other calls.
+
+    Attributes:
+        rows: whoever prepares the calls makes them, and room for them in the runners and in the drafter.
     """
 
-    _room: Room
+    rows: RowState
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -42,32 +45,21 @@ class PreparedCalls(Calls):
         # What decides by the logits, for each kind of proposal: on a GPU compiled apart from the pass.
         self._judging: dict[Hashable, Part] = {}
 
-    def make_room(
-        self, num_rows: int, num_positions: int, num_slots: int, device: torch.device
-    ) -> RowState:
-        """Make the room that the calls are prepared for, but for the slots of runners."""
-        rows = RowState.resting(num_rows, num_positions, self.num_draft_tokens, device)
-        self._room = Room(rows, num_slots)
-        if isinstance(self.drafter, TensorDrafter):
-            self.drafter.make_room(num_rows, self.num_draft_tokens, num_slots)
-        return rows
-
     def has_room(self, batch: BatchSize) -> bool:
-        rows, num_slots = self._room
         return (
-            batch.num_rows <= rows.num_rows
-            and batch.num_positions <= rows.uniforms.shape[1]
-            and batch.num_slots(self.num_draft_tokens) <= num_slots
+            batch.num_rows <= self.rows.num_rows
+            and batch.num_positions <= self.rows.uniforms.shape[1]
+            and batch.num_slots(self.num_draft_tokens) <= self.rows.num_slots
         )
 
-    def room(self, batch: BatchSize, device: torch.device) -> Room:
+    def rows_for(self, batch: BatchSize, device: torch.device) -> RowState:
         assert self.has_room(batch)
-        self._room.rows.clear()
-        return self._room
+        self.rows.clear()
+        return self.rows
 
     def prepare(self, preparer: Preparer) -> None:
         """Prepare the calls over their rows, with the warps that these have now."""
-        rows = self._room.rows
+        rows = self.rows
         count = self.num_draft_tokens
         kind = self.warp.kind
         device = rows.numbers.device
@@ -81,8 +73,7 @@ class PreparedCalls(Calls):
             self._prepared["propose", kind] = propose
             proposal: Proposal = propose()
         else:
-            tokens = rows.numbers.new_zeros(rows.num_rows, count)
-            proposal = Proposal(tokens, lengths=tokens[:, 0].clone())
+            proposal = nothing_proposed(rows, count)
         given = _given(proposal)
         decide = functools.partial(self._decide_given, rows, list(given))
         self._prepared[tuple(given), kind] = preparer(decide, list(given.values()), device)
@@ -148,6 +139,12 @@ class PreparedCalls(Calls):
     def _decide_given(self, rows: RowState, names: Sequence[str], *tensors: Tensor) -> Decided:
         """Decide about the proposal that has these fields."""
         return super().decide(rows, _proposal(names, tensors))
+
+
+def nothing_proposed(rows: RowState, count: int) -> Proposal:
+    """Tokens [B, K] of which no row is offered any, in the form of a drafter on the host."""
+    tokens = rows.numbers.new_zeros(rows.num_rows, count)
+    return Proposal(tokens, lengths=tokens[:, 0].clone())
 
 
 def _given(proposal: Proposal) -> dict[str, Tensor]:

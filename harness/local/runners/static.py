@@ -237,12 +237,15 @@ class StaticRunner(Runner):
         self._options = options
         self._device = model.device
         self._forward = SlotForward(model, options)
+        self.close()  # it begins without slots
+
+    def close(self) -> None:
+        self.name: RunnerName = "static"
         self._cache = SlotCache()
         # Those of fixed rows, a pass over them, and its widths, ascending.
         self._fixed_cache = SlotCache()
         self._pass = Part(self._forward, [self._model])
         self._widths: Sequence[int] = ()
-        self.name: RunnerName = "static"
 
     def start(self, prompts: TokenRows, num_slots: int = 0, *, alone: bool = False) -> Step:
         """Begin a new batch. Raises UnsupportedModelError for a model that fills no KV cache."""
@@ -366,13 +369,6 @@ class StaticRunner(Runner):
         except UnsupportedModelError:
             self.close()
             raise
-
-    def close(self) -> None:
-        self._pass = Part(self._forward, [self._model])
-        self._widths = ()
-        self.name = "static"
-        self._fixed_cache = SlotCache()
-        self._cache = SlotCache()
 
     def _read_prompts(self, prompts: TokenRows) -> tuple[KeysAndValues, Step]:
         """Run the model over prompts -> the keys and values of each layer, and the step."""
