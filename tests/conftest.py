@@ -135,7 +135,6 @@ def own_methods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
     from harness.config.installation import PACKAGE
     from harness.config.methods import METHODS
 
-    monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setenv("PYTHONPATH", str(PACKAGE.parent))
     before = set(sys.modules)
     yield
@@ -143,6 +142,8 @@ def own_methods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
         file = getattr(sys.modules[name], "__file__", None)
         if file is not None and tmp_path in Path(file).parents:
             del sys.modules[name]
+    # Other directories stay: what was loaded from them is not loaded again, and workers look for it there.
+    sys.path[:] = [path for path in sys.path if not Path(path).is_relative_to(tmp_path)]
     METHODS._loaded.clear()
     RULES._loaded.clear()
 

@@ -24,7 +24,11 @@ def asked_for(typed: Sequence[str]) -> str:
     """
     if not {"-h", "--help"}.intersection(typed) and "help" not in typed[:2]:
         return ""
-    subjects = [word for word in typed if word not in _WORDS and "=" not in word and word[0] != "-"]
+    subjects = [
+        word
+        for word in typed
+        if word not in _WORDS and "=" not in word and not word.startswith("-")
+    ]
     if not subjects:
         return _text("commands")
     command, *topics = subjects

@@ -220,7 +220,7 @@ def serve(file_descriptor: int) -> None:
     errors: list[BaseException] = []
 
     def receive() -> None:
-        with suppress(EOFError, OSError):
+        try:
             while True:
                 message = connection.recv()
                 if isinstance(message, Job):
@@ -228,7 +228,10 @@ def serve(file_descriptor: int) -> None:
                 else:
                     errors.append(message)
                     os.kill(os.getpid(), signal.SIGTERM)
-        # The user's process is gone, and nobody waits for results.
+        except (EOFError, OSError):
+            pass  # the user's process is gone, and nobody waits for results
+        except Exception:
+            traceback.print_exc()  # a job of classes that are not found here
         os._exit(1)
 
     faulthandler.enable()

@@ -158,7 +158,8 @@ def main(words: Words) -> None:
     print_document(in_full(audit_page(rows, judged)), plain_console(WIDE))
     if not judged:
         raise VerdictError(
-            "nothing could be checked: type at least two figures of a row, such as speed= and baseline=",
+            "nothing could be checked: type two figures of a row that say the same, such as speedup= with speed= and"
+            " baseline=, or length= with acceptance= and K=",
             CANNOT_TELL,
         )
     worst = max(judged, key=lambda claim: VERDICTS.index(claim.verdict))

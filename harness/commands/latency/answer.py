@@ -16,6 +16,9 @@ from harness.results.statistics.interval import Coverage, Interval
 from harness.results.statistics.stopping import half_width
 from harness.results.verdict import verdict_of
 
+# Of K: with as many draft tokens an iteration drafts K in one decimal.
+_ABOUT_K = 0.95
+
 
 def has_verdict(rows: Sequence[LatencyRow]) -> bool:
     """Whether both arms were compared, or were refused a comparison."""
@@ -91,8 +94,11 @@ def reasons(run: Run[LatencyRow], verdict: Statement) -> list[str]:
     share = share_of_iteration(run) if is_quiet and row.was_served else None
     parts = []
     if row.acceptance_rate is not None:
-        drafted = row.mean_num_draft_tokens or row.mean_proposed if row.was_served else None
-        counted = f"{drafted:.1f} drafted per iteration, " if drafted else ""
+        drafted = row.mean_num_draft_tokens or row.mean_proposed
+        k = row.num_draft_tokens
+        # Near the end of short answers, and where a draft has no guess, fewer than K are.
+        is_k = not row.was_served and isinstance(k, int) and (drafted or k) >= _ABOUT_K * k
+        counted = f"{drafted:.1f} drafted per iteration, " if drafted and not is_k else ""
         parts.append(f"{counted}{percent(row.acceptance_rate)} accepted")
     elif row.tokens_per_iteration == 1 and not row.is_elsewhere:
         parts.append("the draft proposed nothing")
