@@ -42,12 +42,10 @@ class Checked(Drafter):
         self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
     ) -> None:
         self.rows = [[*prompt, first] for prompt, first in zip(prompts, first_tokens, strict=True)]
-        self.offered: list[list[int]] = [[] for _ in prompts]
         self._drafter.start(prompts, first_tokens, step)
 
     def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
         proposal = self._drafter.propose(num_draft_tokens, uniforms)
-        self.offered = proposal.tokens.tolist()
         assert proposal.probabilities is not None
         for row, tokens, probabilities in zip(
             self.rows, proposal.tokens, proposal.probabilities, strict=True

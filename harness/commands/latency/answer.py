@@ -16,7 +16,7 @@ from harness.results.statistics.interval import Coverage, Interval
 from harness.results.statistics.stopping import half_width
 from harness.results.verdict import verdict_of
 
-# Of K: with as many draft tokens an iteration drafts K in one decimal.
+# The share of K from which on a page does not say how many tokens an iteration of our own loop drafts.
 _ABOUT_K = 0.95
 
 

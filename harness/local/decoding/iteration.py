@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from harness.local.decoding.protocols import (
     Drafter,
@@ -128,9 +129,12 @@ class Calls:
         if rows.lengths is None:
             # A prepared call judges K tokens.
             width = count
-        tokens = _of_width(tokens, width)
+        num_missing = (
+            width - tokens.shape[1]
+        )  # below 0 where more are proposed than any row can take
+        tokens = pad(tokens, (0, num_missing))
         if probabilities is not None:
-            probabilities = _of_width(probabilities, width)
+            probabilities = pad(probabilities, (0, 0, 0, num_missing))
         return Proposal(tokens, probabilities, to_device(lengths, tokens.device))
 
     def decide(self, rows: RowState, proposal: Proposal | None) -> Decided:
@@ -241,11 +245,3 @@ def moved(proposal: Proposal, device: torch.device) -> Proposal:
         value.to(device) if isinstance(value, Tensor) else value for value in proposal
     ]
     return Proposal(*values)
-
-
-def _of_width(tensor: Tensor, width: int) -> Tensor:
-    """Cut a tensor [B, n, ...] to [B, width, ...], or fill it up with zeros."""
-    num_missing = width - tensor.shape[1]
-    if num_missing <= 0:
-        return tensor[:, :width]
-    return torch.cat([tensor, tensor.new_zeros(len(tensor), num_missing, *tensor.shape[2:])], 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,6 +15,7 @@ from harness.results.statistics.interval import CONFIDENCE, Interval
 
 if TYPE_CHECKING:
     from harness.results.prompt_times import Pair
+    from harness.results.rows.prompts import LatencyPromptRow
     from harness.results.statistics.arrays import Floats
     from harness.results.statistics.ratios import Rejections
 
@@ -147,15 +148,8 @@ def paired_times(
     from harness.results.prompt_times import common_times, pairs_by_unit, waits_by_unit
 
     regular = run.arms["regular"]
-    moments = {
-        request.index: generation.question.moment
-        for generation in regular.generations
-        for request in generation.requests
-        if generation.question is not None
-    }
-    units = pairs_by_unit(
-        run.prompt_rows, (lambda row: moments[row.prompt_index or 0]) if in_time else None
-    )
+    moment_of = _moment_of(regular) if in_time else None
+    units = pairs_by_unit(run.prompt_rows, moment_of)
     waits = waits_by_unit(units, not regular.was_sent, after_first=decode_only)
     [regular_times], [speculative_times] = common_times([waits])
     name = "batch"
@@ -168,6 +162,17 @@ def paired_times(
     lengths = [sum(wait.num_tokens for wait in both) for both in waits.values()]
     rejections = _rejections(run.arms["speculative"], [units[unit] for unit in waits])
     return PairedTimes(regular_times, speculative_times, name, np.array(lengths), rejections)
+
+
+def _moment_of(arm: MeasuredArm) -> Callable[[LatencyPromptRow], int]:
+    """Finds the number of the batch or lap in which a prompt was asked."""
+    moments = {
+        request.index: generation.question.moment
+        for generation in arm.generations
+        for request in generation.requests
+        if generation.question is not None
+    }
+    return lambda row: moments[row.prompt_index or 0]
 
 
 def _rejections(arm: MeasuredArm, units: Iterable[Sequence[Pair]]) -> Rejections | None:
