@@ -13,6 +13,7 @@ REMOVED: Mapping[str, str] = {
     "max_logprobs": "vLLM and llama.cpp return log-probabilities",
     "costs": "harness latency -m K=2,4,8 measures what was predicted from costs",
     "map": "harness latency -m batch_size=1,4,16 K=2,4 ends with a schedule",
+    "placement.device_map": "placement.strategy=balanced and model.gpus= divide a model",
     "engine.rate": "AIPerf sends requests at a rate; batch_size= keeps requests in flight",
     "regress": "harness latency -- OLD_COMMAND -- NEW_COMMAND measures two versions in turns",
 }

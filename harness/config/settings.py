@@ -210,13 +210,11 @@ class PlacementSettings:
         gpus: how many GPUs may be used, starting with the first visible one; None for all.
         reserve_gb: kept free on each GPU, on top of weights and KV cache, for activations and CUDA
             graphs, in GB (10^9 bytes); more where reading all prompts at once needs more.
-        device_map: an explicit map from module names to GPUs, for the target.
     """
 
     strategy: Literal["auto", "balanced", "cpu"] = "auto"
     gpus: int | None = None
     reserve_gb: float = 2.0
-    device_map: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         require_at_least(self, gpus=1, reserve_gb=0)

@@ -120,8 +120,8 @@ def test_several_paths_are_a_sweep_and_a_comma_in_one_that_exists_is_none(
     ids=repr,
 )
 def test_a_keyword_arrives_as_it_was_given(given: Any, expected: Any) -> None:
-    (argument,) = from_keywords({"placement": {"device_map": given}}, KNOWN)
-    assert argument.startswith("placement.device_map=")
+    (argument,) = from_keywords({"prompts": {"columns": given}}, KNOWN)
+    assert argument.startswith("prompts.columns=")
     assert value_of(argument) == expected
 
 

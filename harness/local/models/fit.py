@@ -29,7 +29,7 @@ from accelerate.utils import get_balanced_memory
 
 from harness.config.amounts import amount
 from harness.config.demand import Demand, Remedy
-from harness.config.errors import RunError, SettingError
+from harness.config.errors import RunError
 from harness.config.model_names import canonical_name
 from harness.config.settings import PlacementSettings, Quantization
 from harness.local.models.sketch import Device, DeviceMap, Sketch, device_name, owning_module
@@ -79,7 +79,7 @@ class PlacementProblem:
 
     Attributes:
         models: the target, then a draft model or head.
-        settings: of the placement, for both models; an explicit map is the target's alone.
+        settings: of the placement, for both models.
         free: bytes on each usable GPU, and in main memory (`"cpu"`). Without a GPU everything goes
             to the CPU.
     """
@@ -205,12 +205,10 @@ def fit(problem: PlacementProblem) -> list[Placement]:
     """Place the target and the draft.
 
     `placement.strategy=balanced` spreads the target over all GPUs. A model with `gpus` set takes the
-    roomiest GPUs of the machine. An explicit map is followed as typed; the draft then goes where
-    room is left.
+    roomiest GPUs of the machine.
 
     Raises:
         Misfit: there is no room for a model.
-        SettingError: an explicit map does not suit the model or the machine.
     """
     for devices, num_target_devices in _choices(problem):
         if placements := _place(problem, devices, num_target_devices):
@@ -223,7 +221,7 @@ def _choices(problem: PlacementProblem) -> Iterator[tuple[Sequence[Device], int]
     devices = problem.devices
     settings = problem.settings
     own_number = problem.models[0].settings.gpus
-    if settings.strategy != "auto" or settings.device_map is not None or own_number:
+    if settings.strategy != "auto" or own_number:
         yield devices, own_number or len(devices)
         return
     for number in range(1, len(devices) + 1):
@@ -234,17 +232,11 @@ def _choices(problem: PlacementProblem) -> Iterator[tuple[Sequence[Device], int]
 def _place(
     problem: PlacementProblem, devices: Sequence[Device], num_target_devices: int
 ) -> list[Placement] | None:
-    """Place the draft whole, then the target in the room that is left, or as typed; None if either lacks room."""
+    """Place the draft whole, then the target in the room that is left; None if either lacks room."""
     if len(devices) > 1:
         problem = problem.over_several_gpus
     room = {device: problem.room[device] for device in devices}
     target, *drafts = problem.models
-    typed_placement = None
-    if problem.settings.device_map is not None:
-        typed_placement = _place_as_typed(problem, problem.settings.device_map)
-        room = {device: size - typed_placement.taken(device) for device, size in room.items()}
-        if min(room.values()) < 0:
-            return None
     placements = []
     for draft in drafts:
         # Of equal GPUs the last, because the target begins on the first.
@@ -254,8 +246,6 @@ def _place(
         if room[home] < 0:
             return None
         placements.append(placement)
-    if typed_placement is not None:
-        return [typed_placement, *placements]
     chosen = _roomiest(devices, room, num_target_devices)
     for device_map in _maps(problem, target, {device: room[device] for device in chosen}):
         placement = problem.placed(target, device_map)
@@ -295,38 +285,6 @@ def _maps(problem: PlacementProblem, sketch: Sketch, room: Memory) -> Iterator[D
 
 def _bytes(number: int) -> torch.Tensor:
     return torch.empty(number, dtype=torch.uint8, device="meta")
-
-
-def _place_as_typed(problem: PlacementProblem, typed_map: Mapping[str, Any]) -> Placement:
-    """Follow the user's map of the target.
-
-    Raises:
-        SettingError: it names no part of the model, no GPU of the run, or not the whole model.
-    """
-    sketch = problem.models[0]
-    setting = "placement.device_map"
-    device_map: dict[str, Device] = {}
-    for name, device in typed_map.items():
-        number = str(device).removeprefix("cuda:")
-        if number not in map(str, problem.run_gpus):
-            numbers = ", ".join(map(str, problem.run_gpus)) or "none"
-            raise SettingError(setting, f"must name GPUs of the run ({numbers})", device)
-        device_map[str(name)] = int(number)
-    assert sketch.model is not None  # the target is no head
-    indivisible = sketch.model._no_split_modules or ()
-    modules = dict(sketch.model.named_modules(remove_duplicate=False))
-    layers = [
-        f"{name}." for name, module in modules.items() if type(module).__name__ in indivisible
-    ]
-    for name in device_map:
-        if name not in modules or name.startswith(tuple(layers)):
-            rule = f"must name modules of {sketch.settings.name}, and none inside a layer"
-            raise SettingError(setting, rule, name)
-    try:
-        return problem.placed(sketch, device_map)
-    except KeyError as missing:
-        rule = f"must cover the whole model; {missing.args[0]} is on no device"
-        raise SettingError(setting, rule) from missing
 
 
 def _roomiest(devices: Sequence[Device], room: Memory, count: int) -> list[Device]:
@@ -373,7 +331,7 @@ def _fits(problem: PlacementProblem) -> bool:
     # A remedy may turn the draft into its target, as 65B_4bit with 65B_4bit.
     if any(draft.model and draft.settings.is_same(target.settings) for draft in drafts):
         return False
-    with suppress(Misfit, SettingError):
+    with suppress(Misfit):
         fit(problem)
         return True
     return False

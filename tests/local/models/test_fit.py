@@ -196,42 +196,6 @@ def test_tokens_that_a_runner_holds() -> None:
     assert fit(asked)[0].cache_per_device == {"cuda:0": 2 * 356 * 10 * 10 * 2}
 
 
-# Explicit maps -------------------------------------------------------------------------------------------------------
-
-EXPLICIT = {"model.embed": 0, "model.layers": "cuda:1", "head": "1"}
-
-
-def test_explicit_map() -> None:
-    asked = case(sketch(10), draft(), free=machine(6, 24), device_map=EXPLICIT)
-    one, small = fit(asked)
-    assert one.device_map == {"model.embed": 0, "model.layers": 1, "head": 1}
-    assert one.bytes_per_device == {"cuda:0": 0.1 * GB, "cuda:1": 10.1 * GB}
-    # It is the target's; the draft goes where there is room.
-    assert small.device_map == {"": 1}
-
-
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ({"head": 2}, r"^placement\.device_map=2: must name GPUs of the run \(0, 1\)$"),
-        ({"head": "cpu"}, r"=cpu: must name GPUs"),
-        ({"haed": 0}, r"=haed: must name modules of 13B"),
-        ({"model.layers.1.mlp": 0}, r"mlp: must name modules of 13B, and none inside a layer"),
-        ({"head": None}, r"must cover the whole model; head.weight is on no device"),
-    ],
-)
-def test_explicit_map_that_cannot_be(change: dict[str, Any], says: str) -> None:
-    device_map = {key: device for key, device in (EXPLICIT | change).items() if device is not None}
-    with pytest.raises(SettingError, match=says):
-        fit(case(sketch(10), free=machine(6, 24), device_map=device_map))
-
-
-def test_explicit_map_for_which_there_is_no_room() -> None:
-    asked = case(sketch(10), free=machine(6, 24), device_map=EXPLICIT | {"model.layers": 0})
-    assert "13B does not fit" in refused(asked)[0]
-    assert fit_or_explain(asked, force=True)[0].device_map["model.layers"] == 0
-
-
 # Remedies ------------------------------------------------------------------------------------------------------------
 
 

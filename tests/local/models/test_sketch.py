@@ -126,7 +126,7 @@ def test_the_cache_is_where_its_layers_are() -> None:
     }
     layers: dict[str, int | str] = {"model.layers.0": 0, "model.layers.1": 1, "model.layers.2": 1}
     free, demand = machine(10, 10), Demand(1, 1, 0, 0, "eager")
-    (placed,) = fit(case(one, free=free, demand=demand, device_map=around | layers))
+    placed = case(one, free=free, demand=demand).placed(one, around | layers)
     assert placed.cache_per_device == {"cuda:0": layer, "cuda:1": 2 * layer}
 
 
