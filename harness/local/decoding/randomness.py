@@ -62,9 +62,9 @@ def inverse_cdf(weights: Tensor, uniforms: Tensor) -> Tensor:
         return _inverse_cdf_by_blocks(weights, uniforms)
     cumulative = weights.cumsum(-1, dtype=torch.float64)
     total = cumulative[..., -1:]
-    # What `searchsorted` finds, by an operation that compilers fuse with others.
-    not_above = cumulative.unsqueeze(-2) <= (uniforms * total).unsqueeze(-1)
-    return not_above.sum(-1).where(total == total, weights.shape[-1])
+    index = torch.searchsorted(cumulative, uniforms * total, right=True)
+    # Where a search through nan ends depends on who compiled it.
+    return index.where(total > 0, weights.shape[-1])
 
 
 def _inverse_cdf_by_blocks(weights: Tensor, uniforms: Tensor) -> Tensor:
@@ -74,11 +74,11 @@ def _inverse_cdf_by_blocks(weights: Tensor, uniforms: Tensor) -> Tensor:
     """
     size = weights.shape[-1]
     cumulative = _block_sums(weights).cumsum(-1, dtype=torch.float64)
-    wanted = uniforms * cumulative[..., -1:]
-    block = torch.searchsorted(cumulative, wanted, right=True)
+    total = cumulative[..., -1:]
+    wanted = uniforms * total
     # Not so for weights that are nan, or all zero.
-    has_block = block < cumulative.shape[-1]
-    block = block.where(has_block, 0)
+    can_be_drawn = total > 0
+    block = torch.searchsorted(cumulative, wanted, right=True).where(can_be_drawn, 0)
 
     index = block.unsqueeze(-1) * _BLOCK + torch.arange(_BLOCK, device=weights.device)
     block_weights = weights.gather(-1, index.clamp(max=size - 1).flatten(-2)).double()
@@ -88,7 +88,7 @@ def _inverse_cdf_by_blocks(weights: Tensor, uniforms: Tensor) -> Tensor:
     # By rounding a block's scan may end below its sum; then it is the last weight that is not zero.
     last = torch.searchsorted(within, within[..., -1:].contiguous())
     drawn = block * _BLOCK + torch.minimum(index, last).squeeze(-1)
-    return drawn.where(has_block, size)
+    return drawn.where(can_be_drawn, size)
 
 
 def _block_sums(weights: Tensor) -> Tensor:
