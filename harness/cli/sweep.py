@@ -44,7 +44,7 @@ from harness.results.locked_files import replace_file
 from harness.results.pooling import merge, pooled_rows
 from harness.results.result_file import NAME
 from harness.results.rows.prompts import PROMPTS_FILE
-from harness.results.runs import Run, group, grouped
+from harness.results.runs import Run, grouped, runs_of
 from harness.results.schema import NO_VERDICT, REFUSED, ComparedRow, RunRow
 
 # Rows of any command, as its sweep's file holds them.
@@ -309,7 +309,7 @@ def print_sweep(
         # One job, repeated: printed like a single run.
         runs = [Run(list(pooled[0]))]
     else:
-        runs = group([*rows, *itertools.chain.from_iterable(pooled)])
+        runs = runs_of([*rows, *itertools.chain.from_iterable(pooled)])
         if record.measures:
             # Each measurement once, without the runs that a pooled row names.
             runs, failures = merge(runs)

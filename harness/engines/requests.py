@@ -14,8 +14,8 @@ from harness.engines.counts import DraftCounts
 # Arrivals are one burst if they are nearer to each other than this share of the request's mean time
 # per token: llama.cpp sends the tokens of an iteration one by one, microseconds apart.
 _TOGETHER = 0.1
-# A server that held its tokens back sends all of them within this share of the request's time, whose mean per token
-# then says nothing: arrivals nearer than the fastest model's tokens are one burst.
+# A server that held its tokens back sends all of them at the end, within this share of the request's time. Their mean
+# time per token then says nothing: arrivals nearer than the fastest model's tokens are one burst.
 _HELD_BACK = 0.1
 _FASTEST_TOKEN_S = 0.0005
 
@@ -27,6 +27,7 @@ class RequestError:
     Attributes:
         code: HTTP's; 204 for an answer without a token, 408 for a time-out, 499 for a cancelled request, 0 without an
             answer.
+        message: for the user, in our words or the server's.
         retry_after_s: seconds after which the server wants to be asked again; None where it names none.
     """
 
@@ -66,7 +67,8 @@ class RequestRecord:
         num_cached: of these, those that the server took from a cache; None where it does not report them.
         prompt_ms: from the prompt's turn to the first token by the server's clock, without the wait in its queue.
         drafts: the draft tokens that a server counts; None where it does not report them.
-        counts_within: whether no draft token behind the end counts as accepted where an answer has `max_new_tokens`.
+        counts_within: whether the server counts accepted draft tokens up to `max_new_tokens` alone; others count those
+            behind that end too.
         impossible: counts of the server that cannot be true, in its words; they are in no other field. Empty without
             any.
         max_new_tokens: the most that it was to have; None where nothing bounds it.

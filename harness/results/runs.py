@@ -39,8 +39,8 @@ class Run(Generic[AnyRunRow]):
         rows: at least one, in the order written; of `latency` and `eval` the regular arm first.
         file: the CSV file that they were read from.
         directory: of the run, where it can be found.
-        times: how many runs with the same `measurement` and outcome were read: this is all of them, pooled, or the
-            newest.
+        times: for how many runs this one stands: those that measured the same and ended alike. It is all of them,
+            pooled, or the newest.
         parts: the runs that a pooled one is made of, as far as they were read.
     """
 
@@ -108,7 +108,7 @@ def measured_of(runs: Sequence[Run[AnyRunRow]]) -> list[Run[AnyRunRow]]:
     return [run for run in runs if run.last.real] or [*runs]
 
 
-def group(rows: Sequence[Row], file: Path | None = None) -> list[Run]:
+def runs_of(rows: Sequence[Row], file: Path | None = None) -> list[Run]:
     """The runs that wrote these rows, once for each job of a sweep.
 
     Jobs of a sweep that measure the same have copies of the rows of one run, distinguished by `job`
@@ -118,7 +118,7 @@ def group(rows: Sequence[Row], file: Path | None = None) -> list[Run]:
     beside = file.parent if file and (file.parent / "environment.json").exists() else None
     runs = []
     for same in grouped(run_rows, attrgetter("run", "job")).values():
-        # A run has one kind of row.
+        # A run has one kind of row, which knows what may be read of it.
         kept = list(type(same[0]).as_judged(same))
         named = same[0].directory
         # Not `Path.is_dir`: that raises an error for a name longer than a file's may be.
@@ -128,7 +128,7 @@ def group(rows: Sequence[Row], file: Path | None = None) -> list[Run]:
 
 
 def each_once(runs: Sequence[Run]) -> list[Run]:
-    """Each run once, in its most complete copy, the newest last: ids sort by time."""
-    # A torn file has fewer rows of a run, and a file that was moved may not find its directory.
+    """Each run once, in its most complete copy, the newest run last: ids sort by time."""
+    # A torn file has fewer rows of a run, and a file that was moved may not find its directory. The last copy stays.
     ordered = sorted(runs, key=lambda run: (run.id, len(run.rows), run.directory is not None))
     return list({run.id: run for run in ordered}.values())

@@ -214,8 +214,8 @@ class RunRow(Row):
 
     @classmethod
     def as_judged(cls, rows: Sequence[Any]) -> Sequence[Any]:
-        """The rows of a run as they are to be read: those of times without a speed-up where their arms cannot be
-        compared.
+        """The rows of a run as they are to be read: where the arms of `latency` cannot be compared, without their
+        speed-up.
         """
         return rows
 

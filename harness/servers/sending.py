@@ -1,8 +1,7 @@
 """Sends requests to one server, and reads their answers into records.
 
-`Sender` has what can happen to a request: it is answered, refused, cut off, times out, is sent again
-once, or is not sent because the server is gone. `send_in_turn` decides when each of many is sent, beside further ones
-that keep up the load.
+`Sender` has what can happen to a request: it is answered, refused, cut off, times out, or is not sent because the
+server is gone. `send_in_turn` decides when each of many is sent, beside further ones that keep up the load.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ class Outgoing:
         body: of OpenAI's API.
         request: its record.
         row: its place among those of a question.
-        arrivals: of these; tokens that come as ids are added.
+        arrivals: of all requests of the question together, to which tokens that come as ids are added.
         may_be_empty: whether an answer without a token is one, and no failure.
     """
 
@@ -149,7 +148,13 @@ class Sender:
         settle(request, self._tokenizer, self._settings.chat, outgoing.may_be_empty)
 
     async def _read(self, outgoing: Outgoing) -> None:
-        """Read an answer to its end. Raises AnswerError where it says what cannot be true."""
+        """Read an answer to its end, or as much as anybody waits for.
+
+        Raises:
+            HarnessError: the server refuses, breaks off, or says what cannot be true.
+            TimeoutError: the answer has not ended in time.
+            Exception: what a damaged event raises.
+        """
         body, request = outgoing.body, outgoing.request
         finished = False
         reports: dict[str, Any] = {}

@@ -16,7 +16,7 @@ from harness.results.files import append_rows
 from harness.results.pooling import merge, pooled_rows
 from harness.results.prompt_times import Wait, pairs_by_unit, wait_for, waits_by_unit
 from harness.results.rows.prompts import LatencyPromptRow
-from harness.results.runs import Run, group
+from harness.results.runs import Run, runs_of
 from harness.results.statistics.interval import Interval
 from harness.results.statistics.runs import ratio_over_runs
 from report_files import latency_run, over
@@ -295,6 +295,6 @@ def test_a_run_is_in_its_directory_or_where_its_file_is(tmp_path: Path, own: str
     directories = [tmp_path / "there", tmp_path / "gone"]
     directories[0].mkdir()
     rows = [latency_run(directory=str(directory)) for directory in directories]
-    there, gone = group([*rows[0], *rows[1]], tmp_path / "latency.csv")
+    there, gone = runs_of([*rows[0], *rows[1]], tmp_path / "latency.csv")
     assert there.directory == directories[0]
     assert gone.directory == (tmp_path if own == "environment.json" else None)

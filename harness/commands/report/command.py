@@ -31,7 +31,7 @@ from harness.results.files import read_file, read_kind
 from harness.results.pooling import merge
 from harness.results.row import Row
 from harness.results.rows.prompts import LatencyPromptRow
-from harness.results.runs import AnyRunRow, Run, group, grouped, measured_of
+from harness.results.runs import AnyRunRow, Run, grouped, measured_of, runs_of
 from harness.results.schema import RunRow
 
 # Of more than ten thousand runs; a whole disk has more.
@@ -188,7 +188,7 @@ class _Reader:
             return bool(contents.torn)
         findings.notes += [*contents.torn, *contents.unread]
         findings.files[file] = len(contents.rows)
-        findings.runs += group(contents.rows, file)
+        findings.runs += runs_of(contents.rows, file)
         prompts = [row for row in contents.rows if isinstance(row, LatencyPromptRow)]
         self._prompts |= grouped(prompts, attrgetter("run"))
         return True

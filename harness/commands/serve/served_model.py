@@ -1,6 +1,7 @@
 """The pair behind `serve`: turns what clients send into requests of an arm, within the limits of models and settings.
 
-`app` calls `ServedModel` for every request; the thread of its `service` alone touches the models.
+`app` calls `ServedModel` for every request, and encodes texts in threads of its own. The models run in the one thread
+of the `service`.
 """
 
 from __future__ import annotations
@@ -206,7 +207,8 @@ def _open_engine(keeper: PairKeeper, settings: ServeSettings, say: Callable[[str
     )
     engine = keeper.open(settings, preparation)
     few = dataclasses.replace(decoding, max_new_tokens=min(8, settings.max_new_tokens))
-    warmup = Question([Request([0, 0], few, seed=0, index=0)])
+    any_prompt = [0, 0]
+    warmup = Question([Request(any_prompt, few, seed=0, index=0)])
     for arm in engine.arms:
         timed_answer(engine, arm, warmup)
     return engine

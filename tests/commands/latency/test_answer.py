@@ -24,7 +24,7 @@ from harness.measuring.rows import LatencyRow
 from harness.reporting.files import html_page
 from harness.results.files import append_rows
 from harness.results.rows.prompts import LatencyPromptRow
-from harness.results.runs import Run, group
+from harness.results.runs import Run, runs_of
 from in_process import Harness
 from pages import findings, full, short
 from report_files import all_tables, latency_run, over, prompt_rows, write
@@ -382,7 +382,7 @@ def test_a_table_over_loads_is_in_the_order_of_the_loads() -> None:
         for draft, factor in (("7B", 1.0), ("3B", 1.1))
         for row in latency_run(speedup=speedup * factor, batch_size=load, draft=draft)
     ]
-    pairs = ranked_runs(group(rows))
+    pairs = ranked_runs(runs_of(rows))
     assert [pair.load for pair in pairs] == [1, 4, 16, 64] * 2
     assert [pair.row.draft for pair in pairs] == ["3B"] * 4 + ["7B"] * 4
     assert len(pairs_table(pairs).rows) == 8
