@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
 _MOST_PADDING = 0.02
 # Every directory with a tokenizer has one of these.
 _TOKENIZER_FILES = ("tokenizer*", "*.model", "vocab*")
-# Names of the class that reads any `tokenizer.json`, before transformers 5 and since.
-_GENERAL_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
 # Names that configurations have for the longest sequence.
 _CONTEXT_NAMES = (
     "max_position_embeddings",
@@ -47,9 +44,6 @@ def load_tokenizer(settings: ModelSettings, role: str = "model") -> PreTrainedTo
             settings, repository=settings.tokenizer, revision=None, gguf_file=None
         )
         blamed_setting = f"{role}.tokenizer"
-    tokenizer = _general_tokenizer(source)
-    if tokenizer is not None:
-        return tokenizer
     from transformers import AutoTokenizer
 
     from harness.local.models.checkpoints import source_arguments
@@ -70,38 +64,6 @@ def load_tokenizer(settings: ModelSettings, role: str = "model") -> PreTrainedTo
         if any(file for pattern in _TOKENIZER_FILES for file in directory.glob(pattern)):
             cause += f" that loads ({first_line(exception)})"
         raise SettingError(f"{role}.tokenizer", f"{rule}; {cause}") from exception
-
-
-def _general_tokenizer(source: ModelSettings) -> PreTrainedTokenizerBase | None:
-    """The tokenizer of a Llama that declares transformers' general class, as Llama 3 does.
-
-    `AutoTokenizer` would take the same class, after importing torch and every configuration. None
-    where another class may be right, a repository was never fetched, or something fails, which
-    `AutoTokenizer` explains.
-    """
-    from huggingface_hub import try_to_load_from_cache
-    from transformers import PreTrainedTokenizerFast
-
-    if source.gguf_file is not None:
-        return None
-    declared: dict[str, Any] = {}
-    try:
-        for name in ("config.json", "tokenizer_config.json"):
-            file: Any = Path(source.repository, name)
-            if not Path(source.repository).is_dir():
-                file = try_to_load_from_cache(source.repository, name, revision=source.revision)
-            if not isinstance(file, str | Path):
-                return None
-            declared |= json.loads(Path(file).read_text(encoding="utf-8"))
-        is_general = declared.get("tokenizer_class") in _GENERAL_CLASSES
-        if not is_general or declared.get("model_type") != "llama" or "auto_map" in declared:
-            return None
-        tokenizer: PreTrainedTokenizerBase = PreTrainedTokenizerFast.from_pretrained(
-            source.repository, revision=source.revision or "main"
-        )
-    except Exception:
-        return None
-    return tokenizer
 
 
 def check_vocabularies(target: Checkpoint, draft: Checkpoint) -> None:

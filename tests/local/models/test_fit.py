@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from harness.config.demand import Demand
-from harness.config.errors import RunError, SettingError
+from harness.config.errors import RunError
 from harness.local.models.fit import PlacementProblem, fit, fit_or_explain
 from harness.local.models.fit import remedies as found_remedies
 from harness.local.models.sketch import TensorSketch
