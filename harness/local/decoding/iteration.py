@@ -178,10 +178,9 @@ class Judge:
         drawn_by = rows.random(Purpose.TARGET, rows.numbers[Column.DECIDED], 1)
         next_token = inverse_cdf(self.warp(logits), drawn_by)
         # A model that is fed the index V makes a GPU fail.
-        existing = next_token.clamp(max=logits.shape[-1] - 1)
-        nothing = torch.zeros_like(next_token[:, 0])
-        rows.advance(existing, nothing)
-        return torch.stack([nothing, next_token[:, 0], nothing], 1).float()
+        rows.advance(next_token.clamp(max=logits.shape[-1] - 1))
+        # Nothing was accepted, and nothing offered.
+        return pad(next_token.float(), (1, 1))
 
     def _verify(self, rows: RowState, logits: Tensor, proposal: Proposal) -> Tensor:
         """Accept draft tokens of a proposal by logits [B, 1 + K, V], and let the rows move on; returns

@@ -47,27 +47,32 @@ def uniforms(
     return torch.from_numpy(numbers).to(device)
 
 
-def inverse_cdf(weights: Tensor, uniforms: Tensor) -> Tensor:
+def inverse_cdf(weights: Tensor, uniforms: Tensor, otherwise: int | None = None) -> Tensor:
     """Draw from unnormalised float32 weights [..., V]: one index per row with uniforms [...] -> [...], or
     n with uniforms [..., n] -> [..., n] (int64).
 
     The index is the first whose cumulative weight exceeds uniform * total, so a weight of zero is
-    never drawn. Weights that are nan, or all zero, give V.
+    never drawn.
+
+    Args:
+        otherwise: what weights give that are nan, or all zero; V by default.
     """
     if uniforms.dim() < weights.dim():
-        return inverse_cdf(weights, uniforms.unsqueeze(-1)).squeeze(-1)
+        return inverse_cdf(weights, uniforms.unsqueeze(-1), otherwise).squeeze(-1)
+    if otherwise is None:
+        otherwise = weights.shape[-1]
     # In float64 a float32 uniform below 1 times the total stays below the total, and the sums of
     # more weights are never smaller.
     if weights.shape[-1] > _MOST_SCANNED:
-        return _inverse_cdf_by_blocks(weights, uniforms)
+        return _inverse_cdf_by_blocks(weights, uniforms, otherwise)
     cumulative = weights.cumsum(-1, dtype=torch.float64)
     total = cumulative[..., -1:]
     index = torch.searchsorted(cumulative, uniforms * total, right=True)
     # Where a search through nan ends depends on who compiled it.
-    return index.where(total > 0, weights.shape[-1])
+    return index.where(total > 0, otherwise)
 
 
-def _inverse_cdf_by_blocks(weights: Tensor, uniforms: Tensor) -> Tensor:
+def _inverse_cdf_by_blocks(weights: Tensor, uniforms: Tensor, otherwise: int) -> Tensor:
     """Draw as `inverse_cdf`: first a block, by the sums of all blocks, then one of its weights.
 
     A scan of all weights takes ten times as long.
@@ -88,7 +93,7 @@ def _inverse_cdf_by_blocks(weights: Tensor, uniforms: Tensor) -> Tensor:
     # By rounding a block's scan may end below its sum; then it is the last weight that is not zero.
     last = torch.searchsorted(within, within[..., -1:].contiguous())
     drawn = block * _BLOCK + torch.minimum(index, last).squeeze(-1)
-    return drawn.where(can_be_drawn, size)
+    return drawn.where(can_be_drawn, otherwise)
 
 
 def _block_sums(weights: Tensor) -> Tensor:
@@ -117,4 +122,4 @@ def existing_index(weights: Tensor, uniforms: Tensor) -> Tensor:
     """
     if are_tokens(uniforms):
         return uniforms
-    return inverse_cdf(weights, uniforms).clamp(max=weights.shape[-1] - 1)
+    return inverse_cdf(weights, uniforms, otherwise=weights.shape[-1] - 1)

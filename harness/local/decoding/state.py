@@ -133,20 +133,22 @@ class RowState:
         # A row near its end may not need them all; positions beyond the stream are never decided.
         return numbers.gather(1, places.clamp(max=numbers.shape[1] - 1))
 
-    def advance(self, decided: Tensor, num_accepted: Tensor) -> None:
+    def advance(self, decided: Tensor, num_accepted: Tensor | None = None) -> None:
         """Move on, in place.
 
         Args:
             decided: [B, 1 + K], the accepted tokens and the one that follows.
-            num_accepted: [B].
+            num_accepted: [B]; None where nothing was proposed.
         """
-        # In the order of `Column`; dynamo indexes no list by an enumeration.
-        _, last, length, num_decided, most, iterations, running, _ = self.numbers.unbind(0)
-        place = num_accepted.unsqueeze(1)
-        gained = (num_accepted + 1) * running
-        new_previous = torch.cat([last.unsqueeze(1), decided], 1).gather(1, place)[:, 0]
-        new_last = decided.gather(1, place)[:, 0]
-        length, num_decided = length + gained, num_decided + gained
-        columns = [new_previous, new_last, length, num_decided, most, iterations + 1, running]
-        self.numbers.copy_(torch.stack([*columns, gained]))
+        gained = running = self.numbers[Column.RUNNING]
+        # The two tokens at the end of each row.
+        tail = torch.cat([self.last, decided], 1)
+        if num_accepted is not None:
+            gained = (num_accepted + 1) * running
+            place = num_accepted.unsqueeze(1)
+            tail = tail.gather(1, torch.cat([place, place + 1], 1))
+        self.numbers[: Column.LENGTH] = tail.T
+        self.numbers[Column.LENGTH : Column.MOST] += gained
+        self.numbers[Column.ITERATIONS] += running
+        self.numbers[Column.GAINED] = gained
         self.decided[:, : decided.shape[1]] = decided
