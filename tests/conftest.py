@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import gc
 import os
 import random
 import signal
@@ -13,9 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import pytest
 
-import garbage
 from harness.config.machine import num_usable_cores
 from harness.config.settings import ModelSettings
 
@@ -48,13 +49,18 @@ os.environ["PYTHONPATH"] = os.pathsep.join(map(str, _PATHS))
 _shared = tempfile.TemporaryDirectory(prefix="harness-tests-")
 if os.environ.setdefault("HARNESS_TESTS_SHARED", _shared.name) == _shared.name:
     # In the first process alone.
-    os.environ["HARNESS_TESTS_OWNER"] = str(os.getpid())
     from shipped_copies import ONE_LAYER, copy_shipped
 
     copy_shipped(ONE_LAYER, num_hidden_layers=1)
 
 # Only a power failure could lose what is not written through, and each command would wait for the disk nine times.
 os.fsync = lambda descriptor: None
+
+# Our commands search for garbage before every timed answer. With all that libraries import, each search would take half
+# a second: what exists when a test begins is exempted, and what a command exempts stays so.
+gc.disable()
+_unfreeze, gc.unfreeze = gc.unfreeze, lambda: None
+_most_bytes = 0
 
 # A shell makes what it starts in the background ignore Ctrl-C, and nohup a closed terminal, and so everything started
 # from there: tests send both.
@@ -68,11 +74,6 @@ def pytest_xdist_auto_num_workers() -> int:
     another one all take a tenth more.
     """
     return num_usable_cores() + 1
-
-
-def pytest_collectstart() -> None:
-    """Import all tests without a search for garbage, see `garbage`."""
-    garbage.leave_imports()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -95,14 +96,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
 
 
-def pytest_collection_finish() -> None:
-    """Leave what the imports made to no later search for garbage, see `garbage`."""
-    garbage.exempt_imports()
-
-
 def pytest_runtest_setup() -> None:
-    """Leave what earlier tests made to no search of this one."""
-    garbage.exempt_what_is_left()
+    """Exempt what exists from searches for garbage, or search once where it has become much."""
+    global _most_bytes
+    num_bytes = psutil.Process().memory_info().rss
+    if num_bytes > _most_bytes:
+        _unfreeze()
+        gc.collect()
+        gc.enable()
+        _most_bytes = num_bytes + 1_500_000_000
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

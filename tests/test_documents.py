@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from pathlib import Path
 
 import pytest
 
-import harness
 from harness.cli.conversion import setting_hints
 from harness.cli.typed import settings_meant_by
 from harness.commands.registry import COMMANDS, configured, with_settings
@@ -123,21 +121,3 @@ def test_a_class_is_in_its_file(name: str, file: str) -> None:
 def test_they_are_found() -> None:
     assert len(PATHS) > 20
     assert len(CLASSES) >= 6
-
-
-PACKAGE = Path(harness.__file__).parent
-DOCUMENTED = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-
-
-def pointers(source: str) -> list[str]:
-    """The names of classes and functions whose docstrings begin by pointing to another place."""
-    nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, DOCUMENTED)]
-    return [node.name for node in nodes if (ast.get_docstring(node) or "").startswith("See `")]
-
-
-def test_no_docstring_only_points_elsewhere() -> None:
-    found = {}
-    for file in PACKAGE.rglob("*.py"):
-        if names := pointers(file.read_text(encoding="utf-8")):
-            found[str(file)] = names
-    assert found == {}, "leave these docstrings out, or say what is particular here"

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import ast
 import functools
 import graphlib
 import os
 import re
 import subprocess
 import sys
-import tomllib
-from collections import Counter
 from pathlib import Path
 
 import grimp
 import pytest
-
-from harness.engines.door import local
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = "harness"
@@ -101,21 +96,6 @@ def test_the_door_and_registries_alone_name_the_other_wing() -> None:
     assert naming == {"engines/door/__init__.py", "engines/registry.py", *registries}
 
 
-def test_what_the_door_is_asked_for_is_there() -> None:
-    """`local("engine.pair").plan_pair` is found when it is called, and by no type checker."""
-    asked = set()
-    for file in (ROOT / PACKAGE).rglob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if not isinstance(node, ast.Attribute) or not isinstance(node.value, ast.Call):
-                continue
-            call = node.value
-            if isinstance(call.func, ast.Name) and call.func.id == "local":
-                asked.add((ast.literal_eval(call.args[0]), node.attr))
-    assert len(asked) > 5
-    for module, name in asked:
-        assert hasattr(local(module), name), f"{module}.{name}"
-
-
 def test_no_command_is_imported_by_another_one_or_by_any_room() -> None:
     """The registry finds commands by their folders."""
 
@@ -130,16 +110,6 @@ def test_no_command_is_imported_by_another_one_or_by_any_room() -> None:
         for module, imported in graph().items()
         for other in imported
         if command_of(other) not in ("", command_of(module))
-    ]
-    assert found == []
-
-
-def test_no_measurement_imports_a_page() -> None:
-    found = [
-        (module, other)
-        for module, imported in graph().items()
-        for other in imported
-        if module.endswith(".measure") and other.endswith(".page")
     ]
     assert found == []
 
@@ -173,28 +143,6 @@ for module in {instrument}:
     assert run.returncode == 0, run.stderr
 
 
-def test_importing_harness_imports_nothing_heavy() -> None:
-    script = f"import sys, harness; print({HEAVY | {'hydra', 'omegaconf', 'pandas', 'numpy'}} & set(sys.modules))"
-    run = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert run.stdout == "set()\n"
-
-
-def test_no_test_module_is_imported() -> None:
-    """Helpers are in tests/support/, so that a test can change without a look at the others."""
-    statement = re.compile(r"^\s*(?:from|import) (?:\w+\.)*test_\w+", re.MULTILINE)
-    files = sorted((ROOT / "tests").rglob("*.py"))
-    importing = [file.name for file in files if statement.search(file.read_text(encoding="utf-8"))]
-    assert importing == []
-
-
-def test_no_two_files_of_tests_have_the_same_name() -> None:
-    """Of two, pytest would run only one when it collects both rooms."""
-    names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
-    assert [name for name, number in names.items() if number > 1] == []
-
-
 # An interpreter, and those it starts, is one without these packages.
 WITHOUT_LOCAL = os.pathsep.join(map(str, [ROOT / "tests" / "support" / "without_local", ROOT]))
 
@@ -219,23 +167,3 @@ finally:
     assert done.returncode == 1, done.stderr
     assert "nothing answers at http://127.0.0.1:1/v1" in done.stderr
     assert done.stdout == "set()\n"
-
-
-def test_torch_is_an_extra_that_setup_installs() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    extras = project["optional-dependencies"]
-
-    def packages(requirements: list[str]) -> set[str]:
-        names = set()
-        for requirement in requirements:
-            if requirement.startswith("specharness["):
-                for extra in requirement.partition("[")[2].rstrip("]").split(","):
-                    names |= packages(extras[extra])
-            else:
-                names.add(requirement.partition(">")[0].partition("[")[0])
-        return names
-
-    assert not packages(project["dependencies"]) & ABSENT
-    assert packages(extras["local"]) == HEAVY
-    for extra in ("all", "dev", "serve", "gguf"):
-        assert packages(extras[extra]) >= packages(extras["local"])

@@ -12,6 +12,8 @@ import pytest
 from composing import composed_line, composing
 from harness.local.engine.pair import PlacedPair
 from in_process import Harness
+from report_files import latency_run, write
+from wicked_engine import FILE
 
 URL = "engine=server engine.url=http://h/v1"
 LONG = 300 * "x"
@@ -41,9 +43,17 @@ MISTAKES = {
         "add --spec-type draft-simple -md DRAFT.gguf",
     "latency -m K=2,4 -- sh -c 'exec vllm serve A --port {port} --n {K} --api-key X'":
         "the command behind --: --api-key: what is typed is written into files",
+    "report nowhere": "nowhere: no such file or directory",
+    "report empty": "empty: holds no CSV file of latency",
+    "report notes.csv": "notes.csv: is no CSV file of latency",
+    "report latency.csv output=notes.csv": "output=notes.csv: cannot be written to",
+    "report latency.csv --pdf": "--pdf: no such argument; --help lists them",
+    "report": "results: no such directory here",
     # Names of presets, and paths
     "latency model=7C": "model=7C: no such preset (did you mean 7B?)",
     "latency model=tiny_eagle3": "model=tiny_eagle3: is a head that drafts for another model: draft=tiny_eagle3",
+    "latency engine=./nothing.py:Parrot": "engine=./nothing.py:Parrot: cannot be loaded: there is no file",
+    f"latency engine={FILE}:FILE": f"engine={FILE}:FILE: must inherit from harness.engines.record.EngineRecord",
     "latency draft=./mine.py:Mine": "draft=./mine.py:Mine: must inherit from harness.local.drafting.method.Method or",
     "latency model=./weights.bin": "model=./weights.bin: is a file; the model is named by its directory, .",
     f"latency model=./{LONG}": f"model=./{LONG}: must not have a name of more than 255 bytes",
@@ -65,7 +75,11 @@ MISTAKES = {
     "latency results.file=./.bash_aliases": "results.file=./.bash_aliases: must name a file that ends in .csv",
     "plan acceptance=[0.8,0.7]": "acceptance=[0.8,0.7]: must be a draft token's chance given those before it",
     "plan gpu_memory=40": "gpu_memory=40: must be an amount with its unit, such as 40GB or 80GiB, or a GPU: A100",
+    f"latency engine={FILE}:Wicked engine.step_ms=0": "engine.step_ms=0.0: must be at least",
+    f"latency engine={FILE}:Wicked engine.stp_ms=2": "engine.stp_ms: no such setting (did you mean",
     # What has no meaning together
+    f"latency engine={FILE}:Wicked runner=static": "runner=static: needs engine=local",
+    f"latency engine={FILE}:Wicked engine.url=http://h/v1": "engine.url: needs engine=server",
     "latency K=auto": "decoding.num_draft_tokens=auto: must be a number with engine=local; engine=huggingface has",
     "plan draft=early_exit_8": "draft=early_exit_8: needs engine=huggingface",
     "latency draft=tiny": "draft=tiny: is the model itself, which always agrees and costs as much",
@@ -159,6 +173,9 @@ def test_a_mistake_is_one_line(
     (tmp_path / "made.pickle").write_bytes(pickle.dumps(MakesDirectory()))
     (tmp_path / "mine.py").write_text("class Mine:\n    def propose(self): ...\n")
     (tmp_path / "loop.csv").symlink_to("loop.csv")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "notes.csv").write_text("a,b\n1,2\n")
+    write(tmp_path / "latency.csv", latency_run())
     (tmp_path / "deep.jsonl").write_text(
         '{"prompt": "x"}\n{"prompt": ' + 200_000 * "[" + 200_000 * "]" + "}\n"
     )

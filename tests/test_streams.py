@@ -158,23 +158,3 @@ def test_without_matplotlib_the_tables_remain(tmp_path: Path) -> None:
     page = (tmp_path / "results" / "report.html").read_text()
     assert "class=plot" not in page
     assert "2.00×" in page
-
-
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (["nowhere"], "nowhere: no such file or directory"),
-        (["empty"], "empty: holds no CSV file of latency"),
-        (["notes.csv"], "notes.csv: is no CSV file of latency"),
-        (["latency.csv", "output=notes.csv"], "output=notes.csv: cannot be written to"),
-        (["latency.csv", "--pdf"], "--pdf: no such argument; --help lists them"),
-        ([], "results: no such directory here"),
-    ],
-)
-def test_a_mistake_is_one_line_and_exit_code_2(
-    harness: Harness, tmp_path: Path, arguments: list[str], expected: str
-) -> None:
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "notes.csv").write_text("a,b\n1,2\n")
-    write(tmp_path / "latency.csv", latency_run())
-    assert harness.refused("report", *arguments).startswith(expected)

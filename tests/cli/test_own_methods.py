@@ -13,9 +13,8 @@ import torch
 from transformers import AutoConfig
 
 from harness.config.installation import PACKAGE
-from in_process import QUICKEST_PAIR, Harness, results
+from in_process import Harness, results
 from traced import run_as_traced
-from wicked_engine import FILE
 
 PAGE = PACKAGE.parent / "docs" / "your-own-method.md"
 QUICK = (
@@ -188,19 +187,3 @@ def test_a_rule_that_calls_itself_lossless_is_held_to_its_word(harness: Harness)
     assert not row["lossy"], "it follows `lossless`"
     assert row["status"] == "no_verdict"
     assert row["margin_over_rounding"] > 1
-
-
-def test_its_mistakes_are_those_of_a_setting(harness: Harness) -> None:
-    def refused(engine: str, *typed: str) -> str:
-        return harness.refused("latency", *QUICKEST_PAIR, f"engine={engine}", *typed)
-
-    own = f"{FILE}:Wicked"
-    assert refused(own, "engine.step_ms=0").startswith("engine.step_ms=0.0: must be at least")
-    assert refused(own, "engine.stp_ms=2").startswith(
-        "engine.stp_ms: no such setting (did you mean"
-    )
-    assert refused(own, "runner=static") == "runner=static: needs engine=local"
-    assert refused(own, "engine.url=http://h/v1") == "engine.url: needs engine=server"
-    assert "there is no file" in refused("./nothing.py:Parrot")
-    inherit = "must inherit from harness.engines.record.EngineRecord"
-    assert inherit in refused(f"{FILE}:FILE")

@@ -5,10 +5,9 @@ from __future__ import annotations
 import copy
 import dataclasses
 import io
-import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -22,16 +21,14 @@ from harness.commands.recovery.record import RecoverySettings
 from harness.commands.recovery.rows import RecoveryRow
 from harness.commands.report.command import days_of, environment_table
 from harness.config.command_line import Words
-from harness.config.model_names import SECOND_COMMAND
 from harness.measuring.measurement import further_settings
 from harness.measuring.rows import LatencyRow
-from harness.reporting.names import distinct_names, name_of, named_runs
+from harness.reporting.names import distinct_names, named_runs
 from harness.reporting.table import Column, Line, Table
 from harness.reporting.terminal import as_text, print_document
 from harness.reporting.words import typed_again
 from harness.results.runs import Run
 from harness.results.schema import RunRow
-from report_files import latency_run
 from some_settings import settings_of
 
 COMMANDS = [
@@ -72,33 +69,20 @@ def changed(settings: Any, name: str) -> Any:
     """The same with another value of one setting, be it one that goes with nothing else."""
     first, _, rest = name.partition(".")
     value = getattr(settings, first)
-    if name == "rule":
-        # It must be the name of one.
-        return dataclasses.replace(settings, rule="block")
-    hint = typing.get_type_hints(type(settings))[first]
-    new = changed(value, rest) if rest else another(value, hint)
     found = copy.copy(settings)
-    object.__setattr__(found, first, new)
+    object.__setattr__(found, first, changed(value, rest) if rest else another(name, value))
     return found
 
 
-def another(value: Any, hint: Any) -> Any:
-    if hint is type(None):
-        return value
-    if typing.get_origin(hint) is Literal:
-        return next(choice for choice in typing.get_args(hint) if choice != value)
-    if type(None) in (parts := typing.get_args(hint)):
-        return another(value, next(part for part in parts if part is not type(None)))
-    if typing.get_origin(hint) is Mapping:
-        return {"key": 1}
-    if isinstance(value, tuple) or typing.get_origin(hint) is tuple:
-        return (5, 6)
-    if hint is bool:
+def another(name: str, value: Any) -> Any:
+    names = {"rule": "block", "weights": "random"}
+    if name in names:
+        return names[name]
+    if isinstance(value, bool):
         return not value
-    if isinstance(value, str) and hint is not str:
-        # A word in place of a number, `auto`.
-        return 2
-    return f"{value}2" if hint is str else (value or 0) + (1 if hint is int else 0.25)
+    if isinstance(value, str):
+        return "another"
+    return (5, 6) if isinstance(value, tuple) else (value or 0) + 1
 
 
 def row_of(kind: type[RunRow], settings: Any) -> RunRow:
@@ -125,46 +109,6 @@ def test_every_setting_tells_jobs_apart(kind: type, row: type[RunRow]) -> None:
     assert not alike
 
 
-def test_a_setting_without_a_column_is_said_only_where_it_differs() -> None:
-    plain = settings_of(LatencySettings)
-    first, second = (changed(plain, name) for name in ("draft.gpus", "placement.reserve_gb"))
-    both = changed(first, "placement.reserve_gb")
-    rows = [row_of(LatencyRow, settings) for settings in (first, both)]
-    assert rows[1].settings == {"draft.gpus": 1, "placement.reserve_gb": 2.25}
-    said = [[*name.settings.values()] for name in distinct_names(rows)]
-    assert said == [[], ["placement.reserve_gb 2.25"]]
-    rows = [row_of(LatencyRow, settings) for settings in (plain, first, second)]
-    assert [name.cell for name in distinct_names(rows)] == [
-        "13B with 7B", "13B with 7B\ndraft.gpus 1", "13B with 7B\nplacement.reserve_gb 2.25"
-    ]  # fmt: skip
-
-
-def named(*changes: dict[str, Any]) -> list[list[str]]:
-    """What the names of rows say beyond their pair, of rows of one pair with these changes."""
-    rows = [latency_run(**change)[-1] for change in changes]
-    return [name.details for name in distinct_names(rows)]
-
-
-def test_settings_that_change_together_are_all_named() -> None:
-    """Else a table would show the effect of both as that of one."""
-    rows: list[dict[str, Any]] = [{"placement": "auto"}, {"placement": "cpu", "batch_size": 4}]
-    assert named(*rows, {"placement": "cpu", "batch_size": 4, "seed": 1}) == [
-        ["seed 0"],
-        ["batches of 4", "seed 0", "placement cpu"],
-        ["batches of 4", "seed 1", "placement cpu"],
-    ]
-    other_draft = {"draft": "lookup", "ignore_eos": False, "draft_method": "lookup"}
-    assert named({}, other_draft) == [
-        ["ends at max_new_tokens"],
-        ["ends where the model does"],
-    ]
-
-
-def test_a_setting_with_a_column_of_its_name_is_said_once() -> None:
-    settings = dataclasses.replace(settings_of(LatencySettings), precision="10%")
-    assert further_settings(settings, LatencyRow) is None
-
-
 @pytest.mark.parametrize(
     ("flags", "names"),
     [
@@ -185,38 +129,6 @@ def test_commands_that_differ_in_k_alone_have_one_name(flags: str, names: list[s
     found = distinct_names(rows)
     assert [name.settings.get("server_command", "") for name in found] == names
     assert [name.num_draft_tokens for name in found] == [2, 4, 8]
-
-
-def test_commands_that_differ_in_more_than_k_are_named_as_they_were_typed() -> None:
-    columns: dict[str, Any] = {
-        "model": "A",
-        "draft": SECOND_COMMAND,
-        "engine": "server",
-        "num_draft_tokens": 4,
-    }
-    typed = LatencyRow(**columns, server_command=["serve A", "serve A --type b --n-max 4"])
-    other = dataclasses.replace(
-        typed, server_command=["serve A", "serve A --type c"], num_draft_tokens=64
-    )
-    found = distinct_names([typed, other])
-    words = [name.settings["server_command"] for name in found]
-    assert words == ["--type b --n-max 4", "--type c"]
-    # Whether it was the second command that was typed, or the third.
-    assert {name.pair for name in found} == {"A against the first command"}
-
-
-@pytest.mark.parametrize(
-    ("columns", "k"),
-    [
-        ({"num_draft_tokens": 4}, 4),
-        # What was counted is no K: a server may change it as it goes.
-        ({"url": "http://a/v1", "mean_proposed": 2.0}, None),
-    ],
-)
-def test_k_is_what_was_typed(columns: dict[str, Any], k: int | None) -> None:
-    name = name_of(LatencyRow(**{"model": "13B", "draft": "7B"} | columns))
-    assert name.num_draft_tokens == k
-    assert ("K=" in name.label()) == (k is not None)
 
 
 @pytest.mark.parametrize(
@@ -241,6 +153,9 @@ def test_k_is_what_was_typed(columns: dict[str, Any], k: int | None) -> None:
         ([{"server_command": ["s 2 9"], "num_draft_tokens": 2, "settings": {"engine.start_command": "s {K}"}},
           {"server_command": ["s 3 8"], "num_draft_tokens": 3, "settings": {"engine.start_command": "s {K}"}}],
          ["13B with 7B · K=2", "13B with 7B · K=3"]),
+        # What was counted is no K: a server may change it as it goes.
+        ([{"num_draft_tokens": 4}, {"url": "http://a/v1", "mean_proposed": 2.0}],
+         ["13B with 7B · K=4", "13B with 7B · url a"]),
     ],
 )  # fmt: skip
 def test_rows_are_named_by_what_they_differ_in(rows: list[Any], labels: list[str]) -> None:

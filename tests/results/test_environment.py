@@ -8,7 +8,6 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from datetime import datetime, timedelta
 from importlib.metadata import version
 from pathlib import Path
@@ -22,68 +21,43 @@ from harness.results import environment as environment_module
 from harness.results.environment import environment, environment_columns, git_state, new_run_id
 
 ROOT = Path(__file__).resolve().parents[2]
-needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 
 
-@pytest.fixture
-def git(tmp_path: Path) -> Callable[..., str]:
-    """Runs git in tmp_path/checkout, a new repository without commits that holds a package, which is added."""
-    checkout = tmp_path / "checkout"
-    (checkout / "package").mkdir(parents=True)
-    (checkout / "package" / "__init__.py").write_text("")
-    identity = "-c user.name=a -c user.email=a@b -c commit.gpgsign=false".split()
-
-    def run(*arguments: str) -> str:
-        clean = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
-        command = ["git", *identity, "-C", str(checkout), *arguments]
-        return subprocess.run(
-            command, check=True, capture_output=True, text=True, env=clean
-        ).stdout.strip()
-
-    run("init")
-    run("add", ".")
-    return run
-
-
-@needs_git
-def test_a_commit_and_whether_tracked_files_differ_from_it(
-    git: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+def test_a_commit_is_that_of_the_repository_that_has_the_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    package = tmp_path / "checkout" / "package"
+    checkout = tmp_path / "checkout"
+    package = checkout / "package"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
+    identity = "-c user.name=a -c user.email=a@b -c commit.gpgsign=false".split()
+    state = git_state.__wrapped__
+
+    def git(*arguments: str) -> str:
+        command = ["git", *identity, "-C", str(checkout), *arguments]
+        done = subprocess.run(command, check=True, capture_output=True, text=True, env=clean)
+        return done.stdout.strip()
+
+    assert state(package) == (None, None)
+    git("init")
+    git("add", ".")
+    assert state(package) == (None, None)
     git("commit", "-m", "first")
     # As in a hook of another repository.
     monkeypatch.setenv("GIT_DIR", str(tmp_path / "other"))
-    (tmp_path / "checkout" / "notes.txt").write_text("untracked")
-    assert git_state(package) == (git("rev-parse", "HEAD"), False)
-    git_state.cache_clear()
+    (checkout / "notes.txt").write_text("untracked")
+    assert state(package) == (git("rev-parse", "HEAD"), False)
     (package / "__init__.py").write_text("changed = True")
-    assert git_state(package) == (git("rev-parse", "HEAD"), True)
-
-
-@needs_git
-def test_a_repository_without_commits_has_none(git: Callable[..., str], tmp_path: Path) -> None:
-    assert git_state(tmp_path / "checkout" / "package") == (None, None)
-
-
-@needs_git
-def test_a_package_installed_inside_somebody_elses_repository_has_no_commit(
-    git: Callable[..., str], tmp_path: Path
-) -> None:
+    assert state(package) == (git("rev-parse", "HEAD"), True)
+    # Installed inside somebody else's repository.
     git("rm", "-r", "--cached", ".")
-    git("commit", "--allow-empty", "-m", "theirs")
-    assert git_state(tmp_path / "checkout" / "package") == (None, None)
-
-
-def test_outside_a_checkout_and_without_git_there_is_no_commit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert git_state(tmp_path) == (None, None)
-    assert git_state(tmp_path / "absent") == (None, None)
+    git("commit", "-m", "theirs")
+    assert state(package) == (None, None)
+    assert state(tmp_path / "absent") == (None, None)
     monkeypatch.setenv("PATH", str(tmp_path))
-    git_state.cache_clear()
-    assert git_state(ROOT / "harness") == (None, None)
-    # Nothing of this may stay behind for others in this process.
-    git_state.cache_clear()
+    assert state(ROOT / "harness") == (None, None)
 
 
 def test_environment_says_what_is_installed_and_where(monkeypatch: pytest.MonkeyPatch) -> None:

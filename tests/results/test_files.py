@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import errno
-import multiprocessing
 import os
 import random
 import resource
@@ -16,12 +15,12 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
-from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
+from forked import CONTEXT
 from harness.commands.registry import row_kinds
 from harness.config.errors import RunError, SettingError
 from harness.measuring.rows import LatencyRow
@@ -62,24 +61,14 @@ def read(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file, strict=True))
 
 
-@pytest.fixture(scope="module")
-def processes() -> ForkServerContext:
-    """Processes that start in milliseconds, because the server they fork from has loaded what this module imports."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["harness.commands.registry", "pandas", "pytest"])
-    return context
-
-
 def append_many(path: Path, process: int, count: int) -> None:
     for number in range(count):
         append_rows(path, [{"process": process, "number": number, "text": TEXT}])
 
 
-def test_eight_processes_lose_nothing(tmp_path: Path, processes: ForkServerContext) -> None:
+def test_eight_processes_lose_nothing(tmp_path: Path) -> None:
     path = tmp_path / "latency.csv"
-    workers = [
-        processes.Process(target=append_many, args=(path, number, 10)) for number in range(8)
-    ]
+    workers = [CONTEXT.Process(target=append_many, args=(path, number, 10)) for number in range(8)]
     for worker in workers:
         worker.start()
     for worker in workers:
@@ -131,11 +120,11 @@ def append_and_die(path: Path) -> None:
 
 @pytest.mark.parametrize("num_lost", [0, 1, 700, 1400])
 def test_rows_that_were_appended_in_part_are_there_for_nobody(
-    tmp_path: Path, processes: ForkServerContext, num_lost: int
+    tmp_path: Path, num_lost: int
 ) -> None:
     path = tmp_path / "latency_prompts.csv"
     files.append_rows(path, [PROMPT])
-    worker = processes.Process(target=append_and_die, args=(path,))
+    worker = CONTEXT.Process(target=append_and_die, args=(path,))
     worker.start()
     worker.join()
     assert worker.exitcode == -signal.SIGKILL
@@ -164,10 +153,10 @@ def append_pairs(path: Path, count: int) -> None:
         files.append_rows(path, [PROMPT, PROMPT])
 
 
-def test_a_reader_sees_whole_appends_only(tmp_path: Path, processes: ForkServerContext) -> None:
+def test_a_reader_sees_whole_appends_only(tmp_path: Path) -> None:
     path = tmp_path / "latency_prompts.csv"
     append_pairs(path, 1)
-    worker = processes.Process(target=append_pairs, args=(path, 200))
+    worker = CONTEXT.Process(target=append_pairs, args=(path, 200))
     worker.start()
     while worker.is_alive():
         found = read_file(path, row_kinds())
@@ -416,9 +405,7 @@ def append_forever(path: Path, first: int, acknowledged: Connection) -> None:
         acknowledged.send(number)
 
 
-def test_killed_at_any_moment_a_row_is_there_whole_or_not_at_all(
-    tmp_path: Path, processes: ForkServerContext
-) -> None:
+def test_killed_at_any_moment_a_row_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
     path = tmp_path / "latency.csv"
     moments = random.Random(0)
     # Something to copy, so that the write is a good part of each round and some kills fall into it.
@@ -426,8 +413,8 @@ def test_killed_at_any_moment_a_row_is_there_whole_or_not_at_all(
     append_rows(path, filler)
     last = 0
     for _ in range(8):
-        receiving, sending = processes.Pipe(duplex=False)
-        worker = processes.Process(target=append_forever, args=(path, last + 1, sending))
+        receiving, sending = CONTEXT.Pipe(duplex=False)
+        worker = CONTEXT.Process(target=append_forever, args=(path, last + 1, sending))
         worker.start()
         sending.close()
         acknowledged = receiving.recv()

@@ -1,25 +1,22 @@
-"""What the base installation must do without models here. Also a program, for an environment that has no more:
-`base_install.py PYTHON` runs all of it with that interpreter, in a new directory."""
+"""What the base installation must do without models here: a program for an environment that has no more.
+
+`base_install.py PYTHON` runs all of it with that interpreter, in a new directory.
+"""
 
 from __future__ import annotations
 
 import csv
-import json
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
 from echo_server import EchoServer, serving
 
-# Runs `harness` with arguments and further environment variables in the directory of the check.
-Run = Callable[[Sequence[str], Mapping[str, str]], subprocess.CompletedProcess[str]]
-
 _QUICK = ["num_prompts=8", "tokens=4"]
-NAMES: Mapping[str, str | None] = {"tiny": None}
+_NAMES = {"tiny": None}
 _INSTALL = "[local]"
 # These need models here: by their engine, or whatever the engine is.
 _LOCAL_COMMANDS = [
@@ -32,22 +29,19 @@ _LOCAL_COMMANDS = [
 ]
 
 
-def check_commands(run: Run, directory: Path) -> list[dict[str, str]]:
-    """Run every command about servers, `report`, `audit`, and help; they must succeed.
+def check_commands(python: str, directory: Path) -> None:
+    """Run every command about servers, `report`, `audit`, and help; they must succeed."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
-    Args:
-        directory: an empty one, in which `run` runs commands.
-
-    Returns:
-        The rows of `latency`.
-    """
-
-    def harness(*arguments: str, code: int | None = 0, **variables: str) -> str:
-        done = run(arguments, variables)
+    def harness(*arguments: str, code: int = 0) -> str:
+        command = [python, "-m", "harness", *arguments]
+        done = subprocess.run(
+            command, cwd=directory, env=environment, capture_output=True, text=True, check=False
+        )
         # A few prompts may tell nothing.
         may_be_open = code == 0 and arguments[0] in ("latency", "eval")
         if not (may_be_open and done.returncode == 3):
-            assert code in (None, done.returncode), (arguments, done.returncode, done.stderr)
+            assert code == done.returncode, (arguments, done.returncode, done.stderr)
         assert "Traceback" not in done.stderr, done.stderr
         return done.stdout + done.stderr
 
@@ -59,9 +53,9 @@ def check_commands(run: Run, directory: Path) -> list[dict[str, str]]:
         assert len(refused.splitlines()) == 1, refused
         assert _INSTALL in refused, refused
     with ExitStack() as stack:
-        regular = stack.enter_context(serving(EchoServer(NAMES, delay_s=0.001)))
+        regular = stack.enter_context(serving(EchoServer(_NAMES, delay_s=0.001)))
         speculative = stack.enter_context(
-            serving(EchoServer(NAMES, delay_s=0.001, num_draft_tokens=4))
+            serving(EchoServer(_NAMES, delay_s=0.001, num_draft_tokens=4))
         )
         servers = ["engine=server", f"engine.url={speculative}", f"engine.regular_url={regular}"]
         assert "accepted" in harness("latency", *servers, *_QUICK, "decoding=greedy")
@@ -84,67 +78,11 @@ def check_commands(run: Run, directory: Path) -> list[dict[str, str]]:
     # The server counts the tokens, which nobody here can: a draft of 4, half of it accepted.
     assert (speculative_row["num_tokens"], speculative_row["mean_proposed"]) == ("32", "4.0")
     assert speculative_row["num_threads"] == ""
-    return rows
-
-
-# Runs each command that it reads in a fork, which imports nothing again.
-_FORKS = """
-import gc, json, os, sys
-import httpx2, hydra.main, pandas, scipy.stats
-from harness.cli.main import main
-gc.freeze()
-for line in sys.stdin:
-    arguments, variables = json.loads(line)
-    child = os.fork()
-    if not child:
-        for number, name in enumerate(["stdout", "stderr"], start=1):
-            os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
-        os.environ.update(variables)
-        sys.argv[1:] = arguments
-        try:
-            main()
-        except SystemExit as end:
-            # Without taking the interpreter apart, which takes as long as a short command.
-            sys.stdout.flush()
-            os._exit(end.code)
-    _, status = os.waitpid(child, 0)
-    print(os.waitstatus_to_exitcode(status), flush=True)
-"""
-
-
-def main() -> None:
-    python = sys.argv[1]
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    version = [python, "-m", "harness", "--version"]
-    with tempfile.TemporaryDirectory() as name:
-        directory = Path(name)
-        # By an interpreter of its own, which finds everything by itself.
-        subprocess.run(version, cwd=directory, env=environment, check=True)
-        with subprocess.Popen(
-            [python, "-c", _FORKS],
-            cwd=directory,
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        ) as forking:
-            assert forking.stdin is not None
-            assert forking.stdout is not None
-            commands, codes = forking.stdin, forking.stdout
-
-            def run(
-                arguments: Sequence[str], variables: Mapping[str, str]
-            ) -> subprocess.CompletedProcess[str]:
-                print(json.dumps([arguments, variables]), file=commands, flush=True)
-                code = int(codes.readline())
-                printed = ((directory / name).read_text() for name in ("stdout", "stderr"))
-                return subprocess.CompletedProcess(arguments, code, *printed)
-
-            rows = check_commands(run, directory)
     absent = {row[f"{name}_version"] for row in rows for name in ("torch", "transformers")}
     assert absent == {""}, absent
-    print("all commands about servers run without torch")
 
 
 if __name__ == "__main__":
-    main()
+    with tempfile.TemporaryDirectory() as name:
+        check_commands(sys.argv[1], Path(name))
+    print("all commands about servers run without torch")

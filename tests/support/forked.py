@@ -1,4 +1,4 @@
-"""Processes forked from a server that has imported torch and transformers already (`fork_server`).
+"""Processes forked from a server that has imported torch and transformers already (`preloaded`).
 
 To import both takes a new interpreter several seconds, more than most runs of the tiny pair. What
 a new interpreter does differently, such as a signal during the imports, is tested with one
@@ -7,38 +7,48 @@ a new interpreter does differently, such as a signal during the imports, is test
 
 from __future__ import annotations
 
+import gc
 import itertools
+import logging
+import multiprocessing.forkserver
 import os
 import pkgutil
-import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import MappingProxyType
 from typing import IO, Any
 
-import filelock
 import pytest
 
 from processes import wait_for
 
-# Where the server is asked for a process: one for all processes of pytest-xdist, which lives as long as the first.
-if "HARNESS_TESTS_SHARED" not in os.environ:
-    os.environ["HARNESS_TESTS_SHARED"] = tempfile.mkdtemp(prefix="harness-tests-")
-_address = f"{os.environ['HARNESS_TESTS_SHARED']}/server"
-_owner = int(os.environ.setdefault("HARNESS_TESTS_OWNER", str(os.getpid())))
-# What a test changes in its environment must not last as long as the server.
-_ENVIRONMENT = dict(os.environ)
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["preloaded"])
 
 
-class Forked:
+class _File:
+    """An open file; a process that is forked gets its own number of it."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __reduce__(self) -> Any:
+        return _number_of, (reduction.DupFd(self.number),)
+
+
+def _number_of(file: Any) -> int:
+    return int(file.detach())
+
+
+class Forked(CONTEXT.Process):
     """A forked process, with the methods of `subprocess.Popen` that the sweep and the tests use.
 
     Args:
@@ -49,7 +59,6 @@ class Forked:
         streams: open files for its standard streams, by their numbers 0, 1 and 2; None for one that is closed. stdin
             is empty if it is left out, and the others are those of this process.
         terminal: a pseudo-terminal for its standard streams instead, which controls it.
-        kept: the only open files that it inherits, but for the standard streams.
         new_session: whether it begins a session of its own, which Ctrl-C does not reach.
     """
 
@@ -61,42 +70,36 @@ class Forked:
         directory: Path | None = None,
         streams: Mapping[int, int | None] = MappingProxyType({}),
         terminal: int | None = None,
-        kept: Iterable[int] = (),
         new_session: bool = False,
     ) -> None:
-        self.returncode: int | None = None
+        super().__init__()
+        self._program, self._environment = program, dict(environment)
+        self._directory, self._new_session = directory or Path.cwd(), new_session
+        self._terminal: Any = None if terminal is None else _File(terminal)
         # What it prints, where that is kept.
         self.printed: Sequence[IO[str]] = ()
-        if terminal is not None:
-            streams = dict.fromkeys(range(3), terminal)
-        with open(os.devnull) as empty, socket.socket(socket.AF_UNIX) as asking:
-            files = {0: empty.fileno(), 1: 1, 2: 2, **streams, **{file: file for file in kept}}
-            inherited = {number: file for number, file in files.items() if file is not None}
-            _start_server()
-            asking.connect(_address)
-            socket.send_fds(asking, [b"."], list(inherited.values()))
-            self._connection = Connection(asking.detach())
-        self._connection.send((sys.path, list(inherited)))
-        where = environment, directory or Path.cwd(), terminal is not None
-        self._connection.send((program, *where, new_session))
-        answer = self._connection.recv()
-        assert isinstance(answer, int), answer
-        self.pid = answer
+        with open(os.devnull) as empty:
+            files = {0: empty.fileno(), 1: 1, 2: 2, **streams}
+            self._streams: dict[int, Any] = {
+                number: None if file is None else _File(file) for number, file in files.items()
+            }
+            self.start()
+
+    @property
+    def returncode(self) -> int | None:
+        """The exit code, negative after a signal; None while it runs."""
+        return self.exitcode
 
     def poll(self) -> int | None:
-        """The exit code, negative after a signal; None while it runs."""
-        if self.returncode is None and self._connection.poll():
-            self.returncode = self._connection.recv()
-            self._connection.close()
-        return self.returncode
+        """The exit code, or None."""
+        return self.exitcode
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait for its end, and return the exit code."""
-        if self.returncode is None and not self._connection.poll(timeout):
+        self.join(timeout)
+        if self.exitcode is None:
             raise subprocess.TimeoutExpired("a forked process", timeout or 0)
-        code = self.poll()
-        assert code is not None
-        return code
+        return self.exitcode
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
         """Wait for its end, and return what it has printed to stdout and stderr."""
@@ -108,32 +111,57 @@ class Forked:
 
     def send_signal(self, number: int) -> None:
         """Send a signal, unless it has ended."""
-        if self.poll() is None:
+        if self.exitcode is None:
+            assert self.pid is not None
             # The server may read its end meanwhile.
             with suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
-    def kill(self) -> None:
-        """End it at once."""
-        self.send_signal(signal.SIGKILL)
+    def run(self) -> None:
+        """In the process: turn a copy of the server into what looks like a new process to our code."""
+        # It forks from the same server.
+        multiprocessing.forkserver._forkserver.ensure_running = lambda: None
+        # Nothing of the server is destroyed here, which could close a file that has the same number.
+        gc.freeze()
+        os.chdir(self._directory)
+        if self._new_session:
+            os.setsid()
+        for number, file in self._streams.items():
+            if file is None:
+                os.close(number)
+            else:
+                os.dup2(file, number)
+        for file in filter(None, self._streams.values()):
+            os.close(file)
+        if self._terminal is not None:
+            os.login_tty(self._terminal)
+        os.environ.clear()
+        os.environ.update(self._environment)
+        errors = os.environ.get("PYTHONIOENCODING", "").partition(":")[2] or "strict"
+        sys.stdin = _stream(0)
+        sys.stdout = _stream(1, mode="w", errors=errors)
+        sys.stderr = _stream(2, mode="w", buffering=1, errors="backslashreplace")
+        _log_to_stderr()
+        self._program()
 
 
-def _start_server() -> None:
-    """Start the server, unless there is one."""
-    with filelock.FileLock(f"{_address}.lock"):
-        if os.path.exists(_address):
-            return
-        environment = {**_ENVIRONMENT, "PYTHONPATH": os.pathsep.join(sys.path)}
-        with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(_address)
-            listener.listen()
-            program = f"import fork_server; fork_server.serve({listener.fileno()}, {_owner})"
-            subprocess.Popen(
-                [sys.executable, "-c", program],
-                env=environment,
-                pass_fds=[listener.fileno()],
-                stdin=subprocess.DEVNULL,
-            )
+def _stream(number: int, mode: str = "r", **options: Any) -> Any:
+    """A standard stream as Python makes it: None where the file is closed."""
+    try:
+        os.fstat(number)
+    except OSError:
+        return None
+    return os.fdopen(number, mode, encoding="utf-8", closefd=False, **options)
+
+
+def _log_to_stderr() -> None:
+    """Let libraries that are imported already log to this process's stderr."""
+    known = [logging.getLogger(), *logging.Logger.manager.loggerDict.values()]
+    for logger in known:
+        for handler in getattr(logger, "handlers", ()):
+            if type(handler) is logging.StreamHandler:
+                # `setStream` flushes the stream of before, which is closed here.
+                handler.stream = sys.stderr
 
 
 def run(
@@ -188,12 +216,11 @@ def begin_program(
 ) -> Forked:
     """Fork a process that runs a program, and keep what it prints; see `Forked`."""
     stdout, stderr = _temporary_file(), _temporary_file()
-    files = {1: stdout.fileno(), 2: stderr.fileno()}
     process = Forked(
         program,
         environment=os.environ | environment,
         directory=cwd,
-        streams={**files, **streams},
+        streams={1: stdout.fileno(), 2: stderr.fileno(), **streams},
     )
     process.printed = stdout, stderr
     return process
@@ -221,21 +248,15 @@ def fork_worker(
     before: Callable[[], object] | None = None,
 ) -> Forked:
     """A worker of a sweep, in place of `worker.start_process`; see `begin` for `before`."""
-    number = connection.fileno()
-    return Forked(
-        partial(_serve, number, before),
-        environment=environment,
-        kept=[number],
-        new_session=True,
-    )
+    return Forked(partial(_serve, connection, before), environment=environment, new_session=True)
 
 
-def _serve(number: int, before: Callable[[], object] | None) -> None:
+def _serve(connection: Connection, before: Callable[[], object] | None) -> None:
     from harness.cli import worker
 
     if before is not None:
         before()
-    worker.serve(number)
+    worker.serve(connection.fileno())
 
 
 # The file that a command has written, in its working directory, when it halts.

@@ -5,8 +5,8 @@ So programs that start processes of their own run as they would on a GPU, `bench
 
     PYTHONPATH=tests/support PRETENDED_GPUS=1 python benchmarks/gpu_suite.py --minutes 60 --out DIR
 
-They know nothing of it. Presets have the architectures of their names in small sizes, and the sizes of growth
-are small too, because the numbers are a CPU's. What stays to be seen on a real GPU:
+They know nothing of it. Presets have the architectures of their names in small sizes, because the numbers are a CPU's.
+What stays to be seen on a real GPU:
 
 - nothing is compiled: what is to be compiled runs as it is, without graphs;
 - 4-bit weights do not load: bitsandbytes' parameter is a kind of tensor itself, and so is one on a pretended GPU;
@@ -19,12 +19,10 @@ from __future__ import annotations
 
 import os
 import resource
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -75,7 +73,6 @@ def enter() -> None:
             object.__setattr__(settings, "architecture", small(settings.architecture))
 
     patch.setattr(ModelSettings, "__post_init__", check_and_shrink)
-    sys.meta_path.insert(0, _AfterImport({"growth": _shrink_growth}))
 
 
 def small(architecture: Mapping[str, Any]) -> dict[str, Any]:
@@ -141,48 +138,3 @@ def _load_by_names(load: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
         names = {place: f"cuda:{place}" for place in places.values() if isinstance(place, int)}
         kwargs["device_map"] = {part: names.get(place, place) for part, place in places.items()}
     return load(cls, *args, **kwargs)
-
-
-def _shrink_growth(growth: Any) -> None:
-    pair, measure = growth.Pair, growth.measure
-
-    def small_pair(options: Any, vocabulary: int) -> Any:
-        # Without a number torch would ask CUDA for the current one.
-        options.layers, options.hidden_size, options.device = 4, 64, "cuda:0"
-        return pair(options, vocabulary // 64)
-
-    def measure_small(pair: Any, point: Any, repeats: int) -> Any:
-        point = replace(
-            point,
-            context=point.context // 32,
-            batch_size=-(-point.batch_size // 8),
-            vocabulary=point.vocabulary // 64,
-        )
-        return measure(pair, point, repeats)
-
-    growth.Pair, growth.measure = small_pair, measure_small
-
-
-class _AfterImport:
-    """Finds modules as they would be found, and calls a function with each when it has been imported."""
-
-    def __init__(self, functions: dict[str, Callable[[Any], None]]) -> None:
-        self._functions = functions
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        function = self._functions.pop(name, None)
-        if function is None:
-            return None
-        from importlib.util import find_spec
-
-        spec = find_spec(name)
-        if spec is None or spec.loader is None:
-            return spec
-        execute = spec.loader.exec_module
-
-        def execute_and_call(module: ModuleType) -> None:
-            execute(module)
-            function(module)
-
-        spec.loader.exec_module = execute_and_call  # type: ignore[method-assign]
-        return spec

@@ -21,13 +21,10 @@ from hydra._internal.defaults_list import DefaultsList, Overrides
 from hydra._internal.hydra import Hydra
 from hydra.core.override_parser.types import Override
 
-_load_config = ConfigRepository.load_config
 _choose = config_loader_impl.create_defaults_list
 _merge = ConfigLoaderImpl._compose_config_from_defaults_list
 _get_mode = Hydra.get_mode
 
-# Files as they were loaded. To find out which belong to a command they are only read.
-_loaded: dict[Hashable, Any] = {}
 # Chosen presets, and merged configurations. Pickled, because a copy out of them is faster than `deepcopy`, and no
 # command can change another one's.
 _pickled: dict[Hashable, bytes] = {}
@@ -37,22 +34,11 @@ _OWN_PROVIDERS = {"harness", "main", "hydra", "schema"}
 
 def remember() -> None:
     """Remember from now on."""
-    ConfigRepository.load_config = _load_once
     config_loader_impl.create_defaults_list = _choose_once
     ConfigLoaderImpl._compose_config_from_defaults_list = _merge_once
     # Each composition copies it in depth, and then replaces its list of sources at most.
     ConfigRepository.__deepcopy__ = lambda repository, memo: copy.copy(repository)
     Hydra.get_mode = _mode_of_a_run
-
-
-def _load_once(repository: ConfigRepository, config_path: str) -> Any:
-    sources = _own_sources(repository, [config_path])
-    if sources is None:
-        return _load_config(repository, config_path)
-    key = sources, config_path
-    if _loaded.get(key) is None:
-        _loaded[key] = _load_config(repository, config_path)
-    return _loaded[key]
 
 
 def _choose_once(
@@ -79,18 +65,11 @@ def _choose_once(
 
 
 def _merge_once(loader: ConfigLoaderImpl, defaults: Sequence[Any], repo: IConfigRepository) -> Any:
-    names = [default.config_path for default in defaults]
-
-    def merge() -> Any:
-        for name in filter(None, names):
-            repo.load_config(name)
-        # Merging changes what was loaded, which is this cache's alone.
-        return _merge(loader, defaults, copy.deepcopy(repo))
-
-    sources = _own_sources(repo, names)
+    sources = _own_sources(repo, [default.config_path for default in defaults])
     if sources is None:
-        return merge()
-    return _copy_of((sources, tuple(map(dataclasses.astuple, defaults))), merge)
+        return _merge(loader, defaults, repo)
+    key = sources, tuple(map(dataclasses.astuple, defaults))
+    return _copy_of(key, lambda: _merge(loader, defaults, repo))
 
 
 def _own_sources(repository: IConfigRepository, names: Iterable[str]) -> Hashable | None:
