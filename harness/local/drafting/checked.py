@@ -4,7 +4,6 @@ that names them.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -19,12 +18,11 @@ from harness.local.decoding.protocols import (
     Drafter,
     NonFiniteError,
     Proposal,
-    Runner,
     TensorDrafter,
 )
 from harness.local.decoding.verify import Offer, Verdict
 from harness.local.decoding.warp import AnyWarp
-from harness.local.drafting.method import MakeDrafter, Method, Pair
+from harness.local.drafting.method import MakeDrafter, Method
 from harness.local.runners.base import Proxy, UnsupportedModelError
 
 
@@ -32,56 +30,38 @@ def method_of(draft: DraftSettings) -> Method:
     """The way to draft that the settings are for."""
     method = METHODS[draft.method]
     assert isinstance(method, Method)
+    return method
+
+
+def checked_drafters(make: MakeDrafter, draft: DraftSettings) -> MakeDrafter:
+    """Makes drafters as `make` does; those of a method that is not built in are checked.
+
+    One of tensors is called within a captured call: its mistakes are blamed where that is made.
+    """
     if METHODS.is_built_in(draft.method):
-        return method
-    checked: Any = CheckedMethod(method, draft.name)
-    return checked
+        return make
+
+    def make_checked(warp: AnyWarp) -> Drafter | TensorDrafter:
+        with blaming(draft.name):
+            drafter = make(warp)
+        if isinstance(drafter, TensorDrafter):
+            return drafter
+        checked: Any = CheckedDrafter(drafter, draft.name)
+        return checked
+
+    return make_checked
 
 
-class Blamed(Proxy):
-    """An object of the user's: exceptions in its calls become errors that name it, and its values are handed on.
+class CheckedDrafter(Proxy):
+    """A drafter of such a method, with a RunError for a proposal of other shapes than `Proposal` has.
 
     Args:
         name: as the user typed it.
     """
 
-    def __init__(self, wrapped: Any, name: str) -> None:
-        super().__init__(wrapped)
+    def __init__(self, drafter: Drafter, name: str) -> None:
+        super().__init__(drafter)
         self._name = name
-
-    def __getattr__(self, name: str) -> Any:
-        value = super().__getattr__(name)
-        if not inspect.isroutine(value):
-            return value
-
-        def blamed(*arguments: Any, **named: Any) -> Any:
-            with blaming(self._name):
-                return value(*arguments, **named)
-
-        return blamed
-
-
-class CheckedMethod(Blamed):
-    """A method that is not built in, and makes checked drafters."""
-
-    def drafter(self, settings: Any, pair: Pair, runner: Runner | None) -> MakeDrafter:
-        with blaming(self._name):
-            make = self._wrapped.drafter(settings, pair, runner)
-
-        def make_checked(warp: AnyWarp) -> Drafter | TensorDrafter:
-            with blaming(self._name):
-                drafter = make(warp)
-            # One of tensors is called within a captured call; its mistakes are blamed where that is made.
-            if isinstance(drafter, TensorDrafter):
-                return drafter
-            checked: Any = CheckedDrafter(drafter, self._name)
-            return checked
-
-        return make_checked
-
-
-class CheckedDrafter(Blamed):
-    """A drafter of such a method, with a RunError for a proposal of other shapes than `Proposal` has."""
 
     def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
         with blaming(self._name, "propose"):

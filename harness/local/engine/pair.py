@@ -21,7 +21,7 @@ from harness.config.machine import cpu_name
 from harness.config.run import WeightsSource
 from harness.config.settings import DraftSettings, Dtype, ModelSettings, PlacementSettings
 from harness.local.decoding.protocols import TokenRows
-from harness.local.drafting.checked import method_of
+from harness.local.drafting.checked import blaming_method, method_of
 from harness.local.drafting.heads.checkpoint import HeadCheckpoint
 from harness.local.drafting.method import DraftPlan, Pair
 from harness.local.models.checkpoints import (
@@ -301,7 +301,8 @@ def sketch_pair(
     checkpoints = [target_checkpoint]
     plan = DraftPlan(None)
     if draft is not None:
-        plan = method_of(draft).plan(draft, target_checkpoint, weights)
+        with blaming_method(draft):
+            plan = method_of(draft).plan(draft, target_checkpoint, weights)
     if plan.checkpoint is not None:
         checkpoints.append(plan.checkpoint)
     sketches: list[Sketch] = []

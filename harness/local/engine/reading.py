@@ -36,6 +36,7 @@ from harness.local.decoding.protocols import (
 from harness.local.decoding.state import Column, RowState
 from harness.local.decoding.transfer import padded
 from harness.local.decoding.warp import AnyWarp
+from harness.local.drafting.checked import blaming_method
 from harness.local.drafting.method import Pair, SampledDraftSettings
 from harness.local.drafting.model import ModelDrafter
 from harness.local.engine.reference import changed_embeddings, not_finite, steps_along
@@ -164,14 +165,15 @@ class PairReader:
             return draft_probabilities_by_chunk(
                 self._drafter.runner, self._drafter.warp, tokens, answer, self._most
             )
-        probabilities = draft_probabilities_by_replay(
-            on_host(self._drafter, self._most, len(tokens) + self._most + 1),
-            tokens,
-            answer,
-            features,
-            self._most,
-            self._pair.vocabulary_size,
-        )
+        with blaming_method(settings):
+            probabilities = draft_probabilities_by_replay(
+                on_host(self._drafter, self._most, len(tokens) + self._most + 1),
+                tokens,
+                answer,
+                features,
+                self._most,
+                self._pair.vocabulary_size,
+            )
         if probabilities is None:
             rule = "must draw by harness.local.decoding.randomness.existing_index, so that texts can be replayed"
             raise SettingError("draft", rule, settings and settings.name)
