@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 from collections.abc import Sequence
@@ -52,7 +53,7 @@ def run(config: Any, servers: Servers) -> tuple[Sequence[Any], VerdictError | No
     try:
         command, settings = settings_of(config, servers, None)
         check_machine(command, settings)
-        # A job of a sweep is refused alone, and leaves a row.
+        # For a single run alone: each job of a sweep is refused by itself, and its row says why.
         _require_files(settings)
         # A signal that came during the imports so far.
         signals.raise_postponed()
@@ -88,14 +89,15 @@ def settings_of(
     limit = settings.job_timeout_s
     if manifest is None and limit is not None:
         raise SettingError("job_timeout_s", "needs -m: it ends jobs of a sweep", limit)
-    for name in choices if settings.engine.url is not None else ():
-        if name in ("draft", "decoding.num_draft_tokens") or name.startswith("draft."):
-            rule = (
-                f"cannot vary with engine={settings.engine.name}, which drafts as its command says: write {{K}} in a"
-                " command behind --"
-            )
-            raise SettingError(name, rule)
-    # If typed as `typed.read` knows it, it is a sweep over `repeat` by now.
+    if settings.engine.url is not None:
+        for name in choices:
+            if name in ("draft", "decoding.num_draft_tokens") or name.startswith("draft."):
+                rule = (
+                    f"cannot vary with engine={settings.engine.name}, which drafts as its command says: write {{K}} in"
+                    " a command behind --"
+                )
+                raise SettingError(name, rule)
+    # `typed.read` turns repeats=5 into a sweep over `repeat`: what arrives here was typed otherwise.
     repeats = getattr(settings, "repeats", 1)
     if repeats > 1 and ROUND not in choices:
         raise SettingError("repeats", "must be typed as repeats=NUMBER", repeats)
@@ -113,7 +115,7 @@ def check_machine(command: ConfiguredCommand[Any], settings: RunSettings) -> Non
 
 def put_servers(servers: Servers, plain: dict[str, Any]) -> None:
     """Put the commands behind `--` into a configuration: their words never pass through Hydra. In a sweep over servers
-    it has the number of its job's.
+    the configuration has the number of the job's command.
     """
     if not servers:
         return
@@ -128,7 +130,7 @@ def _resolved(config: DictConfig) -> dict[str, Any]:
     """The composed configuration as dictionaries and lists.
 
     Raises:
-        SettingError: a value is missing, cannot be looked up, or has a key in it.
+        SettingError: a value is missing, cannot be looked up, or has the key of an API in it.
     """
     try:
         plain: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
@@ -136,8 +138,8 @@ def _resolved(config: DictConfig) -> dict[str, Any]:
         raise SettingError(str(error.full_key), "must be set") from error
     except OmegaConfBaseException as error:
         raise SettingError(str(error.full_key or "settings"), str(error).splitlines()[0]) from error
-    # Presets and `${oc.env:NAME}` may have brought one.
-    checked = json.loads(json.dumps(plain))
+    # Presets and `${oc.env:NAME}` may have brought a key. In texts for models other words look like one, too.
+    checked = copy.deepcopy(plain)
     prompts = checked.get("prompts") or {}
     texts = [f"prompt={checked.pop('prompt', '')}"]
     texts += [f"prompts.{name}={prompts.pop(name, '')}" for name in ("system", "template")]
@@ -145,11 +147,11 @@ def _resolved(config: DictConfig) -> dict[str, Any]:
     return dict(plain)
 
 
-def _remove_unused(directory: Path, typed: Path) -> None:
+def _remove_unused(directory: Path, configured_as: Path) -> None:
     """Remove what a run that measured nothing has written; Hydra makes its directory before settings are checked.
 
     Args:
-        typed: the same as it is set; of a relative path empty parents go, too.
+        configured_as: the same directory as configured; if that is relative, its empty parents are removed as well.
     """
     if (directory / SUMMARY_FILE).exists():
         return
@@ -160,8 +162,9 @@ def _remove_unused(directory: Path, typed: Path) -> None:
     with suppress(OSError):
         if directory != Path.cwd():
             directory.rmdir()
-        for parent in [] if typed.is_absolute() else typed.parents[:-1]:
-            parent.rmdir()
+        if not configured_as.is_absolute():
+            for parent in configured_as.parents[:-1]:
+                parent.rmdir()
 
 
 def _require_files(settings: RunSettings) -> None:
@@ -177,4 +180,4 @@ def _require_files(settings: RunSettings) -> None:
         return
     prompts = settings.prompts
     if not all(Path(file).expanduser().exists() for file in prompts.files):
-        load_prompts(prompts)
+        load_prompts(prompts)  # raises the error that names the missing file

@@ -1,7 +1,6 @@
 """The words of a command line, read once: options, settings with their short names, paths and texts, and servers.
 
-latency n=30 K=8 draft=~/my head
-["num_prompts=30", "decoding.num_draft_tokens=8", "draft='/home/me/my head'"]
+latency n=30 K=8 draft=~/my head -> ["num_prompts=30", "decoding.num_draft_tokens=8", "draft='/home/me/my head'"]
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ from harness.config.run import MOST_REPEATS
 from harness.config.settings import require_possible_path
 from harness.measuring.progress import say
 
-# Hydra's options that a word follows; these and `-m` are offered. Others compose another configuration or print what is
-# Hydra's own, and `--experimental-rerun` runs code from a pickle.
+# Hydra's options that a word follows. Other options, but for `-m`, are refused: they compose another configuration or
+# print what is Hydra's own, and `--experimental-rerun` runs code from a pickle.
 _FOLLOWED = {"-c": "cfg", "--cfg": "cfg", "-cd": "presets", "--config-dir": "presets"}
 _CFG = ("job", "hydra", "all")
 # Settings that take the name of a preset, or a path.
@@ -39,7 +38,7 @@ _NAMES_OR_PATHS = ("model", "draft", "engine", "prompts", "pair")
 _UNDIVIDED = ("results.file", "hydra.run.dir", "hydra.sweep.dir", "causes")
 # Stands for a value that Hydra's grammar does not have.
 _UNREADABLE = object()
-# The settings with the number of a round, and of a job's command among those behind `--`.
+# Settings that number the jobs of a sweep: by the round, and by the command among those behind `--`.
 ROUND = "repeat"
 SERVER = "server"
 
@@ -49,7 +48,7 @@ class Typed:
     """A command line.
 
     Attributes:
-        settings: as overrides of Hydra's.
+        settings: as overrides in Hydra's grammar.
         options: Hydra's, by their long names, with the word that follows; also `dry_run`.
     """
 
@@ -94,6 +93,7 @@ def read(words: Words, command: str) -> Typed:
                 raise SettingError(name, "must be true or false", value)
             if value == "true":
                 options[name] = value
+        # `+name=value` adds a setting, and `~name` deletes one.
         elif name.strip("+~") and (equals or name[0] == "~"):
             # The user makes up the names behind `vary.`, so that none is known.
             full = f"engine.{name}" if name.startswith("vary.") else _meant_by(name, known)
@@ -103,7 +103,7 @@ def read(words: Words, command: str) -> Typed:
             raise SettingError(word, rule)
     if "cfg" in options and "multirun" in options:
         raise SettingError("-m", "has no --cfg: leave one of them out")
-    _check(settings, command, known)
+    _check_names(settings, command, known)
     values: dict[str, str] = {}
     for setting in settings:
         name, _, value = setting.partition("=")
@@ -151,7 +151,7 @@ def _meant_by(name: str, known: Collection[str]) -> str:
     return settings[0] if settings else name
 
 
-def _check(settings: Sequence[str], command: str, known: Mapping[str, Any]) -> None:
+def _check_names(settings: Sequence[str], command: str, known: Mapping[str, Any]) -> None:
     """Raise a SettingError for what Hydra would accept in silence or refuse in many lines.
 
     All names that are no settings, whatever draft and engine are chosen, are in one error. `conversion` refuses what
@@ -169,6 +169,7 @@ def _check(settings: Sequence[str], command: str, known: Mapping[str, Any]) -> N
             # Hydra looks for a file of this name, and its error would be about another place.
             for choice in value.split(","):
                 require_possible_path(name, choice)
+        # It lists settings by name, and values of those that stay as name=value.
         removed = f"{name}={value}" if name in known else name
         if removed in REMOVED:
             raise SettingError(removed, f"is gone: {REMOVED[removed]}")
@@ -208,8 +209,9 @@ def _server_settings(
     if engine != "server":
         raise SettingError("--", f"is for engine=server, and engine={engine} is typed")
     words = [word for server in servers for word in server]
-    names = {name: name.partition("engine.vary.")[2] for name in typed if "engine.vary." in name}
-    # One K says what a command without {K} drafts with.
+    prefix = "engine.vary."
+    names = {name: name.removeprefix(prefix) for name in typed if name.startswith(prefix)}
+    # Without commas K only names what a command without {K} drafts with.
     if "," in typed.get("decoding.num_draft_tokens", ""):
         names["decoding.num_draft_tokens"] = "K"
     for setting, name in names.items():
@@ -247,12 +249,11 @@ def _quoted_for_hydra(argument: str) -> str:
     path = os.path.expanduser(value)
     if "," in value and (name in _UNDIVIDED or os.path.exists(path)):
         return f"{key}={in_quotes(path)}"
-    # Also raises for what is nested too deeply, in any value.
-    parsed = _parsed(argument)
     is_name = name in _NAMES_OR_PATHS
     if value.startswith(("[", "{")) and not is_name:
         return argument
-    # What Hydra reads as a number, null, a list or a mapping is in quotes a name, and that of no preset.
+    parsed = _parsed(argument)
+    # In quotes what Hydra reads as a number, null, a list or a mapping is a name, which no preset has.
     has_meaning = isinstance(parsed, str | Sweep | Glob) if is_name else parsed is not _UNREADABLE
     if has_meaning:
         return argument

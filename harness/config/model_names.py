@@ -1,4 +1,4 @@
-"""Suffixes of model names, `7B_8bit_4GPUs`, and which names are of draft heads."""
+"""Names of models: their suffixes, `7B_8bit_4GPUs`, which are of draft heads, and those of what only a server knows."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def split_suffixes(name: str) -> NameParts:
         return NameParts(name, quantization=None, num_gpus=None)
     bits: str | None = None
     gpus: str | None = None
-    # `_8bit` alone is no suffix of anything.
+    # From the right. What would leave no name is none of the suffixes: `_8bit` alone is a name.
     while (match := _SUFFIX.search(name)) and match.start():
         name = name[: match.start()]
-        # The last of two counts.
+        # Of two alike the last counts.
         bits = bits or match["bits"]
         gpus = gpus or match["gpus"]
     return NameParts(name, quantization=bits, num_gpus=int(gpus) if gpus else None)
@@ -54,22 +54,23 @@ def without_suffixes(name: str) -> str:
 
 
 def canonical_name(name: str, quantization: str | None = None) -> str:
-    """`7B_4GPUs_8bit` -> `7B_8bit_4GPUs`; a quantization that was set apart from the name counts as a suffix.
+    """`7B_4GPUs_8bit` -> `7B_8bit_4GPUs`; a quantization that was set apart from the name counts as a suffix: (`7B`,
+    `8bit`) -> `7B_8bit`.
 
-    A repository that comes quantized says so in its name already.
+    A repository that comes quantized says so in its name already: `org/model-4bit` stays.
     """
     name, bits, gpus = split_suffixes(name)
     if bits is None and quantization in ("8bit", "4bit") and not name.endswith(quantization):
         bits = quantization
     if bits is not None:
         name += f"_{bits}"
-    if gpus:
+    if gpus is not None:
         name += f"_{gpus}GPUs"
     return name
 
 
 def is_head(repository: str, architecture: Mapping[str, Any] | None) -> bool:
-    """Whether a draft head is named, as far as a preset's architecture or a local directory shows."""
+    """Whether this is the repository of a draft head, as far as a preset's architecture or a local directory shows."""
     if architecture is not None:
         return not _HEAD_KEYS.isdisjoint(architecture)
     try:

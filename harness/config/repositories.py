@@ -1,4 +1,4 @@
-"""Where the files of a model are, before libraries that read them are imported."""
+"""Checks of where a model is, before slow imports: places that cannot be one, and files that cannot be read safely."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pathlib import Path
 from harness.config.amounts import amount
 from harness.config.errors import SettingError
 
-# The page of a repository on the hub, or of a revision or file in it.
+# The page of a repository on the hub, or of a revision or file in it, `org/name/tree/main`.
 _PAGE = re.compile(r"https?://[^/]+/([^/]+/[^/?#]+).*|([^/]+/[^/]+)/(?:tree|blob|resolve)/.*")
 
-# Files of a directory that transformers, tokenizers and we read: as a whole, and piece by piece.
+# Files of a directory that transformers, tokenizers and we read as a whole. Weights are read piece by piece.
 _READ_WHOLE = (
     "*config.json",
     "tokenizer*",
@@ -28,12 +28,12 @@ _READ_WHOLE = (
     "*.model",
 )
 _WEIGHTS = (".safetensors", ".bin", ".gguf", ".pt")
-# The largest tokenizers have 40 MB.
+# The most of a file that is read as a whole. The largest tokenizers have 40 MB.
 _MOST_BYTES = 1 << 28
 
 
 def check_place(role: str, repository: str) -> None:
-    """Raise a SettingError for a name that is neither a directory that is there nor one of a hub repository."""
+    """Raise a SettingError for a name that is neither an existing directory nor a possible name on the hub."""
     directory = Path(repository)
     if directory.is_dir():
         return
@@ -46,7 +46,7 @@ def check_place(role: str, repository: str) -> None:
     if is_path or directory.exists() or repository.count("/") > 1:
         rule = "no such directory"
         if directory.is_file():
-            rule = f"is a file; the model is named by its directory, {as_typed(directory.parent)}"
+            rule = f"is a file; the model is named by its directory, {_path_as_typed(directory.parent)}"
         raise SettingError(role, rule, repository)
 
 
@@ -64,8 +64,9 @@ def check_files(setting: str, repository: str) -> None:
                 status = (folder / name).stat()
                 place = (folder / name).resolve()
             except OSError:
-                # Whoever reads it explains that.
+                # Whatever reads it reports that.
                 continue
+            # Files of the kernel look regular, and may have no end.
             is_file = stat.S_ISREG(status.st_mode) and place.parts[1] not in ("proc", "sys")
             if not is_file and not stat.S_ISDIR(status.st_mode):
                 rule = f"{name} in it is no file but a pipe or a device, which may have no end"
@@ -75,7 +76,7 @@ def check_files(setting: str, repository: str) -> None:
                 raise SettingError(setting, rule, repository)
 
 
-def as_typed(directory: Path) -> str:
+def _path_as_typed(directory: Path) -> str:
     """A directory as a setting takes it: a name without a slash would be a preset."""
     typed = str(directory)
     return typed if "/" in typed or typed == "." else f"./{typed}"

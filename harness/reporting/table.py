@@ -21,7 +21,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, Self
 
 from harness.config.amounts import percent
 from harness.results.judging.statement import Relation, Statement
@@ -29,8 +29,6 @@ from harness.results.judging.statement import Relation, Statement
 # How a value is read from an item: a function of the item, or a path of attributes, such as
 # `regular.ms_per_token`. What is read from None is None.
 Of = str | Callable[[Any], Any]
-Item = TypeVar("Item")
-Key = TypeVar("Key")
 Style = Literal["plain", "strong", "dim", "warning", "good", "bad"]
 _STYLES: dict[Relation, Style] = {
     "above": "good",
@@ -56,8 +54,8 @@ class Column:
         once: whether a cell that is equal to the one above is left empty.
         identifies_row: whether it says, as the text columns at the left do, what the row is about.
             A table that is too wide is printed in parts, and each part begins with these columns.
-        reference: of a column of `Statement`s, whose intervals are also drawn on a page: where a line is. None for
-            others.
+        reference: for a column of `Statement`s, whose intervals a page also draws: the value that has a line, 1 for
+            speed-ups. None for others.
         meaning: what the heading stands for, where readers may not know it; said beside the table.
     """
 
@@ -144,7 +142,7 @@ class Table:
 
     @classmethod
     def from_lines(cls, key: str, lines: Iterable[tuple[str, str | None]], title: str = "") -> Self:
-        """Names and values, one pair per line, each name once; without lines that have no value."""
+        """Names and values, one pair per line, without lines that have no value; a repeated name is left empty."""
         rows = tuple(TableRow(line) for line in lines if line[1])
         columns = (Column("", text=True, once=True), Column("", text=True))
         return cls(key, title, columns, rows, look="lines")
@@ -183,7 +181,7 @@ class Line:
     """A sentence.
 
     Attributes:
-        more: follows the text on a terminal, in an ordinary style.
+        more: a detail behind the text: without its style on a terminal, in parentheses elsewhere.
     """
 
     text: str
@@ -208,7 +206,7 @@ def _read(item: Any, of: Of) -> Any:
     return item
 
 
-# In reading order.
+# Tables and sentences in reading order.
 Document = Sequence[Table | Line]
 
 
@@ -216,6 +214,7 @@ Document = Sequence[Table | Line]
 _PICTURES: dict[int, str] = {code: chr(0x2400 + code) for code in range(32)}
 # The delete character, and controls that begin sequences on some terminals.
 _PICTURES |= dict.fromkeys(range(127, 160), "␡")
+# These do no harm.
 _PICTURES |= {ord(space): space for space in "\n\t"}
 # These change the direction of writing, also of the text behind them.
 _PICTURES |= dict.fromkeys([*range(0x202A, 0x202F), *range(0x2066, 0x206A)], "�")
@@ -244,7 +243,7 @@ def legend(columns: Sequence[Column]) -> str:
 
 
 def style_of(statement: Statement) -> Style:
-    """The style of a sentence that says what a statement does."""
+    """The style of a sentence that reports a statement."""
     return _STYLES[statement.relation]
 
 

@@ -20,9 +20,10 @@ class Published:
     """One row of `published.csv`.
 
     Attributes:
+        source: who published it, a key of `DIFFERENCES` where our presets differ.
         pair_name: what its authors call the pair.
         models: names that the target has here, as `canonical_name` writes them; empty where we have no such model.
-        drafts: names of the draft; empty for the target alone.
+        drafts: the same of the draft; empty for the target alone.
         hardware: as they name it; empty where they do not.
         ms_per_token: of the speculative arm where there is a draft.
         speedup_low, speedup_high: lowest and highest that they give.
@@ -47,8 +48,9 @@ class Published:
     mean_acceptance_length: float | None = None
 
     def matches(self, model: str, draft: str | None, row: PromptedRow) -> bool:
-        """Whether this is a time or speed-up of the pair in a row of `latency`, at its temperature and prompts."""
-        # A figure without drafts is the target's alone, and fits any draft.
+        """Whether this is a time or speed-up of the pair in a row of `latency`, or of its target alone, at its
+        temperature and prompts.
+        """
         same_pair = model in self.models and (not self.drafts or draft in self.drafts)
         same_prompts = self.prompts in ("", row.prompts)
         same_temperature = self.temperature in (None, row.temperature)
@@ -120,7 +122,7 @@ def multiplication_accuracy(model: str) -> Mapping[str, float]:
         (
             figure.accuracy
             for figure in published_figures()
-            if figure.accuracy and figure.models[0] == model
+            if figure.accuracy and model in figure.models
         ),
         {},
     )

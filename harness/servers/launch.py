@@ -31,7 +31,7 @@ _LOOK_S = 0.1
 _SAY_S = 20.0
 # More than the guard takes to kill what does not end by itself.
 _MOST_STOPPING_S = 30.0
-# A server that ended is known to have after this long at most.
+# The end of a server is noticed within this time.
 _MOST_ENDING_S = 2.0
 _MOST_OF_LOG = 4_000_000
 # Lines with the reason why a server ended. The last ones of vLLM and llama.cpp only point to a line above, and
@@ -119,14 +119,14 @@ class StartedServer:
                 start_new_session=True,
             )
         assert self._guard.stdin is not None
-        # Of a guard that died at once `ended` has the reason.
+        # The guard takes these keys out of the log. If it died at once, `ended` says why.
         with suppress(BrokenPipeError):
             self._guard.stdin.write(f"{json.dumps(sorted(keys_here()))}\n".encode())
             self._guard.stdin.flush()
 
     @property
     def pid(self) -> int:
-        """The process from which all of its processes descend, but those of a container."""
+        """The ancestor of all its processes, but for those of a container."""
         return self._guard.pid
 
     @property
@@ -135,7 +135,7 @@ class StartedServer:
         code = self._guard.poll()
         if code is None:
             return None
-        # 137 is `was ended by SIGKILL (often: main memory ran out)`.
+        # The guard ends with 128 and the signal: 137 is `was ended by SIGKILL (often: main memory ran out)`.
         try:
             ended_by = signal.Signals(code - 128)
         except ValueError:
@@ -184,12 +184,12 @@ class StartedServer:
                         f"the {self.name} server was not ready within {limit}: {why} (all of it: {launch.log})"
                     )
                 say(f"{self.name}: starting for {seconds:.0f} s: {why}")
-                # The other server may have been waited for meanwhile.
+                # From now on: while the other server was waited for, several may have been due.
                 next_line_s = seconds + _SAY_S
             time.sleep(_LOOK_S)
 
     def stop(self) -> None:
-        """End it, and wait until no process of it is left."""
+        """End it, and wait until no process of it is left: the guard ends it when its own input closes."""
         assert self._guard.stdin is not None
         self._guard.stdin.close()
         try:
@@ -212,10 +212,10 @@ def _with_container_id(command: list[str], file: Path) -> list[str]:
     """The command of a container with a file for its id, by which the guard ends it."""
     names = [PurePosixPath(word).name for word in command]
     for index, name in enumerate(names):
-        # `docker compose run` has no such flag.
+        # `docker compose run` has no such flag; `docker container run` does.
         behind_name = names[index + 1 : index + 4]
         if name in CONTAINERS and "run" in behind_name and "compose" not in behind_name:
-            # Of an earlier start; `docker run` writes over no file.
+            # Of an earlier start: `docker run` refuses a file that exists.
             file.unlink(missing_ok=True)
             behind = names.index("run", index) + 1
             return [*command[:behind], "--cidfile", str(file), *command[behind:]]
@@ -230,4 +230,6 @@ def _free_port() -> int:
     for port in random.SystemRandom().sample(_PORTS, 1000):
         with suppress(OSError), socket.create_server(("127.0.0.1", port)):
             return port
-    raise RunError(f"no port of 127.0.0.1 from {_PORTS[0]} to {_PORTS[-1]} is free")
+    raise RunError(
+        f"no port of 127.0.0.1 is free, of 1000 that were tried from {_PORTS[0]} to {_PORTS[-1]}"
+    )

@@ -21,16 +21,17 @@ class Startup:
         images: parts of the names of container images that start it.
         speculation: flags with one value that are about speculation, and mean nothing without it.
         switches: the same without a value.
-        drafts_by: those of both that make the server speculate, unless their value is `none`; and such variables.
-        prefixes: how flags of speculation begin. One that begins so and is in no table is refused.
-        variables: how the variables begin that set the same from the environment.
-        environment: how the variables begin that say how it runs.
+        drafts_by: those flags and switches that turn speculation on unless their value is `none`, and variables of the
+            environment that do: `--spec-type none` is in a command that does not speculate.
+        prefixes: beginnings of flags about speculation. One that begins so and is in neither table is refused.
+        variables: beginnings of variables of the environment that are about speculation.
+        environment: beginnings of variables that rows record, because they say how the server runs.
         refused: flags under which a server cannot be measured by its command, with the reason.
-        argparse: whether flags are read as Python's argparse does: `--flag=value` and `--config.key value`. `_` stands
-            for `-` in any.
+        argparse: whether flags are read as Python's argparse does: `--flag=value` and `--config.key value`. In any
+            server's flags `_` stands for `-`.
         json_flags: aliases of one flag whose value is JSON, its name first; `--speculative-config.method` is its entry
             `method`.
-        for_all: flags, as typed with any value, that the measurement adds to every server unless it has them.
+        for_all: flags that the measurement adds to every server where they are not typed, with whatever value.
         for_regular: the same for the server that does not speculate, where that would have other defaults.
         address: flags that say where it listens.
         listening: these flags with `{port}`.
@@ -38,12 +39,12 @@ class Startup:
         draft: flags that name the draft model.
         pools: methods that learn from all requests: a prompt that is asked again finds its own answer there, whatever
             its salt is.
-        model: flags that name the model; `model_follows` says that the first word after the program may do so.
-        model_follows: see `model`.
+        model: flags that name the model.
+        model_follows: whether the first word after the program may name it, too.
         speculators: whether it speculates where the configuration of its model says so, without a flag.
         served_name: flags with the name under which the model is served.
-        sized_by: flags of which one bounds the memory that it takes of a GPU. Two servers share a GPU only if both
-            have one.
+        sized_by: flags that bound the memory that it takes of a GPU; any one does. Two servers share a GPU only if
+            both have one.
         without_core_binding: variables, `NAME=value`, with which two of these servers share a CPU. Otherwise both bind
             their threads to the same cores, and wait for each other.
         note: what else differs between a server with speculation and one without; a line for the user.
@@ -85,7 +86,7 @@ START_BOTH = "start both servers yourself, and name them by url= and regular_url
 _TLS = f"the harness asks a server that it starts without TLS: {START_BOTH}"
 _PREFIX = f"the harness asks a server that it starts at /v1: {START_BOTH}"
 _SEVERAL = f"starts more than one server, or a part of one: {START_BOTH}"
-_PRESET = "a preset that speculates: type both commands"
+_PRESET = "a preset that names its port, too: type the flags that it stands for"
 _CONFIG = "may set how the server speculates: type these settings as flags"
 
 LLAMA_CPP = Startup(
@@ -128,13 +129,13 @@ LLAMA_CPP = Startup(
         -mtp --spec-autotune --no-spec-type
         --spec-draft-cpu-moe -cmoed --cpu-moe-draft
         --spec-draft-backend-sampling --no-spec-draft-backend-sampling
-        --spec-default --fim-qwen-7b-spec
+        --spec-default
         """.split()
     ),
     # Builds before --spec-type speculated by --draft-max; a draft alone speculates if its file is a head.
     drafts_by=tuple(
         """
-        --spec-type --spec-default --fim-qwen-7b-spec --draft --draft-n --draft-max LLAMA_ARG_SPEC_TYPE
+        --spec-type --spec-default --draft --draft-n --draft-max LLAMA_ARG_SPEC_TYPE
         -mtp --spec-stage
         --spec-draft-model -md --model-draft --spec-draft-hf -hfd -hfrd --hf-repo-draft
         """.split()
@@ -193,7 +194,7 @@ VLLM = Startup(
         "--per-request-spec-decode-metrics",
     ),
     drafts_by=("--speculative-config", "-sc", "--spec-method", "--spec-model", "--spec-tokens"),
-    # `--specialize-active-lora` has nothing to do with it.
+    # Not `--spec`: `--specialize-active-lora` is about something else. vLLM takes abbreviations.
     prefixes=("--spec-", "--speculative", "--per-request-s"),
     refused={
         "--config": _CONFIG,

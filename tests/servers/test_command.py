@@ -132,7 +132,7 @@ def test_methods_that_learn_from_all_requests(typed: str, has_pool: bool) -> Non
         ("llama-server --spec-type ngram-mod --spec-new 3", "--spec-new is not known here"),
         ("vllm serve A -sc {method:ngram}", "behind --: -sc must be JSON"),
         ("vllm serve A --spec-tokens {k}", "{k} has no value: vary.k=VALUE sets one"),
-        ("llama-server --fim-qwen-14b-spec --spec-default", "a preset that speculates"),
+        ("llama-server --fim-qwen-14b-spec --spec-default", "a preset that names its port"),
         ("HF_TOKEN=secret vllm serve A -sc {}", "HF_TOKEN: what is typed is written into files"),
         ("sudo -E docker run -itd -p {port}:80 vllm/vllm-openai --model A -sc {}", "-itd: detaches: leave it out"),
         ("docker run --cidfile=f -p {port}:80 vllm/vllm-openai --model A -sc {}", "--cidfile: names the file by which"),

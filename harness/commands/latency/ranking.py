@@ -29,7 +29,7 @@ from harness.results.statistics.interval import Interval
 
 # Rivals that are named in a sentence.
 _MOST_NAMED = 3
-# What is said of those that were compared with the reference, in this order.
+# What is said of those with each standing beside the reference, in this order; others are left out.
 _STANDINGS = {
     "gains more": "Gains significantly more, but is not shown to pay",
     "cannot be told apart": "Cannot be told apart from it",
@@ -43,10 +43,10 @@ class RankedRun:
     """A run among others: a pair, or a target without a draft.
 
     Attributes:
-        member: its place in its series; the last row of its run, `row`, is that of the speculative arm, in a run
-            without a draft the regular one.
+        member: its place in its series. The last row of its run, `row`, is the speculative arm's; in a run without a
+            draft the regular one's.
         name: among the other runs.
-        is_best_of_draft: whether its K is the one of its draft that tables beside the ranking show.
+        is_best_of_draft: whether tables beside the ranking show this K for its draft.
     """
 
     member: Member
@@ -94,8 +94,8 @@ class RankedRun:
 
     @property
     def remark(self) -> str:
-        """Whether its machine was busy; `best` of a run that gains significantly more than all others of its series, or
-        the verdict of one that is compared with none.
+        """`not quiet` if its machine was busy; else `best` if it gains significantly more than all others of its
+        series. A run that is compared with none has its verdict, too.
         """
         disturbed = "" if self.row.was_quiet else "not quiet"
         if self.series.standings:
@@ -114,13 +114,15 @@ class RankedRun:
         return self.name.num_draft_tokens
 
     @property
-    def load(self) -> float:
+    def load(self) -> int:
         """Requests in flight, or rows of a batch."""
         return load_of(self.member)
 
     @property
     def curve(self) -> Sequence[str]:
-        """Equal for runs of one prompt set that differ only in K and `load`, with which the number of prompts grows."""
+        """Equal for runs of one prompt set that differ only in K and `load`. Its words leave `prompts` out, which name
+        the number of prompts, too: that grows with the load.
+        """
         settings = self.name.settings.items()
         with_load = ("batch_size", "prompts")
         return self.name.pair, *(text for column, text in settings if column not in with_load)
@@ -184,11 +186,15 @@ def answers(pairs: Sequence[RankedRun]) -> list[Line]:
         return [replace(line, text=f"{name}: {line.text}") for name, line in said]
     others.sort(key=lambda pair: -(pair.speedup or 0.0))
     by_words = grouped(others, attrgetter("member.standing.words"))
-    beginning = "None is shown to pay; the highest"
-    if any(pair.member.is_shown for pair in others):
+    if first.series.is_reference_best and first.member.is_shown:
+        beginning = "Fastest"
+    elif first.member.is_shown:
+        beginning = "Highest that pays"
+    elif any(pair.member.is_shown for pair in others):
+        # One on a busy machine is, which cannot be the reference.
         beginning = "None that ran quietly is shown to pay; the highest of those"
-    if first.member.is_shown:
-        beginning = "Fastest" if first.series.is_reference_best else "Highest that pays"
+    else:
+        beginning = "None is shown to pay; the highest"
     answer = headline(first.member.verdict)
     style = answer.style if first.member.verdict.is_conclusion else "plain"
     lines = [Line(f"{beginning}: {first.name.label(', ')}: {answer.text}", style, answer.more)]

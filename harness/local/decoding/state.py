@@ -20,18 +20,21 @@ Starts = Sequence[int | None] | Tensor
 
 
 class Column(IntEnum):
-    """A number that the device knows of each row; indexes `RowState.numbers`."""
+    """A number that the device knows of each row; indexes `RowState.numbers`. `advance` writes the first two together,
+    and the next two.
+    """
 
     # The last two tokens. The target has not read the second.
     PREVIOUS = 0
     LAST = 1
     # Tokens that the target has read. A draft model has read one less: it begins with the last two.
     LENGTH = 2
-    # New tokens so far, which is the row's place in its random numbers; and those that end the row.
+    # New tokens so far, which is the row's place in its random numbers.
     DECIDED = 3
+    # The number of new tokens at which the row ends.
     MOST = 4
     ITERATIONS = 5
-    # 0 for a row that rests: it has ended, or only fills the batch up. It does not move.
+    # 0 for a row that rests: it has ended, or only fills the batch up. Its length stays; its last tokens mean nothing.
     RUNNING = 6
     # Tokens that the last iteration decided, of `RowState.decided`.
     GAINED = 7
@@ -43,12 +46,13 @@ class RowState:
 
     Attributes:
         numbers: [len(Column), B], int64.
-        uniforms: [B, P, len(Purpose)]; behind a shorter request's are zeros that decide nothing.
+        uniforms: [B, P, len(Purpose)], P of each row for each purpose; behind a shorter request's are zeros that decide
+            nothing.
         decided: [B, 1 + K], the tokens of the last iteration: the accepted ones and the one that follows; what is
             behind them is to be ignored.
-        lengths: `Column.LENGTH` of the rows that run, None of those that rest: a pass that knows them reads no more
-            slots than the longest has. None where the calls are functions of tensors alone, which can be compiled and
-            captured.
+        lengths: `Column.LENGTH` of the rows that run, None of those that rest, which the loop fills in by the rows'
+            tokens: a pass that knows them reads no more slots than the longest has. None where the calls are functions
+            of tensors alone, which can be compiled and captured.
         num_slots: of each row in the caches of both models.
     """
 
@@ -76,7 +80,7 @@ class RowState:
         return state
 
     def clear(self) -> None:
-        """Let all rows rest, at the beginning of a text of which they are offered nothing."""
+        """Let all rows rest: one token was read, and nothing is offered."""
         self.numbers.zero_()
         self.numbers[Column.LENGTH] = 1
         self.numbers[Column.MOST] = 1
@@ -91,8 +95,8 @@ class RowState:
         return self.numbers[Column.LAST].unsqueeze(1)
 
     def on(self, device: torch.device) -> RowState:
-        """Return what a draft on a device must know of these rows: there themselves, else a copy without the random
-        numbers.
+        """Return what a draft on a device must know of these rows: the rows themselves if they are there, else others
+        with copies of `numbers` and `decided` there.
         """
         if device == self.numbers.device:
             return self

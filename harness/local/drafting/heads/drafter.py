@@ -1,7 +1,7 @@
 """Drafting with a head of any kind: the target's features, the head's cache, and its proposals.
 
-`learn` keeps the features, the target's own hidden states, of the decided tokens. `draft` then hands them to the
-head's, which reads them into the cache and draws K tokens.
+`learn` keeps the features, the target's own hidden states, of the decided tokens. `draft` then passes them to the
+head's own `draft`, which reads them into the cache and draws K tokens.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ class HeadSampler:
             self._target_tokens = head.d2t + torch.arange(len(head.d2t), device=head.d2t.device)
 
     def __call__(self, logits: Tensor, uniforms: Tensor) -> Draft:
-        """Draw by logits [B, ..., V of the head] and uniforms [B, ...], or the target's tokens in their place."""
+        """Draw by logits [B, ..., V of the head] and uniforms [B, ...]. Whole numbers are the target's tokens of a text
+        that is replayed, and are returned as they are.
+        """
         probabilities = self._warp(logits)
         tokens = existing_index(probabilities, uniforms)
         if self._target_tokens is not None:
@@ -54,7 +56,7 @@ class HeadSampler:
         return Draft(tokens, probabilities)
 
 
-def propose(head: Head, cache: SlotCache, draw: HeadSampler, *inputs: Tensor) -> list[Tensor]:
+def draft_tensors(head: Head, cache: SlotCache, draw: HeadSampler, *inputs: Tensor) -> list[Tensor]:
     """Draft with a head -> the tensors of its `Draft`.
 
     Args:
@@ -100,6 +102,7 @@ class HeadDrafter(TensorDrafter):
         self._room: _Room | None = None
 
     def make_room(self, num_rows: int, num_draft_tokens: int, num_slots: int) -> None:
+        # Those that a proposal writes behind the row. K is the same for all batches.
         num_slots += self.head.num_written(num_draft_tokens + 1, num_draft_tokens)
         if self._room is not None and self._room.cache.has_room(num_rows, num_slots):
             return
@@ -111,7 +114,7 @@ class HeadDrafter(TensorDrafter):
         )
         cache = SlotCache(num_rows, round_up(num_slots))
         warp = self.warp
-        proposer = functools.partial(propose, self.head, cache, self._draw)
+        proposer = functools.partial(draft_tensors, self.head, cache, self._draw)
         self._room = _Room(features, cache, Part(proposer, [self.head], lambda: warp.kind))
 
     def start(self, prompts: TokenRows, first_tokens: Sequence[int], step: Step) -> None:
@@ -119,9 +122,9 @@ class HeadDrafter(TensorDrafter):
         assert self._room is not None
         features, cache, _ = self._room
         lengths = list(map(len, prompts))
-        # Padding on a row's left may be no number at all, and must not reach the cache.
-        rows = zip(step.hidden, lengths, strict=True)
-        states = pad_sequence([row[-length:] for row, length in rows], batch_first=True)
+        # The step's rows are padded on the left with what may be nan and must not reach the cache: here on the right.
+        by_row = zip(step.hidden, lengths, strict=True)
+        states = pad_sequence([row[-length:] for row, length in by_row], batch_first=True)
         of_prompts = states.flatten(2).to(features)
         last = to_device(lengths, self.device) - 1
         if max(lengths) > 1:
@@ -146,10 +149,11 @@ class HeadDrafter(TensorDrafter):
             counts,
             rows.numbers[Column.LENGTH] - counts,
         )
-        cache.width = cache.num_slots
-        if rows.lengths is not None:
+        if rows.lengths is None:
+            cache.width = cache.num_slots
+        else:
             longest = max(length for length in rows.lengths if length is not None)
-            # The last unread feature is of the last token that the target has read.
+            # A row gained one token at least, so that its first unread feature goes to slot LENGTH - 1 at most.
             cache.width = longest - 1 + self.head.num_written(width, num_draft_tokens)
         with WithoutCudnn():
             tokens, probabilities = propose(*unread, uniforms)
