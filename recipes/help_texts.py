@@ -17,6 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from harness.cli import names
 from harness.cli.composing import compose, opened
+from harness.cli.conversion import fixed_groups
 from harness.cli.help import TEXTS
 from harness.cli.typed import Typed
 from harness.commands.command import ConfiguredCommand
@@ -25,7 +26,6 @@ from harness.config.errors import as_typed
 from harness.config.methods import METHODS
 from harness.engines.registry import ENGINES
 from recipes.described import (
-    GROUPS,
     Setting,
     columns_by_topic,
     command_settings,
@@ -126,7 +126,7 @@ def _sections(command: ConfiguredCommand[Any], config: DictConfig, hydra: Hydra)
         sections[f"{group}s"] = [Setting(f"{group}={name}", text) for name, text in choices.items()]
     common, own = command_settings(command.settings)
     settings = {command.name: own, "common": common}
-    settings |= {group: group_settings(group) for group in GROUPS if group in config}
+    settings |= {group: group_settings(group) for group in sorted(fixed_groups(command.settings))}
     for name, method in METHODS.all().items():
         # `model` is no name to type.
         settings[f"draft={name}" if method.named else name] = method_settings(method.settings)

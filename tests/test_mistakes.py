@@ -62,6 +62,7 @@ MISTAKES = {
     "latency hydra.run.dir=results": "hydra.run.dir=results: must be another directory than that of results.file=",
     f"latency {9000 * 'x'}=1": f"{500 * 'x'}… (9,000 characters): no such setting",
     f"latency batch_size={9000 * 'x'}": f"batch_size={500 * 'x'}… (9,000 characters): must be a whole number",
+    "eval +experiment=spec_bench_2024": "prompts: is a setting of latency, acceptance, compare, recovery alone",
     # Values
     "latency batch_size=two": "batch_size=two: must be a whole number",
     "latency weights=randm": "weights=randm: must be one of stored, random (did you mean random?)",

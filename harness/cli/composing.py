@@ -31,7 +31,7 @@ from harness.cli import conversion, names
 from harness.cli.invocation import WANTS_TRACEBACK, Invocation
 from harness.cli.manifest import claimed
 from harness.cli.typed import Typed
-from harness.commands.registry import configured
+from harness.commands.registry import configured, whose_setting
 from harness.config.command_line import INSTEAD
 from harness.config.errors import RunError, SettingError, did_you_mean, nearest
 from harness.config.installation import CONF, install_command
@@ -177,6 +177,10 @@ def _explained(error: Exception, command: str) -> Exception | None:
         if any(typing.get_origin(kind) is tuple for kind in conversion.alternatives(hint)):
             rule = f"must be typed as a list: '{several[1]}=[{several[2]}]'"
         return SettingError(several[1], rule, several[2])
+    # "In 'experiment/tiny': Could not override 'prompts'. No match in the defaults list."
+    absent = re.search(r"Could not override '(\w+)'\. No match", text)
+    if absent and whose_setting(absent[1]):
+        return SettingError(absent[1], whose_setting(absent[1]))
     # "range() arg 3 must not be zero", which is Python's own,
     # or "Config group override must be a string or a list", of `draft=lookup,null`.
     if isinstance(error, errors.HydraException) or text.startswith(("range() ", "Config group ")):

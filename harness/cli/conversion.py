@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import ValidationError
 
-from harness.commands.registry import checked
+from harness.commands.registry import checked, whose_setting
 from harness.config.engines import EngineSettings
 from harness.config.errors import SettingError, nearest
 from harness.config.methods import METHODS
@@ -59,9 +59,10 @@ def from_config(
     hints = _hints(kind)
     values: dict[str, Any] = {}
     for key, value in config.items():
-        if key not in hints:
+        if key in hints:
+            values[key] = _convert(hints[key], value, prefix + key)
+        elif not (getattr(kind, "IGNORES_OTHERS", False) and whose_setting(key)):
             raise _unknown(kind, config, prefix, key)
-        values[key] = _convert(hints[key], value, prefix + key)
     for field in dataclasses.fields(kind):  # type: ignore[arg-type]
         has_default = field.default is not dataclasses.MISSING
         has_factory = field.default_factory is not dataclasses.MISSING
@@ -137,6 +138,8 @@ def _unknown(kind: type, config: Mapping[str, Any], prefix: str, key: str) -> Se
             drafts = " and ".join(", ".join(listed).rsplit(", ", 1))
             rule = f"is for {drafts}, not for draft={config.get('name')}"
             return SettingError(prefix + key, rule, config[key])
+    if issubclass(kind, RunSettings) and whose_setting(key):
+        return SettingError(key, whose_setting(key))
     return SettingError(prefix + key, f"no such setting{nearest(key, _hints(kind), prefix)}")
 
 

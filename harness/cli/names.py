@@ -142,7 +142,7 @@ def _command(name: str) -> dict[str, Any] | None:
         return None
     kind = record.settings
     defaults: list[Any] = ["common", "_self_"]
-    if issubclass(kind, PromptedSettings):
+    if issubclass(kind, PromptedSettings) or kind.IGNORES_OTHERS:
         # A resolver, see below: the set `tiny` for our tiny models, else `english`.
         defaults.insert(1, {"prompts": "${default_prompts:${model}}"})
     defaults += [{f"override hydra/{part}_logging": "stderr"} for part in ("job", "hydra")]

@@ -106,14 +106,16 @@ class Command(ConfiguredCommand[SomeSettings], Generic[SomeSettings, SomeRow]):
         question: what its runs answer, in `report`.
         experiment: the class of its measurement (see `Experiment` below), or where it is, `module:name`.
         row: the kind of row that a run writes.
-        shown_by: the function that makes the page of runs, `module:name`; empty for none.
+        shown_by: the function that makes the page of runs, `module:name`.
+        tabled_by: the same of a Markdown table with a row for each run, for `report format=row`; empty for none.
         further_rows: kinds of the other files that it writes.
     """
 
     question: ClassVar[str] = ""
     experiment: ClassVar[str | type]
     row: ClassVar[type[RunRow]]
-    shown_by: ClassVar[str] = ""
+    shown_by: ClassVar[str]
+    tabled_by: ClassVar[str] = ""
     further_rows: ClassVar[Sequence[type[Row]]] = ()
     measures = True
     sweeps = True
@@ -157,12 +159,8 @@ class Command(ConfiguredCommand[SomeSettings], Generic[SomeSettings, SomeRow]):
 
     def page(self, runs: Sequence[Run[SomeRow]]) -> Page | None:
         """The page about runs, be it one, a sweep's or a report's; None where nothing was measured."""
-        page: Page | None = pkgutil.resolve_name(self.shown_by)(runs) if self.shown_by else None
+        page: Page | None = pkgutil.resolve_name(self.shown_by)(runs)
         return page
-
-    def table_rows(self, runs: Sequence[Run[SomeRow]]) -> Sequence[str]:
-        """The lines of a Markdown table with a row for each run, for `report format=row`; [] where there is none."""
-        return []
 
 
 class Experiment(Protocol[SomeSettings, MadeRow]):

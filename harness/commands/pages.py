@@ -7,7 +7,7 @@ from typing import Any
 
 from harness.commands.command import Command
 from harness.config.amounts import counted
-from harness.reporting.names import Named, distinct_names
+from harness.reporting.names import named_runs
 from harness.reporting.page import Page
 from harness.reporting.table import Column, Table, times
 from harness.results.runs import Run, grouped, measured_of
@@ -55,7 +55,6 @@ def pages_about(
 
 def without_verdict_table(runs: Sequence[Run]) -> Table:
     """Runs without a verdict, each with its reason."""
-    names = distinct_names([run.last for run in runs])
     columns = (
         Column("command", text=True, of="run.command", varies=True),
         Column("pair", text=True, of="name.cell"),
@@ -64,8 +63,7 @@ def without_verdict_table(runs: Sequence[Run]) -> Table:
         Column("speed-up\nin this run", times, _estimate, optional=True).at("run"),
         Column("run", text=True, of="run.id"),
     )
-    named = [Named(name, run, run.last) for name, run in zip(names, runs, strict=True)]
-    return Table.of("unjudged", "", named, columns, faint=lambda named: True)
+    return Table.of("unjudged", "", named_runs(runs), columns, faint=lambda named: True)
 
 
 def _why(run: Run[Any]) -> str:

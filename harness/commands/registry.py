@@ -6,7 +6,7 @@ from typing import Any
 
 from harness.commands.command import Command, CommandRecord, ConfiguredCommand, PathCommand
 from harness.config.methods import METHODS
-from harness.config.registry import Registry
+from harness.config.registry import Registry, names_of_fields
 from harness.config.run import RunSettings
 from harness.engines.registry import engine_of
 from harness.results.row import Row
@@ -58,6 +58,16 @@ def configured(name: str) -> ConfiguredCommand[Any]:
     return command
 
 
+def whose_setting(name: str) -> str:
+    """`is a setting of latency, recovery alone`, of a setting or a group of them; empty where no command has it."""
+    commands = [
+        command
+        for command in with_settings()
+        if name in names_of_fields(configured(command).settings)
+    ]
+    return f"is a setting of {', '.join(commands)} alone" if commands else ""
+
+
 def measurement(name: str) -> Command[Any, Any]:
     """The command of this name, which writes rows."""
     command = COMMANDS[name]
@@ -68,8 +78,7 @@ def measurement(name: str) -> Command[Any, Any]:
 def row_kinds() -> list[type[Row]]:
     """Every kind of row that is written."""
     kinds: list[type[Row]] = []
-    built_in = COMMANDS.all().values()
-    for command in sorted(built_in, key=lambda command: command.help_order):
+    for command in commands():
         if isinstance(command, Command):
             kinds += [command.row, *command.further_rows]
     return kinds

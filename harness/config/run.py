@@ -76,6 +76,8 @@ class RunSettings:
     # Whether, with an engine elsewhere, the command asks the speculative arm alone and judges its answers by the
     # weights that `draft=` names.
     ASKS_SPECULATIVE_ALONE: ClassVar[bool] = False
+    # Whether a preset may have settings that only other commands have.
+    IGNORES_OTHERS: ClassVar[bool] = False
     # Whether a loaded draft may draft nothing (K of 0).
     MAY_IDLE: ClassVar[bool] = False
     # Whether the command compares times, so that `decoding.ignore_eos=auto` means something.

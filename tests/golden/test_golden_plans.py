@@ -11,6 +11,7 @@ from harness.commands.plan.rows import PlanRow
 from harness.commands.plan.tables import plan_page
 from harness.config.command_line import Words
 from harness.config.demand import Remedy
+from harness.results.runs import Run
 from pages import full
 
 GB = 10**9
@@ -85,7 +86,7 @@ def test_plans(snapshot: SnapshotAssertion, case: str) -> None:
         ["plan", "model=30B", "draft=7B", "T=0", "batch_size=4", "gpus=2", "gpu_memory=40GB"]
     ).note()
     rows = [PlanRow(**ROW | changes) for changes in PLANS[case]]
-    page = plan_page(rows)
+    page = plan_page([Run([row]) for row in rows])
     text = full(page, 80 if len(rows) == 1 else 110)
     assert f"{page.finding[0].style}\n{text}" == snapshot
 
@@ -93,4 +94,4 @@ def test_plans(snapshot: SnapshotAssertion, case: str) -> None:
 def test_a_row_from_a_file_reads_the_same() -> None:
     row = PlanRow(**ROW)
     cells = {name: "" if value is None else str(value) for name, value in row.cells().items()}
-    assert full(plan_page([PlanRow.parse(cells)])) == full(plan_page([row]))
+    assert full(plan_page([Run([PlanRow.parse(cells)])])) == full(plan_page([Run([row])]))

@@ -16,7 +16,7 @@ from harness.results.rows.prompts import LatencyPromptRow
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL
 
 if TYPE_CHECKING:
-    from harness.results.runs import Run
+    pass
 
 # Prompts that are measured where nothing is said.
 _PROMPTS = 15
@@ -154,6 +154,7 @@ class Latency(Command[LatencySettings, LatencyRow]):
     experiment = "harness.commands.latency.measure:LatencyExperiment"
     row = LatencyRow
     shown_by = "harness.commands.latency.page:latency_page"
+    tabled_by = "harness.commands.latency.table_row:table_rows"
     further_rows = (LatencyPromptRow,)
 
     def line(self, rows: Sequence[LatencyRow]) -> str:
@@ -161,8 +162,3 @@ class Latency(Command[LatencySettings, LatencyRow]):
         from harness.commands.latency.answer import result_line
 
         return result_line(rows[-1])
-
-    def table_rows(self, runs: Sequence[Run[LatencyRow]]) -> Sequence[str]:
-        from harness.commands.latency.table_row import table_rows
-
-        return [*table_rows(runs)]

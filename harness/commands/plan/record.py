@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from harness.commands.command import Command
 from harness.commands.plan.rows import PlanRow
@@ -16,10 +15,6 @@ from harness.config.machine import gpu_names
 from harness.config.run import RunSettings
 from harness.config.settings import require, require_at_least
 from harness.engines.door.plans import PretendedGpus
-
-if TYPE_CHECKING:
-    from harness.reporting.page import Page
-    from harness.results.runs import Run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +33,8 @@ class PlanSettings(RunSettings):
             were, `0.7` or `70%`; or as engines print it at one K, tokens per iteration, `3.2@4`, or the rate of
             proposed tokens, `56%@4`.
     """
+
+    IGNORES_OTHERS = True
 
     gpus: int | str | None = None
     gpu_memory: str | None = None
@@ -167,6 +164,7 @@ class Plan(Command[PlanSettings, PlanRow]):
     settings = PlanSettings
     experiment = "harness.commands.plan.measure:PlanExperiment"
     row = PlanRow
+    shown_by = "harness.commands.plan.tables:plan_page"
     measures = False
 
     def needs_local(self, settings: PlanSettings) -> bool:
@@ -178,8 +176,3 @@ class Plan(Command[PlanSettings, PlanRow]):
 
     def line(self, rows: Sequence[PlanRow]) -> str:
         return "fits"
-
-    def page(self, runs: Sequence[Run[PlanRow]]) -> Page | None:
-        from harness.commands.plan.tables import plan_page
-
-        return plan_page([row for run in runs for row in run.rows])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 
 from harness.commands.plan.rows import PlanRow
 from harness.config.amounts import amount, capitalised
@@ -23,12 +24,19 @@ _NO_GPU = "Which GPU? None is here, so this is for main memory: type gpu_memory=
 _COSTLY_VERIFICATION = 1.2
 # A larger one reads further experts, whose number is an expectation: texts may agree on them.
 _OTHER_EXPERTS = 1.01
+# Equal for plans of which a reader needs one.
+_IDENTITY = attrgetter(
+    *"model draft num_draft_tokens batch_size devices devices_bytes read_bytes error".split()
+)
 # Settings that `latency` does not have.
 _OWN_SETTINGS = ("gpus", "gpu_memory", "bandwidth", "prompt_length", "acceptance")
 
 
-def plan_page(rows: Sequence[PlanRow]) -> Page | None:
+def plan_page(runs: Sequence[Run[PlanRow]]) -> Page | None:
     """Whether a pair fits, or how many of several do; None where nothing was planned."""
+    # Jobs that differ only in settings of another command, such as its prompts, are one plan.
+    runs = [*{str(_IDENTITY(run.last)): run for run in runs}.values()]
+    rows = [run.last for run in runs]
     fitting = [row for row in rows if row.status == "ok"]
     fastest = max(fitting or rows, key=lambda row: row.highest_speedup or 0.0)
     steps = (
@@ -40,8 +48,10 @@ def plan_page(rows: Sequence[PlanRow]) -> Page | None:
         least = f"the least that reading the weights takes on {' or '.join(slowest)}"
         if any((row.num_gpus or 0) > 1 for row in rows):
             least += ", one GPU at a time"
+        if len(rates := _rates(fastest)) > 1:
+            least += f", the slowest GPU of this size: gpu_memory='{rates[0][0]}' names another"
         why = [("Time", least)] if slowest else []
-        title, tables = title_of_many(rows), [_plans(rows)]
+        title, tables = title_of_many(rows), [_plans(runs)]
         return Page(title, [finding], (), tables, why, steps)
     (row,) = rows
     if not row.devices_bytes:
@@ -129,10 +139,15 @@ def _why(row: PlanRow) -> Iterator[tuple[str, str]]:
 
 
 def _measure(row: PlanRow, num_plans: int) -> NextStep:
-    changes = [f"model={row.model}", f"draft={row.draft or 'none'}"] if num_plans > 1 else []
-    if row.predicted_speedup is not None:
+    changes: list[str] = []
+    leaving_out = [*_OWN_SETTINGS]
+    if num_plans > 1:
+        # One of the pairs that a preset names.
+        changes = [f"model={row.model}", f"draft={row.draft or 'none'}"]
+        leaving_out += ["experiment", "pair"]
+    if row.predicted_speedup is not None or (num_plans > 1 and row.draft):
         changes.append(f"K={row.num_draft_tokens}")
-    command = typed_again(shlex.join(changes), command="latency", leaving_out=_OWN_SETTINGS)
+    command = typed_again(shlex.join(changes), command="latency", leaving_out=leaving_out)
     return NextStep("measure it", command=command)
 
 
@@ -146,7 +161,7 @@ def _remedies(row: PlanRow) -> list[Remedy]:
     return [Remedy(**change) for change in row.instead or []]
 
 
-def _plans(rows: Sequence[PlanRow]) -> Table:
+def _plans(runs: Sequence[Run[PlanRow]]) -> Table:
     """A row for each plan; what all share is in the title."""
     columns = (
         Column("pair", of="name.cell", text=True, varies=True),
@@ -162,7 +177,7 @@ def _plans(rows: Sequence[PlanRow]) -> Table:
         Column("all drafts\naccepted", times, "row.highest_speedup"),
         Column("at that\nacceptance", times, "row.predicted_speedup", optional=True),
     )
-    return Table.of("plans", "", named_runs([Run([row]) for row in rows]), columns, look="bare")
+    return Table.of("plans", "", named_runs(runs), columns, look="bare")
 
 
 def _fits(row: PlanRow) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import pkgutil
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -326,7 +327,7 @@ def _print_rows(findings: Findings, path: Path) -> None:
     runs = [run for run in findings.runs_of(command.row) if run.status != "incomplete"]
     if not runs:
         raise SettingError(str(path), "holds no whole run of latency, which format=row needs")
-    print("\n".join(command.table_rows(runs)))
+    print("\n".join(pkgutil.resolve_name(command.tabled_by)(runs)))
 
 
 def statements_in_json(report: ReportContents) -> str:
