@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-import shutil
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +27,6 @@ from harness.config.repositories import check_place
 from harness.config.run import PromptedSettings, RunSettings
 from harness.engines.registry import ENGINES, engine_of
 from harness.measuring.prompts.sets import load_prompts
-from harness.results.files import SUMMARY_FILE
-from harness.results.locked_files import remove_locks
 
 Servers = Sequence[Sequence[str]]
 
@@ -48,23 +44,17 @@ def run(config: Any, servers: Servers) -> tuple[Sequence[Any], VerdictError | No
     Raises:
         HarnessError: a setting is wrong, or the run failed.
     """
-    hydra = HydraConfig.get()
-    directory = Path(hydra.runtime.output_dir)
-    try:
-        command, settings = settings_of(config, servers, None)
-        check_machine(command, settings)
-        # For a single run alone: each job of a sweep is refused by itself, and its row says why.
-        _require_files(settings)
-        # A signal that came during the imports so far.
-        signals.raise_postponed()
-        if isinstance(command, Service):
-            signals.load(command.program).run(settings, signals.leaving)
-            return [], None
-        rows = Job(command.name, settings, directory).run()
-        return rows, measurement(command.name).bad_answer(rows) if rows else None
-    except SettingError:
-        _remove_unused(directory, Path(hydra.run.dir))
-        raise
+    command, settings = settings_of(config, servers, None)
+    check_machine(command, settings)
+    # For a single run alone: each job of a sweep is refused by itself.
+    require_files(settings)
+    # A signal that came during the imports so far.
+    signals.raise_postponed()
+    if isinstance(command, Service):
+        signals.load(command.program).run(settings, signals.leaving)
+        return [], None
+    rows = Job(command.name, settings, Path(HydraConfig.get().runtime.output_dir)).run()
+    return rows, measurement(command.name).bad_answer(rows) if rows else None
 
 
 def settings_of(
@@ -147,27 +137,7 @@ def _resolved(config: DictConfig) -> dict[str, Any]:
     return dict(plain)
 
 
-def _remove_unused(directory: Path, configured_as: Path) -> None:
-    """Remove what a run that measured nothing has written; Hydra makes its directory before settings are checked.
-
-    Args:
-        configured_as: the same directory as configured; if that is relative, its empty parents are removed as well.
-    """
-    if (directory / SUMMARY_FILE).exists():
-        return
-    for name in ("log.txt", "environment.json"):
-        (directory / name).unlink(missing_ok=True)
-    shutil.rmtree(directory / ".hydra", ignore_errors=True)
-    remove_locks(directory)
-    with suppress(OSError):
-        if directory != Path.cwd():
-            directory.rmdir()
-        if not configured_as.is_absolute():
-            for parent in configured_as.parents[:-1]:
-                parent.rmdir()
-
-
-def _require_files(settings: RunSettings) -> None:
+def require_files(settings: RunSettings) -> None:
     """Raise a SettingError for the directory of a model or a file of prompts that is not there, before anything is
     imported that takes seconds.
     """

@@ -8,8 +8,9 @@ import json
 import math
 import os
 import shlex
+import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,8 @@ from harness.results.locked_files import LOCKS, locked, replace_file
 from harness.results.schema import RunRow
 
 _FILE = "sweep.json"
+# All that a run or a sweep has in its directory where nothing was measured.
+_UNUSED = {"log.txt", "environment.json", "multirun.yaml", ".hydra", LOCKS, _FILE}
 # Of a sweep; each takes seconds at least.
 _MOST_JOBS = 10_000
 
@@ -226,6 +229,28 @@ def claimed(config: DictConfig) -> Iterator[None]:
         with filelock.FileLock(lock).acquire(timeout=0):
             # Another run may have ended meanwhile.
             check_unused()
-            yield
+            try:
+                yield
+            finally:
+                _remove_unused(directory)
     except filelock.Timeout:
         raise SettingError(setting, "is another run's: name a new directory", value) from None
+
+
+def _remove_unused(directory: Path) -> None:
+    """Remove the directory of a run that measured nothing, or of such jobs of a sweep and their sweep: Hydra makes it
+    before settings are checked. Empty parents go, too.
+    """
+    for job in directory.glob("[0-9]*"):
+        _remove_unused(job)
+    names = os.listdir(directory)
+    if not _UNUSED.issuperset(names):
+        return
+    with suppress(OSError):
+        for path in map(directory.joinpath, names):
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+        # Not the current directory: `.` cannot be removed.
+        os.removedirs(os.path.relpath(directory))

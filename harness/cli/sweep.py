@@ -23,7 +23,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from harness.cli import signals
-from harness.cli.job import Servers, check_machine, settings_of
+from harness.cli.job import Servers, check_machine, require_files, settings_of
 from harness.cli.manifest import Manifest, SweepFile, overrides_of, results_file
 from harness.cli.worker import Job, Worker
 from harness.commands.pages import pages_about
@@ -241,16 +241,17 @@ def finish(
     pooled = pool(manifest, rows)
     pooled_of_all = [row for rows_of_job in pooled for row in rows_of_job]
     file.append_summaries(pooled_of_all, results_file(config))
-    print_sweep(
-        command,
-        rows,
-        file.path,
-        manifest.num_jobs,
-        pooled,
-        is_refused=is_refused,
-        details=config.results.details,
-        as_json=config.results.format == "json",
-    )
+    if rows or not is_refused:
+        print_sweep(
+            command,
+            rows,
+            file.path,
+            manifest.num_jobs,
+            pooled,
+            is_refused=is_refused,
+            details=config.results.details,
+            as_json=config.results.format == "json",
+        )
     num_missing = manifest.num_jobs - len({row.job for row in rows})
     messages = directory / ".submitit"
     if num_missing and messages.is_dir() and not is_interrupted:
@@ -386,6 +387,7 @@ def preview(config: DictConfig, loader: ConfigLoader, servers: Servers) -> str:
         HydraConfig.instance().set_config(composed)
         own = OmegaConf.masked_copy(composed, [key for key in composed if key != "hydra"])
         _, settings = settings_of(own, servers, manifest)
+        require_files(settings)
         draft = settings.draft.name if settings.draft else "none"
         names = f"model={settings.model.name} draft={draft}"
         label = " ".join(words) if manifest is None else manifest.label(words, settings.engine)

@@ -273,10 +273,12 @@ class DecodingSettings:
         require_at_least(self, max_new_tokens=1)
         require(0 < self.lenience <= 1, "lenience", "must be in (0, 1]", self.lenience)
         changed = changed_parameters(self)
+        # One of the user's own is loaded here, so that a mistake in it is seen before anything runs.
+        parameters = RULES[self.rule].parameters
         for name, value in changed.items():
             owners = [owner for owner, record in RULES.all().items() if name in record.parameters]
             rule = f"needs decoding.rule={' or '.join(owners)}; the other rules have no {name}"
-            require(name in RULES[self.rule].parameters, name, rule, value)
+            require(name in parameters, name, rule, value)
         asked = self.synthetic_acceptance
         if asked is not None:
             rates = self.synthetic_rates or ()

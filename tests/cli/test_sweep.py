@@ -240,7 +240,8 @@ def test_a_dry_run_lists_jobs_and_makes_nothing(
             "2 jobs. Nothing was measured.",
         ]
     assert not [*tmp_path.iterdir()]
-    assert harness("latency", "K=0", "dry_run=true", code=2).stdout == ""
+    for wrong in ("K=0", "prompts=./nothere.jsonl", "rule=./nothere.py:Rule"):
+        assert harness("latency", wrong, "dry_run=true", code=2).stdout == ""
     assert harness.refused("latency", "dry_run=yes") == "dry_run=yes: must be true or false"
     harness("latency", "engine=simulated", "dry_run=false")
     assert Path("results/latency.csv").exists()

@@ -46,8 +46,9 @@ def test_every_documented_command_line_is_right(
     # In a job of Slurm's.
     monkeypatch.setenv("SLURM_JOB_ID", "17")
     # The files that command lines read before anything is measured.
-    page = (ROOT / "docs" / "your-own-method.md").read_text(encoding="utf-8")
-    for code in re.findall("```python\n(.*?)```", page, re.DOTALL):
+    pages = [ROOT / "docs" / f"{name}.md" for name in ("your-own-method", "losslessness")]
+    text = "".join(page.read_text(encoding="utf-8") for page in pages)
+    for code in re.findall("```python\n(.*?)```", text, re.DOTALL):
         name = re.match("# (.*)", code)[1]
         (tmp_path / name).write_text(code)
     lines = typed_lines()
