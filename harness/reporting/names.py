@@ -14,7 +14,7 @@ from harness.results.schema import RunRow
 
 # Columns that identify a run, that its pair's name or the words of others have, or that other places of a report show.
 _SKIPPED_COLUMNS = frozenset(
-    "run job repeat status error timestamp directory measurement settings setup_s model draft num_draft_tokens"
+    "run job repeat repeats status error timestamp directory measurement settings setup_s model draft num_draft_tokens"
     " weights synthetic_acceptance lossy operands view server output".split()
 )
 # Settings by which a server is started: its command shows what they became.

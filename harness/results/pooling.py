@@ -197,8 +197,8 @@ def _speedup(runs: Sequence[Sequence[AnyRow]]) -> dict[str, Any]:
         coverage or estimate.covers,
         num_units=estimate.covers.num_units,
         num_runs=estimate.covers.num_runs,
-        # With each run the seed changes, so that what is drawn varies between runs too.
-        own_seeds=bool(last.temperature),
+        # As `repeats=` has them, so that what is drawn varies between runs too.
+        own_seeds=len({getattr(rows[-1], "seed", None) for rows in runs}) == len(runs),
     )
     estimate = dataclasses.replace(estimate, covers=covers)
     speedup = estimate.interval()

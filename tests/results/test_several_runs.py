@@ -45,7 +45,7 @@ def measured(directory: Path, repeat: int, slowness: float, **changes: Any) -> l
     asked: dict[str, Any] = {
         "run": f"run-{repeat}", "measurement": f"digest-{repeat}", "directory": str(folder), "repeat": repeat,
         "speedup_covers": over(NUM_PROMPTS), "num_prompts": NUM_PROMPTS, "speedup": 2.0,
-        "acceptance_histogram": [1] * repeat, "temperature": 0.0,
+        "acceptance_histogram": [1] * repeat, "temperature": 0.0, "seed": repeat if changes.get("temperature") else 0,
     }  # fmt: skip
     return latency_run(**(asked | changes))
 
@@ -72,6 +72,7 @@ def test_an_interval_over_prompts_and_runs(tmp_path: Path) -> None:
     ("columns", "covers"),
     [
         ({"temperature": 0.5}, "10 prompts and 2 runs with a seed each"),
+        ({"temperature": 0.5, "seed": 0}, "10 prompts and 2 runs"),
         (
             {"speedup_covers": over(NUM_PROMPTS, "lap", same_texts=True)},
             "10 laps of the same texts and 2 runs",
