@@ -9,7 +9,7 @@ from harness.config.model_names import SECOND_COMMAND
 from harness.measuring.rows import LatencyRow
 from harness.reporting.files import escape
 from harness.reporting.names import name_of
-from harness.reporting.words import called, device_of, labels
+from harness.reporting.words import called, device_of, labels, short_commit
 from harness.results.runs import Run
 from harness.results.schema import NO_VERDICT
 from harness.results.statistics.interval import DASH
@@ -54,7 +54,7 @@ def _speedup(row: LatencyRow) -> str:
 
 _COLUMNS: Mapping[str, Callable[[LatencyRow], str]] = {
     "model": lambda row: ", ".join([called(row.model or "unknown model"), *labels(row)]),
-    "server": lambda row: row.server or f"harness {row.harness_version}, engine={row.engine}",
+    "server": lambda row: row.server or f"engine={row.engine}",
     "draft": _draft,
     "K": lambda row: str(name_of(row).num_draft_tokens or DASH),
     "device": device_of,
@@ -66,6 +66,7 @@ _COLUMNS: Mapping[str, Callable[[LatencyRow], str]] = {
     "tokens per iteration": lambda row: (
         f"{row.tokens_per_iteration:.2f}" if row.tokens_per_iteration else DASH
     ),
+    "harness": lambda row: f"{row.harness_version} {short_commit(row.commit or '')}".strip(),
     "run": lambda row: row.run or DASH,
 }
 
