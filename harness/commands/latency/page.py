@@ -101,7 +101,7 @@ def _page_of_run(pair: RankedRun) -> Page:
             *(("Checked", held) for held in checks_that_held(run.rows)),
             *(("Ended", ended) for ended in end(run.last)),
         ],
-        steps_after_run(run.rows, verdict),
+        steps_after_run(run.last, verdict),
         [verdict] if has_verdict(run.rows) else [],
     )
 

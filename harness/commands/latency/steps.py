@@ -5,9 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from operator import attrgetter
 
-from harness.commands.latency.answer import has_verdict
 from harness.commands.latency.ranking import RankedRun, Schedule
 from harness.measuring.rows import LatencyRow
 from harness.reporting.page import NextStep
@@ -19,14 +17,14 @@ from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, Coverage
 _MOST_PROMPTS = 500
 
 
-def steps_after_run(rows: Sequence[LatencyRow], verdict: Statement) -> list[NextStep]:
+def steps_after_run(row: LatencyRow, verdict: Statement) -> list[NextStep]:
     """A better interval where nothing is concluded; other settings, and further runs, where something is.
 
     Args:
+        row: of the speculative arm.
         verdict: whether it pays.
     """
-    row = rows[-1]
-    if row.status != "ok" or not has_verdict(rows) or row.max_new_tokens == 1:
+    if row.status != "ok" or row.speedup is None or row.max_new_tokens == 1:
         # What failed would fail again, and speculation decides no first token.
         return []
     if not verdict.is_conclusion:
@@ -122,7 +120,7 @@ def _after_ranking(pairs: Sequence[RankedRun]) -> list[NextStep]:
 
 def steps_without_interval(pairs: Sequence[RankedRun]) -> list[NextStep]:
     """What gives an interval to the run with the most in flight, and so to all."""
-    largest = max(pairs, key=attrgetter("load"))
+    largest = max(pairs, key=lambda pair: pair.load)
     if largest.row.status != "ok":
         return []
     return _better_interval(largest.row, largest.member.verdict)
