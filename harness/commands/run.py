@@ -84,8 +84,12 @@ def run_command(
         if settings.results.format == "json" and (directory / NAME).is_file():
             page = None
             print((directory / NAME).read_text(encoding="utf-8"))
-        if page is not None:
-            _print(page, saved, details=settings.results.details)
+        try:
+            if page is not None:
+                print_document(in_full(page) if settings.results.details else in_short(page))
+        finally:
+            if saved is not None:
+                say(saved)
         if write_error is not None:
             # A full disk is worse news than the error that ended the run, which becomes its context.
             raise write_error
@@ -131,15 +135,6 @@ def _write(
     except HarnessError as error:
         failure = failure or error
     return saved, failure
-
-
-def _print(page: Page, saved: str | None, *, details: bool) -> None:
-    """Print a page, and the line about where its rows are."""
-    try:
-        print_document(in_full(page) if details else in_short(page))
-    finally:
-        if saved is not None:
-            say(saved)
 
 
 def record_failure(

@@ -68,7 +68,7 @@ def scored_checks(asking: Asking, arm: Arm, reference: Reference) -> Iterator[Co
     except KeyboardInterrupt:
         # What had been found by then: a loss, or nothing that decides.
         if not scores.so_far:
-            say("no verdict: nothing was compared before the interruption")
+            say("no verdict: interrupted before the first check was complete")
         for check in scores.so_far:
             verdict = "lossy" if check["verdict"] == "lossy" else "undecided"
             yield check | {"verdict": verdict}
