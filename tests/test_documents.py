@@ -24,6 +24,7 @@ from report_files import latency_run
 
 DOCS = Path(__file__).parents[1] / "docs"
 DRAFTED_BY = [f"`{name}`" for name, record in METHODS.all().items() if record.named]
+FURTHER = [kind for name in with_settings() for kind in getattr(COMMANDS[name], "further_rows", ())]
 STARTED = [dialect for dialect in DIALECTS.all().values() if dialect.startup.programs]
 
 # Below a heading of a page each of these has a row of a table, or stands in a sentence.
@@ -34,6 +35,7 @@ NAMED = {
     "ways to draft": ("engines.md", "What drafts", DRAFTED_BY),
     "heads": ("engines.md", "What drafts", [kind.title for kind in KINDS.values()] + ["DSpark"]),
     "figures of others": ("counted.md", "What others print", [each.name for each in PRINTED]),
+    "files": ("files.md", "File formats", [f"{kind.kind}.csv`" for kind in FURTHER]),
     "servers": ("served-pairs.md", "Commands", [dialect.title for dialect in STARTED]),
     "programs": ("served-pairs.md", "Commands", [one.startup.programs[0] for one in STARTED]),
 }
