@@ -49,7 +49,7 @@ NOT_MEASURED = {
 # A column of the table has it, or (eval's seed) it is only the default of another setting.
 SAID_OTHERWISE: dict[type[RunRow], set[str]] = {
     # Repeats are one measurement.
-    LatencyRow: {"repeat"},
+    LatencyRow: {"repeat", "repeats"},
     RecoveryRow: {"num_draws"},
     EvalRow: {"num_prompts", "seed"},
 }
