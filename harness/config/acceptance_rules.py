@@ -29,7 +29,7 @@ class AcceptanceRule(Record):
             accepted of fewer than K tokens follows from that of K.
         redraws: whether each iteration takes new random numbers for its draft tokens.
         closed_form: whether the acceptance of a given text follows from the text's probabilities.
-        parameters: settings in `decoding` that it has, each with its default, at which a `lossless` rule is lossless.
+        parameters: its settings in `decoding`, with the defaults; at these a `lossless` rule is lossless.
     """
 
     lossless: ClassVar[bool] = False
@@ -78,7 +78,7 @@ class _Google(_Plain):
 
 
 class _Block(_Plain):
-    """Block verification."""
+    """Block verification (Sun et al. 2024)."""
 
     tests_each_token = False
     redraws = True
@@ -96,7 +96,7 @@ RULES = Registry(
 )
 
 
-# The parameters of all rules, with their defaults.
+# The parameters of the built-in rules, with their defaults.
 PARAMETERS = {
     name: default for rule in RULES.all().values() for name, default in rule.parameters.items()
 }
@@ -104,6 +104,7 @@ PARAMETERS = {
 
 def changed_parameters(chosen: Any) -> dict[str, Any]:
     """The parameters of rules that are not at their defaults, of settings or of a row."""
+    # A row has those without a column in `settings`.
     further = getattr(chosen, "settings", None) or {}
     values = {
         name: getattr(chosen, name, further.get(f"decoding.{name}", default))

@@ -1,4 +1,4 @@
-"""The memory that a run needs, in numbers by which a pair is placed, and changes with which it would fit."""
+"""What the memory of a run depends on, in numbers by which a pair is placed, and changes with which it would fit."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ class Demand:
         prompt_tokens: length of the longest prompt.
         new_tokens: the most new tokens of a row.
         num_draft_tokens: K; 0 without a draft.
+        runner: of both models; all but `eager` keep caches of fixed size.
     """
 
     batch_size: int
@@ -32,8 +33,8 @@ class Demand:
 
     @property
     def slots(self) -> int:
-        """The slots of a row in a cache of fixed size: a draft model's last pass, of two tokens, begins at the last
-        token of the longest row.
+        """The slots of a row in a cache of fixed size: a draft model's last pass writes two tokens, the second of them
+        behind the row's end.
         """
         return self.row_tokens + 1
 
@@ -47,7 +48,9 @@ class Demand:
 
     @property
     def head_tokens(self) -> int:
-        """The same of a draft head, whose proposal writes the last tokens again and those that it drafts."""
+        """The same of a draft head. Behind the row a proposal writes up to K + 1 tokens that were decided last, and K
+        drafted ones.
+        """
         return round_up(self.slots + 2 * self.num_draft_tokens + 1)
 
 
@@ -59,7 +62,7 @@ class Remedy:
 
     Attributes:
         change: as it is typed.
-        size: of the models then, `33.2 GB`; empty where the change leaves it alone.
+        size: of the models after the change, `33.2 GB`; empty where they stay as they are.
         num_gpus: that are needed, where the machine has fewer.
     """
 

@@ -22,7 +22,7 @@ from harness.config.settings import (
 
 WeightsSource = Literal["stored", "random"]
 RunnerName = Literal["auto", "eager", "static", "compiled"]
-# Behind the name of a runner, in rows: on a GPU the host launches its kernels one by one.
+# Behind the name of a runner in rows, of a GPU without CUDA graphs: the host launches its kernels one by one.
 NO_GRAPHS = ", no graphs"
 ChatTemplate = Literal["auto", "always", "never"]
 
@@ -46,14 +46,14 @@ class RunSettings:
         seed: the seed of all random numbers.
         batch_size: rows decoded at once.
         chat_template: whether prompts go through the tokenizer's template; `auto` where it has one.
-        resume: in a sweep, reuse earlier measurements under the same circumstances; `always` also
-            those of a server that the harness starts, does not report when it was started, or was started again.
+        resume: in a sweep, reuse earlier measurements under the same circumstances; `always` also those of a server
+            that the harness started, that does not report when it started, or that has started anew since.
         job_timeout_s: a sweep ends a job that takes longer; None for no limit.
         force: load the pair even if the plan says that it does not fit.
         weights: `random` builds the models from their configurations alone, without a download, to measure times.
         runner: what runs the models. `eager` as they are; `static` on a cache of fixed size; `compiled` by torch on
-            such a cache. On a GPU both run as CUDA graphs, and `auto` is `compiled` for latency and recovery and
-            `static` for the others; elsewhere it is `static`.
+            such a cache. On a GPU `static` and `compiled` run as CUDA graphs, and `auto` is `compiled` for latency and
+            recovery and `static` for the others; elsewhere it is `static`.
         engine: who generates.
     """
 
@@ -102,7 +102,7 @@ class RunSettings:
 
     @property
     def is_until_precise(self) -> bool:
-        """Whether it ends as soon as its interval is narrow enough."""
+        """Whether the run ends as soon as its interval is narrow enough."""
         return False
 
     @property
@@ -151,7 +151,7 @@ class RunSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class RepeatedSettings(RunSettings):
-    """Settings of the commands that are measured several times, each time in a new process.
+    """Settings of the commands that are measured several times.
 
     Attributes:
         repeats: how often the run is measured, each time in a new process.

@@ -77,9 +77,7 @@ def _num_others(pids: set[int]) -> int:
     if not others:
         return 0  # nothing is to be looked up
     with suppress(psutil.Error):
-        first = psutil.Process()
-        descendants = first.children(recursive=True)
-        others -= {first.pid, *(process.pid for process in descendants)}
+        others -= {child.pid for child in psutil.Process().children(recursive=True)}
     return len(others)
 
 
@@ -97,11 +95,11 @@ class Quietness:
         self._lowest_clock_mhz: int | None = None
         self._throttle_reasons: set[str] = set()
         self._num_throttled = 0
-        # The most on one GPU at once, other than the run's own.
+        # The most processes of others that were seen on any one GPU.
         self._other_processes: int | None = None
 
     def look(self) -> None:
-        """Look at the GPUs. Called between two timed answers."""
+        """Look at the GPUs by NVML, which has begun where UUIDs are known. Called between two timed answers."""
         reasons: set[str] = set()
         for gpu in self._gpus:
             with suppress(pynvml.NVMLError):
@@ -134,5 +132,5 @@ class Quietness:
         if now is None or self._first is None:
             return None
         ran, waited = (after - before for before, after in zip(self._first, now, strict=True))
-        # The times of threads that have ended are missing, so that a difference may be negative.
+        # Times of threads that have ended drop out, so that a difference may be negative.
         return ran / (ran + waited) if ran > 0 and waited >= 0 else None

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
     from harness.servers.settings import ServerSettings
 
-# Requests without an answer in a row, beyond those that are in flight together, after which no more
-# are sent: each may take `engine.timeout_s`.
+# No more requests are sent after this many in a row without an answer, and as many as are in flight: each may take
+# `engine.timeout_s`.
 _MOST_UNANSWERED = 4
 # Characters that are shown of a line that is no JSON.
 _LONGEST_LINE = 60
@@ -50,7 +50,7 @@ class Outgoing:
         request: its record.
         row: its place among those of a question.
         arrivals: of all requests of the question together, to which tokens that come as ids are added.
-        may_be_empty: whether an answer without a token is one, and no failure.
+        may_be_empty: whether an answer without a token is accepted, and no failure.
     """
 
     body: dict[str, Any]
@@ -94,7 +94,7 @@ class Sender:
         self._counted_until = 0.0
 
     def request_seconds(self) -> float:
-        """The times of all requests so far, added up. Called whenever the number in flight is about to change."""
+        """Seconds of all requests so far, added up. It must be called before the number in flight changes."""
         now = time.perf_counter()
         self._request_seconds += self.num_in_flight * (now - self._counted_until)
         self._counted_until = now
@@ -107,6 +107,7 @@ class Sender:
             request.error = RequestError(0, self.given_up)
             return
         timeout_s = self._settings.timeout_s
+        # A refusal is an answer, too.
         was_answered = True
         self.request_seconds()
         self.num_in_flight += 1
@@ -268,7 +269,7 @@ async def send_in_turn(
     further: Iterator[Outgoing] | None,
     num_in_flight: int,
 ) -> Load:
-    """Send each request as soon as fewer than `num_in_flight` have not ended, further ones when no others wait."""
+    """Send requests so that `num_in_flight` are under way at most; once all are sent, further ones take their room."""
     async with _Traffic(sender, further, num_in_flight) as traffic:
         own = [await traffic.send(outgoing) for outgoing in requests]
         traffic.send_further()

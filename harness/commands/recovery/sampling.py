@@ -1,7 +1,6 @@
 """Sampling settings of requests, and the exact distribution of the tokens that each of them asks for.
 
-The code differs from `decoding.warp` on purpose: target and draft share that one, so a mistake there would not look
-like a loss.
+It does not use `decoding.warp` on purpose: target and draft share that, so a mistake there would not look like a loss.
 """
 
 from __future__ import annotations
@@ -51,25 +50,29 @@ class Sampling:
         places: Sequence[int],
         tolerances: Floats,
     ) -> list[int]:
-        """Those of the places of a text whose tokens cannot be drawn, but could if all likelier ones had a logit that
-        is lower by what rounding explains: ties at the edge of top-k or top-p.
+        """Those of `places`, whose tokens cannot be drawn, that could be if the logit of each likelier token were lower
+        by what rounding explains: ties at the edge of top-k or top-p.
 
         Args:
             logits: [n, V], the model's own before each token.
+            text: the n tokens.
             places: of tokens that cannot be drawn.
             tolerances: [n].
         """
-        if not places:
-            return []
-        moved = logits.copy()
+        explained = []
         for place in places:
-            row = logits[place]
-            moved[place] = np.where(row > row[text[place]], row - tolerances[place], row)
-        probabilities = self.probabilities_along(moved)
-        return [place for place in places if probabilities[place, text[place]] > 0]
+            row, token = logits[place], text[place]
+            moved = np.where(row > row[token], row - tolerances[place], row)
+            [probabilities] = self.probabilities_along(moved[np.newaxis])
+            if probabilities[token] > 0:
+                explained.append(place)
+        return explained
 
     def is_known_by(self, num_top: int) -> bool:
-        """Whether the log-probabilities of this many likeliest tokens determine the distribution; -1 for all."""
+        """Whether the log-probabilities of this many likeliest tokens are enough; -1 for all.
+
+        To keep the k likeliest needs k. Without top-k those that are not shown share what is left of the mass.
+        """
         return num_top < 0 or self.decoding.top_k <= num_top
 
 
@@ -78,7 +81,7 @@ def samplings(
 ) -> list[Sampling]:
     """The sampling settings to try: the run's own, and others one at a time.
 
-    These are tried at another temperature than the run's, without its top-k and top-p.
+    The others have another temperature than the run's, and not its top-k and top-p.
 
     Args:
         names: of those that are wanted.

@@ -42,7 +42,8 @@ _MOST_LOGITS = 2**25
 _NUM_ROUNDED = 8
 # The name of texts at the one place among sampling settings.
 _AT_PLACE = "at the one place"
-# The share of log-probabilities that may be further off than rounding explains, and the most that it explains.
+# The share of log-probabilities that may be further off than rounding, and the largest difference, in nats, that is
+# taken for rounding.
 _FEW = 0.01
 _MOST_ROUNDING = 0.1
 # The kernels' deviation from the eager model may be this many times that of rounding.
@@ -197,8 +198,8 @@ class Scores:
         self._num_together = min(asking.settings.batch_size, _TOGETHER)
         self._reference = reference
         self._asking = asking
-        # Of each sampling setting the prompts of texts that were read twice: rounding differs by prompt. Of those at
-        # the one place, where tokens after the same text come often, the whole texts.
+        # Of each sampling setting the prompts whose texts were read twice: rounding differs by prompt. At the one place
+        # all texts share a prompt, so that whole texts are kept.
         self._read_twice: dict[str, set[tuple[int, ...]]] = defaultdict(set)
         self._roundings: dict[str, list[Floats]] = defaultdict(list)
         self._deviations: list[float] = []
@@ -224,7 +225,8 @@ class Scores:
                 by_context[context].append(answer)
             elif request.is_greedy:
                 self.greedy.add(None, request, answer.record)
-        # A prompt is read once for all texts of a batch. Longer texts come first: they say most about rounding.
+        # A prompt is read once for all texts of a batch, so that its texts are neighbours, the longest first: that one
+        # says most about rounding.
         distinct = sorted(by_context.values(), key=_prompt_and_length, reverse=True)
         longest = max((len(alike[0].record.token_ids) for alike in distinct), default=1)
         room = _MOST_LOGITS // (longest * self._reference.vocabulary_size)
@@ -256,7 +258,7 @@ class Scores:
     def _draft_logits(
         self, prompts: Sequence[Sequence[int]], texts: Sequence[Sequence[int]]
     ) -> Floats | None:
-        """The draft's logits, where its and the target's distributions say what recovered tokens follow."""
+        """The draft's logits, where the rule lets both distributions say what recovered tokens follow."""
         rule = RULES[self._asking.settings.decoding.rule]
         if not (rule.lossless and rule.tests_each_token):
             return None
@@ -269,6 +271,7 @@ class Scores:
     def _read_again(self, answer: Answer, logits: Floats) -> Floats | None:
         """The logits of a text by another route, which shows rounding: of some texts of each sampling setting."""
         request, record = answer
+        # Of greedy texts one is enough for tolerances.
         if request.is_greedy and self._deviations:
             return None
         name, text = request.sampling.name, request.prompt
@@ -330,7 +333,7 @@ class Scores:
         tokens = record.token_ids
         values = logits.astype(np.float64)
         own_logits = values[range(len(tokens)), tokens]
-        # A regular arm shows its likeliest tokens, and all others have one logit: those are not known.
+        # Tokens that a regular arm does not show have one logit in common: those are not known.
         is_known = (values == own_logits[:, np.newaxis]).sum(-1) == 1
         expected = own_logits - np.logaddexp.reduce(values, axis=-1)
         for came, own, known in zip(record.logprobs, expected, is_known, strict=False):
@@ -338,8 +341,8 @@ class Scores:
                 self._logprob_errors.append(abs(came - own))
 
     def rounding_of_drawn(self) -> float:
-        """How far log-probabilities that came with drawn tokens are from the reference's, but for a few; 0 where none
-        came, or others than the model's own.
+        """How far log-probabilities that came with drawn tokens are from the reference's, a few aside; 0 where none
+        came, or where they are not the model's own.
         """
         if not self._logprob_errors:
             return 0.0
@@ -349,8 +352,8 @@ class Scores:
     def sampled(self) -> TokenResult:
         """The test of all drawn tokens.
 
-        Rounding is how far the distributions along a text of each of some prompts are apart by the reference's two
-        routes (`logits_by_another_route`).
+        Rounding is the distance between the distributions by the reference's two routes (`logits_by_another_route`),
+        along a text of some prompts: their mean, and at the one place, where most is drawn, the largest.
         """
         means = {name: np.mean(roundings, axis=0) for name, roundings in self._roundings.items()}
         at_place = self._roundings.get(_AT_PLACE, [])
@@ -397,7 +400,7 @@ def root_mean_square(values: Sequence[float]) -> float:
 
 
 def with_ends(check: Columns, answers: Sequence[Answer]) -> Columns:
-    """The check of texts that may end: one that goes on behind its end is a loss."""
+    """The check, made `lossy` where a text goes on behind its end."""
     num_past_end = sum(answer.passes_its_end for answer in answers if answer.request.is_compared)
     found = check | {"num_past_end": num_past_end}
     return found | {"verdict": "lossy"} if num_past_end else found
@@ -431,7 +434,7 @@ def choose_place(texts: Sequence[ScoredText]) -> tuple[int, ...]:
 
     The first token after a place is the target's own, and a proposal is tested from the second one on.
     For example: after `Once upon a` a text goes on with `time`, which has 0.9, and a draft token behind it was
-    rejected; the target's distribution there has an entropy of 1.2 nats. That makes 0.9 * 1.2.
+    rejected; the target's distribution there has an entropy of 1.2 nats. That makes 0.9 * 1.2 for `Once upon a`.
 
     Args:
         texts: of one sampling setting.
@@ -439,10 +442,10 @@ def choose_place(texts: Sequence[ScoredText]) -> tuple[int, ...]:
     best = texts[0].text.prompt
     most = 0.0
     for answer, text, entropies in texts:
-        ends = rejected_places(answer.record)
-        for end in range(1, len(text.tokens)) if ends is None else ends:
-            expected_entropy = float(text.widths[end - 1]) * float(entropies[end])
+        rejected = rejected_places(answer.record)
+        for recovered in range(1, len(text.tokens)) if rejected is None else rejected:
+            expected_entropy = float(text.widths[recovered - 1]) * float(entropies[recovered])
             if expected_entropy > most:
                 most = expected_entropy
-                best = (*text.prompt, *text.tokens[: end - 1])
+                best = (*text.prompt, *text.tokens[: recovered - 1])
     return best

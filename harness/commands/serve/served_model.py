@@ -125,7 +125,7 @@ class ServedModel:
         loop = asyncio.get_running_loop()
 
         def put(piece: Piece) -> None:
-            with suppress(RuntimeError):  # the loop has ended
+            with suppress(RuntimeError):  # the loop is closed: nobody listens
                 loop.call_soon_threadsafe(queue.put_nowait, piece)
 
         seed = secrets.randbits(63) if body.seed is None else body.seed % 2**64

@@ -37,7 +37,7 @@ _NOT_RECURRENT = {
     "moe",
     "mlp",
 }
-# Files that name the file of each tensor.
+# Files that say which file holds each tensor.
 INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 # More than any published model has.
 _MOST_LAYERS = 1000
@@ -72,7 +72,7 @@ def source_arguments(settings: ModelSettings) -> dict[str, Any]:
 def read_checkpoint(
     role: str, settings: ModelSettings, *, needs_weights: bool = True
 ) -> Checkpoint:
-    """Read the configuration and check what can be checked on it alone.
+    """Read the configuration and check what can be checked from it alone.
 
     Where weights are not needed a preset's own architecture is enough, and a directory may hold a
     configuration alone.
@@ -109,9 +109,8 @@ def check_decoder(role: str, settings: ModelSettings, config: PreTrainedConfig) 
 def _broken_rule(role: str, config: PreTrainedConfig) -> str | None:
     """The rule that a configuration, or its model class, breaks by what it declares; None for a usable model."""
     num_layers = getattr(config.get_text_config(decoder=True), "num_hidden_layers", 1)
-    remote = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
     if not 0 < num_layers <= _MOST_LAYERS:
-        # All are built before anything else is known.
+        # All layers are built before their memory is known.
         return f"has num_hidden_layers: {num_layers}, and 1 to {_MOST_LAYERS} are possible"
     if config.is_encoder_decoder:
         return "must be a decoder-only model; this is an encoder-decoder"
@@ -119,6 +118,7 @@ def _broken_rule(role: str, config: PreTrainedConfig) -> str | None:
         # BERT and the like have a causal class too, but no cache unless they are decoders.
         # (GPT-NeoX is a decoder and declares that it is not.)
         return "must be a decoder-only model; this is an encoder"
+    remote = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not remote:
         return f"must be a causal language model, not {config.model_type}"
     if remote or is_recurrent(config):

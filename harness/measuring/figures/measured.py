@@ -35,7 +35,7 @@ class MeasuredArm:
     Attributes:
         generations: the timed answers to the questions, batch by batch, or lap by lap where
             requests are sent (`Answered.has_request_times`).
-        phases: seconds of `forward`, passes of the target, and of `drafting`.
+        phases: seconds and calls of each phase.
         divergences: of greedy speculative output from the regular one, by index of the prompt; None
             where there is none.
     """
@@ -85,7 +85,7 @@ class MeasuredArm:
 
     @property
     def counted(self) -> Counts | None:
-        """Growth of the server's counters meanwhile; None where it has none."""
+        """Growth of the server's counters during all generations; None where it has none."""
         from harness.engines.counts import Counts, added
 
         total: Counts | None = None
@@ -106,7 +106,7 @@ class MeasuredArm:
 
     @property
     def begun_requests(self) -> list[RequestRecord]:
-        """Those of them that the server worked on."""
+        """The counted requests that the server worked on."""
         requests = self.counted_requests
         return [request for request in requests if request.answered or request.was_left]
 
@@ -133,13 +133,13 @@ class MeasuredArm:
         return sum(generation.seconds for generation in self.generations)
 
 
-# What ended a run with `precision`.
+# What ended a run with `precision` or `budget`. `num_prompts` is the number asked for, `prompts` all that there are.
 StoppedBy = Literal["precision", "budget", "blocks", "num_prompts", "prompts"]
 
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """Everything that a run has measured so far; the rest has its default.
+    """Everything that a run has measured so far; what it has not has its default.
 
     Attributes:
         arms: `regular`, then `speculative`, as far as they are measured.
@@ -149,7 +149,7 @@ class MeasuredRun:
         end_tokens: with which the model ends a text; empty with random weights, whose texts mean
             nothing.
         roofs: the bytes that a step reads and its least time: of the target, then of a draft with its own weights.
-        stopped_by: what ended a run with `precision`.
+        stopped_by: what ended a run with `precision` or `budget`.
         confidence: level of the intervals of the speed-up.
     """
 
