@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from harness.commands.latency.record import LatencySettings
 from harness.commands.plan.record import PlanSettings
 from harness.commands.plan.rows import PlanRow
 from harness.config.engines import EngineSettings
@@ -21,7 +20,6 @@ from harness.measuring import quietness
 from harness.measuring.progress import in_words, progress
 from harness.measuring.quietness import Quietness, processor_time
 from harness.measuring.references import References
-from harness.measuring.rows import LatencyRow
 from harness.measuring.session import Session
 from harness.servers.settings import ServerSettings
 from some_settings import settings_of
@@ -42,13 +40,6 @@ def test_a_circumstance_without_a_column_is_an_error_of_the_program(
     monkeypatch.setattr(environment, lambda devices: {UNKNOWN: 1})
     with pytest.raises(TypeError, match=UNKNOWN):
         session.row(PlanRow)
-
-
-def test_the_k_of_a_run_is_that_of_its_speculative_arm(tmp_path: Path) -> None:
-    settings = settings_of(LatencySettings, weights="random")
-    run = Session(SimpleNamespace(settings=settings), settings, tmp_path)
-    rows = [run.row(LatencyRow, arm=arm) for arm in ("regular", "speculative")]
-    assert [row.num_draft_tokens for row in rows] == [None, settings.decoding.num_draft_tokens]
 
 
 def test_a_failure_is_noted_even_where_explaining_it_fails(

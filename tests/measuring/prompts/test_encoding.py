@@ -136,19 +136,29 @@ def said(*texts: str) -> Chat:
     return Chat(tuple({"role": role, "content": text} for role, text in turns))
 
 
-def test_plain_prompts() -> None:
-    tokenizer = make_tokenizer()
-    a, b = tokenizer.get_vocab()["a"], tokenizer.get_vocab()["b"]
-    for mode in ("auto", "never"):
-        assert Template(tokenizer, mode).encode([said("ab"), said("b")]) == [[a, b], [b]]
+LOUD = "{% if loud %}b{% endif %}{{ messages[0]['content'] }}"
 
 
-def test_chat_template() -> None:
-    tokenizer = make_tokenizer(chat_template=TEMPLATE)
-    a, colon = tokenizer.get_vocab()["a"], tokenizer.get_vocab()[":"]
-    for mode in ("auto", "always"):
-        assert Template(tokenizer, mode).encode([said("a")]) == [[0, a, colon]]
-    assert Template(tokenizer, "never").encode([said("a")]) == [[a]]
+@pytest.mark.parametrize(
+    ("template", "mode", "arguments", "chat", "text"),
+    [
+        (None, "auto", {}, said("ab"), "ab"),
+        (None, "never", {}, said("b"), "b"),
+        (TEMPLATE, "auto", {}, said("a"), "<s>a:"),
+        (TEMPLATE, "always", {}, said("a", "b", "a"), "<s>a<s>b<s>a:"),
+        (TEMPLATE, "never", {}, said("a"), "a"),
+        (TEMPLATE, "never", {}, said("a", "b", "a"), "user: a\nassistant: b\nuser: a\nassistant:"),
+        (LOUD, "auto", {}, said("a"), "a"),
+        (LOUD, "auto", {"loud": True}, said("a"), "ba"),
+    ],
+)
+def test_a_chat_is_encoded_with_and_without_a_template(
+    template: str | None, mode: Any, arguments: dict[str, bool], chat: Chat, text: str
+) -> None:
+    tokenizer = make_tokenizer(chat_template=template)
+    encoded, other = Template(tokenizer, mode, arguments).encode([chat, said("b")])
+    assert tokenizer.decode(encoded) == text
+    assert tokenizer.get_vocab()["b"] in other
 
 
 @pytest.mark.parametrize(
@@ -170,24 +180,6 @@ def test_texts_go_on_after_their_end_but_in_chats(
     settings = settings_of(LatencySettings, **asked)
     tokenizer = make_tokenizer(chat_template=TEMPLATE)
     assert encoding.decide_ignore_eos(settings, tokenizer).decoding.ignore_eos == goes_on
-
-
-def test_a_template_has_the_variables_of_the_user() -> None:
-    template = "{% if loud %}b{% endif %}{{ messages[0]['content'] }}"
-    tokenizer = make_tokenizer(chat_template=template)
-    a, b = tokenizer.get_vocab()["a"], tokenizer.get_vocab()["b"]
-    assert Template(tokenizer, "auto").encode([said("a")]) == [[a]]
-    assert Template(tokenizer, "auto", {"loud": True}).encode([said("a")]) == [[b, a]]
-
-
-def test_a_chat_keeps_its_turns_in_a_template_and_as_text() -> None:
-    tokenizer = make_tokenizer(chat_template=TEMPLATE)
-    a, b, colon = (tokenizer.get_vocab()[token] for token in "ab:")
-    (templated,) = Template(tokenizer, "auto").encode([said("a", "b", "a")])
-    assert [token for token in templated if token in (a, b)] == [a, b, a]
-    assert templated[-1] == colon
-    (text,) = Template(tokenizer, "never").encode([said("a", "b", "a")])
-    assert tokenizer.decode(text) == "user: a\nassistant: b\nuser: a\nassistant:"
 
 
 SYSTEM = Chat(({"role": "system", "content": "Be brief."}, {"role": "user", "content": "a"}))
@@ -309,14 +301,6 @@ def texts(reading: Reading, tokenizer: Any) -> list[str]:
         tokenizer.decode(reading.transcript.token_ids[answer.start : answer.stop])
         for answer in reading.transcript.answers
     ]
-
-
-def test_answers_of_a_conversation_are_in_one_text() -> None:
-    tokenizer = make_tokenizer(chat_template=QWEN)
-    [reading] = read(conversation(ASKED, CALLED, FOUND, SAID, MORE, CALLED), tokenizer)
-    called = '<call>\n{"name": "find", "arguments": {"path": "a", "most": 3}}\n</call><|end|>'
-    said = f"{SAID['content']}<|end|>"
-    assert [text.lstrip() for text in texts(reading, tokenizer)] == [called, said, called]
 
 
 def test_where_a_template_drops_thoughts_each_turn_is_read_with_its_own() -> None:

@@ -41,14 +41,23 @@ def preset(name: str, **changes: object) -> PromptSettings:
     return from_config(PromptSettings, config | changes)
 
 
-@pytest.mark.parametrize("name", sorted({*ROWS} - {"lengths"}))
+HUB = {file.stem for file in (names.CONF / "prompts").glob("*.yaml")} - {
+    "lengths",
+    "english",
+    "tiny",
+}
+
+
+@pytest.mark.parametrize("name", sorted(HUB))
 def test_a_set_by_name_is_read_from_the_cache_without_a_network(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every prompt holds the text of its own row, and templates have nothing left to fill in."""
     monkeypatch.chdir(tmp_path)
     settings = preset(name)
+    assert settings.name == name
     assert settings.licence is not None
+    assert settings.repository is None or len(settings.revision or "") == 40
     fill_cache(monkeypatch, tmp_path / "hub", settings)
     prompts = load_prompts(settings).prompts
     assert len(prompts) == NUM_ROWS * len(settings.files)
@@ -68,16 +77,6 @@ def test_a_set_by_name_is_read_from_the_cache_without_a_network(
         assert prompts[1].text == "Name 1 animals.\n\nOnly birds."
     if name == "mbpp":
         assert "\n\nassert f() == 1\nassert f\n" in prompts[1].text
-
-
-def test_every_preset_from_the_hub_is_pinned_and_tells_its_licence() -> None:
-    for file in sorted((names.CONF / "prompts").glob("*.yaml")):
-        settings = preset(file.stem)
-        assert settings.name == file.stem
-        if settings.repository is not None:
-            assert len(settings.revision or "") == 40
-            assert settings.licence
-            assert file.stem in ROWS
 
 
 @pytest.mark.parametrize("system", ["Be terse.", [{"type": "text", "text": "Be terse."}]])

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from harness.config.errors import SettingError
 from harness.config.settings import PromptSettings
-from harness.measuring.prompts import sets as prompts
-from harness.measuring.prompts.sets import Occurrence, Prompt, PromptSet, load_prompts
+from harness.measuring.prompts.sets import Occurrence, PromptSet, load_prompts
 from wording import mentions
-
-SHIPPED = Path(prompts.__file__).with_name("prompt_sets")
-SPEED_BENCH = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_BENCH"
 
 Load = Callable[..., PromptSet]
 
@@ -43,42 +39,6 @@ def texts(prompt_set: PromptSet) -> list[str]:
 
 
 # Forms
-
-
-def test_txt_is_one_prompt_a_line_taken_as_it_stands(load: Load) -> None:
-    loaded = load("One\n\n   \n  two, indented \nThree\\nhalves\n", "mine.txt")
-    assert loaded.prompts == (Prompt("One"), Prompt("  two, indented "), Prompt("Three\\nhalves"))
-
-
-def test_byte_order_mark_and_windows_line_ends_leave_no_trace(load: Load) -> None:
-    assert texts(load(b"\xef\xbb\xbfOne\r\n\r\nTwo\r\n", "mine.txt")) == ["One", "Two"]
-    rows = b'\xef\xbb\xbf{"prompt": "One"}\r\n\r\n{"prompt": "Two"}\r\n'
-    assert texts(load(rows)) == ["One", "Two"]
-
-
-def test_jsonl_keeps_text_and_category(load: Load) -> None:
-    rows: list[object] = [
-        {"prompt": "Hello,\nyou ", "category": "greeting"},
-        {"prompt": "Où ?", "category": None, "id": 1},
-    ]
-    assert load(rows).prompts == (Prompt("Hello,\nyou ", "greeting"), Prompt("Où ?", None))
-
-
-def test_rows_of_published_sets(load: Load) -> None:
-    rows: list[object] = [
-        {"turns": ["Write a post.", "Rewrite it."], "category": "writing", "prompt": None},
-        {"question": "How many?", "answer": "4 #### 4"},
-        {"task_id": "HumanEval/0", "prompt": "def f():", "canonical_solution": "pass", "test": ""},
-        {"instruction": "Name three.", "input": "", "output": "a, b, c"},
-        {"instruction": "Sum up.", "input": "A text.", "output": "A."},
-        {"question": "Which?", "context": "A line.", "answer": "none"},
-        {"instruction": "Who?", "context": "He did.", "response": "He.", "category": "closed_qa"},
-    ]
-    assert texts(load(rows)) == [
-        *("Write a post.", "How many?", "def f():", "Name three."),
-        *("Sum up.\n\nA text.", "Which?\n\nA line.", "Who?\n\nHe did."),
-    ]
-    assert load(rows).prompts[-1].category == "closed_qa"
 
 
 ASKED = {"role": "user", "content": "a"}
@@ -162,14 +122,6 @@ def test_digest_tells_contents_and_not_formats(load: Load) -> None:
         assert load(other, "mine.txt").digest != as_text
 
 
-def test_take_gives_the_first_and_refuses_more_than_there_are(load: Load) -> None:
-    loaded = load("One\nTwo\nThree\n", "mine.txt")
-    assert [prompt.text for prompt in loaded.take(2)] == ["One", "Two"]
-    assert loaded.take(3) == loaded.prompts
-    with pytest.raises(SettingError, match=r"^num_prompts=4: the prompt set mine has only 3$"):
-        loaded.take(4)
-
-
 def test_take_goes_through_the_categories_in_turn(load: Load) -> None:
     rows: list[object] = [
         {"prompt": f"{kind}{n}", "category": kind}
@@ -251,6 +203,15 @@ TOLD = {"from": "gpt", "value": "Because."}
 @pytest.mark.parametrize(
     ("content", "name", "expected", "num_left_out"),
     [
+        ("One\n\n   \n  two, in \nThree\\nhalves\n", "mine.txt", ["One", "  two, in ", "Three\\nhalves"], 0),
+        (b"\xef\xbb\xbfOne\r\n\r\nTwo\r\n", "mine.txt", ["One", "Two"], 0),
+        (b'\xef\xbb\xbf{"prompt": "One"}\r\n\r\n{"prompt": "Two"}\r\n', "mine.jsonl", ["One", "Two"], 0),
+        ([{"turns": ["Write.", "Rewrite."], "prompt": None}, {"question": "How many?", "answer": "4"}],
+         "mine.jsonl", ["Write.", "How many?"], 0),
+        ([{"instruction": "Name three.", "input": ""}, {"instruction": "Sum up.", "input": "A text."}],
+         "mine.jsonl", ["Name three.", "Sum up.\n\nA text."], 0),
+        ([{"question": "Which?", "context": "A line."}, {"instruction": "Who?", "context": "He did."}],
+         "mine.jsonl", ["Which?\n\nA line.", "Who?\n\nHe did."], 0),
         ('[{"prompt": "Who?"}, "Why?"]', "mine.jsonl", ["Who?", "Why?"], 0),
         ('\ufeffid;prompt;category\n1;"Who, and\nwhy?";a\n2;NA;b\n', "mine.csv", ["Who, and\nwhy?", "NA"], 0),
         # By its value: SpecForge's conversations, and both turns of MT-Bench on the hub.
@@ -263,7 +224,7 @@ TOLD = {"from": "gpt", "value": "Because."}
     ],
 )  # fmt: skip
 def test_the_questions_of_a_file_are_found_and_rows_without_one_counted(
-    load: Load, content: str | list[object], name: str, expected: list[str], num_left_out: int
+    load: Load, content: Any, name: str, expected: list[str], num_left_out: int
 ) -> None:
     loaded = load(content, name)
     assert (texts(loaded), loaded.num_left_out) == (expected, num_left_out)
@@ -288,48 +249,23 @@ def test_a_file_that_cannot_be_read_says_why(load: Load, tmp_path: Path) -> None
         load_prompts(PromptSettings(name="q", file=str(tmp_path / "absent" / "questions.jsonl")))
 
 
-# Placeholders
+PLACEHOLDERS = [
+    "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_BENCH",
+    *("<placeholder>", "TODO", "[insert prompt here]", "Lorem ipsum dolor sit\namet"),
+]
+ABOUT_SUCH_THINGS = [
+    "Explain what a placeholder is in Python's format strings.",
+    "Data should be fetched from two web pages and joined. Write the program.",
+    "WHO INVENTED THE TELEPHONE?",
+]
 
 
-@pytest.mark.parametrize(
-    "text",
-    [SPEED_BENCH, "<placeholder>", "TODO", "[insert prompt here]", "Lorem ipsum dolor sit\namet"],
-)
-def test_a_text_that_calls_itself_a_placeholder_is_refused(load: Load, text: str) -> None:
-    with pytest.raises(SettingError, match="1 of 2 prompts are placeholders"):
-        load([{"prompt": "What is rain?"}, {"prompt": text}])
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "Explain what a placeholder is in Python's format strings.",
-        "Data should be fetched from two web pages and joined. Write the program.",
-        "WHO INVENTED THE TELEPHONE?",
-    ],
-)
-def test_a_prompt_about_such_things_is_a_prompt(load: Load, text: str) -> None:
-    assert texts(load([{"prompt": text}])) == [text]
-
-
-# The sets that ship with the project
-
-
-def shipped(name: str) -> PromptSet:
-    return load_prompts(PromptSettings(name=name, file=str(SHIPPED / f"{name}.jsonl")))
-
-
-@pytest.mark.parametrize("name", ["english", "tiny"])
-def test_a_shipped_set_is_varied_from_its_first_prompts_on(name: str) -> None:
-    asked = shipped(name).prompts
-    assert len(asked) >= 24
-    assert len(set(texts(shipped(name)))) == len(asked)
-    counts = Counter(prompt.category for prompt in asked)
-    assert None not in counts
-    # The default run measures 15 prompts: every category is among them, with about its share of the whole set.
-    first = Counter(prompt.category for prompt in asked[:15])
-    for category, count in counts.items():
-        assert abs(first[category] - 15 * count / len(asked)) <= 1
+def test_a_text_that_calls_itself_a_placeholder_is_refused(load: Load) -> None:
+    for text in PLACEHOLDERS:
+        with pytest.raises(SettingError, match="1 of 2 prompts are placeholders"):
+            load([{"prompt": "What is rain?"}, {"prompt": text}])
+    for text in ABOUT_SUCH_THINGS:
+        assert texts(load([{"prompt": text}])) == [text]
 
 
 def test_turns_are_asked_one_after_another(tmp_path: Path) -> None:

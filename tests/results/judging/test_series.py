@@ -11,12 +11,11 @@ import pytest
 from numpy.typing import NDArray
 
 from harness.measuring.rows import LatencyRow
-from harness.results.judging.series import Member, judged_at_once, regular_measurement, series_of
+from harness.results.judging.series import Member, judged_at_once, series_of
 from harness.results.rows.prompts import LatencyPromptRow
 from harness.results.runs import Run
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL
 from harness.results.statistics.ratios import ratio_of_totals
-from harness.results.verdict import verdict_of
 from report_files import latency_run
 
 Floats = NDArray[np.float64]
@@ -70,21 +69,6 @@ def test_others_are_said_relative_to_the_run_that_is_named() -> None:
     assert nothing.standing.interval.high < 0.85
 
 
-def test_a_run_that_gains_more_than_the_reference_is_said_to() -> None:
-    """Its own interval includes 1, because prompts differ; prompt by prompt it is faster than the reference."""
-    rng = np.random.default_rng(1)
-    regular = rng.lognormal(4, 0.1, NUM_PROMPTS)
-    gains = np.exp(rng.normal(0.25, 0.35, NUM_PROMPTS))
-    steady = timed_run("steady", regular, regular / 1.08)
-    wild = timed_run("wild", regular, regular / gains)
-    wilder = timed_run("wilder", regular, regular / gains / 1.2)
-    members = standings([steady, wild, wilder])
-    assert members["steady"].standing is None
-    # Of both wild ones the second is 1.2 times as fast on every prompt.
-    (first, second) = (members[name].standing for name in ("wild", "wilder"))
-    assert second.interval.estimate > first.interval.estimate
-
-
 @pytest.mark.parametrize(
     ("changes", "is_same"),
     [
@@ -105,19 +89,6 @@ def test_runs_over_the_same_regular_measurement_are_a_series(
 ) -> None:
     runs = [Run(latency_run()), Run(latency_run(**changes))]
     assert len(series_of(runs)) == (1 if is_same else 2)
-
-
-def test_what_is_unknown_equals_nothing() -> None:
-    runs = [Run(latency_run(prompts_digest=None)) for _ in range(2)]
-    assert regular_measurement(runs[0]) != regular_measurement(runs[1])
-
-
-def test_a_run_alone_is_said_to_pay_and_nothing_else() -> None:
-    (series,) = series_of([Run(latency_run())])
-    (member,) = series.members
-    assert member.statements == [member.verdict]
-    assert member.verdict == verdict_of(member.run.last)
-    assert not series.is_reference_best
 
 
 @pytest.mark.parametrize(
@@ -239,20 +210,6 @@ def test_of_twelve_equal_members_none_is_called_the_best() -> None:
         (series,) = series_of(runs)
         wrong += any(standing.is_conclusion for standing in series.standings)
     assert wrong / 80 <= 0.05
-
-
-def test_of_24_equal_cells_none_is_called_faster() -> None:
-    """Over 60 grids of fresh seeds, read at once: at most 5 % of them."""
-    rng = np.random.default_rng(107)
-    wrong = 0
-    for _ in range(60):
-        regular = rng.lognormal(4, 0.4, NUM_PROMPTS)
-        cells = [
-            timed_run("d", regular, regular * np.exp(rng.normal(0, 0.1, NUM_PROMPTS)), k=k)
-            for k in range(1, 25)
-        ]
-        wrong += any(member.verdict.pays for member in judged_at_once(cells))
-    assert wrong / 60 <= 0.05
 
 
 def test_a_run_without_an_interval_widens_no_other() -> None:

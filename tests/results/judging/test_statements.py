@@ -1,4 +1,4 @@
-"""What is said of an interval, of accuracy, of output, of the K at each load, and of why acceptance is low."""
+"""What is said of an interval, of accuracy, of the K at each load, and of why acceptance is low."""
 
 from __future__ import annotations
 
@@ -11,9 +11,6 @@ import pytest
 
 from harness.commands.eval.page import judged_differences
 from harness.commands.eval.rows import EvalRow
-from harness.commands.recovery.record import Recovery
-from harness.commands.recovery.rows import RecoveryRow
-from harness.commands.recovery.tables import judged_output, recovery_page
 from harness.measuring.rows import LatencyRow
 from harness.results.judging.acceptance import AcceptanceFinding, excluded, finding_of
 from harness.results.judging.series import Range, for_vllm, in_words, judged_at_once, schedule_of
@@ -22,10 +19,6 @@ from harness.results.rows.acceptance import AcceptanceCauseRow, AcceptanceRow
 from harness.results.runs import Run
 from harness.results.schema import NO_VERDICT
 from harness.results.statistics.interval import Coverage, Interval
-from harness.results.statistics.proportions import (
-    difference_of_paired_proportions,
-    p_value_of_difference,
-)
 from pages import incoherent
 
 
@@ -70,44 +63,6 @@ def test_no_conclusion_stands_without_bounds_or_against_a_reason(
     assert Statement("lossless", "lossless", evidence="15 of 15 texts identical").is_conclusion
 
 
-def test_an_arm_is_better_or_worse_where_the_interval_excludes_no_difference() -> None:
-    answers = [True] * 80 + [False] * 20
-    lost = [True] * 60 + [False] * 40
-    for before, after, words in (
-        (answers, answers, "no significant difference"),
-        (answers[:40], answers[:40], "cannot tell"),
-        (answers, lost, "worse"),
-        (lost, answers, "better"),
-        ([True] * 5, [True] * 5, "cannot tell"),
-    ):
-        row = EvalRow(difference=difference_of_paired_proportions(before, after))
-        (statement,) = judged_differences([row])
-        assert statement.words == words
-
-
-def test_five_answers_lost_of_a_hundred_are_worse_alone_but_not_among_four() -> None:
-    """Interval and p-value are one test: McNemar's p-value, 0.06, contradicts the interval here."""
-    before, after = [True] * 98 + [False] * 2, [False] * 5 + [True] * 93 + [False] * 2
-    lost = EvalRow(difference=difference_of_paired_proportions(before, after))
-    same = EvalRow(difference=difference_of_paired_proportions([True] * 100, [True] * 100))
-    assert lost.difference is not None
-    assert lost.difference.high < 0
-    (alone,) = judged_differences([lost])
-    assert (alone.words, alone.family) == ("worse", 1)
-    among, *_ = judged_differences([lost, same, same, same])
-    assert (among.words, among.family) == ("cannot tell", 4)
-    assert among.why == "not significant among 4 comparisons"
-    assert among.interval == alone.interval
-
-
-@pytest.mark.parametrize("low", [1e-9, -1e-9])
-def test_a_p_value_is_below_5_percent_where_the_interval_excludes_0(low: float) -> None:
-    assert (p_value_of_difference(Interval(0.1, low, 0.4)) < 0.05) == (low > 0)
-    assert (p_value_of_difference(Interval(-0.1, -0.4, -low)) < 0.05) == (low > 0)
-    assert math.isnan(p_value_of_difference(Interval()))
-    assert p_value_of_difference(Interval(0.1, 0.1, 0.1)) == 0
-
-
 def test_evaluations_that_are_read_together_are_one_family() -> None:
     lost = EvalRow(run="a", difference=Interval(-0.05, -0.11, -0.001))
     same = EvalRow(run="b", difference=Interval(0.0, -0.05, 0.05))
@@ -122,88 +77,6 @@ def test_evaluations_that_are_read_together_are_one_family() -> None:
         "only one arm answered",
         "no server",
     ]
-
-
-GREEDY = RecoveryRow(
-    run="r", status="ok", check="greedy", verdict="lossless", num_prompts=15, identical_prompts=15
-)
-DRAWN = {"check": "draws", "verdict": "undecided"}
-WEAK = DRAWN | {"num_draws": 900, "shift": 0.1, "power": 0.4}
-OF_A_SHIFT = "would see a shift of 10 % between parts of their distribution with a chance"
-OF_NO_SHIFT = OF_A_SHIFT.replace("10 %", "0 %")
-IDENTICAL = "15 of 15 greedy texts identical"
-
-
-@pytest.mark.parametrize(
-    ("changes", "relation", "reason", "exit_code"),
-    [
-        ({}, "lossless", IDENTICAL, None),
-        ({"verdict": "lossy"}, "lossy", IDENTICAL, 1),
-        (
-            {"lossy": True, "lenience": 0.5},
-            "lossy",
-            "lenience 0.5 is lossy by definition, although these checks do not show it",
-            1,
-        ),
-        (
-            {"verdict": "undecided"},
-            "open",
-            "greedy texts differ, and no logits say whether rounding explains it",
-            3,
-        ),
-        ({"status": "interrupted"}, "open", "interrupted", None),
-        (
-            WEAK | {"rounding": 0.04},
-            "open",
-            f"900 drawn tokens {OF_A_SHIFT} of at least 40.0 % only; raise num_draws or shift",
-            3,
-        ),
-        (
-            WEAK | {"rounding": 0.05},
-            "open",
-            "rounding (0.05) is nearly as large as the shift (0.1) that is to be seen: a larger shift= can be tested,"
-            " or the engine in float32",
-            3,
-        ),
-        (
-            WEAK | {"rounding": 0.09, "num_draws_needed": 2_000},
-            "open",
-            f"900 drawn tokens {OF_A_SHIFT} of at least 40.0 % only; at least num_draws=2000 is needed",
-            3,
-        ),
-        (
-            WEAK | {"evidence": 3.0},
-            "open",
-            "900 drawn tokens are evidence of 1 to 1,000 against the target's distribution, not yet decisive;"
-            " raise num_draws or shift",
-            3,
-        ),
-        (
-            DRAWN,
-            "open",
-            f"0 drawn tokens {OF_NO_SHIFT} of at least 0.0 % only; raise num_draws or shift",
-            3,
-        ),
-    ],
-)
-def test_a_run_has_one_statement_with_its_reason(
-    changes: dict[str, object], relation: str, reason: str, exit_code: int | None
-) -> None:
-    row = RecoveryRow.from_values({**GREEDY.values(), **changes})
-    page = recovery_page([Run([row])])
-    (statement,) = page.statements
-    assert (statement.relation, statement.reason, statement.figure) == (relation, reason, "output")
-    assert statement.why == (reason if relation == "open" else "")
-    bad_answer = Recovery().bad_answer([row])
-    assert (bad_answer and bad_answer.exit_code) == exit_code
-
-
-def test_the_check_that_sees_least_is_named() -> None:
-    found = [
-        RecoveryRow.from_values({**GREEDY.values(), **DRAWN, "power": power})
-        for power in (0.5, None, 0.2)
-    ]
-    assert "a chance of at least 0.0 % only" in judged_output(found, "").why
 
 
 def row(load: int, k: int, speedup: float, spread: float = 0.1) -> LatencyRow:
