@@ -21,7 +21,6 @@ from harness.results.statistics.ratios import (
     rare_units,
     ratio_estimate,
     ratio_of_totals,
-    totals_by_unit,
 )
 from harness.results.statistics.runs import ratio_over_runs
 from harness.results.statistics.stopping import half_width
@@ -162,10 +161,6 @@ def test_half_of_a_width_is_a_share_of_the_estimate() -> None:
     assert half_width(Interval(2.0, 1.9, 2.2)) == pytest.approx(0.075)
 
 
-def test_requests_of_a_lap_are_one_unit() -> None:
-    assert totals_by_unit([1.0, 2.0, 4.0], ["b", "a", "b"]).tolist() == [5.0, 2.0]
-
-
 def test_a_small_drift_does_not_matter() -> None:
     rng = np.random.default_rng(0)
     step = np.repeat([1.0, 1.01], 50) * np.exp(rng.normal(0, 0.001, 100))
@@ -215,39 +210,6 @@ def test_values_stay_positive_where_a_long_answer_was_very_fast() -> None:
     values = at_equal_lengths(times, tokens)
     assert (values > 0).all()
     assert values.mean(axis=1) == pytest.approx(times.sum(axis=1) / tokens.sum(axis=1))
-
-
-@pytest.mark.parametrize("num_blocks", [4, 8])
-def test_the_interval_over_blocks_covers_what_differs_from_start_to_start(num_blocks: int) -> None:
-    """Each start is up to some per cent slower or faster, blocks have prompts of their own, and no arm is faster."""
-    rng = np.random.default_rng(num_blocks)
-    num_excluded = 0
-    for _ in range(2_000):
-        prompts = rng.gamma(20, 1, num_blocks)
-        regular, speculative = (prompts * np.exp(rng.normal(0, 0.03, num_blocks)) for _ in range(2))
-        num_excluded += ratio_of_totals([regular], [speculative], "block").excludes(1)
-    assert 0.03 < num_excluded / 2_000 < 0.065
-
-
-@pytest.mark.parametrize(
-    ("number", "size", "least", "most"),
-    [(40, 0.0, 0.0, 0.08), (40, 0.1, 0.9, 1.0), (7, 0.0, 0.0, 0.08), (7, 0.4, 0.9, 1.0)],
-)
-def test_drift_is_found_and_seldom_invented(
-    number: int, size: float, least: float, most: float
-) -> None:
-    """A step of the speed-up halfway; false alarms at a nominal 5 %, over 500 simulated runs."""
-    rng = np.random.default_rng(0)
-    step = size * (np.arange(number) >= number // 2)
-    excluded, mattered = 0, 0
-    for _ in range(500):
-        hardness = rng.lognormal(0, 0.5, number)
-        speculative = hardness * np.exp(rng.normal(0, 0.08, number) - step)
-        found = drift(2 * hardness, speculative)
-        excluded += found.excludes(1)
-        mattered += drift_matters(found)
-    assert least <= excluded / 500 <= most
-    assert mattered <= excluded
 
 
 def test_one_run_is_students_interval_of_its_prompts() -> None:
@@ -367,17 +329,3 @@ def coverage(kind: Simulated, seed: int = 1) -> float:
 def test_the_interval_covers_the_long_run_ratio(kind: Simulated) -> None:
     """Over 1000 simulated measurements, whose covered share has a standard error of 0.8 %."""
     assert 0.92 <= coverage(kind) <= 0.985
-
-
-@pytest.mark.parametrize("num_runs", [2, 5])
-def test_four_blocks_in_each_run_cover_the_ratio(num_runs: int) -> None:
-    """1000 measurements again. As independent blocks, they would be taken for four times as many."""
-    kind = Simulated(run=0.02, unit=0.02, residual=0.02, num_runs=num_runs, num_units=4)
-    crossed = independent = 0
-    for tops, bottoms in pairs(kind, NUMBER):
-        interval = ratio_over_runs(tops, bottoms, "block").interval()
-        crossed += interval.low <= 2 <= interval.high
-        interval = ratio_of_totals([tops.ravel()], [bottoms.ravel()], "block")
-        independent += interval.low <= 2 <= interval.high
-    assert 0.92 <= crossed / NUMBER <= 0.985
-    assert independent / NUMBER < 0.9
