@@ -90,15 +90,25 @@ def run_command(options: argparse.Namespace, number: int) -> Any:
     return pandas.read_csv(f"{directory}/latency.csv").iloc[-1]
 
 
+class SlowingServer(EchoServer):
+    """A server whose steps take longer from one of its requests on."""
+
+    slow_after = 0
+    slow_s = DELAY_S
+
+    async def _complete(self, *request: Any) -> bool:
+        if len(self.bodies) >= self.slow_after:
+            self.delay_s = self.slow_s
+        return await super()._complete(*request)
+
+
 def run(options: argparse.Namespace, number: int) -> Any:
     """The speculative row of one run, with the same server under both addresses."""
     # The warm-up and the question that finds out how a server is asked come first.
     before = 2 * (1 + options.in_flight)
-    server = EchoServer(
-        delay_s=DELAY_S,
-        slow_after=before + options.prompts,
-        slow_s=DELAY_S * options.load_halfway,
-    )
+    server = SlowingServer(delay_s=DELAY_S)
+    server.slow_after = before + options.prompts
+    server.slow_s = DELAY_S * options.load_halfway
     with serving(server) if options.url is None else nullcontext(options.url) as url:
         rows = harness.run(
             "latency",

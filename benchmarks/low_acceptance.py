@@ -23,12 +23,15 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from harness.config.installation import PACKAGE
+from harness.local.decoding.protocols import Runner, Step
+from harness.local.runners.base import Proxy
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
 os.environ.setdefault("HARNESS_TESTS_SHARED", tempfile.gettempdir())
-from planted_faults import planted
+from planted_faults import Fault, planted
 from served import served
 from shipped_copies import SHIPPED
 
@@ -45,6 +48,38 @@ _NAMING = (
     "From draft token",
     "None of the measured causes",
 )
+
+
+class _LateRunner(Proxy):
+    """Gives each token the hidden state of the one before, across passes."""
+
+    def start(self, prompts: Sequence[Sequence[int]], *options: Any, **named: Any) -> Step:
+        step: Step = self._wrapped.start(prompts, *options, **named)
+        self._starts: Sequence[int | None] = list(map(len, prompts))
+        # The states of prompts are aligned on the right.
+        self._hidden = step.hidden[:, -1:]
+        return self._late(step, step.hidden[:, :1])
+
+    def extend(self, tokens: Tensor, starts: Sequence[int | None], **named: Any) -> Step:
+        step: Step = self._wrapped.extend(tokens, starts, **named)
+        before = []
+        for hidden, start, last_start in zip(self._hidden, starts, self._starts, strict=True):
+            num_kept = 0 if start is None or last_start is None else start - last_start
+            before.append(hidden[num_kept - 1])
+        self._starts = starts
+        self._hidden = step.hidden
+        return self._late(step, torch.stack(before).unsqueeze(1))
+
+    def _late(self, step: Step, before: Any) -> Step:
+        late = torch.cat([before, step.hidden[:, :-1]], dim=1)
+        return step._replace(hidden=late)
+
+
+class HiddenLate(Fault):
+    """A head gets the hidden states of the token before each one."""
+
+    def runner(self, runner: Runner) -> Runner:
+        return _LateRunner(runner)
 
 
 @dataclass(frozen=True)
@@ -180,7 +215,7 @@ def worlds() -> dict[str, World]:
             "the chat template", (f"model={chat}", "draft=tiny_draft", "chat=true"), DRAFT
         ),
         "shifted positions": World(
-            "one position late", EAGLE, (*EAGLE, f"engine={planted('HiddenLate')}")
+            "one position late", EAGLE, (*EAGLE, f"engine={__file__}:HiddenLate")
         ),
         "other layers": World("of the last layer", EAGLE, (*EAGLE, "draft.layers=[24,24,24]")),
         "vocabulary mapping": World(

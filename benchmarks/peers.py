@@ -6,7 +6,7 @@
 The question: how much faster are 12 prompts of 64 tokens, greedy and one at a time, with a draft? guidellm, AIPerf,
 llama-benchy and `vllm bench serve` measure one server each time, and their user divides; `harness latency` measures
 both. In every round each tool gets two fresh llama-servers with the tiny pair, then two servers whose times are sleeps
-(`tests/support/known_server.py`). Tools and arms come in the reverse order in every second round.
+(`tests/support/echo_server.py`). Tools and arms come in the reverse order in every second round.
 
 Of a llama-server the truth is its log of the requests that count, of the others the times that they noted, by the
 tool's own definition: all of a request over its tokens, or without the first one. What a tool says of a busy machine,
@@ -42,8 +42,7 @@ from recipes.tiny_gguf import write_pair
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
-from echo_server import serving
-from known_server import KnownServer
+from echo_server import EchoServer, serving
 
 ROOT = Path(__file__).parents[1]
 # Drafted and accepted tokens of the known server's iterations.
@@ -86,10 +85,28 @@ def llama_server(command: Sequence[str], log: Path) -> Iterator[Server]:
         process.wait()
 
 
+class KnownServer(EchoServer):
+    """It also answers without a stream, as some tools ask before they measure."""
+
+    async def _complete(self, body: dict[str, Any], *streams: Any) -> bool:
+        if body.get("stream"):
+            return await super()._complete(body, *streams)
+        chunks = [chunk async for chunk in self._chunks(body) if chunk]
+        choices = [choice for chunk in chunks for choice in chunk["choices"]]
+        texts = [choice.get("text") or choice["delta"]["content"] for choice in choices]
+        message = {"role": "assistant", "content": "".join(texts)}
+        choice = {"index": 0, "text": message["content"], "message": message}
+        whole = {**chunks[-1], "choices": [choice | {"finish_reason": "length"}]}
+        self._send(streams[-1], 200, whole)
+        return True
+
+
 @contextmanager
 def known_server(**settings: Any) -> Iterator[Server]:
     """A server of known times: 20 ms, then 8 ms for a token, or 10 ms for an iteration with three draft tokens."""
-    known = KnownServer(first_s=0.02, models={"tiny": None}, **{"num_read": 30, **settings})
+    known = KnownServer(
+        metrics=True, drafts_until="end", slots=1, first_s=0.02, **{"num_read": 30, **settings}
+    )
 
     def answered() -> list[tuple[float, float]]:
         times = [noted.seconds for noted in known.noted if noted.num_tokens == NUM_TOKENS]
@@ -123,7 +140,7 @@ class Bench:
     def servers(self, stack: ExitStack, kind: str, **change: Any) -> list[Server]:
         """Two fresh ones, without and with a draft; of known ones the second may be changed."""
         if kind == "known":
-            plain, drafting = ({"step_s": 0.008}, {"step_s": 0.01, "drafts": DRAFTS, **change})
+            plain, drafting = ({"delay_s": 0.008}, {"delay_s": 0.01, "drafts": DRAFTS, **change})
             return [stack.enter_context(known_server(**each)) for each in (plain, drafting)]
         made = []
         for command in self.real:

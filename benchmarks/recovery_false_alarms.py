@@ -25,7 +25,14 @@ from harness.commands.recovery.tables import Checks
 from harness.results.files import read_rows
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
-from planted_faults import EVERYWHERE, IN_BATCHES, planted
+from planted_faults import IN_BATCHES, planted
+
+EVERYWHERE = (
+    "BonusFromWrongPosition",
+    "DraftProbabilitiesIgnored",
+    "ResidualWarpedTwice",
+    "RollbackOffByOne",
+)
 
 SMALL = ("num_prompts=3", "decoding.max_new_tokens=12", "shift=0.3")
 

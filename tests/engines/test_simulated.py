@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,11 +10,8 @@ import pytest
 from harness.config.errors import SettingError
 from harness.config.settings import DecodingSettings
 from harness.engines.registry import ENGINES
-from harness.results.files import append_rows
 from in_process import Harness, results
-from report_files import latency_run
 from some_questions import question_of
-from wording import mentions
 
 SIMULATED: Any = sys.modules[type(ENGINES["simulated"]).__module__]
 QUIET = ["engine=simulated", "engine.noise=0", "engine.prompts_differ=0", "resume=false"]
@@ -38,21 +34,6 @@ def test_a_planted_speedup_of_1_7_is_1_7_on_the_page(harness: Harness) -> None:
     assert "100 % accepted: 5.0 tokens per iteration" in outcome.stdout
     share = 100 * 20 / (4 * 5 + 20 + 4 * 4.7059)
     assert f"a regular step is {share:.0f} % of an iteration" in " ".join(outcome.stdout.split())
-
-
-def test_no_page_calls_it_a_measurement(harness: Harness) -> None:
-    """Nor is it the fastest beside a measured pair, as made-up acceptance is not. Pages: `tests/golden`."""
-    harness("latency", "engine=simulated", "engine.acceptance=1", "num_prompts=8")
-    rows = results()
-    assert set(rows["engine"]) == set(rows["model"]) == {"simulated"}
-    assert rows[["devices", "processor_share", "load"]].isna().all(axis=None)
-    assert mentions(harness("report", "results").stdout, "planted costs, no measurement")
-    regular, measured = latency_run(speedup=1.2, speedup_low=1.1, speedup_high=1.3)
-    append_rows(Path("results/latency.csv"), [regular, measured])
-    shown = harness("report", "results").stdout
-    finding = shown.partition("95 % interval")[0]
-    assert "1.20× faster" in finding
-    assert "simulated" not in finding
 
 
 def test_a_batch_takes_what_its_passes_cost() -> None:

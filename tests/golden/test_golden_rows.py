@@ -23,9 +23,10 @@ from harness.results.rows.acceptance import AcceptanceRow
 from harness.results.runs import Run
 from harness.results.statistics.interval import NAN, Coverage, Interval
 from pages import full, short
-from report_files import eval_run, latency_run, over
+from report_files import eval_run, latency_run, over, prompt_rows
 
 Changes = dict[str, Any]
+SURE = {"speedup_covers": over(15)}
 SEEDS = {"seeds": (0, 1)}
 ONE = {"seeds": (0,), "num_different_prompts": 900, "published_accuracy": None}
 BETTER = {
@@ -104,6 +105,8 @@ LATENCIES: dict[str, tuple[Changes, Changes]] = {
     "all held": (HELD | STEADY | {"processor_share": 0.9}, {"drafted": False}),
     "nothing held": (HELD | STEADY | {"drifted": True, "num_throttled_units": 1},
                      {"num_tokens": 961, "cached_tokens": 1, "foreign_tokens": 1}),
+    "not known to hold": (HELD | STEADY | {"processor_share": 0.9, "foreign_tokens": None, "url": "http://a/v1"},
+                          {"drafted": False, "held_back": True, "tokens_per_arrival": 9.0}),
     "starved": (STEADY | {"processor_share": 0.8}, {}),
     "as precise as asked": (PRECISE | {"speedup_low": 1.91}, {}),
     "less precise": (PRECISE, {}),
@@ -127,6 +130,7 @@ LATENCIES: dict[str, tuple[Changes, Changes]] = {
               "speedup_high": 0.95, "speedup_covers": over(15)}, {}),
     "unknown": (UNKNOWN_COSTS, {}),
     "unknown, of a server": (UNKNOWN_COSTS | COMMANDS, {}),
+    "impossible counts": (UNKNOWN_COSTS | COMMANDS | {"impossible_counts": "9 accepted of 8 draft tokens"}, {}),
     "nothing drafted": (UNKNOWN_COSTS | COMMANDS | {"drafted": False}, {}),
     "a regular step of a server": ({"requests_per_second": 1.0, "acceptance_rate": None}, {}),
     "failed": (NO_BOUNDS | {"status": "failed", "error": "wrong", "speedup_covers": over(1, "block")}, {}),
@@ -167,9 +171,34 @@ def test_a_latency(snapshot: SnapshotAssertion, case: str) -> None:
     assert short(latency_page([Run([first, second])])) == snapshot
 
 
+ROOF = {"step_bytes": 65_000_000_000, "floor_ms": 40.0}
+# Of the figures below the answer.
+DETAILS: dict[str, Changes] = {
+    "texts are equal": {"identical_prompts": 15, "differing_prompts": 0},
+    "texts differ within rounding": {
+        "identical_prompts": 1, "differing_prompts": 2, "margin_over_rounding": 0.3,
+        "decode_speedup": 2.51, "decode_speedup_low": 2.4, "decode_speedup_high": 2.6,
+    },
+    "the least time of a step": ROOF,
+    "less than the least time": ROOF | {"draft_step_bytes": 14_000_000, "draft_floor_ms": 140.0},
+    "iterations that draft nothing": {"tokens_per_iteration": 1.1, "mean_acceptance_length": 1.5},
+    "a batch has one time": {"batch_size": 4},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", DETAILS)
+def test_details_of_a_latency(snapshot: SnapshotAssertion, case: str) -> None:
+    Words.divide(["latency"]).note()
+    rows = latency_run(run="20261120T100000.000001-abcdef", model="mine", **SURE | DETAILS[case])
+    regular, speculative = rows
+    unknown = dict.fromkeys(("speedup", "tokens_per_iteration", "mean_acceptance_length"))
+    run = Run([regular.from_values(regular.values() | unknown), speculative])
+    run.prompt_rows = prompt_rows(rows, [("story", 40.0), ("sum", 80.0)])
+    assert full(latency_page([run])) == snapshot
+
+
 ALONE = {"draft": None, "num_draft_tokens": None}
 DRAFTS: list[Changes] = [{"draft": f"draft{number}"} for number in range(6)]
-SURE = {"speedup_covers": over(15)}
 WIDE = SURE | {"speedup_low": 1.05, "speedup_high": 3.9}
 LOSS_AT_99 = {"speedup_low": 0.5, "speedup_high": 0.99}
 MANY: dict[str, list[tuple[float, Changes]]] = {
@@ -195,6 +224,15 @@ MANY: dict[str, list[tuple[float, Changes]]] = {
     "none pays": [(1.0, ALONE), *((0.8, draft | SURE) for draft in DRAFTS[:2])],
     "two drafts with several K": [(1 + k / 9, draft | SURE | {"k": k}) for k in (2, 4, 8) for draft in DRAFTS[:2]],
     "none is shown to": [(0.7, DRAFTS[0] | SURE), (0.74, DRAFTS[1] | SURE | LOSS_AT_99)],
+    "servers of other targets": [
+        (3.0, SURE | COMMANDS), (1.5, SURE | COMMANDS | {"server_command": ["vllm B", "vllm A -x"]}),
+    ],
+    "no intervals": [(2.0, NO_BOUNDS | {"k": k, "speedup_covers": over(4, "lap"), "batch_size": 4}) for k in (2, 6)],
+    "over loads": [
+        (speedup * factor, SURE | draft | {"batch_size": load})
+        for load, speedup in ((16, 1.1), (1, 2.5), (64, 1.4), (4, 1.2))
+        for draft, factor in zip(DRAFTS, (1.0, 1.1), strict=False)
+    ],
     "regular arms apart": [(2.0, DRAFTS[ms] | SURE | {"ms_per_token": 10.0 * ms}) for ms in (5, 4, 3)],
 }  # fmt: skip
 

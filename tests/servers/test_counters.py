@@ -166,6 +166,22 @@ def test_answers_come_before_counters_and_a_worker_of_several_counts_for_nothing
     assert (found.cached_tokens, found.drafted) == (None, None)
 
 
+def test_counts_that_cannot_be_are_kept_and_no_figure_follows_from_them() -> None:
+    """Of counters, and of an answer."""
+    accepted = {"accepted": "vllm:spec_decode_num_accepted_tokens"}
+    counters = lap(counted=replace(COUNTED, accepted=72, words=accepted))
+    for laps, said in (
+        (counters, accepted["accepted"]),
+        (lap(impossible="9 of 8"), "9 of 8 in 1 of 1"),
+    ):
+        found = figures(ServerFigures, laps)
+        assert said in found.impossible_counts
+        assert (found.cached_tokens, found.drafted) == (None, None)
+        acceptance = figures(AcceptanceFigures, laps)
+        assert acceptance.acceptance_rate is None
+        assert acceptance.tokens_per_iteration is None
+
+
 def test_an_answer_has_the_servers_first_token_where_nothing_waited_in_its_queue() -> None:
     """The counters of a server have such waits too, so they count under load."""
     found = figures(ServerFigures, lap(prompt_ms=30.0) + lap(prompt_ms=10.0))

@@ -116,21 +116,16 @@ def test_the_model_is_the_typed_one_or_the_only_one(
     assert (found.name, found.is_listed) == (chosen, bool(listed))
 
 
-def test_a_typed_model_is_also_known_by_where_its_link_leads(tmp_path: Path) -> None:
-    directory = tmp_path / "Llama-8B"
-    directory.mkdir()
+def test_a_model_may_be_known_by_its_place_or_not_be_listed(tmp_path: Path) -> None:
+    """By where a link leads; a server of no known kind may serve what it does not list."""
+    (tmp_path / "Llama-8B").mkdir()
     link = tmp_path / "mine"
-    link.symlink_to(directory)
-    listed = [ListedModel("other", "/x/other"), ListedModel("served", str(directory))]
+    link.symlink_to(tmp_path / "Llama-8B")
+    listed = [ListedModel("other", "/x/other"), ListedModel("served", str(tmp_path / "Llama-8B"))]
     report = ServerReport({}, None, listed)
-    chosen = choose_model(report, "org/x", None, str(link), "engine.model", "engine.url")
-    assert chosen.name == "served"
-
-
-def test_a_server_of_no_known_kind_may_serve_what_it_does_not_list() -> None:
-    report = ServerReport({}, None, [ListedModel("a", owner="somebody")])
-    chosen = choose_model(report, "org/x", "c", None, "engine.model", "engine.url")
-    assert (chosen.name, chosen.is_listed) == ("c", False)
+    for typed, name in ((str(link), "served"), ("c", "c")):
+        chosen = choose_model(report, "org/x", None, typed, "engine.model", "engine.url")
+        assert (chosen.name, chosen.is_listed) == (name, typed != "c")
 
 
 DIGITS = "1" * 400

@@ -15,7 +15,6 @@ from harness.servers.dialects import DIALECTS
 from harness.servers.startup import LLAMA_CPP, VLLM, Startup
 from in_process import Harness, only, results
 from real_servers import gguf_pair, llama_server, llama_serving, post, vllm_python
-from recipes.tiny_gguf import CHAT_TEMPLATE, SHIPPED
 from wording import mentions
 
 SHORT = "num_prompts=3 tokens=16 prompts=tiny decoding=greedy".split()
@@ -67,20 +66,6 @@ def test_llama_server_drafts_where_its_command_is_read_so(flags: str) -> None:
     with llama_serving(model, *words) as url:
         answer = post(f"{url}/completion", {"prompt": "a b c a b c", "n_predict": 16})
     assert command.drafts == ("draft_n" in answer["timings"])
-
-
-def test_vllm_from_its_command(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
-    method = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 2}
-    module = [vllm_python(), "-m", "vllm.entrypoints.openai.api_server", "--enforce-eager"]
-    model = ["--model", str(SHIPPED / "tiny"), "--chat-template", CHAT_TEMPLATE]
-    speculation = ["--speculative-config", json.dumps(method)]
-    outcome = harness("latency", *SHORT, "--", *module, *model, *speculation)
-    regular, speculative = results().to_dict("records")
-    assert regular["server"] == speculative["server"]
-    assert math.isnan(speculative["num_draft_tokens"])
-    assert 0 <= speculative["acceptance_rate"] < 0.5
-    assert mentions(outcome.stdout, "tiny", "vLLM", "ngram")
 
 
 _FLAG = re.compile(r"(?<![\w-])--?[A-Za-z][\w.-]*")

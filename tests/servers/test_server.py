@@ -97,17 +97,6 @@ def test_a_server_that_leaves_tools_out_is_refused(open_engine: Open) -> None:
     assert timed_answer(other, other.arms[0], without).tokens
 
 
-@pytest.mark.parametrize("dialect", ["sglang", "openai"])
-def test_without_token_ids_there_is_text(open_engine: Open, dialect: str) -> None:
-    engine = open_engine(EchoServer(dialect=dialect, delay_s=0.01))  # type: ignore[arg-type]
-    question = ask(top_k=0)
-    generation = timed_answer(engine, engine.arms[0], question)
-    (request,) = arm_of(engine).requests
-    assert len(request.text) == request.num_tokens == len(request.arrivals) == 7
-    assert generation.tokens == [TOKENIZER.encode(request.text)]
-    assert request.time_to_first_token_ms < 1000 * request.seconds
-
-
 def test_a_strict_server_is_asked_for_all_but_details_of_its_answers(open_engine: Open) -> None:
     server = EchoServer(refuses=("return_token_ids", "return_spec_tokens_details"))
     engine = open_engine(server)
@@ -261,7 +250,7 @@ def test_servers_that_know_no_tokens_to_stop_at_get_texts(open_engine: Open, dia
     assert body.get("stop") == expected
 
 
-@pytest.mark.parametrize("dialect", ["vllm", "openai"])
+@pytest.mark.parametrize("dialect", ["vllm", "sglang", "openai"])
 def test_an_answer_has_what_arrived(open_engine: Open, dialect: str) -> None:
     """Tokens as their ids came, or all of a text at its end."""
     engine, question = open_engine(EchoServer(delay_s=0.01, dialect=dialect)), ask(4, top_k=0)  # type: ignore[arg-type]
@@ -272,6 +261,10 @@ def test_an_answer_has_what_arrived(open_engine: Open, dialect: str) -> None:
         assert 0 < arrival.seconds <= answered.requests[arrival.row].seconds
     assert [shown[row] for row in range(4)] == answered.tokens
     assert len(answered.arrivals) == (28 if dialect == "vllm" else 4)
+    for request, tokens in zip(answered.requests, answered.tokens, strict=True):
+        assert len(request.text) == request.num_tokens == len(request.arrivals) == 7
+        assert dialect == "vllm" or tokens == TOKENIZER.encode(request.text)
+        assert request.time_to_first_token_ms < 1000 * request.seconds
 
 
 def test_the_load_is_kept_up_until_the_last_answer(open_engine: Open) -> None:

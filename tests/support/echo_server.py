@@ -1,6 +1,6 @@
 """A small server with the OpenAI API, over real HTTP on this machine. It answers with tokens that count up from the
 last one of the prompt, as the servers of its `dialect` do. Also a program: `echo_server.py` prints its address, and
-takes the options of servers that the harness starts."""
+takes the options of servers that the harness starts. It writes down what it did, as the truth about a run's figures."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import asyncio
 import contextlib
 import json
 import threading
+import time
+import zlib
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -27,6 +29,74 @@ def continuation(last: int, count: int, stride: int = 1) -> list[int]:
     return [2 + (last + 1 + stride * step) % (VOCABULARY_SIZE - 2) for step in range(count)]
 
 
+Outcomes = Sequence[tuple[int, int]]
+Dialect = Literal["vllm", "vllm_histogram", "sglang", "llama.cpp", "openai"]
+
+
+@dataclass
+class NotedAnswer:
+    """What the server did for an answer.
+
+    Attributes:
+        seconds: from the request to each burst of tokens that was sent; the first has one token.
+        outcomes: (drafted, accepted) of each iteration after the first token, (0, 0) of one that drafted nothing.
+    """
+
+    num_tokens: int
+    outcomes: Outcomes
+    seconds: list[float] = field(default_factory=list)
+
+
+def iterations_of(drafts: Outcomes, num_tokens: int, known_end: int | None) -> Outcomes:
+    """(drafted, accepted) of an answer's iterations after its first token, (0, 0) of one that drafts nothing.
+
+    Args:
+        drafts: of the first iterations, which come again; none at all where it is empty.
+        known_end: the last iteration drafts no more than is lacking to these tokens; all where it is None.
+    """
+    outcomes: list[tuple[int, int]] = []
+    place = 1
+    while place < num_tokens:
+        drafted, accepted = drafts[len(outcomes) % len(drafts)] if drafts else (0, 0)
+        if known_end is None:
+            accepted = min(accepted, num_tokens - place - 1)
+        else:
+            drafted = min(drafted, known_end - place - 1)
+            accepted = min(accepted, drafted)
+        outcomes.append((drafted, accepted))
+        place += 1 + accepted
+    return outcomes
+
+
+def report_of(dialect: Dialect, outcomes: Outcomes) -> dict[str, Any]:
+    """What the last event of an answer has about its drafts."""
+    drafting = [outcome for outcome in outcomes if outcome[0]]
+    drafted = [number for number, _ in drafting]
+    accepted = [number for _, number in drafting]
+    histogram = [accepted.count(number) for number in range(1 + max(accepted, default=0))]
+    if dialect == "openai":
+        return {}
+    if dialect == "llama.cpp":
+        # It leaves out zeros.
+        timings = {"draft_n": sum(drafted), "draft_n_accepted": sum(accepted)}
+        return {"timings": timings} if drafted else {}
+    if dialect == "sglang":
+        details = {
+            "spec_num_proposed_drafts": sum(drafted),
+            "spec_num_correct_drafts": sum(accepted),
+            "spec_correct_drafts_histogram": histogram,
+        }
+        return {"sglext": {"spec_tokens_details": details}}
+    counts: dict[str, Any] = {
+        "num_draft_tokens": sum(drafted),
+        "num_accepted_draft_tokens": sum(accepted),
+        "acceptance_histogram": histogram,
+    }
+    if dialect == "vllm":
+        counts |= {"per_step_drafted": drafted, "per_step_accepted": accepted}
+    return {"metrics": {"speculative_decoding": counts}}
+
+
 @dataclass
 class EchoServer:
     """The server's behaviour, and the requests that it saw.
@@ -36,6 +106,9 @@ class EchoServer:
         dialect: whose fields it has. `openai` takes text alone, no further parameters, and reports nothing.
         refuses: parameters that it does not know, and answers with status 400.
         num_draft_tokens: it claims to draft so many and to accept half of them; None if it does not speculate.
+        drafts: (drafted, accepted) of an answer's iterations instead, from the first on and again.
+        drafts_until: whether its last drafts are whole, or end with the answer or with the tokens that were asked for.
+        lengths: tokens of answers, by prompt in turn of its hash; as many as asked for where empty.
         context: that it tells, in tokens.
         fail_every: this request and every so many after it get status 500.
         num_busy: so many first requests get status 429, and are to come again after a second.
@@ -46,11 +119,13 @@ class EchoServer:
         lost_pages: the reads of its page, from 1, that get status 500.
         stride: between the tokens that it counts up; another one than 1 is another model.
         scored_stride: that of the model whose log-probabilities it tells of answers to its prompts.
-        delay_s: before each chunk.
+        num_read: tokens of each prompt that it reports.
+        first_s: until the first token, if not as long as other iterations.
+        delay_s: of each iteration, whether it drafts or not.
+        held_tokens: tokens that it sends together, before further ones, as behind hidden thoughts or a proxy.
+        slots: requests that it works on at once.
         stall: never end an answer after the first chunk.
         key: that requests must bring.
-        silent: requests that get no drafts.
-        breaks: requests whose answers end in an error after they have begun.
         version: it tells its name, by its dialect, and this version; None if it tells neither.
         started: its page of counters tells that it was started then.
         withheld: of llama.cpp's ids, this many are missing, as of tokens that end within a character.
@@ -60,12 +135,16 @@ class EchoServer:
         num_dropped: completions that ended so.
         error_text: what a failure says.
         redirect: sends completions on to this address.
+        noted: every answer, in the order of their ends.
     """
 
     models: Mapping[str, str | None] = field(default_factory=lambda: {"tiny": None})
-    dialect: Literal["vllm", "vllm_histogram", "sglang", "llama.cpp", "openai"] = "vllm"
+    dialect: Dialect = "vllm"
     refuses: Collection[str] = ()
     num_draft_tokens: int | None = None
+    drafts: Outcomes = ()
+    drafts_until: Literal["always", "end", "limit"] = "always"
+    lengths: Sequence[int] = ()
     context: int | None = None
     fail_every: int = 0
     break_every: int = 0
@@ -76,7 +155,11 @@ class EchoServer:
     lost_pages: Collection[int] = ()
     stride: int = 1
     scored_stride: int | None = None
+    num_read: int | None = None
+    first_s: float | None = None
     delay_s: float = 0.0
+    held_tokens: int = 1
+    slots: int = 1000
     stall: bool = False
     key: str | None = None
     version: str | None = None
@@ -88,17 +171,24 @@ class EchoServer:
     num_dropped: int = 0
     error_text: str = "told to fail"
     redirect: str | None = None
-    silent: Callable[[dict[str, Any]], bool] = lambda body: False
-    breaks: Callable[[dict[str, Any]], bool] = lambda body: False
     bodies: list[dict[str, Any]] = field(default_factory=list)
+    noted: list[NotedAnswer] = field(default_factory=list)
     num_tokens: int = 0
     num_pages: int = 0
     num_drafts: int = 0
+    num_proposed: int = 0
     num_accepted: int = 0
     num_accepted_at: Counter[int] = field(default_factory=Counter)
     in_flight: int = 0
     most_in_flight: int = 0
     num_abandoned: int = 0
+
+    def __post_init__(self) -> None:
+        self._free = asyncio.Semaphore(self.slots)
+        if self.drafts:
+            self.num_draft_tokens = max(drafted for drafted, _ in self.drafts)
+        elif self.num_draft_tokens is not None:
+            self.drafts = [(self.num_draft_tokens, self.num_draft_tokens // 2)]
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection, with as many requests as come."""
@@ -134,10 +224,9 @@ class EchoServer:
 
     def _counters(self) -> str:
         """The page of counters, as Prometheus reads it."""
-        drafted = self.num_drafts * (self.num_draft_tokens or 0)
         spec = {
             "spec_decode_num_drafts_total": self.num_drafts,
-            "spec_decode_num_draft_tokens_total": drafted,
+            "spec_decode_num_draft_tokens_total": self.num_proposed,
             "spec_decode_num_accepted_tokens_total": self.num_accepted,
         }
         for position, number in self.num_accepted_at.items():
@@ -219,11 +308,6 @@ class EchoServer:
                 writer.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
                 await writer.drain()
                 chunk_count += 1
-                if self.breaks(body):
-                    error = {"error": {"message": self.error_text, "code": 500}}
-                    data = f"data: {json.dumps(error)}\n\n".encode()
-                    writer.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
-                    break
                 if self.break_every and number % self.break_every == 0 and chunk_count == 2:
                     return False
                 while self.stall:
@@ -250,73 +334,68 @@ class EchoServer:
         return entries
 
     async def _chunks(self, body: dict[str, Any]) -> AsyncIterator[dict[str, Any] | None]:
-        messages = body.get("messages")
-        prompt = body["prompt"] if messages is None else messages[-1]["content"]
-        # Of several answers the tokens come one answer after the other.
-        count = min(body["max_tokens"], self.stop_after) * body.get("n", 1)
-        is_silent = self.silent(body)
-        width = 1 if is_silent else 1 + (self.num_draft_tokens or 0) // 2
-        last = prompt[-1] if isinstance(prompt, list) else len(prompt)
-        tokens = _stopped(continuation(last, count, self.stride), body.get("stop", ()))
-        stop_ids = body.get("stop_token_ids", ())
-        tokens = tokens[: next((at for at, t in enumerate(tokens, 1) if t in stop_ids), None)]
-        count = len(tokens)
-        steps = [tokens[:1], *(tokens[first : first + width] for first in range(1, count, width))]
-        for step in steps:
-            await asyncio.sleep(self.delay_s)
-            text = _text(step)
-            choice: dict[str, Any] = {
-                "index": 0,
-                "text": text,
-                "finish_reason": "length" if step is steps[-1] else None,
-            }
-            if messages is not None:
-                choice["delta"] = {"content": choice.pop("text")}
-            if self.dialect.startswith("vllm") and body.get("return_token_ids"):
-                choice["token_ids"] = step
-            event: dict[str, Any] = {"object": "text_completion", "choices": [choice]}
-            if self.dialect == "llama.cpp" and body.get("verbose"):
-                shown = step[self.withheld :] if step is steps[-1] else step
-                event["__verbose"] = {"content": text, "tokens": shown, "stop": False}
-            yield event
-        last_chunk: dict[str, Any] = {"choices": [], "usage": {"completion_tokens": count}}
+        received = time.perf_counter()
+        tokens = self._answer_to(body)
+        ends = {"always": None, "end": len(tokens), "limit": body["max_tokens"]}
+        outcomes = iterations_of(self.drafts, len(tokens), ends[self.drafts_until])
+        noted = NotedAnswer(len(tokens), outcomes)
+        num_made = num_sent = 0
+        async with self._free:
+            for place, (drafted, accepted) in enumerate([(0, 0), *outcomes]):
+                is_first = place == 0 and self.first_s is not None
+                await asyncio.sleep(self.first_s if is_first else self.delay_s)
+                self.num_drafts += drafted > 0
+                self.num_proposed += drafted
+                self.num_accepted += accepted
+                self.num_accepted_at.update(range(accepted))
+                new = min(1 + accepted, len(tokens) - num_made)
+                self.num_tokens += new
+                num_made += new
+                if num_made < min(self.held_tokens, len(tokens)):
+                    continue
+                noted.seconds.append(time.perf_counter() - received)
+                yield self._event(body, tokens[num_sent:num_made], num_made == len(tokens))
+                num_sent = num_made
+        self.noted.append(noted)
+        usage = {"completion_tokens": len(tokens), "prompt_tokens": self.num_read}
+        last_chunk: dict[str, Any] = {"choices": [], "usage": usage}
         if self.dialect == "llama.cpp" and body.get("verbose"):
             # JSON has no infinity.
             biases = [{"bias": None, "token": NEVER_DRAWN}] if body["ignore_eos"] else []
             settings = {"logit_bias": biases, "samplers": body["samplers"]}
             last_chunk["__verbose"] = {"tokens": [], "generation_settings": settings}
-        if self.num_draft_tokens is not None and not self.metrics and not is_silent:
-            last_chunk |= self._acceptance([len(step) - 1 for step in steps[1:]])
-        self.num_tokens += count
-        if self.num_draft_tokens is not None:
-            self.num_drafts += len(steps) - 1
-            self.num_accepted += sum(len(step) - 1 for step in steps[1:])
-            self.num_accepted_at.update(at for step in steps[1:] for at in range(len(step) - 1))
+        if self.num_draft_tokens is not None and not self.metrics:
+            last_chunk |= report_of(self.dialect, outcomes)
         yield last_chunk
         yield None
 
-    def _acceptance(self, accepted: list[int]) -> dict[str, Any]:
-        drafted = [self.num_draft_tokens or 0] * len(accepted)
-        histogram = [accepted.count(count) for count in range((self.num_draft_tokens or 0) + 1)]
-        if self.dialect.startswith("vllm"):
-            found: dict[str, Any] = {
-                "num_draft_tokens": sum(drafted),
-                "num_accepted_draft_tokens": sum(accepted),
-            }
-            if self.dialect == "vllm":
-                found |= {"per_step_drafted": drafted, "per_step_accepted": accepted}
-            found["acceptance_histogram"] = histogram
-            return {"metrics": {"speculative_decoding": found}}
-        if self.dialect == "sglang":
-            details = {
-                "spec_num_proposed_drafts": sum(drafted),
-                "spec_num_correct_drafts": sum(accepted),
-                "spec_correct_drafts_histogram": histogram,
-            }
-            return {"sglext": {"spec_tokens_details": details}}
-        if self.dialect == "openai":
-            return {}
-        return {"timings": {"draft_n": sum(drafted), "draft_n_accepted": sum(accepted)}}
+    def _answer_to(self, body: dict[str, Any]) -> list[int]:
+        messages = body.get("messages")
+        prompt = body["prompt"] if messages is None else messages[-1]["content"]
+        count = min(body["max_tokens"], self.stop_after)
+        if self.lengths:
+            place = zlib.crc32(str(prompt).encode()) % len(self.lengths)
+            count = min(count, self.lengths[place])
+        last = prompt[-1] if isinstance(prompt, list) else len(prompt)
+        tokens = _stopped(continuation(last, count, self.stride), body.get("stop", ()))
+        stop_ids = body.get("stop_token_ids", ())
+        return tokens[: next((at for at, t in enumerate(tokens, 1) if t in stop_ids), None)]
+
+    def _event(self, body: dict[str, Any], step: list[int], is_last: bool) -> dict[str, Any]:
+        """The event with these tokens of an answer."""
+        text = _text(step)
+        choice: dict[str, Any] = {"index": 0, "finish_reason": "length" if is_last else None}
+        if "messages" in body:
+            choice["delta"] = {"content": text}
+        else:
+            choice["text"] = text
+        if self.dialect.startswith("vllm") and body.get("return_token_ids"):
+            choice["token_ids"] = step
+        event: dict[str, Any] = {"object": "text_completion", "choices": [choice]}
+        if self.dialect == "llama.cpp" and body.get("verbose"):
+            shown = step[self.withheld :] if is_last else step
+            event["__verbose"] = {"content": text, "tokens": shown, "stop": False}
+        return event
 
     @staticmethod
     def _send(

@@ -31,12 +31,6 @@ from harness.local.runners.base import Proxy
 # Prompts count as the same that share this many first tokens.
 _PREFIX_TOKENS = 4
 
-EVERYWHERE = (
-    "BonusFromWrongPosition",
-    "DraftProbabilitiesIgnored",
-    "ResidualWarpedTwice",
-    "RollbackOffByOne",
-)
 IN_BATCHES = (
     "ArgmaxBeyondTwoRows",
     "StalePrefix",
@@ -229,35 +223,3 @@ class LastDropped(Fault):
         self.k = max(self.k, offer.draft_tokens.shape[1])
         fewer = offer.lengths.clamp(max=self.k - 1)
         return rule(dataclasses.replace(offer, lengths=fewer))
-
-
-class _LateRunner(Proxy):
-    """Gives each token the hidden state of the one before, across passes."""
-
-    def start(self, prompts: Sequence[Sequence[int]], *options: Any, **named: Any) -> Step:
-        step: Step = self._wrapped.start(prompts, *options, **named)
-        self._starts: Sequence[int | None] = list(map(len, prompts))
-        # The states of prompts are aligned on the right.
-        self._hidden = step.hidden[:, -1:]
-        return self._late(step, step.hidden[:, :1])
-
-    def extend(self, tokens: Tensor, starts: Sequence[int | None], **named: Any) -> Step:
-        step: Step = self._wrapped.extend(tokens, starts, **named)
-        before = []
-        for hidden, start, last_start in zip(self._hidden, starts, self._starts, strict=True):
-            num_kept = 0 if start is None or last_start is None else start - last_start
-            before.append(hidden[num_kept - 1])
-        self._starts = starts
-        self._hidden = step.hidden
-        return self._late(step, torch.stack(before).unsqueeze(1))
-
-    def _late(self, step: Step, before: Any) -> Step:
-        late = torch.cat([before, step.hidden[:, :-1]], dim=1)
-        return step._replace(hidden=late)
-
-
-class HiddenLate(Fault):
-    """A head gets the hidden states of the token before each one."""
-
-    def runner(self, runner: Runner) -> Runner:
-        return _LateRunner(runner)

@@ -19,7 +19,6 @@ from harness.results.rows.acceptance import TEXTS_FILE, AcceptanceRow, Acceptanc
 from harness.results.runs import Run
 from harness.results.statistics.interval import Interval
 from in_process import QUICK_MODELS, QUICKEST_PAIR, Harness, only, results
-from pages import full
 from report_files import run_id
 from shipped_copies import ONE_LAYER, copy_shipped
 
@@ -216,14 +215,6 @@ def with_texts(
     ]  # fmt: skip
     append_rows(directory / TEXTS_FILE, rows)
     return Run(run.rows, directory=directory)
-
-
-def test_drafts_stand_beside_each_other() -> None:
-    """At the K that each run is about; which is better is for a measurement to say."""
-    shown = acceptance_page([checkpoint("a", 1.5, 2.5), checkpoint("b", 1.5, 2.0)])
-    assert not shown.statements
-    page = " ".join(full(shown).replace("│", " ").split())
-    assert "13B with a 2 2.50 (2.40 to 2.60) 13B with b 2 2.00 (1.90 to 2.10)" in page
 
 
 def test_figures_that_are_not_known_are_none(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from echo_server import serving
+from echo_server import EchoServer, serving
 from harness.commands.acceptance.served import (
     likelihood_columns,
     repeated_share,
@@ -30,7 +30,6 @@ from harness.results.rows.acceptance import AcceptanceRow, row_in_question
 from harness.results.statistics.interval import Interval
 from harness.results.statistics.iterations import acceptance_chances, cut
 from in_process import QUICK_MODELS, Harness, only, results
-from known_server import KnownServer
 from planted_faults import planted
 from served import served
 from shipped_copies import copy_shipped
@@ -103,7 +102,7 @@ def test_a_planted_fault_is_seen(
 
 def test_a_server_alone_is_counted_by_position(harness: Harness) -> None:
     """Four draft tokens, of which three, one and one are accepted: 3 + 1 + 1 of 3, 1 and 1 tests."""
-    server = KnownServer(drafts=((4, 3), (4, 1), (4, 1)), reports="iterations", step_s=0.0)
+    server = EchoServer(drafts=((4, 3), (4, 1), (4, 1)), drafts_until="end")
     with serving(server) as url:
         outcome = harness(
             "acceptance",

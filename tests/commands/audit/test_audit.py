@@ -79,20 +79,12 @@ def test_a_number_stands_for_all_that_rounds_to_it(
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        *(("speedup", text) for text in ("", "n/a", "0x", "fast", "50 % slower", "3.2 k", "-2", "K=4")),
-        *(("speedup", text) for text in ("1.2.3", "45%", "1e99")),
-        # A word, or a unit, of another meaning.
-        ("tokens_per_second", "3.84x"),
-        ("tokens_per_second", "8 concurrent"),
-        ("acceptance_rate", "538/660"),
-        ("acceptance_rate", "3.1"),
-        ("acceptance_rate", "0.87, 0.64"),
-        ("tokens_per_second", "1,2,4"),
-        ("tokens_per_second", "1234,567.8"),
-        # Thousands or a decimal comma.
-        ("tokens_per_second", "1,022"),
+        *(("speedup", text) for text in ("", "n/a", "0x", "50 % slower", "3.2 k", "-2", "K=4", "1.2.3", "45%")),
+        # A word, or a unit, of another meaning; thousands or a decimal comma.
+        *(("tokens_per_second", text) for text in ("3.84x", "8 concurrent", "1,2,4", "1234,567.8", "1,022")),
+        *(("acceptance_rate", text) for text in ("538/660", "1.5", "0.87, 0.64")),
+        *(("num_draft_tokens", text) for text in ("2.5", "129")),
         ("tokens_per_iteration", "1.83 / 4"),
-        ("num_draft_tokens", "2.5"),
         ("latency_s", "620 ms"),
     ],
 )  # fmt: skip
@@ -122,18 +114,11 @@ LIMITS: list[tuple[str, dict[str, object], dict[str, str]]] = [
         {"num_draft_tokens": 4},
         {"5.00": "consistent", "5.33": "unlikely", "5.34": "impossible", "0.98": "unlikely"},
     ),
-    ("tokens_per_iteration", {}, {"9.1": "not stated"}),
     # Of tested tokens (1 - 0.4425⁵) ÷ (1 - 0.4425) = 1.305 · 1.35.
     (
         "acceptance_rate",
         {"tokens_per_iteration": "1.30", "num_draft_tokens": 4},
         {"15.0 %": "differs", "26.5 %": "consistent", "27.5 %": "differs", "44.2 %": "differs", "44.4 %": "unlikely"},
-    ),
-    # 2.995 ÷ 1.35 = 1 + 4 · 0.3046.
-    (
-        "acceptance_rate",
-        {"tokens_per_iteration": "3.00", "num_draft_tokens": 4},
-        {"46.4 %": "consistent", "46.2 %": "differs", "30.5 %": "differs", "30.4 %": "unlikely"},
     ),
     ("acceptance_rate", {}, {"100 %": "not stated", "120 %": "impossible"}),
     # Nothing follows where K is a limit, or the depth of a tree.
@@ -178,11 +163,6 @@ LIMITS: list[tuple[str, dict[str, object], dict[str, str]]] = [
         ("ratio", {"num_draft_tokens": 4, "ms_per_token": ms, "regular_ms_per_token": "9.00"}, {"": verdict})
         for ms, verdict in (("1.80", "consistent"), ("1.75", "unlikely"), ("1.60", "impossible"))
     ),
-    (
-        "speedup",
-        {"ms_per_token": "4.00", "regular_ms_per_token": "8.00"},
-        {"2.1": "consistent", "2.3": "differs", "2.8": "unlikely"},
-    ),
 ]  # fmt: skip
 
 
@@ -223,20 +203,12 @@ THEIR_STEPS = [
     ("K=3 speed=7.6 acceptance=35.0% baseline=14.5", 3.9),
     # ashalliants/ninfer-3090, pull request 73
     ("K=3 speed=59.1 length=2.55 baseline=39.07", 1.68),
-    ("K=4 speed=59.5 length=2.95 baseline=39.07", 1.94),
-    ("K=5 speed=59.2 length=3.07 baseline=39.07", 2.03),
-    ("K=6 speed=50.0 length=2.97 baseline=39.07", 2.32),
-    ("K=7 speed=48.2 length=2.93 baseline=39.07", 2.38),
     ("K=8 speed=47.1 length=3.45 baseline=39.07", 2.86),
     # lvyufeng/PocketLLM, pull request 60
     ("K=5 acceptance=100% speed=5.76 baseline=3.30", 3.44),
-    ("K=5 acceptance=82.5% speed=4.92 baseline=3.30", 3.44),
-    ("K=5 acceptance=40% speed=2.88 baseline=3.30", 3.44),
     ("K=5 acceptance=17.5% speed=1.80 baseline=3.30", 3.44),
     # Pushkinist/rMLX, issue 496
     ("acceptance=0.877 length=2.65 speedup=1.36x", 1.95),
-    ("acceptance=0.728 length=2.26 speedup=1.23x", 1.84),
-    ("acceptance=0.895 length=3.41 speedup=1.34x", 2.55),
     ("acceptance=0.731 length=3.3 speedup=1.90x", 1.74),
 ]
 
@@ -285,36 +257,24 @@ def audit(capsys: pytest.CaptureFixture[str]) -> Audit:
     ("arguments", "code", "expected"),
     [
         ("speedup=5.9 K=3", 1, "speed-up 5.9 is above 4: K=3 draft tokens and the target's own"),
-        ("speedup=2.40 length=2.60 K=4", 0, "2.60 1.08 2.40× acceptance 4.62×"),
         ("speedup=2.0 K=3 acceptance=0.70", 0, "0.70 3.10 1.55 (1.50 to 1.60) 2.00× (1.95"),
-        ("length=6.2 k=4", 1, "tokens per iteration 6.2 is above 5"),
         ("length=0.56 K=1", 3, "is below 1: it leaves out the target's own token"),
-        ("baseline=22.7 speed=40.6 acceptance=73.9% K=3", 0, "3.22 1.80 1.79×"),
         ("speedup=+34% length=1.90", 0, "1.90 1.42 1.34×"),
         # Nothing was checked, with an acceptance or without.
-        ("baseline=38 speed=33.93", 3, "0.89×"),
         ("baseline=38 speed=33.93 acceptance=60%", 3, "0.89×"),
         # The ratio of what is printed, and what rounding leaves open.
-        ("baseline=1 speed=2", 3, "2.00× (1.00 to 5.00)"),
         ("baseline=2 speed=3 K=4 length=3.00", 0, "2.00 (1.28 to 3.00) 1.50× (1.00 to 2.33)"),
         # Units, and commas by their digits.
         ("baseline=55.47ms speed=33.99ms length=2.3", 0, "2.30 (2.25 to 2.35) 1.41 (1.38 to 1.44) 1.63×"),
-        ("baseline=41s speed=24.6s", 3, "1.67×"),
-        ("baseline=22,7 speed=40,6 length=3,22", 0, "3.22 1.80 1.79×"),
         ("baseline=211.2 speed=1,022.9 length=5.9 K=7", 0, "5.90 1.22 4.84×"),
         ("baseline=211.2 speed=1,022 length=5.9", 2, "speed=1,022: may be 1022 or 1.022: write it without the comma"),
         # A name that is typed again is the next row's; one value holds for all rows.
-        ("baseline=22.7 speed=40.6 baseline=88.9 speed=116.8 length=3.22", 0, "row 2 3.22 2.45 1.31×"),
         ("baseline=130 speed=161 acceptance=74% K=3 speed=118 acceptance=52% K=4", 0, "row 2 4 52% 3.08"),
-        ("baseline=95 speed=600 K=4 acceptance=0.55", 1, "speed-up 6.32× by tokens/s is above 5: K=4 draft tokens"),
         # An impossible rate yields no tokens, which no other figure could be held against.
         ("baseline=20 speed=30 K=2 acceptance=180%", 1, "2 figures, 1 consistent, 1 impossible"),
-        ("length=4.2 K=3 speed=50 baseline=20", 3, "2.50× (2.41 to 2.59)"),
         ("baseline=200 speed=1.5 length=3", 3, "means that an iteration costs 322 regular steps"),
-        ("acceptance=0 K=3 baseline=20 speed=15", 0, "1.00 1.33"),
         ("acceptance=0", 3, "type two figures of a row"),
         ("acceptance=0 K=3 baseline=20 speed=15", 0, "almost no"),
-        ("speedup=+0% length=2 K=3 baseline=20", 0, "1.00×"),
         ("speedup=-150% length=2 K=3 baseline=20", 2, "loses all, or more"),
         # Of 4 proposed tokens 2.60, of emitted 1.67: nothing takes less than a step.
         ("speedup=5 K=4 acceptance=0.4", 3, "is above the 2.60 (2.40 to 2.80) tokens per iteration, in no less"),
@@ -323,7 +283,6 @@ def audit(capsys: pytest.CaptureFixture[str]) -> Audit:
         ("baseline=14.5 speed=11.1 K=1 length=1.56", 0, "1 1.56 2.04 0.77× cost, even with all accepted 0.98×"),
         ("baseline=14.20 speed=38.30 K=2 length=2.51", 3, "2.51 0.93 2.70× less than one step"),
         ("baseline=14.20 speed=38.30 K=2 length=2.70", 0, "2.70 1.00 2.70× almost free, or computed 3.00×"),
-        ("baseline=14.20 speed=8.30 K=2 length=1.01", 0, "1.01 1.73 0.58× almost nothing is accepted 1.74×"),
         # A user's gain, not the server's.
         (
             "baseline=400 regular_user_tokens_per_second=50.0 speed=600 user_tokens_per_second=150.0 K=8 length=3.30",
@@ -333,14 +292,9 @@ def audit(capsys: pytest.CaptureFixture[str]) -> Audit:
         ("baseline=20 speed=40 K=8 p_min=0.75 acceptance=84%", 0, "8 84% 2.00× (1.93 to 2.08)"),
         # A share of 15 draft tokens, or of all tokens: 1 ÷ (1 - 0.8516).
         ("tool=dflash baseline=74.72 speed=194.80 K=15 acceptance=85.16%", 0, "85.16% 6.74 2.58 2.61×"),
-        ("baseline=74.72 speed=194.80 K=15 acceptance=85.16%", 0, "85.16% 13.77 5.28 2.61× cost 3.03×"),
         ("baseline=74.72 speed=194.80 K=15 acceptance=85.16%", 0, "as of emitted it gives 6.74 tokens"),
         ("tool=sglang K=15 acceptance=85.16%", 2, "tool=sglang: must be llama.cpp or vllm or dflash"),
-        ("K=4 length=2.5", 0, "1 figure, 1 consistent"),
-        ("speed=365 baseline=187 speedup=2.70", 3, "unlikely: the figure: speed-up 2.70 is not the ratio"),
         ("speed=74.1 baseline=41.2 speedup=2.1x", 3, "speed-up 2.1x is not the ratio of both speeds, 1.80×"),
-        # What cannot be heads no page.
-        ("K=4 length=6.2 speed=20 baseline=10", 1, "2 figures"),
     ],
 )  # fmt: skip
 def test_bare_figures(audit: Audit, arguments: str, code: int, expected: str) -> None:

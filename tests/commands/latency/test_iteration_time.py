@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -52,22 +53,35 @@ def run_of(iteration_ms: float, **changes: Any) -> Run[LatencyRow]:
     return run
 
 
-def test_the_planted_share_is_found() -> None:
-    run = run_of(33.8)
-    assert share_of_iteration(run) == pytest.approx(STEP_MS / 33.8)
-    # Without the rows of prompts it follows from the means of the run.
-    run.prompt_rows = []
-    assert share_of_iteration(run) == pytest.approx(STEP_MS / 33.8)
+SHORT = {"num_tokens": 1, "num_iterations": None, "time_ms": FIRST_MS}
 
 
-def test_prompts_that_one_arm_did_not_finish_count_for_none() -> None:
+def unfinished(row: LatencyPromptRow) -> LatencyPromptRow | None:
+    """Of the first prompt one arm has no answer, and the other a slow one."""
+    if row.prompt_index:
+        return row
+    return replace(row, time_ms=99 * STEP_MS * LENGTH) if row.arm == "regular" else None
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        lambda row: row,
+        # Without the rows of prompts it follows from the means of the run.
+        lambda row: None,
+        unfinished,
+        lambda row: row if row.prompt_index else replace(row, **SHORT),
+        lambda row: replace(row, **SHORT),
+        # It follows from the mean where a server reports no iterations.
+        lambda row: replace(row, num_iterations=None),
+    ],
+)
+def test_the_planted_share_is_found(
+    changed: Callable[[LatencyPromptRow], LatencyPromptRow | None],
+) -> None:
     run = run_of(33.8)
-    run.prompt_rows = [
-        replace(row, time_ms=FIRST_MS + 10 * STEP_MS * LENGTH) if row.prompt_index == 0 else row
-        for row in run.prompt_rows
-        if (row.arm, row.prompt_index) != ("speculative", 0)
-    ]
-    assert share_of_iteration(run) == pytest.approx(STEP_MS / 33.8)
+    run.prompt_rows = [*filter(None, map(changed, run.prompt_rows))]
+    assert share_of_iteration(run) == pytest.approx(STEP_MS / 33.8, rel=0.05)
 
 
 @pytest.mark.parametrize(
@@ -90,20 +104,3 @@ def test_an_iteration_without_a_known_time_has_no_share(changes: dict[str, Any])
 def test_an_iteration_takes_a_regular_step(steps: float, is_known: bool) -> None:
     """But for what starts of one program differ by: less is no time of an iteration."""
     assert (share_of_iteration(run_of(steps * STEP_MS)) is not None) == is_known
-
-
-def test_answers_of_one_token_have_no_iterations() -> None:
-    run = run_of(33.8)
-    short = {"num_tokens": 1, "num_iterations": None, "time_ms": FIRST_MS}
-    run.prompt_rows = [
-        replace(row, **short) if row.prompt_index == 0 else row for row in run.prompt_rows
-    ]
-    assert share_of_iteration(run) == pytest.approx(STEP_MS / 33.8)
-    run.prompt_rows = [replace(row, **short) for row in run.prompt_rows]
-    assert share_of_iteration(run) == pytest.approx(STEP_MS / 33.8), "by the means of the run"
-
-
-def test_of_a_server_that_reports_no_iterations_they_follow_from_the_mean() -> None:
-    run = run_of(33.8)
-    run.prompt_rows = [replace(row, num_iterations=None) for row in run.prompt_rows]
-    assert share_of_iteration(run) == pytest.approx(STEP_MS / 33.8, rel=0.05)

@@ -9,9 +9,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from echo_server import Serve
+from echo_server import EchoServer, NotedAnswer, Serve
 from in_process import Harness, only, results
-from known_server import KnownServer, NotedAnswer
 
 NUM_PROMPTS = 8
 # The client sees what a server wrote a little later, on a busy machine more than a little. Figures are computed from
@@ -57,26 +56,29 @@ IN_FLIGHT = ["batch_size=4", "num_prompts=15"]
 # A server's behaviour, and settings of the run; how acceptance is reported otherwise is in tests/measuring/figures.
 CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "iterations, unequal answers": (
-        {"reports": "iterations", "drafts": ALL_DRAFT, "lengths": (3, 30), "first_s": 0.04},
+        {"drafts": ALL_DRAFT, "lengths": (3, 30), "first_s": 0.04},
         [],
     ),
     "counters of several in flight, few iterations draft": (
-        {"drafts": FEW_DRAFT, "slots": 4},
+        {"metrics": True, "drafts": FEW_DRAFT, "slots": 4},
         IN_FLIGHT,
     ),
     "totals of answers that end early": (
         {
-            "reports": "totals",
+            "dialect": "llama.cpp",
             "drafts": ALL_DRAFT,
             "lengths": (7, 30, 12),
-            "counts_behind_ends": True,
+            "drafts_until": "limit",
         },
         [],
     ),
-    "most of a stream is held back": ({"drafts": ALL_DRAFT, "held_tokens": 24}, []),
+    "most of a stream is held back": (
+        {"metrics": True, "drafts": ALL_DRAFT, "held_tokens": 24},
+        [],
+    ),
 }
 # Of the regular server, unless a case says otherwise.
-TIMES = {"first_s": 0.01, "step_s": 0.001}
+TIMES = {"first_s": 0.01, "delay_s": 0.001, "drafts_until": "end", "slots": 1}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -84,10 +86,9 @@ def test_figures_are_those_that_the_servers_noted(
     harness: Harness, serve: Serve, case: str
 ) -> None:
     behaviour, settings = TIMES | CASES[case][0], CASES[case][1]
-    reports = behaviour.get("reports", "counters")
-    servers = KnownServer(**{**behaviour, "drafts": ()}), KnownServer(**behaviour)
+    servers = EchoServer(**{**behaviour, "drafts": ()}), EchoServer(**behaviour)
     # A step that drafts takes longer.
-    servers[1].step_s = 1.5 * servers[0].step_s
+    servers[1].delay_s = 1.5 * servers[0].delay_s
     asked = [
         "engine=server",
         "model=tiny",
@@ -124,7 +125,7 @@ def test_figures_are_those_that_the_servers_noted(
     accepted = truth.num_accepted / truth.num_drafted
     assert row["acceptance_rate"] == pytest.approx(accepted, rel=near)
     # Of totals the iterations of answers that end by themselves are unknown.
-    are_known = reports != "totals" or not servers[1].counts_behind_ends
+    are_known = servers[1].drafts_until != "limit"
     if are_known:
         assert row["tokens_per_iteration"] == pytest.approx(truth.tokens_per_iteration, rel=near)
         proposed = truth.num_drafted / len(truth.outcomes)
@@ -153,18 +154,3 @@ def test_figures_are_those_that_the_servers_noted(
     if share is not None:
         expected = 100 * each_ms[0] / (each_ms[1] * row["tokens_per_iteration"])
         assert float(share[1]) == pytest.approx(expected, abs=0.51)
-
-
-def without_a_reason(event: Any) -> Any:
-    for choice in event["choices"]:
-        choice["finish_reason"] = None
-    return event
-
-
-def test_an_answer_without_an_end_gets_no_verdict(harness: Harness, serve: Serve) -> None:
-    """The other troubles of servers are in tests/servers."""
-    servers = KnownServer(**TIMES, twist=without_a_reason), KnownServer(**TIMES, drafts=ALL_DRAFT)
-    asked = ["engine.chat=false", "engine.model=tiny", f"num_prompts={NUM_PROMPTS}"]
-    outcome = harness("latency", *asked, *serve(*servers), "tokens=8", code=1)
-    said = "engine.regular_url=URL: the answer ended without a finish_reason"
-    assert re.sub(r"http://[^: ]+:\d+/v1", "URL", outcome.complaint) == said

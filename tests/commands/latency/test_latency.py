@@ -21,11 +21,10 @@ from harness.results.statistics.stopping import (
     is_precise,
     looks,
 )
-from in_process import QUICK_MODELS, QUICKEST_PAIR, Harness, only, results
+from in_process import QUICK_MODELS, QUICKEST_PAIR, Harness, covered, only, results
 from processes import end
 from shipped_copies import ONE_LAYER
 from tiny_checkpoints import save_random
-from wording import mentions
 
 # Column names that SPEC promises to scripts.
 PROMISED = (
@@ -37,9 +36,6 @@ PROMISED_PROMPTS = (
     "prompt_index category prompt arm completion num_tokens time_ms acceptance_rate acceptance_histogram"
 ).split()
 QUICK = ["num_prompts=4", "tokens=8", "K=3", "prompts=prompts.txt"]
-# For what is around the engine.
-PLANTED = ["engine=simulated"]
-
 SaveModel = Callable[..., ModelSettings]
 
 
@@ -135,11 +131,6 @@ def test_ctrl_c_keeps_what_was_measured(pair: list[str], harness: Harness, tmp_p
     assert len(pd.read_csv(only("latency_prompts.csv"))) == 2 * 3
 
 
-def test_a_batch_is_never_larger_than_its_label(harness: Harness) -> None:
-    refused = harness.refused("latency", *PLANTED, *QUICK, "batch_size=5")
-    assert mentions(refused, "batch_size=5:", "num_prompts=5", "4")
-
-
 # The draft, a GPT-2, takes 64 tokens; the last prompt has 19.
 LONG = ["num_prompts=4", "tokens=48", "K=3", "prompts=prompts.txt"]
 
@@ -168,10 +159,10 @@ def test_the_environment_holds_a_command_line_that_runs_again(
 ) -> None:
     quick = ["num_prompts=1", "decoding.max_new_tokens=2", "prompts=my prompts.txt"]
     (tmp_path / "my prompts.txt").write_text("one\n")
-    harness("latency", *PLANTED, *quick)
+    harness("latency", "engine=simulated", *quick)
     noted = json.loads(only("environment.json").read_text())
     words = shlex.split(noted["command_line"])
-    assert words == ["harness", "latency", *PLANTED, *quick]
+    assert words == ["harness", "latency", "engine=simulated", *quick]
     run(*words[1:], "--cfg", "job", cwd=tmp_path)
 
 
@@ -230,20 +221,24 @@ def test_recovery_tests_generate_against_the_same_weights(harness: Harness) -> N
 
 
 @pytest.mark.parametrize(
-    ("asked", "num_prompts", "stopped_by"),
+    ("asked", "covers", "stopped_by"),
     [
-        (["precision=0.9", "num_prompts=30"], FIRST_LOOK, ["precision"]),
-        (["precision=0.01%", "num_prompts=14"], 14, ["num_prompts"]),
-        (["precision=0.01%", "num_prompts=14", "budget=0.001s"], 1, ["budget"]),
-        (["num_prompts=14", "budget=0.001s"], 1, ["budget"]),
-        (["num_prompts=14"], 14, []),
+        (["precision=0.9", "num_prompts=30"], f"{FIRST_LOOK} prompts", ["precision"]),
+        (["precision=0.01%", "num_prompts=14"], "14 prompts", ["num_prompts"]),
+        (["precision=0.01%", "num_prompts=14", "budget=0.001s"], "1 prompt", ["budget"]),
+        (["num_prompts=14", "budget=0.001s"], "1 prompt", ["budget"]),
+        (["num_prompts=14"], "14 prompts", []),
+        # After a whole block.
+        (["engine.blocks=6", "precision=0.9", "num_prompts=12"], "4 blocks", ["precision"]),
+        (["engine.blocks=2", "precision=0.9", "num_prompts=12"], "2 blocks", ["blocks"]),
+        (["engine.blocks=3", "precision=0.9", "num_prompts=12", "budget=0.001s"], "1 block", ["budget"]),
     ],
-)
+)  # fmt: skip
 def test_a_run_says_what_ended_it(
     harness: Harness,
     monkeypatch: pytest.MonkeyPatch,
     asked: list[str],
-    num_prompts: int,
+    covers: str,
     stopped_by: list[str],
 ) -> None:
     # However noisy the machine is.
@@ -252,8 +247,10 @@ def test_a_run_says_what_ended_it(
     )
     harness("latency", "engine=simulated", *asked)
     rows = results("latency")
-    assert rows["num_prompts"].tolist() == [num_prompts] * 2
+    assert covered(rows["speedup_covers"].iloc[-1]) == covers
     assert rows["stopped_by"].dropna().unique().tolist() == stopped_by
+    has_interval = covers in ("4 blocks", "14 prompts", f"{FIRST_LOOK} prompts")
+    assert pd.notna(rows["speedup_low"].iloc[-1]) == has_interval
 
 
 def test_looks_grow_and_a_narrow_interval_is_precise() -> None:

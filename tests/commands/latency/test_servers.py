@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,7 +14,6 @@ from packaging.version import Version
 import processes
 from echo_server import EchoServer, Serve, serving
 from in_process import Harness, only, results
-from known_server import KnownServer
 from wording import mentions
 
 QUICK = ["engine=server", "model=tiny", "num_prompts=9", "decoding.max_new_tokens=8"]
@@ -72,7 +69,7 @@ def test_nothing_about_a_server_is_taken_from_the_settings(harness: Harness, ser
 
 
 def test_empty_answers_are_left_out_and_no_failures(harness: Harness, serve: Serve) -> None:
-    servers = KnownServer(lengths=(0, 9, 9)), KnownServer(lengths=(0, 9, 9), drafts=((2, 1),))
+    servers = EchoServer(lengths=(0, 9, 9)), EchoServer(lengths=(0, 9, 9), drafts=((2, 1),))
     asked = ["engine=server", "model=tiny", "num_prompts=15", "decoding=greedy"]
     asked += ["decoding.ignore_eos=false", "decoding.max_new_tokens=9"]
     done = harness("latency", *asked, *serve(*servers), code=None)
@@ -84,50 +81,9 @@ def test_empty_answers_are_left_out_and_no_failures(harness: Harness, serve: Ser
     assert rows["num_tokens"].tolist() == [9 * (15 - num_empty)] * 2
     said = f"left out: {num_empty} of 15 regular and {num_empty} of 15 speculative."
     assert said in " ".join(done.summary.split())
-    nothing = KnownServer(lengths=(0,)), KnownServer(lengths=(0,))
+    nothing = EchoServer(lengths=(0,)), EchoServer(lengths=(0,))
     refused = harness("latency", *asked, *serve(*nothing), "resume=false", code=1).complaint
     assert mentions(refused, "15 of 15 regular requests failed", "the answer has no token")
-
-
-class NineTimes(EchoServer):
-    """Its counters have nine times as many accepted draft tokens as drafted ones."""
-
-    def _counters(self) -> str:
-        self.num_accepted = 9 * self.num_drafts * (self.num_draft_tokens or 0)
-        return super()._counters()
-
-
-NINE_TIMES = NineTimes(num_draft_tokens=4, metrics=True)
-HISTOGRAM = EchoServer(
-    num_draft_tokens=4,
-    twist=lambda event: (
-        event
-        if "metrics" not in event
-        else event | vllm_report(8, accepted=1, histogram=[0, 0, 0, 0, 2])
-    ),
-)
-
-
-def vllm_report(drafted: int, accepted: int, histogram: list[int]) -> dict[str, Any]:
-    counts = {"num_draft_tokens": drafted, "num_accepted_draft_tokens": accepted}
-    return {"metrics": {"speculative_decoding": counts | {"acceptance_histogram": histogram}}}
-
-
-@pytest.mark.parametrize(
-    ("server", "word"),
-    [(NINE_TIMES, "vllm:spec_decode_num_accepted_tokens"), (HISTOGRAM, "acceptance_histogram")],
-)
-def test_counts_that_cannot_be_are_kept_and_no_figure_follows_from_them(
-    harness: Harness, serve: Serve, server: EchoServer, word: str
-) -> None:
-    done = harness("latency", *QUICK, *serve(EchoServer(), server))
-    assert "No figure follows from them." in " ".join(done.summary.split())
-    assert mentions(done.stdout, "acceptance is unknown: the server's counts cannot be true")
-    row = results().iloc[-1]
-    assert word in json.loads(only("result.json").read_text())["rows"][-1]["impossible_counts"]
-    assert row["speedup"] > 0
-    columns = [name for name in row.index if "accept" in name or "per_iteration" in name]
-    assert row[[*columns, "mean_proposed", "mean_num_draft_tokens", "drafted"]].isna().all()
 
 
 def test_of_several_models_the_typed_one_is_asked_for(harness: Harness, serve: Serve) -> None:

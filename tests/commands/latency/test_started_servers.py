@@ -75,36 +75,6 @@ def test_one_command_starts_both_servers_and_ends_them(harness: Harness, tmp_pat
     assert not processes_of(mark)
 
 
-ADAPTIVE = """\
-sglang serve --model-path tiny --speculative-algorithm EAGLE --speculative-draft-model-path E
---speculative-eagle-topk 1 --speculative-num-steps 3 --speculative-num-draft-tokens 4 --speculative-adaptive"""
-
-
-def test_a_server_that_chooses_its_own_k_has_none_and_what_it_drafted_is_counted(
-    harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As SGLang documents it: 3 is where it begins, and here it drafts 9 tokens, so that 5 come at a time."""
-    program = tmp_path / "sglang"
-    program.write_text(
-        f'#!/bin/sh\ncase "$*" in *adaptive*) last=9 ;; *) last= ;; esac\n'
-        f'exec {SERVER} "$@" ${{last:+-k $last}} --delay 0.02\n'
-    )
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    quick = [*QUICK, "decoding.max_new_tokens=24"]
-    page = harness("latency", *quick, *behind(ADAPTIVE), code=None).stdout
-    regular, speculative = results().to_dict("records")
-    assert (speculative["status"], speculative["tokens_per_iteration"]) == (
-        "ok",
-        pytest.approx(5, abs=0.5),
-    )
-    assert pd.isna(speculative["num_draft_tokens"])
-    assert speculative["speedup"] > 1
-    assert "K=" not in page
-    assert "9.0 drafted per iteration, " in page
-    assert "speculative" not in json.loads(regular["server_command"])[0]
-
-
 def test_names_and_k_are_those_of_the_command(harness: Harness) -> None:
     """Without model= no tokenizer is needed: texts are compared, and the server counts their tokens."""
     quick = [each for each in QUICK if each != "model=tiny"]
@@ -140,28 +110,6 @@ def test_three_commands_are_a_sweep_against_the_first(harness: Harness) -> None:
         ("first", "{port}"),
         ("third", "{port}"),
     )
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["latency", "--"], "is followed by the command of a server"),
-        (["latency", "-m", "K=3,4", *behind(ECHO)], "K=3,4: the command behind -- has no {K}"),
-        (["latency", "engine=local", *behind(ECHO)], "--: is for engine=server"),
-        (["latency", *behind(ECHO)], "is not known here, nor what makes it speculate"),
-        (
-            ["latency", KNOWN, "draft=lookup", *behind(f"{SERVER} -k 3 --mark small")],
-            "draft=lookup: the command behind -- drafts with small",
-        ),
-        (["latency", KNOWN, *behind(SERVER)], "no flag of it makes Echo speculate: add -k 4"),
-        (["latency", "url=http://127.0.0.1:9/v1", *behind(ECHO, ECHO)], "not beside a command"),
-        (["latency", *behind("nosuchprogram --port {port}")], "nosuchprogram: no such program"),
-    ],
-)
-def test_commands_that_cannot_be_measured_are_refused(
-    harness: Harness, words: list[str], said: str
-) -> None:
-    assert said in harness.refused(*words)
 
 
 def test_a_sweep_goes_on_past_servers_that_do_not_start(harness: Harness, tmp_path: Path) -> None:
@@ -211,30 +159,6 @@ def test_servers_that_do_not_fit_beside_each_other_take_turns(
     outcome = harness("latency", *asked, *behind(command, f"{command} -k 3"), code=None)
     assert "it is started once more, alone" in outcome.stderr
     assert covered(results().iloc[-1]["speedup_covers"]) == "4 blocks"
-
-
-@pytest.mark.parametrize(
-    ("settings", "blocks", "stopped_by"),
-    [
-        (["engine.blocks=6", "precision=99%"], 4, "precision"),
-        (["engine.blocks=2", "precision=99%"], 2, "blocks"),
-        (["engine.blocks=3", "precision=99%", "budget=0.001s"], 1, "budget"),
-    ],
-)
-def test_a_run_over_blocks_ends_after_a_whole_block(
-    harness: Harness,
-    monkeypatch: pytest.MonkeyPatch,
-    settings: list[str],
-    blocks: int,
-    stopped_by: str,
-) -> None:
-    # However noisy the machine is.
-    monkeypatch.setattr("harness.commands.latency.measure.is_precise", lambda *_: True)
-    harness("latency", "engine=simulated", "num_prompts=12", *settings)
-    row = results().iloc[-1]
-    assert row["stopped_by"] == stopped_by
-    assert covered(row["speedup_covers"]).startswith(f"{blocks} block")
-    assert pd.isna(row["speedup_low"]) == (blocks < 4)
 
 
 def test_a_server_that_dies_is_the_reason(harness: Harness, tmp_path: Path) -> None:

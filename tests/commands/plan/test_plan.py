@@ -198,23 +198,6 @@ def test_one_typed_acceptance_gives_a_speedup(
     assert row["highest_speedup"] == pytest.approx((k + 1) / row["break_even_tokens"])
 
 
-@pytest.mark.parametrize(
-    ("typed", "complaint"),
-    [
-        (["acceptance=7@4"], "acceptance=7@4: must be from 1 to 5 tokens per iteration at K=4"),
-        (["acceptance=0.56@4"], "acceptance=0.56@4: must be from 1 to 5 tokens per iteration at K=4, or a rate"),
-        (["acceptance=[0.8,0.7]"], "acceptance=[0.8,0.7]: must be a draft token's chance given those before it"),
-        (["acceptance=1.5"], "acceptance=1.5: must be a draft token's chance"),
-        (["acceptance=0%"], "acceptance=0%: must be a draft token's chance"),
-        (["acceptance=./run"], "acceptance=./run: must be a draft token's chance"),
-        (["acceptance=3@4", "K=2"], "acceptance=3@4: is of another K than K=2: leave one of them out"),
-        (["acceptance=0.7", "draft=none"], "acceptance=0.7: must be null without a draft"),
-    ],
-)  # fmt: skip
-def test_an_acceptance_that_is_none(plan: Plan, typed: list[str], complaint: str) -> None:
-    assert complaint in plan("model=7B", "draft=7B_4bit", *typed, code=2).stderr
-
-
 def test_requests_that_fit_beside_the_weights(plan: Plan) -> None:
     """Llama 7B: 32 layers of 2 × 4,096 numbers in two bytes for each token, and a reserve of 2 GB on each GPU."""
     asked = ["model=7B", "gpus=2", "gpu_memory=24GB", "prompt_length=1000"]

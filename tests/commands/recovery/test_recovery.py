@@ -26,7 +26,6 @@ from harness.commands.recovery.workload import Answer, Asking, PlannedRequest, W
 from harness.config.settings import DecodingSettings
 from harness.engines.requests import RequestRecord
 from harness.local.decoding.loop import BatchRow, RowStep
-from harness.results.statistics.drawn_tokens import DrawnText
 from in_process import Harness, results
 from planted_faults import IN_BATCHES, planted
 from processes import end
@@ -164,18 +163,6 @@ def test_our_service_is_tested_over_http(harness: Harness, tmp_path: Path, pair:
     assert "lossy" not in set(rows["verdict"])
 
 
-@pytest.mark.parametrize(
-    ("typed", "rule"),
-    [
-        (["samplings=[]"], "must name at least one"),
-        (["samplings=[top_p,top_p]"], "must not name one twice"),
-        (["samplings=[min_p]"], "each must be one of as_asked, temperature, top_k, top_p"),
-    ],
-)
-def test_wrong_settings_are_refused(harness: Harness, typed: list[str], rule: str) -> None:
-    assert rule in harness.refused("recovery", *typed)
-
-
 DECODING = DecodingSettings(max_new_tokens=12, num_draft_tokens=2, temperature=1.0)
 PROMPTS = [list(TOKENIZER.encode(text)) for text in ("once upon a time", "2 + 2 =", "the end")]
 
@@ -234,22 +221,11 @@ def drawn_text(
     entropies: list[float],
     outcomes: Sequence[tuple[int, int]] = (),
 ) -> ScoredText:
-    """A text with the outcomes of its iterations, where they are known."""
+    """A text of tokens 0, 1, and so on, with the outcomes of its iterations, where they are known."""
     request = PlannedRequest(prompt, samplings(DECODING)[0], len(widths), 0)
     record = RequestRecord(0, 1, num_tokens=len(widths), outcomes=list(outcomes))
-    zeros = np.zeros(len(widths))
     tokens = tuple(range(len(widths)))
-    text = DrawnText(
-        prompt=prompt,
-        setting="any",
-        is_at_place=False,
-        tokens=tokens,
-        widths=np.array(widths),
-        is_impossible=zeros.astype(bool),
-        parts=zeros.astype(int),
-        part_masses=zeros,
-        ranks=[0] * len(widths),
-    )
+    text: Any = SimpleNamespace(prompt=prompt, tokens=tokens, widths=np.array(widths))
     return ScoredText(Answer(request, record), text, np.array(entropies))
 
 

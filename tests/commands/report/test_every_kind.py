@@ -1,4 +1,4 @@
-"""Rows of every kind through a sweep's tables and `report`: whole, damaged, and named in markup."""
+"""Rows of every kind through a sweep's tables and `report`: whole, damaged, named in markup, and of failures."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ import pytest
 
 from harness.cli.sweep import exit_code, job_line, print_sweep
 from harness.commands.command import Command
+from harness.commands.latency.ranking import RankedRun, ranked_runs
 from harness.commands.plan.rows import PlanRow
 from harness.commands.registry import commands, row_kinds
-from harness.commands.report.command import build, write
+from harness.commands.report import command as report_command
+from harness.commands.report.command import build
 from harness.config.errors import SettingError
+from harness.reporting.files import ReportContents
 from harness.results.files import read_kind, write_rows
 from harness.results.row import ColumnDescription
 from harness.results.schema import RunRow
 from in_process import Harness
-from report_files import eval_run, latency_run
-from report_files import write as write_file
+from report_files import all_tables, eval_run, latency_run, write
 from shipped_copies import copy_shipped
 
 VALUES: dict[Any, Any] = {
@@ -85,7 +87,7 @@ def test_report_shows_it(kind: type[RunRow], tmp_path: Path) -> None:
         return
     report = build([file])
     assert report.pages
-    write(report, tmp_path)
+    report_command.write(report, tmp_path)
     assert "text" in (tmp_path / "report.md").read_text()
 
 
@@ -107,8 +109,8 @@ REPORTS = {**{name: {name: cell} for name, cell in NUMBERS.items()}, "no number"
 @pytest.mark.parametrize("report", REPORTS)
 def test_one_damaged_column_after_another(report: str, tmp_path: Path) -> None:
     """Of `latency` and of `eval`, in one report."""
-    latency = write_file(tmp_path / "whole_latency.csv", latency_run(2), latency_run(4))
-    whole_files = {"latency": latency, "eval": write_file(tmp_path / "whole_eval.csv", eval_run())}
+    latency = write(tmp_path / "whole_latency.csv", latency_run(2), latency_run(4))
+    whole_files = {"latency": latency, "eval": write(tmp_path / "whole_eval.csv", eval_run())}
     damaged_files = []
     for command, whole in whole_files.items():
         damaged = tmp_path / f"{command}.csv"
@@ -116,7 +118,7 @@ def test_one_damaged_column_after_another(report: str, tmp_path: Path) -> None:
         damaged_files.append(damaged)
     built = build(damaged_files)
     assert built.pages
-    write(built, tmp_path)
+    report_command.write(built, tmp_path)
 
 
 def is_different(damage: str, about: ColumnDescription) -> bool:
@@ -150,7 +152,7 @@ def write_with_damage(damaged: Path, whole: Path, cells: Mapping[str, str]) -> N
 
 
 def test_a_figure_that_is_text_is_noted(tmp_path: Path) -> None:
-    file = write_file(tmp_path / "latency.csv", latency_run(2), latency_run(4))
+    file = write(tmp_path / "latency.csv", latency_run(2), latency_run(4))
     file.write_text(file.read_text().replace("100.0", "fast", 1))
     notes = build([file]).notes
     assert f"{file}, line 2: ms_per_token cannot be read" in notes
@@ -189,3 +191,48 @@ def test_names_are_text_wherever_they_are_shown(harness: Harness, tmp_path: Path
         "no_think", "no\\_think"
     )
     assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(page + markdown)
+
+
+def cells(report: ReportContents, key: str) -> list[tuple[str, ...]]:
+    """The rows of a table as shown, `[]` where the report has no such table."""
+    tables = {table.key: table for table in all_tables(report)}
+    return tables[key].shown()[1] if key in tables else []
+
+
+def pairs_of(report: ReportContents) -> list[RankedRun]:
+    """The pairs of `latency` that the report shows."""
+    return ranked_runs([run for run in report.runs if run.command == "latency"])
+
+
+def speedups(report: ReportContents) -> list[float]:
+    return [pair.interval.estimate for pair in pairs_of(report)]
+
+
+def test_a_failure_is_listed_with_its_reason_until_the_measurement_succeeds(tmp_path: Path) -> None:
+    def run(**changes: Any) -> Any:
+        return latency_run(measurement="feed", **changes)
+
+    file = write(tmp_path / "latency.csv", run(status="failed", error="13B does not fit"))
+    [failure] = cells(build([file]), "unjudged")
+    assert failure[:3] == ("13B with 7B", "4", "failed: 13B does not fit")
+    write(file, run())
+    report = build([file])
+    assert cells(report, "unjudged") == []
+    assert speedups(report) == [2.0]
+    write(file, *[run(status="failed", error="out of memory") for _ in range(2)])
+    report = build([file])
+    # A later failure is news.
+    assert [row[2] for row in cells(report, "unjudged")] == ["failed: out of memory (2 times)"]
+    assert speedups(report) == [2.0]
+
+
+def test_single_runs_are_asked_for_by_their_ids(harness: Harness) -> None:
+    runs = [latency_run(model=model) for model in ("7B", "13B", "30B")]
+    write(Path("results/latency.csv"), *runs)
+    first, second, _ = (str(run[0].run) for run in runs)
+    shown = harness("report", first, second).stdout
+    assert ("7B with" in shown, "13B with" in shown, "30B" in shown) == (True, True, False)
+    assert "13B" in harness("report", second, "format=row").stdout
+    assert len(harness("report", "format=row").stdout.splitlines()) == 2 + 3
+    for run in ("20200101T000000", "20200101"):
+        assert "no run in results has this id" in harness.refused("report", run)

@@ -86,20 +86,6 @@ def test_every_plot_is_there_with_other_names(html: str, drawn: Plots) -> None:
         assert_visible(svg)
 
 
-def test_intervals_look_different_by_what_they_say(tmp_path: Path) -> None:
-    """In colour and in shape: above 1, including it, and below it."""
-    runs = [latency_run(2, 2.0), latency_run(4, 1.05), latency_run(8, 0.8)]
-    html = html_page(build([write(tmp_path / "latency.csv", *runs)]), {})
-    html = html[html.index("<section id=pairs") : html.index("<details class=table id=reasons")]
-    cells = re.findall(r">(\d\.\d\d×)[^<]*<.*?class=\"whisker (\w+)\".*?<(\w+) class=mark", html)
-    assert cells == [
-        ("2.00×", "above", "path"),
-        ("1.05×", "over", "circle"),
-        ("0.80×", "below", "path"),
-    ]
-    assert Elements(html).text.count("▲ above 1") == 1
-
-
 def test_the_same_figures_give_the_same_page(
     report: ReportContents, drawn: Plots, html: str
 ) -> None:

@@ -44,13 +44,6 @@ def test_no_piece_of_an_answer_waits_for_the_one_before() -> None:
             assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
-def test_there_are_no_sweeps(harness: Harness) -> None:
-    assert (
-        harness("serve", "-m", "seed=1", code=2).complaint
-        == "-m: serve has no sweeps: leave it out"
-    )
-
-
 @pytest.mark.parametrize(
     ("length", "status", "reason"),
     [("12a", 400, "is no number"), ("-1", 400, "is no number"), ("101", 413, "is larger than 100")],
@@ -139,25 +132,28 @@ def test_the_template_shows_tools_calls_and_results() -> None:
     assert read(None, messages=[user("a"), user("b")]) == "a\n\nb"
 
 
-@pytest.mark.parametrize(
-    ("template", "chat_template"), [(None, "auto"), (SHOWS_NONE, "auto"), (SHOWS_TOOLS, "never")]
-)
-def test_tools_that_the_model_would_not_see_are_refused(
-    template: str | None, chat_template: str
-) -> None:
-    with pytest.raises(Refusal, match=r"^tools: this model has no chat template that shows them$"):
-        read(template, chat_template, messages=[user()], tools=[TOOL])
+SHOWS_NO_TOOLS = "^tools: this model has no chat template that shows them$"
 
 
 @pytest.mark.parametrize(
-    ("messages", "tools", "says"),
+    ("template", "messages", "tools", "says"),
     [
-        ([user()], [{}], "has tool 1 without the name of a function"),
-        ([user(), {"role": "tool", "content": "wet"}], [], "message 2 without tool_call_id"),
-        ([user(None)], [], "must have text as every content"),
-        ([{"role": "assistant", "tool_calls": [{"id": "1"}]}], [], "without the name"),
+        (None, [user()], [TOOL], SHOWS_NO_TOOLS),
+        (SHOWS_NONE, [user()], [TOOL], SHOWS_NO_TOOLS),
+        # What OpenAI would refuse.
+        (SHOWS_TOOLS, [user()], [{}], "has tool 1 without the name of a function"),
+        (SHOWS_TOOLS, [user(), {"role": "tool", "content": "wet"}], [], "message 2 without tool_call_id"),
+        (SHOWS_TOOLS, [user(None)], [], "must have text as every content"),
+        (SHOWS_TOOLS, [{"role": "assistant", "tool_calls": [{"id": "1"}]}], [], "without the name"),
     ],
-)
-def test_what_openai_would_refuse_is_refused(messages: Any, tools: Any, says: str) -> None:
+)  # fmt: skip
+def test_chats_that_the_model_would_not_see_are_refused(
+    template: str | None, messages: Any, tools: Any, says: str
+) -> None:
     with pytest.raises(Refusal, match=says):
-        read(SHOWS_TOOLS, messages=messages, tools=tools)
+        read(template, messages=messages, tools=tools)
+
+
+def test_tools_are_refused_without_a_template_in_use() -> None:
+    with pytest.raises(Refusal, match=SHOWS_NO_TOOLS):
+        read(SHOWS_TOOLS, "never", messages=[user()], tools=[TOOL])

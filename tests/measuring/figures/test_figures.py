@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from echo_server import Dialect, Outcomes, iterations_of, report_of
 from harness.engines.counts import Counts
 from harness.engines.divergence import Divergence
 from harness.engines.protocol import Answered, BatchTimes, Phases
@@ -19,7 +20,6 @@ from harness.measuring.figures.costs import CostFigures
 from harness.measuring.figures.paired import PairedTimes, SpeedupFigures
 from harness.measuring.figures.texts import EndFigures, TextFigures
 from harness.servers.events import note_reports
-from known_server import Outcomes, Reports, iterations_of, report_of
 from measured_runs import figures, run_of
 
 
@@ -191,22 +191,23 @@ EARLY = (7, 30, 12, 7)
 
 
 @pytest.mark.parametrize(
-    ("reports", "drafts", "lengths"),
+    ("dialect", "drafts", "lengths"),
     [
-        ("iterations", ALL_DRAFT, UNEQUAL),
-        ("iterations", ((4, 2), (4, 4)), EARLY),
-        ("histogram", ONE_K, WHOLE),
-        ("histogram", BY_CHANCE, (15, 20, 15, 20)),
-        ("histogram", ((4, 2), (4, 4)), EARLY),
-        ("totals", ALL_DRAFT, WHOLE),
-        ("totals", FEW_DRAFT, (2, 30, 2, 30)),
-        ("totals", ((4, 2), (4, 4)), EARLY),
-        ("counters", FEW_DRAFT, UNEQUAL),
-        ("counters", ((4, 2), (4, 4)), EARLY),
+        ("vllm", ALL_DRAFT, UNEQUAL),
+        ("vllm", ((4, 2), (4, 4)), EARLY),
+        ("vllm_histogram", ONE_K, WHOLE),
+        ("vllm_histogram", BY_CHANCE, (15, 20, 15, 20)),
+        ("vllm_histogram", ((4, 2), (4, 4)), EARLY),
+        ("llama.cpp", ALL_DRAFT, WHOLE),
+        ("llama.cpp", FEW_DRAFT, (2, 30, 2, 30)),
+        ("llama.cpp", ((4, 2), (4, 4)), EARLY),
+        # Nothing, but its page of counters is read.
+        ("openai", FEW_DRAFT, UNEQUAL),
+        ("openai", ((4, 2), (4, 4)), EARLY),
     ],
 )
 def test_figures_are_those_of_what_the_server_did(
-    reports: Reports, drafts: Outcomes, lengths: tuple[int, ...]
+    dialect: Dialect, drafts: Outcomes, lengths: tuple[int, ...]
 ) -> None:
     ends_early = lengths == EARLY
     requests = []
@@ -216,7 +217,7 @@ def test_figures_are_those_of_what_the_server_did(
         request = RequestRecord(index, 3, num_tokens=length)
         # A server that knows the end was asked for so many.
         request.max_new_tokens = MOST if ends_early else length
-        note_reports(request, report_of(reports, iterations), MOST)
+        note_reports(request, report_of(dialect, iterations), MOST)
         request.count_undrafted()
         requests.append(request)
         outcomes += iterations
@@ -225,31 +226,31 @@ def test_figures_are_those_of_what_the_server_did(
     num_accepted = sum(accepted for _, accepted in outcomes)
     counted = Counts(sum(lengths), len(drafting), num_drafted, num_accepted)
     answered = Answered(
-        requests=requests, seconds=1.0, counted=counted if reports == "counters" else None
+        requests=requests, seconds=1.0, counted=counted if dialect == "openai" else None
     )
     found = figures(AcceptanceFigures, [answered])
 
     assert found.acceptance_rate == pytest.approx(num_accepted / num_drafted)
     over_all = found.tokens_per_iteration, found.mean_num_draft_tokens
-    if reports == "totals" and ends_early:
+    if dialect == "llama.cpp" and ends_early:
         # Draft tokens behind the end of an answer are counted, too.
         assert over_all == (None, None)
     else:
         num_decoded = sum(lengths) - len(lengths)
         expected = num_decoded / len(outcomes), num_drafted / len(outcomes)
         assert over_all == pytest.approx(expected)
-    if reports == "totals":
+    if dialect == "llama.cpp":
         assert found.mean_acceptance_length is None
     else:
         assert found.mean_acceptance_length == pytest.approx(1 + num_accepted / len(drafting))
         assert found.mean_proposed == pytest.approx(num_drafted / len(drafting))
-    if reports in ("iterations", "histogram"):
+    if dialect in ("vllm", "vllm_histogram"):
         accepted = [number for _, number in drafting]
         numbers = [accepted.count(number) for number in range(max(accepted) + 1)]
         assert found.acceptance_histogram[: len(numbers)] == numbers
         assert sum(found.acceptance_histogram) == len(drafting)
     # Of a histogram the positions, and so K, follow only where every iteration drafted as many tokens.
-    has_positions = reports == "iterations" or (reports == "histogram" and drafts is ONE_K)
+    has_positions = dialect == "vllm" or (dialect == "vllm_histogram" and drafts is ONE_K)
     assert (found.acceptance_by_position is not None) == has_positions
     if has_positions:
         first = sum(number > 0 for _, number in drafting) / len(drafting)
