@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import gc
 import os
 import random
@@ -116,19 +115,6 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[Any]:
     if report.failed and harness is not None and harness.last is not None:
         report.sections.append(("Page of the last command", harness.last.stdout))
     return report
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """In CI, what was skipped, by reason: a test that never runs should be noticed."""
-    if not os.environ.get("CI"):
-        return
-    skipped = terminalreporter.stats.get("skipped", [])
-    # The place and the reason of each, of which the place does not matter.
-    reasons = collections.Counter(report.longrepr[2] for report in skipped)
-    if reasons:
-        terminalreporter.section("skipped")
-    for reason, count in reasons.most_common():
-        terminalreporter.write_line(f"{count:4} {reason.removeprefix('Skipped: ')}")
 
 
 @pytest.fixture

@@ -131,40 +131,36 @@ def test_generate_drafts_as_many_tokens_as_the_page_states(harness: Harness) -> 
     assert own == shipped
 
 
-def test_a_mistake_in_a_drafter_names_it(harness: Harness) -> None:
-    Path("bad.py").write_text(
-        "from types import SimpleNamespace\n"
-        "from harness.local.drafting.method import Method\n"
-        "def start(*arguments): raise KeyError('mine')\n"
-        "class Bad(Method):\n"
-        "    summary = 'bad'\n"
-        "    def drafter(self, settings, pair, runner):\n"
-        "        return lambda warp: SimpleNamespace(layers=(), start=start, add=start, clear=lambda: None)\n"
-    )
-    settings = ["model=tiny_draft", "draft=./bad.py:Bad", "n=2"]
-    for command in ("acceptance", "latency"):
-        complaint = harness(command, *settings, code=1).complaint
-        assert "draft=./bad.py:Bad: KeyError: 'mine'" in complaint
+BAD = """
+from types import SimpleNamespace
+from harness.local.decoding.protocols import TensorDrafter
+from harness.local.drafting.method import Method
+def start(*arguments): raise KeyError('mine')
+class Bad(Method):
+    summary = 'bad'
+    def drafter(self, settings, pair, runner):
+        return lambda warp: SimpleNamespace(layers=(), start=start, add=start, clear=lambda: None)
+class Drafter(TensorDrafter):
+    layers = ()
+    def add(self, prompts, first_tokens, step): pass
+    def draft(self, rows, uniforms): raise KeyError('mine')
+class Worse(Method):
+    summary = 'worse'
+    def drafter(self, settings, pair, runner): return lambda warp: Drafter()
+"""
 
 
-def test_a_mistake_in_a_prepared_drafter_names_it(
-    harness: Harness, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mistake_in_a_drafter_names_it(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("bad.py").write_text(BAD)
     run_as_traced(monkeypatch)
-    Path("worse.py").write_text(
-        "from harness.local.decoding.protocols import TensorDrafter\n"
-        "from harness.local.drafting.method import Method\n"
-        "class Drafter(TensorDrafter):\n"
-        "    layers = ()\n"
-        "    def add(self, prompts, first_tokens, step): pass\n"
-        "    def draft(self, rows, uniforms): raise KeyError('mine')\n"
-        "class Worse(Method):\n"
-        "    summary = 'worse'\n"
-        "    def drafter(self, settings, pair, runner): return lambda warp: Drafter()\n"
-    )
-    settings = ["model=tiny_draft", "draft=./worse.py:Worse", "n=2", "runner=compiled"]
-    complaint = harness("latency", *settings, code=1).complaint
-    assert "draft=./worse.py:Worse: KeyError: 'mine'" in complaint
+    for command, name, runner in (
+        ("acceptance", "Bad", "eager"),
+        ("latency", "Bad", "eager"),
+        ("latency", "Worse", "compiled"),
+    ):
+        settings = ["model=tiny_draft", f"draft=./bad.py:{name}", "n=2", f"runner={runner}"]
+        complaint = harness(command, *settings, code=1).complaint
+        assert f"draft=./bad.py:{name}: KeyError: 'mine'" in complaint
 
 
 def test_a_lossy_rule_accepts_more_and_is_called_lossy(harness: Harness) -> None:

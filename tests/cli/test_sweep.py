@@ -13,14 +13,13 @@ from typing import Any
 import pytest
 
 from harness.cli import sweep
-from harness.cli.manifest import Manifest, SweepFile
+from harness.cli.manifest import SweepFile
 from harness.cli.sweep import exit_code, job_line, print_sweep
 from harness.commands.latency.record import LatencySettings
 from harness.commands.recovery.rows import RecoveryRow
 from harness.config.errors import HarnessError, RunError
 from harness.measuring.rows import LatencyRow
 from harness.results.files import append_rows, read_rows
-from harness.servers.settings import ServerSettings
 from in_process import Harness, covered, results
 from report_files import eval_run, latency_run
 from some_settings import settings_of
@@ -77,16 +76,6 @@ def test_a_job_in_a_few_words(command: str, rows: list[Any], expected: str) -> N
     assert job_line(command, rows) == expected
 
 
-def test_the_command_of_a_job_is_known_where_no_command_line_is(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Such as on another machine of a Ray cluster."""
-    monkeypatch.delenv("HARNESS_COMMAND_LINE", raising=False)
-    manifest = Manifest({"server": ["1", "2"]})
-    engine = ServerSettings(start_command=("b", "-m", "x y"), first_command=("a",))
-    assert manifest.label(["engine=server", "+server=2"], engine) == "-- b -m 'x y'"
-
-
 def test_pairs_and_failures_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = [latency_run(2, 1.5), latency_run(4, 2.0), latency_run(2, 2.5, model="30B")]
     runs.append(latency_run(4, status="failed", error="30B [bold]does not fit[/bold]", model="30B"))
@@ -141,17 +130,6 @@ def test_a_pair_that_loads_too_slowly_is_tried_again_with_more_time(crew: sweep.
         "not tried, because the pair failed to load before: no end after 10.0 s",
         "None",
     ]
-
-
-def test_rows_take_the_place_of_those_of_the_same_job(tmp_path: Path) -> None:
-    SweepFile(tmp_path, LatencyRow).put(0, [LatencyRow(model='a "quoted"\nline', num_tokens=1)])
-    two = [LatencyRow(model="NA"), LatencyRow(model="x", num_tokens=2)]
-    assert len(SweepFile(tmp_path, LatencyRow).put(1, two)) == 3
-    rows = SweepFile(tmp_path, LatencyRow).put(
-        0, [LatencyRow(model="new", num_tokens=3, ignore_eos=True)]
-    )
-    assert [(row.job, row.model) for row in rows] == [("1", "NA"), ("1", "x"), ("0", "new")]
-    assert read_rows(tmp_path / "latency.csv", LatencyRow) == rows
 
 
 def test_rows_of_an_earlier_sweep_go_and_those_of_single_runs_stay(tmp_path: Path) -> None:

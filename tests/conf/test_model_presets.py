@@ -89,21 +89,6 @@ PUBLISHED: dict[str, tuple[int, int | None]] = {
     "baichuan-13b": (13_264_901_120, 4096),
 }
 
-# Kind -> elements of a head of the same recipe, as the hub counts them: they include the maps between its vocabulary
-# and the target's.
-HSPEC_WEIGHTS = {"dflash": 1_802_212_224, "dspark": 1_849_304_193}
-
-
-def bytes_of_hspec(kind: str) -> int:
-    """The size of its file, with a header of one byte; without the copy of the target's embedding, which it need not
-    store, and without DSpark's confidence head, which is not read.
-    """
-    whether_known, known = 151_936, 32_000
-    confidence = 4096 + 256 + 1 if kind == "dspark" else 0
-    weights = HSPEC_WEIGHTS[kind] - whether_known - known - 151_936 * 4096 - confidence
-    return 2 * weights + whether_known + 8 * known + 1
-
-
 # Name -> target, kind, and bytes of its file (exact but for the header) or billions of parameters (rounded) as the hub
 # has them; None where neither is known to us.
 HEADS: dict[str, tuple[str, str, float | None]] = {
@@ -111,9 +96,8 @@ HEADS: dict[str, tuple[str, str, float | None]] = {
     "qwen3-8b-eagle3": ("qwen3-8b", "eagle3", 2_044_116_968),
     "qwen3-4b-dflash": ("qwen3-4b", "dflash", None),
     "qwen3-8b-dflash": ("qwen3-8b", "dflash", None),
-    **{
-        f"qwen3-8b-hspec-{kind}": ("qwen3-8b", kind, bytes_of_hspec(kind)) for kind in HSPEC_WEIGHTS
-    },
+    "qwen3-8b-hspec-dflash": ("qwen3-8b", "dflash", None),
+    "qwen3-8b-hspec-dspark": ("qwen3-8b", "dspark", None),
     "qwen3-4b-deepspec-eagle3": ("qwen3-4b", "eagle3", None),
     "qwen3-4b-deepspec-dflash": ("qwen3-4b", "dflash", 1),
     "qwen3-4b-deepspec-dspark": ("qwen3-4b", "dspark", 1),

@@ -175,14 +175,6 @@ def test_a_pooled_rate_is_the_total_over_the_total() -> None:
         assert getattr(pooled, name) == pytest.approx(getattr(expected, name)), name
 
 
-def test_no_rate_of_several_runs_is_a_mean() -> None:
-    """What has a line in its definition is pooled by its totals."""
-    for name, column in LatencyRow.columns().items():
-        is_rate = column.unit.endswith("/s") or " / " in column.text
-        if is_rate and column.type in (float, list):
-            assert column.pools not in ("mean", "largest"), name
-
-
 def test_every_figure_says_how_it_is_pooled() -> None:
     for name, column in LatencyRow.columns().items():
         if column.kind == "figure":

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from harness.commands.registry import measurement
@@ -342,14 +341,3 @@ def test_an_interval_among_many_is_wider() -> None:
     assert not verdict_of(damaged).is_judged
     for speedup in (None, Interval(1e7, 1e7, 1e7)):
         assert verdict_of(replace(row, speedup=speedup)).why == "no speed-up was measured"
-
-
-def test_honest_texts_of_any_length_are_rarely_refused() -> None:
-    """Geometric lengths of both arms: refused in at most 3 of 300 runs beyond the level of 1 %."""
-    rng = np.random.default_rng(1)
-    refused = 0
-    for _ in range(300):
-        lengths = rng.geometric(1 / 20, size=(2, 40))
-        first, second = (dict(enumerate(map(int, arm_lengths))) for arm_lengths in lengths)
-        refused += refusal(drawn("regular", first), drawn("speculative", second)) is not None
-    assert refused <= 12

@@ -32,19 +32,6 @@ def test_what_is_won_on_parts_is_the_dirichlet_multinomial_likelihood_ratio(
     assert won == pytest.approx(learned - tested)
 
 
-def test_what_is_won_on_outcomes_is_so_too_and_in_each_context_by_itself() -> None:
-    masses = np.array([0.5, 0.3, 0.2])
-    outcomes = [0, 1, 1, 0, 2, 1, 1, 1]
-    keys = [(number % 2,) for number in range(len(outcomes))]
-    won = bets_on_outcomes(outcomes, masses[outcomes], keys, [Learner(10.0)], np.zeros(8)).sum()
-    expected = 0.0
-    for first in (0, 1):
-        counts = np.bincount(outcomes[first::2], minlength=3)
-        learned = stats.dirichlet_multinomial.logpmf(counts, 10 * masses, 4)
-        expected += learned - stats.multinomial.logpmf(counts, 4, masses)
-    assert won == pytest.approx(expected)
-
-
 @pytest.mark.parametrize("learner", LEARNERS)
 def test_every_bet_is_fair(learner: Learner) -> None:
     """Over all streams of four draws, weighted by their chances, a capital of 1 stays 1."""

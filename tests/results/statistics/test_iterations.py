@@ -20,7 +20,6 @@ from harness.results.statistics.iterations import (
     expected_acceptance,
     expected_tokens_per_iteration,
 )
-from harness.results.statistics.multiplicity import relative_to
 from harness.results.statistics.ratios import Rejections, ratio_of_totals
 
 VOCABULARY = range(3)
@@ -212,20 +211,6 @@ def test_the_lower_bound_allows_for_rejections_that_hardly_any_text_has(
     assert str(whole.covers) == "15 prompts (holds if rejections in 0 of these are typical)"
     often = found(np.full(15, 53.0))
     assert often.low == pytest.approx(often.estimate)
-
-
-def test_a_rare_text_with_many_rejections_may_have_others_like_it() -> None:
-    """One of 15 texts has 6 iterations beyond its 4: as many as five or six such texts may be in the long run."""
-    fewest = np.full(15, 4.0)
-    iterations = fewest + 6.0 * (np.arange(15) == 3)
-    found = ratio_of_totals(
-        [31.0 * np.ones(15)], [iterations], rejections=Rejections(iterations, fewest)
-    )
-    assert found.covers is not None
-    assert found.covers.num_rejecting == 1
-    assert found.low < 15 * 31 / (60 + 5.5 * 6)
-    alternatives = relative_to(0, np.ones((2, 15)), np.ones((2, 15)), unseen=[0.0, 0.3])
-    assert [share.low for share in alternatives] == pytest.approx([1, math.exp(-0.3)])
 
 
 def test_the_ends_of_short_answers_are_no_rejections() -> None:
