@@ -14,9 +14,6 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from chains import (
-    RAGGED,
-    autoregressive,
-    chain,
     p_value_of_texts,
     requests,
     small_chain,
@@ -274,16 +271,6 @@ def test_the_loop_keeps_the_target_s_distribution(
         num_rows,
     )
     assert (p_value_of_texts(drawn, target, 0) > FALSE_ALARM_RATE) == lossless
-
-
-def test_greedy_output_is_the_regular_one() -> None:
-    target = chain(0)
-    what = requests(RAGGED, length=40)
-    drafter = ModelDrafter(MarkovRunner(0.5 * target + 0.5 * chain(1)), what[0].warp)
-    output = texts(
-        speculative(MarkovRunner(target), drafter, what, 4, verification=verify_block), 3
-    )
-    assert output == texts(autoregressive(MarkovRunner(target), what), 3)
 
 
 # A coin in place of the rule -----------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ import json
 import logging
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from forked import begin_program
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import Dtype, ModelSettings, PlacementSettings, Quantization
 from harness.local.models import devices
@@ -364,20 +362,6 @@ def test_more_gpus_than_there_are() -> None:
 # Messages -------------------------------------------------------------------------------------------------------------
 
 FEW = torch.tensor([[1, 2, 3]])
-
-
-def test_importing_the_room_does_nothing(tmp_path: Path) -> None:
-    """The server that forks it has imported the engine, and done nothing more."""
-    script = """
-import logging, sys, torch
-assert "harness.local.engine.pair" in sys.modules
-assert not torch.cuda.is_initialized()
-assert not logging.getLogger("bitsandbytes.autograd._functions").filters
-assert "bitsandbytes" not in sys.modules
-assert not logging.root.handlers
-"""
-    forked = begin_program(partial(exec, script), tmp_path)
-    assert (*forked.communicate(), forked.returncode) == ("", "", 0)
 
 
 def test_quantized_models_run_quietly(
