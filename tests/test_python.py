@@ -86,10 +86,8 @@ def test_runs_of_two_threads_have_their_own_rows() -> None:
         (["latency", 4], {}, "settings=4: must be text"),
         (["latency", "--help"], {}, "--help: is for the command line"),
         (["latency"], {"batch_size": object()}, "batch_size=<object>: must be text, a number"),
-        (["latency"], {"batch_sise": 4}, "batch_sise: no such setting (did you mean batch_size?)"),
         (["latency", "decoding.top_p=2"], {}, "decoding.top_p=2.0: must be in (0, 1]"),
         (["latency", "-m", "seed=1,2", "decoding.top_p=2"], {}, "decoding.top_p=2.0: must be in"),
-        (["latncy"], {}, "latncy: no such command (did you mean latency?)"),
         (["report", "results"], {}, "report: is a command of the terminal: harness report"),
     ],
 )

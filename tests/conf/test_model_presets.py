@@ -174,14 +174,3 @@ def test_model_has_the_published_size_and_context(name: str) -> None:
     assert parameters == published
     assert model.dtype == config.dtype
     assert getattr(config, "max_position_embeddings", None) == context
-
-
-@pytest.mark.parametrize("name", ["llama3.1_8B", "llama3.1_70B"])
-def test_quantized_twin_differs_in_repository_and_quantization_alone(name: str) -> None:
-    model, twin = preset(name), preset(f"{name}-bnb-4bit")
-    assert twin.quantization == "4bit"
-    assert twin.repository != model.repository
-    same = dataclasses.replace(
-        twin, name=name, repository=model.repository, quantization=model.quantization
-    )
-    assert same == model

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import math
 import os
-import pickle
 from typing import Any, ClassVar
 
 import pytest
@@ -67,12 +66,6 @@ def test_lenience_is_lossy_and_googles_alone() -> None:
     assert DecodingSettings(rule="google", lenience=0.9).lossy
     with pytest.raises(SettingError, match=r"decoding\.rule=google"):
         DecodingSettings(lenience=0.9)
-
-
-def test_errors_survive_pickling_between_processes() -> None:
-    error = pickle.loads(pickle.dumps(SettingError("decoding.top_p", "must be in (0, 1]", 2)))
-    assert str(error) == "decoding.top_p=2: must be in (0, 1]"
-    assert error.exit_code == 2
 
 
 class Honest(AcceptanceRule):

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from harness.commands.plan.record import PlanSettings
-from harness.commands.plan.rows import PlanRow
 from harness.config.engines import EngineSettings
 from harness.engines.protocol import Traits
 from harness.measuring import progress as progress_module
@@ -24,22 +23,11 @@ from harness.measuring.session import Session
 from harness.servers.settings import ServerSettings
 from some_settings import settings_of
 
-UNKNOWN = "no_such_column"
-
 
 @pytest.fixture
 def session(tmp_path: Path) -> Session:
     settings = settings_of(PlanSettings, draft=None, weights="random")
     return Session(SimpleNamespace(settings=settings), settings, tmp_path)
-
-
-def test_a_circumstance_without_a_column_is_an_error_of_the_program(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    environment = "harness.measuring.session.environment_columns"
-    monkeypatch.setattr(environment, lambda devices: {UNKNOWN: 1})
-    with pytest.raises(TypeError, match=UNKNOWN):
-        session.row(PlanRow)
 
 
 def test_a_failure_is_noted_even_where_explaining_it_fails(

@@ -18,7 +18,7 @@ import pytest
 
 from harness.config.machine import cpu_name
 from harness.results import environment as environment_module
-from harness.results.environment import environment, environment_columns, git_state, new_run_id
+from harness.results.environment import environment, environment_columns, git_state
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -97,10 +97,3 @@ def test_every_row_has_its_devices_and_its_commit(
     assert environment_columns()["num_threads"] == 7
     monkeypatch.delitem(sys.modules, "torch")
     assert environment_columns()["num_threads"] is None
-
-
-def test_ids_of_runs_are_unique_and_sort_by_time() -> None:
-    ids = [new_run_id() for _ in range(1000)]
-    assert len(set(ids)) == 1000
-    times = [made.rpartition("-")[0] for made in ids]
-    assert times == sorted(times)

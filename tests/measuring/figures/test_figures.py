@@ -57,12 +57,6 @@ def test_requests_of_a_lap_are_one_unit() -> None:
     assert twice_as_long.regular / twice_as_long.speculative == pytest.approx(2)
 
 
-def test_rows_of_a_batch_share_its_time() -> None:
-    batches = [lap(request(0, 1.0), request(1, 2.0), sent=False)]
-    times = paired_times(batches, batches)
-    assert (times.unit, times.regular.tolist()) == ("batch", [200])
-
-
 def test_a_batch_drafts_until_its_last_row_has_ended() -> None:
     rows = [request(0, 1.0, num_tokens=11), request(1, 1.0, num_tokens=21)]
     for row, accepted in zip(rows, (1, 3), strict=True):
@@ -72,11 +66,6 @@ def test_a_batch_drafts_until_its_last_row_has_ended() -> None:
         rejections = paired_times(laps, laps).rejections
         assert rejections is not None
         assert (*rejections.iterations, *rejections.fewest) == numbers
-
-
-def test_prompts_and_arms_that_are_missing() -> None:
-    assert paired_times(arm([1, 2], sent=False), arm([1], sent=False)).unit == "prompt"
-    assert paired_times(arm([1, 2]), []).regular.size == 0
 
 
 def test_units_with_the_same_prompts_cover_no_others() -> None:

@@ -171,32 +171,6 @@ def test_where_times_may_not_be_compared_intervals_decide(
     assert [standing.words for standing in series.standings] == ["cannot be told apart"]
 
 
-def repeated(draft: str, gain: float, seed: int) -> list[Run[LatencyRow]]:
-    """Three runs of a draft on the same prompts, which differ by 2 % from run to run."""
-    rng = np.random.default_rng(seed)
-    regular = np.random.default_rng(0).lognormal(4, 0.4, NUM_PROMPTS)
-    runs = []
-    for repeat in range(1, 4):
-        own = np.exp(rng.normal(0, 0.05, NUM_PROMPTS) + rng.normal(0, 0.005))
-        run = timed_run(draft, regular, regular / gain * own, repeat=repeat)
-        runs.append(run)
-    return runs
-
-
-@pytest.mark.parametrize(("gain", "words"), [(1.8, "gains less"), (2.0, "cannot be told apart")])
-def test_repeated_runs_are_compared_prompt_by_prompt(gain: float, words: str) -> None:
-    first, second = repeated("first", 2.0, 1), repeated("second", gain, 2)
-    pooled = []
-    for runs in (first, second):
-        rows = latency_run(draft=runs[0].last.draft, speedup=2.0, speedup_low=1.2, speedup_high=3.0)
-        pooled.append(Run(rows, parts=runs))
-    members = standings(pooled)
-    (standing,) = [member.standing for member in members.values() if member.standing]
-    assert (standing.words, standing.why, standing.family) == (words, "", 2)
-    assert str(standing.interval.covers) == "15 prompts and 3 runs"
-    assert standing.interval.estimate == pytest.approx(gain / 2, rel=0.04)
-
-
 def test_of_twelve_equal_members_none_is_called_the_best() -> None:
     """Over 80 pages of fresh seeds, in at most 5 % any gains less."""
     rng = np.random.default_rng(106)

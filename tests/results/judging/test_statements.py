@@ -153,18 +153,6 @@ def found(causes: list[dict[str, Any]], **columns: Any) -> AcceptanceFinding:
     return finding
 
 
-def test_a_position_is_the_first_that_is_below() -> None:
-    shares = [(0.79, 0.8), (0.5, 0.8), (0.4, 0.8)]
-    places = [
-        {"position": place, "served": Interval(served), "weights": Interval(of, of - 0.1, of + 0.1)}
-        for place, (served, of) in enumerate(shares, start=1)
-    ]
-    finding = found(places, served_tokens_per_iteration=2.0)
-    assert finding.engine is not None
-    assert finding.engine.words == "accepts less than its weights"
-    assert finding.first_below == 2
-
-
 @pytest.mark.parametrize(
     ("served", "cause", "is_named"),
     [
