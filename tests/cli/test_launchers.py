@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import signal
 from pathlib import Path
@@ -11,7 +10,6 @@ from subprocess import CompletedProcess
 import pandas as pd
 import pytest
 
-from harness.config.installation import install_command
 from harness.config.machine import num_usable_cores
 from in_process import Harness
 from processes import run, start
@@ -90,10 +88,3 @@ def test_ctrl_c_while_slurm_has_the_jobs_calls_none_a_failure(
     assert sweep.returncode == 130
     assert mentions(printed, "0 of 2 jobs")
     assert "wrote no row" not in printed, "they go on"
-
-
-@pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="Ray is installed")
-def test_a_launcher_that_is_not_installed_is_named_with_what_brings_it(harness: Harness) -> None:
-    complaint = harness.refused("latency", "-m", "+launcher=ray", "seed=1,2")
-    absent = f"hydra/launcher=ray: is not installed; {install_command('ray,slurm')}"
-    assert complaint.startswith(absent)

@@ -74,19 +74,6 @@ def test_a_sweep_compares_it_with_the_others_and_measures_other_code_again(
 
 
 @pytest.mark.parametrize(
-    ("draft", "words"),
-    [
-        ("./corpus_ngrams.py:Other", "has no attribute 'Other'"),
-        ("./corpus_ngrams.py:CorpusNgrams", "draft.file: must be set"),
-        ("./script.py:Method", "cannot be loaded: SystemExit"),
-    ],
-)
-def test_a_name_that_holds_no_method_is_told(draft: str, words: str, harness: Harness) -> None:
-    Path("script.py").write_text("raise SystemExit(0)")
-    assert words in harness("latency", *QUICK, f"draft={draft}", code=2).complaint
-
-
-@pytest.mark.parametrize(
     ("mistake", "words"),
     [
         ("def plan(self, settings, target, weights): raise KeyError('a')", "KeyError: 'a'"),

@@ -9,14 +9,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from harness.commands.report.command import days_of, environment_table
 from harness.config.command_line import Words
 from harness.measuring.rows import LatencyRow
-from harness.reporting.names import distinct_names, named_runs
+from harness.reporting.names import distinct_names
 from harness.reporting.table import Column, Line, Table
 from harness.reporting.terminal import as_text, print_document
 from harness.reporting.words import typed_again
-from harness.results.runs import Run
 
 
 @pytest.mark.parametrize(
@@ -82,26 +80,6 @@ def test_another_command_is_a_sweep_where_something_varies(seeds: str, again: st
     assert command == f"harness latency {again}'laps=[1,2]' {seeds} K=4"
 
 
-def test_an_environment_has_its_days_and_commits() -> None:
-    runs = [
-        Run([LatencyRow(devices="A100", commit=letter * 40, timestamp=f"2026-11-2{day}T10:00:00")])
-        for letter, day in (("a", 6), ("b", 4), ("c", 5), ("d", 3), ("a", 2))
-    ]
-    [row] = environment_table(runs).rows
-    commits = ", ".join(letter * 9 for letter in "abc")
-    assert row.cells[-3:] == (f"{commits} and 1 more", "2026-11-22 to 2026-11-26", 5)
-    assert [days_of([run.last]) for run in runs[:2]] == ["2026-11-26", "2026-11-24"]
-
-
-def test_runs_come_by_pair_and_k_with_auto_last() -> None:
-    ks: list[Any] = ["auto", 8, 2, None]
-    runs = [Run([LatencyRow(model="13B", draft="7B", num_draft_tokens=k)]) for k in ks]
-    assert [run.name.num_draft_tokens for run in named_runs(runs)] == [None, 2, 8, "auto"]
-    other = LatencyRow(model="1B", draft="7B", batch_size=4, num_draft_tokens=1)
-    first = named_runs([*runs, Run([other])])[0]
-    assert (first.row.model, first.name.cell) == ("13B", "13B with 7B")
-
-
 HEADINGS = ["regular\nms/token", "spec.\nms/token", "speed-up", "95 %\ninterval", "predicted"]
 HEADINGS += ["accepted", "memory"]
 CELLS = ["105.21 ± 10.30", "47.85", "2.24×", "2.14 to 2.36", "2.39×", "83.7%", "3.3 MB"]
@@ -131,20 +109,6 @@ def test_a_table_that_is_too_wide_is_printed_in_parts(width: int) -> None:
     # Every part says which rows it is about.
     assert text.count("│ 4 │") == 2 * parts
     assert "".join(text.split()).count("tiny_draft") == 2 * parts
-
-
-@pytest.mark.parametrize("width", range(40, 90, 5))
-def test_headings_fold_before_numbers_do(width: int) -> None:
-    columns = (
-        Column("arm", of=str, text=True),
-        *(Column("first token ms", of=lambda _: "5.21 ± 0.30") for _ in "123"),
-    )
-    console = Console(file=io.StringIO(), width=width)
-    print_document([Table.of("arms", "", ["regular"], columns)], console)
-    lines = console.file.getvalue().splitlines()
-    assert max(map(len, lines)) <= width
-    assert sum(line.count("5.21 ± 0.30 │") for line in lines) == 3
-    assert all(line[-1] in "╮│┤╯" for line in lines)
 
 
 def test_text_for_files_has_whole_names_and_no_colours(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,10 +11,8 @@ import pandas as pd
 import pytest
 from hypothesis import strategies as st
 
-from harness.commands.eval.record import EvalSettings
-from harness.commands.eval.rows import AnswerRow, EvalRow
+from harness.commands.eval.rows import AnswerRow
 from harness.commands.latency.record import LatencySettings
-from harness.commands.plan.rows import PlanRow
 from harness.commands.registry import row_kinds
 from harness.config.settings import DecodingSettings, ModelSettings, PlacementSettings
 from harness.measuring.rows import LatencyRow
@@ -169,11 +167,6 @@ def test_columns_repeat_the_settings() -> None:
     assert {name: asked[name] for name in expected} == expected
 
 
-def test_without_a_draft_its_columns_are_empty() -> None:
-    asked = EvalRow.setting_columns(settings_of(EvalSettings, draft=None))
-    assert {value for name, value in asked.items() if name.startswith("draft")} == {None}
-
-
 @pytest.mark.parametrize(
     ("changes", "real"),
     [
@@ -207,10 +200,3 @@ def test_a_row_knows_where_its_answers_come_from() -> None:
     assert LatencyRow(**pair).has_one_server
     for other in (pair | {"served_model": ["m", "n"]}, pair | {"regular_url": "http://b/v1"}, {}):
         assert not LatencyRow(**other).has_one_server
-
-
-def test_a_row_has_figures_where_its_main_one_is_known_or_else_any() -> None:
-    assert LatencyRow(ms_per_token=1.0).has_figures
-    assert not LatencyRow(acceptance_rate=1.0).has_figures
-    assert PlanRow(num_gpus=0).has_figures
-    assert not PlanRow(run="1", devices="GPU A").has_figures

@@ -175,12 +175,6 @@ def test_a_pooled_rate_is_the_total_over_the_total() -> None:
         assert getattr(pooled, name) == pytest.approx(getattr(expected, name)), name
 
 
-def test_every_figure_says_how_it_is_pooled() -> None:
-    for name, column in LatencyRow.columns().items():
-        if column.kind == "figure":
-            assert column.pools is not None, name
-
-
 def answer(index: int, first_ms: float, num_tokens: int, unit: int = 0) -> LatencyPromptRow:
     return LatencyPromptRow(
         arm="regular", prompt_index=index, prompt_place=index, unit=unit, num_tokens=num_tokens,

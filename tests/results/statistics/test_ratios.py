@@ -23,7 +23,6 @@ from harness.results.statistics.ratios import (
     ratio_of_totals,
 )
 from harness.results.statistics.runs import ratio_over_runs
-from harness.results.statistics.stopping import half_width
 
 
 def test_ratio_of_a_handful_has_no_interval_and_of_nothing_no_value() -> None:
@@ -111,17 +110,6 @@ def test_a_few_long_answers_have_no_interval() -> None:
         assert "count" not in str(equal.covers)
 
 
-def test_a_ratio_of_two_ratios_is_one_of_products() -> None:
-    """Units of which each factor varies alone have the sum of its variances."""
-    rng = np.random.default_rng(0)
-    values = np.exp(rng.normal(0, 0.1, (4, 400)))
-    found = ratio_estimate(values[:2], values[2:])
-    assert found.log_ratio == pytest.approx(
-        math.log(values[0].mean() * values[1].mean() / values[2].mean() / values[3].mean())
-    )
-    assert found.standard_error == pytest.approx(2 * 0.1 / math.sqrt(400), rel=0.1)
-
-
 @pytest.mark.parametrize(("num_prompts", "correlation"), [(8, 0.5), (15, 0.8), (30, -0.5)])
 def test_intervals_hold_where_long_answers_are_accepted_more_often(
     num_prompts: int, correlation: float
@@ -155,10 +143,6 @@ def test_units_that_hold_most_of_the_variance_are_found() -> None:
     # A prompt that takes both arms as long says nothing about their ratio, and seven units are too few.
     assert rare_units(one, one) is None
     assert rare_units(usual[:7], one[:7]) is None
-
-
-def test_half_of_a_width_is_a_share_of_the_estimate() -> None:
-    assert half_width(Interval(2.0, 1.9, 2.2)) == pytest.approx(0.075)
 
 
 def test_a_small_drift_does_not_matter() -> None:
