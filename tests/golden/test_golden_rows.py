@@ -174,6 +174,11 @@ def test_a_latency(snapshot: SnapshotAssertion, case: str) -> None:
 ROOF = {"step_bytes": 65_000_000_000, "floor_ms": 40.0}
 # Of the figures below the answer.
 DETAILS: dict[str, Changes] = {
+    "little is known": UNKNOWN_COSTS | {"draft_ms": None, "time_to_first_token_ms": None},
+    "answers that end by themselves": {
+        "num_tokens": 261, "shortest_answer": 3, "batch_size": 2, "requests_per_second": 1.0,
+        "tokens_per_second_per_user": 12.34,
+    },
     "texts are equal": {"identical_prompts": 15, "differing_prompts": 0},
     "texts differ within rounding": {
         "identical_prompts": 1, "differing_prompts": 2, "margin_over_rounding": 0.3,
