@@ -174,6 +174,8 @@ def test_a_latency(snapshot: SnapshotAssertion, case: str) -> None:
 ROOF = {"step_bytes": 65_000_000_000, "floor_ms": 40.0}
 # Of the figures below the answer.
 DETAILS: dict[str, Changes] = {
+    "a target alone": {"draft": None},
+    "costs are unknown": {"predicted_speedup": None, "draft_ms": None, "conditional_acceptance_rate": None},
     "little is known": UNKNOWN_COSTS | {"draft_ms": None, "time_to_first_token_ms": None},
     "answers that end by themselves": {
         "num_tokens": 261, "shortest_answer": 3, "batch_size": 2, "requests_per_second": 1.0,
@@ -195,9 +197,9 @@ DETAILS: dict[str, Changes] = {
 def test_details_of_a_latency(snapshot: SnapshotAssertion, case: str) -> None:
     Words.divide(["latency"]).note()
     rows = latency_run(run="20261120T100000.000001-abcdef", model="mine", **SURE | DETAILS[case])
-    regular, speculative = rows
+    regular, *speculative = rows
     unknown = dict.fromkeys(("speedup", "tokens_per_iteration", "mean_acceptance_length"))
-    run = Run([regular.from_values(regular.values() | unknown), speculative])
+    run = Run([regular.from_values(regular.values() | unknown), *speculative])
     run.prompt_rows = prompt_rows(rows, [("story", 40.0), ("sum", 80.0)])
     assert full(latency_page([run])) == snapshot
 

@@ -19,7 +19,7 @@ from echo_questions import (
 from echo_server import NEVER_DRAWN, EchoServer, serving
 from harness.commands.recovery.scores import require_token_ids
 from harness.config.errors import RunError, SettingError
-from harness.engines.counts import Counts, DraftCounts
+from harness.engines.counts import Counts
 from harness.engines.protocol import Answered, Chat, Question
 from harness.engines.requests import Load, RequestError, RequestRecord
 from harness.engines.timing import timed_answer
@@ -162,19 +162,6 @@ def test_an_answer_without_all_its_token_ids_is_read_from_its_text(open_engine: 
     assert generation.tokens == [TOKENIZER.encode(request.text)]
     with pytest.raises(RunError, match="1 of 1 answers came without the ids of all"):
         require_token_ids(generation.requests)
-
-
-def test_tokens_of_an_iteration_that_come_one_by_one_are_one_burst() -> None:
-    """llama.cpp sends each accepted token as an event of its own, microseconds after the one before it."""
-    arrivals = [0.1, 0.3, 0.30003, 0.30005, 0.5, 0.50002, 0.7]
-    request = RequestRecord(0, 3, arrivals=arrivals, seconds=0.7, num_tokens=7)
-    request.drafts = DraftCounts(proposed=9, accepted=0)
-    found = figures(RequestFigures, [Answered(requests=[request], seconds=0.7)])
-    assert found.inter_token_latency_p50_ms == pytest.approx(200)
-    assert found.time_per_output_token_p50_ms == pytest.approx(100)
-    at_once = RequestRecord(0, 3, arrivals=[0.7], seconds=0.7, num_tokens=7)
-    assert at_once.time_per_output_token_ms is None
-    assert found.tokens_per_arrival == 7 / 4
 
 
 # Of an answer of 30 tokens, when they came; each after 10 ms, all at the end, or late by a busy client.

@@ -131,15 +131,6 @@ def test_ctrl_c_keeps_what_was_measured(pair: list[str], harness: Harness, tmp_p
     assert len(pd.read_csv(only("latency_prompts.csv"))) == 2 * 3
 
 
-# The draft, a GPT-2, takes 64 tokens; the last prompt has 19.
-LONG = ["num_prompts=4", "tokens=48", "K=3", "prompts=prompts.txt"]
-
-
-def test_a_batch_needs_prompts_that_are_not_left_out(harness: Harness, pair: list[str]) -> None:
-    refused = harness("latency", *pair, *LONG, "prompts.too_long=skip", "batch_size=4", code=2)
-    assert refused.complaint.startswith("batch_size=4: needs as many prompts")
-
-
 def test_a_recurrent_target_is_measured_alone(harness: Harness, save_model: SaveModel) -> None:
     model = save_model("mamba", hidden_size=128, num_hidden_layers=6, state_size=16)
     harness("latency", f"model={model.name}", "draft=none", *QUICK)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +13,19 @@ import pytest
 
 from harness.cli.sweep import exit_code, job_line, print_sweep
 from harness.commands.command import Command
-from harness.commands.latency.ranking import RankedRun, ranked_runs
 from harness.commands.plan.rows import PlanRow
 from harness.commands.registry import commands, row_kinds
 from harness.commands.report import command as report_command
 from harness.commands.report.command import build
 from harness.config.errors import SettingError
-from harness.reporting.files import ReportContents
+from harness.measuring.rows import LatencyRow
+from harness.reporting.files import on_terminal
+from harness.reporting.terminal import as_text
 from harness.results.files import read_kind, write_rows
 from harness.results.row import ColumnDescription
 from harness.results.schema import RunRow
 from in_process import Harness
-from report_files import all_tables, eval_run, latency_run, write
+from report_files import eval_run, latency_run, write
 from shipped_copies import copy_shipped
 
 VALUES: dict[Any, Any] = {
@@ -151,13 +152,6 @@ def write_with_damage(damaged: Path, whole: Path, cells: Mapping[str, str]) -> N
         csv.writer(stream).writerows([header, *rows])
 
 
-def test_a_figure_that_is_text_is_noted(tmp_path: Path) -> None:
-    file = write(tmp_path / "latency.csv", latency_run(2), latency_run(4))
-    file.write_text(file.read_text().replace("100.0", "fast", 1))
-    notes = build([file]).notes
-    assert f"{file}, line 2: ms_per_token cannot be read" in notes
-
-
 MARKUP = "math [/no_think] <b>&amp;</b> *x*"
 ESCAPE = "\x1b[31mred\x1b]0;title\x07 \x9b2J \u202e"
 
@@ -193,39 +187,6 @@ def test_names_are_text_wherever_they_are_shown(harness: Harness, tmp_path: Path
     assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(page + markdown)
 
 
-def cells(report: ReportContents, key: str) -> list[tuple[str, ...]]:
-    """The rows of a table as shown, `[]` where the report has no such table."""
-    tables = {table.key: table for table in all_tables(report)}
-    return tables[key].shown()[1] if key in tables else []
-
-
-def pairs_of(report: ReportContents) -> list[RankedRun]:
-    """The pairs of `latency` that the report shows."""
-    return ranked_runs([run for run in report.runs if run.command == "latency"])
-
-
-def speedups(report: ReportContents) -> list[float]:
-    return [pair.interval.estimate for pair in pairs_of(report)]
-
-
-def test_a_failure_is_listed_with_its_reason_until_the_measurement_succeeds(tmp_path: Path) -> None:
-    def run(**changes: Any) -> Any:
-        return latency_run(measurement="feed", **changes)
-
-    file = write(tmp_path / "latency.csv", run(status="failed", error="13B does not fit"))
-    [failure] = cells(build([file]), "unjudged")
-    assert failure[:3] == ("13B with 7B", "4", "failed: 13B does not fit")
-    write(file, run())
-    report = build([file])
-    assert cells(report, "unjudged") == []
-    assert speedups(report) == [2.0]
-    write(file, *[run(status="failed", error="out of memory") for _ in range(2)])
-    report = build([file])
-    # A later failure is news.
-    assert [row[2] for row in cells(report, "unjudged")] == ["failed: out of memory (2 times)"]
-    assert speedups(report) == [2.0]
-
-
 def test_single_runs_are_asked_for_by_their_ids(harness: Harness) -> None:
     runs = [latency_run(model=model) for model in ("7B", "13B", "30B")]
     write(Path("results/latency.csv"), *runs)
@@ -236,3 +197,20 @@ def test_single_runs_are_asked_for_by_their_ids(harness: Harness) -> None:
     assert len(harness("report", "format=row").stdout.splitlines()) == 2 + 3
     for run in ("20200101T000000", "20200101"):
         assert "no run in results has this id" in harness.refused("report", run)
+
+
+def test_a_failure_is_listed_with_its_reason_until_the_measurement_succeeds(tmp_path: Path) -> None:
+    def after(*runs: Sequence[LatencyRow]) -> str:
+        return as_text(on_terminal(build([write(tmp_path / "latency.csv", *runs)])))
+
+    def run(**changes: Any) -> list[LatencyRow]:
+        return latency_run(measurement="feed", **changes)
+
+    assert "failed: 13B does not fit" in after(run(status="failed", error="13B does not fit"))
+    measured = after(run())
+    assert "2.00× faster" in measured
+    assert "failed" not in measured
+    # A later failure is news.
+    again = after(*[run(status="failed", error="out of memory") for _ in range(2)])
+    assert "2.00× faster" in again
+    assert "failed: out of memory (2 times)" in " ".join(again.split())

@@ -11,9 +11,9 @@ import pytest
 
 from browser import CHROMIUM, browser, contrast
 from harness.commands.report.command import build
-from harness.reporting.files import ReportContents, escape, html_page, markdown
+from harness.reporting.files import ReportContents, escape, html_page
 from pages import Elements
-from report_files import all_tables, eval_run, latency_run, write
+from report_files import eval_run, latency_run, write
 
 pytest.importorskip("matplotlib", reason="specharness[report] is not installed")
 from harness.reporting.drawing import as_svgs  # after the skip
@@ -91,16 +91,6 @@ def test_the_same_figures_give_the_same_page(
 ) -> None:
     assert plots(report) == drawn
     assert html_page(report, drawn) == html
-
-
-def test_markdown_has_as_many_cells_in_every_row(report: ReportContents) -> None:
-    text = markdown(report, "")
-    tables = [block.splitlines() for block in text.split("\n\n") if block.startswith("|")]
-    assert len(tables) == len(all_tables(report))
-    for table in tables:
-        assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table}) == 1
-    assert "**2.50× (" in text
-    assert "**2.00× (" not in text, "the best K of its draft, and not the fastest"
 
 
 @pytest.mark.parametrize(
