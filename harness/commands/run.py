@@ -117,9 +117,8 @@ def _write(
         The line about where they are, and an error of writing: it must not keep the page from being printed.
     """
     saved = None
-    finding = [] if page is None else [line.whole for line in page.finding]
-    doubts = () if page is None else page.doubts
-    statements = () if page is None else page.statements
+    said = page or Page("")
+    finding = [line.whole for line in said.finding]
     failure: HarnessError | None = None
     try:
         saved = session.write_rows(rows)
@@ -128,7 +127,12 @@ def _write(
     # The run's directory gets its other files even if rows could not be collected.
     try:
         write_result(
-            session.directory, session.written, session.devices, finding, doubts, statements
+            session.directory,
+            session.written,
+            session.devices,
+            finding,
+            said.doubts,
+            said.statements,
         )
         if page is not None and (full := in_full(page)):
             replace_file(session.directory / SUMMARY_FILE, as_text(full).encode())

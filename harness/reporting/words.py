@@ -42,7 +42,8 @@ def typed_again(changes: str, *, command: str = "", leaving_out: Collection[str]
     """
     words = Words.noted()
     changing = shlex.split(changes)
-    replaced = ["details", *leaving_out, *map(setting_in, changing)]
+    # The directory of this run is its own: `hydra.run.dir`, `hydra.sweep.dir`.
+    replaced = ["details", "dir", *leaving_out, *map(setting_in, changing)]
     kept = []
     for place, word in enumerate(words.typed, start=1):
         name = setting_in(word)

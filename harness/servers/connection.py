@@ -248,7 +248,7 @@ async def connect(
     place = served.setting
     if url not in error.message and served.launch is None:
         place += f"={url}"
-    raise RunError(f"{place}: {error}{_advice(error, asked, settings)}")
+    raise RunError(f"{place}: {error}{_advice(error, asked, served, settings)}")
 
 
 async def _answered(sender: Sender, form: RequestForm, probe: Request) -> RequestRecord:
@@ -298,13 +298,17 @@ def _traits(form: RequestForm, record: RequestRecord) -> Traits:
     )
 
 
-def _advice(error: RequestError, asked: AskedServer, settings: ServerSettings) -> str:
+def _advice(
+    error: RequestError, asked: AskedServer, served: Served, settings: ServerSettings
+) -> str:
     """What to set where a server takes no request; empty where nothing is known to help."""
     if error.code in KEY_REFUSED:
         return "; engine.api_key_variable names the variable with its key"
     if error.code not in _FORM_ERRORS:
         return ""
     if asked.model.name == SERVED:
+        if served.launch is not None and served.launch.command.is_known:
+            return f"\nits command names no model: add {served.launch.command.startup.model[0]}"
         return f"\n{SERVED} is a placeholder: engine.model= sets the name of the model there"
     if settings.chat is True:
         return "\nif it has no chat template: engine.chat=false sends prompts as text"

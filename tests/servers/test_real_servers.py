@@ -42,6 +42,16 @@ def test_a_verdict_from_the_command_that_starts_the_server(harness: Harness) -> 
     assert mentions(outcome.stderr, "--spec-type draft-simple --spec-draft-n-max 4")
 
 
+def test_a_command_that_names_no_model_is_told_so(
+    harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Without models it begins as a router.
+    monkeypatch.setenv("LLAMA_CACHE", str(tmp_path))
+    command = [llama_server(), "--spec-type", "ngram-simple"]
+    refused = harness("latency", *SHORT, "--", *command, code=1).stderr
+    assert "its command names no model: add -m" in refused
+
+
 def test_what_llama_server_prints_is_beside_our_figures(harness: Harness) -> None:
     """Of a single request, because its log has a line for each."""
     asked = "num_prompts=1 num_warmup=0 tokens=40 prompts=tiny decoding=greedy engine.blocks=0"
