@@ -114,7 +114,7 @@ def _sections(command: ConfiguredCommand[Any], config: DictConfig, hydra: Hydra)
     """Everything that can be typed: presets, drafts, engines and settings."""
     presets = []
     # Groups with a plus have no default in any command: the plus is typed.
-    for group in "model decoding placement prompts +experiment +launcher".split():
+    for group in "model decoding placement prompts +experiment +pair +launcher".split():
         options = hydra.config_loader.get_group_options(group.lstrip("+"))
         if options and (group.startswith("+") or group in config):
             presets.append(Setting(f"{group}=", " ".join(options)))

@@ -307,7 +307,7 @@ def _advice(
     if error.code not in _FORM_ERRORS:
         return ""
     if asked.model.name == SERVED:
-        if served.launch is not None and served.launch.command.is_known:
+        if served.launch and served.launch.command.is_known:
             return f"\nits command names no model: add {served.launch.command.startup.model[0]}"
         return f"\n{SERVED} is a placeholder: engine.model= sets the name of the model there"
     if settings.chat is True:

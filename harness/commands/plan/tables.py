@@ -139,7 +139,7 @@ def _why(row: PlanRow) -> Iterator[tuple[str, str]]:
 
 
 def _measure(row: PlanRow, num_plans: int) -> NextStep:
-    changes: list[str] = []
+    changes = []
     leaving_out = [*_OWN_SETTINGS]
     if num_plans > 1:
         # One of the pairs that a preset names.
