@@ -107,16 +107,6 @@ def pytest_runtest_setup() -> None:
     gc.freeze()
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Iterator[Any]:
-    """Show the page of the last command that a failed test ran: it has the reason for a verdict."""
-    report = yield
-    harness = getattr(item, "funcargs", {}).get("harness")
-    if report.failed and harness is not None and harness.last is not None:
-        report.sections.append(("Page of the last command", harness.last.stdout))
-    return report
-
-
 @pytest.fixture
 def own_methods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Methods and rules in files of the test's directory: they and their modules are forgotten after it."""

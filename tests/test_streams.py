@@ -103,14 +103,6 @@ def test_a_full_disk_behind_stdout_is_one_line_and_loses_no_row(tmp_path: Path) 
     assert len((tmp_path / "results" / "latency.csv").read_text().splitlines()) == 1 + 2
 
 
-def test_usage_on_a_full_disk_is_one_line(tmp_path: Path) -> None:
-    done = shell("harness > /dev/full", tmp_path)
-    assert (done.returncode, done.stderr) == (
-        1,
-        "harness: stdout cannot be written: No space left on device\n",
-    )
-
-
 def test_a_directory_that_takes_no_files_is_one_line_that_names_the_settings(
     tmp_path: Path,
 ) -> None:

@@ -44,15 +44,6 @@ def test_no_bound_is_beyond_what_a_unit_has_shown() -> None:
     assert ratio_estimate([[11, 11, 15, 15, 15, 15, 15, 15]], [[3] * 8]).interval().high > 5
 
 
-@pytest.mark.filterwarnings("error")
-def test_ratio_of_constant_times_is_a_point() -> None:
-    interval = ratio_of_totals([[3.0] * 15], [[2.0] * 15])
-    assert (interval.low, interval.high) == pytest.approx((1.5, 1.5))
-    # Prompts differ a hundredfold, and the ratio not at all.
-    interval = ratio_of_totals([2 * np.geomspace(1, 100, 15)], [np.geomspace(1, 100, 15)])
-    assert (interval.low, interval.high) == pytest.approx((2, 2))
-
-
 def test_blocks_have_students_interval() -> None:
     three = ratio_of_totals([[3.0] * 3], [[2.0] * 3], "block")
     assert (three.estimate, str(three.covers)) == (pytest.approx(1.5), "3 blocks")
