@@ -2,19 +2,109 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import io
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from rich.console import Console
 
+from harness.commands.eval.record import EvalSettings
+from harness.commands.eval.rows import EvalRow
+from harness.commands.latency.record import LatencySettings
+from harness.commands.plan.record import PlanSettings
+from harness.commands.plan.rows import PlanRow
+from harness.commands.recovery.record import RecoverySettings
+from harness.commands.recovery.rows import RecoveryRow
 from harness.config.command_line import Words
+from harness.measuring.measurement import further_settings
 from harness.measuring.rows import LatencyRow
 from harness.reporting.names import distinct_names
 from harness.reporting.table import Column, Line, Table
 from harness.reporting.terminal import as_text, print_document
 from harness.reporting.words import typed_again
+from harness.results.schema import RunRow
+from some_settings import settings_of
+
+COMMANDS = [
+    (LatencySettings, LatencyRow),
+    (EvalSettings, EvalRow),
+    (RecoverySettings, RecoveryRow),
+    (PlanSettings, PlanRow),
+]
+# Where results go and how a sweep is carried out.
+NOT_MEASURED = {
+    "results.file",
+    "results.details",
+    "results.format",
+    "resume",
+    "job_timeout_s",
+    "force",
+}
+# A column of the table has it, or (eval's seed) it is only the default of another setting.
+SAID_OTHERWISE: dict[type[RunRow], set[str]] = {
+    # Repeats are one measurement.
+    LatencyRow: {"repeat", "repeats"},
+    RecoveryRow: {"num_draws"},
+    EvalRow: {"num_prompts", "seed"},
+}
+
+
+def names(settings: Any, prefix: str = "") -> Iterator[str]:
+    """Every setting, dotted."""
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name)
+        if dataclasses.is_dataclass(value):
+            yield from names(value, f"{prefix}{field.name}.")
+        else:
+            yield prefix + field.name
+
+
+def changed(settings: Any, name: str) -> Any:
+    """The same with another value of one setting, be it one that goes with nothing else."""
+    first, _, rest = name.partition(".")
+    value = getattr(settings, first)
+    found = copy.copy(settings)
+    object.__setattr__(found, first, changed(value, rest) if rest else another(name, value))
+    return found
+
+
+def another(name: str, value: Any) -> Any:
+    names = {"rule": "block", "weights": "random"}
+    if name in names:
+        return names[name]
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, str):
+        return "another"
+    return (5, 6) if isinstance(value, tuple) else (value or 0) + 1
+
+
+def row_of(kind: type[RunRow], settings: Any) -> RunRow:
+    """A row as a run with these settings writes it, without its figures."""
+    filled: dict[str, Any] = {"status": "ok", "dtype": "float32", "runner": "eager"}
+    filled["settings"] = further_settings(settings, kind)
+    if kind is EvalRow:
+        filled |= {"operands": "-".join(map(str, settings.operands)), "seed": "all"}
+    if hasattr(settings, "num_prompts"):
+        filled["num_prompts"] = settings.num_prompts
+    return kind(**(kind.setting_columns(settings) | filled))
+
+
+@pytest.mark.parametrize(("kind", "row"), COMMANDS)
+def test_every_setting_tells_jobs_apart(kind: type, row: type[RunRow]) -> None:
+    settings = settings_of(kind)
+    found = set(names(settings)) - NOT_MEASURED - SAID_OTHERWISE.get(row, set())
+    assert len(found) > 40
+    alike = set()
+    for name in found:
+        rows = [row_of(row, settings), row_of(row, changed(settings, name))]
+        if len({one.label() for one in distinct_names(rows)}) == 1:
+            alike.add(name)
+    assert not alike
 
 
 @pytest.mark.parametrize(
