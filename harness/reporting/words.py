@@ -269,7 +269,7 @@ def _prompts(row: RunRow) -> str | None:
         return ""
     different = getattr(row, "num_different_prompts", None)
     if different is not None:
-        return f"{counted(different, 'prompt')} ({name}) asked {number} times"
+        return f"{counted(different, 'prompt')} ({name}) asked {number} times in all"
     return f"{counted(number, 'prompt')} ({name})"
 
 

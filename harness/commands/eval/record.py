@@ -74,8 +74,8 @@ class Eval(Command[EvalSettings, EvalRow]):
         ("model=./my-model draft=none", "a directory or a hub repository; without a draft"),
     )
     notes = (
-        "Answers are kept in eval_answers/ next to results.file: after Ctrl-C or a crash the same "
-        "command resumes."
+        "Answers are kept in eval_prompts.csv next to results.file: after Ctrl-C or a crash the same "
+        "command goes on from them."
     )
     question = "Is it as accurate?"
     help_order = 3

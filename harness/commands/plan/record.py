@@ -110,11 +110,12 @@ class PlanSettings(RunSettings):
     @property
     def other_sizes(self) -> str:
         """`A100 is planned with 40 GB; gpu_memory='A100 SXM 80GB' has more`; empty where one size has the name."""
-        _, gpus = self._chosen_gpus
+        number, gpus = self._chosen_gpus
         if not gpus or gpus[-1].memory_gb == gpus[0].memory_gb:
             return ""
+        count = f"{number}x" if number > 1 and self.gpus is None else ""
         planned = f"{self.gpu_memory} is planned with {gpus[0].memory_gb:g} GB each"
-        return f"{planned}; gpu_memory='{gpus[-1].name}' has {gpus[-1].memory_gb:g} GB"
+        return f"{planned}; gpu_memory='{count}{gpus[-1].name}' has {gpus[-1].memory_gb:g} GB"
 
     @property
     def _chosen_gpus(self) -> tuple[int, Sequence[Gpu]]:

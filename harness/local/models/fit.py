@@ -350,10 +350,10 @@ def _smaller_batch(problem: PlacementProblem) -> list[Remedy]:
 
 
 def _fewer_bits(problem: PlacementProblem) -> list[Remedy]:
-    """Return each change of one model's bits that is enough; if none is, those of all models."""
+    """Return each change of one model's bits that is enough, the draft's first; if none is, those of all models."""
     for number in range(1, len(problem.models) + 1):
         enough = []
-        for sketches in itertools.combinations(problem.models, number):
+        for sketches in reversed([*itertools.combinations(problem.models, number)]):
             for quantization in _QUANTIZATIONS:
                 smaller = [_changed(sketch, "quantization", quantization) for sketch in sketches]
                 # Without bitsandbytes, or if its weights are stored in such a format, a model stays as large.

@@ -103,7 +103,7 @@ def test_a_sweep_over_k_of_two_commands_of_any_program_has_its_k(harness: Harnes
 def test_three_commands_are_a_sweep_against_the_first(harness: Harness) -> None:
     words = behind("first {port}", "second {port}", "third {port}")
     said = harness("latency", *QUICK, *words, code=2).stderr
-    assert mentions(said, "first: no such program", "0 of 2 jobs")
+    assert mentions(said, "2 jobs", "first: no such program")
     with composing():
         engine = composed_line("latency", words).engine
     assert (engine.first_command, engine.start_command) == (
