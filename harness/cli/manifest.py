@@ -243,14 +243,7 @@ def _remove_unused(directory: Path) -> None:
     """
     for job in directory.glob("[0-9]*"):
         _remove_unused(job)
-    names = os.listdir(directory)
-    if not _UNUSED.issuperset(names):
-        return
-    with suppress(OSError):
-        for path in map(directory.joinpath, names):
-            if path.is_dir():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
-        # Not the current directory: `.` cannot be removed.
-        os.removedirs(os.path.relpath(directory))
+    if _UNUSED.issuperset(os.listdir(directory)) and not directory.samefile("."):
+        shutil.rmtree(directory, ignore_errors=True)
+        with suppress(OSError):
+            os.removedirs(directory.parent)

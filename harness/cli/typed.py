@@ -209,10 +209,9 @@ def _server_settings(
     if engine != "server":
         raise SettingError("--", f"is for engine=server, and engine={engine} is typed")
     words = [word for server in servers for word in server]
-    if any(word.startswith("dry_run=") for word in words):
+    if "dry_run=true" in words:
         raise SettingError("dry_run", "is no word of a server: type it before --")
-    prefix = "engine.vary."
-    names = {name: name.removeprefix(prefix) for name in typed if name.startswith(prefix)}
+    names = {name: name.partition("engine.vary.")[2] for name in typed if "engine.vary." in name}
     # Without commas K only names what a command without {K} drafts with.
     if "," in typed.get("decoding.num_draft_tokens", ""):
         names["decoding.num_draft_tokens"] = "K"

@@ -18,11 +18,12 @@ from harness.local.decoding.protocols import (
     Drafter,
     NonFiniteError,
     Proposal,
+    Runner,
     TensorDrafter,
 )
 from harness.local.decoding.verify import Offer, Verdict
 from harness.local.decoding.warp import AnyWarp
-from harness.local.drafting.method import MakeDrafter, Method
+from harness.local.drafting.method import MakeDrafter, Method, Pair
 from harness.local.runners.base import Proxy, UnsupportedModelError
 
 
@@ -33,11 +34,19 @@ def method_of(draft: DraftSettings) -> Method:
     return method
 
 
-def checked_drafters(make: MakeDrafter, draft: DraftSettings) -> MakeDrafter:
-    """Makes drafters as `make` does; those of a method that is not built in are checked.
+def layers_of(draft: DraftSettings, pair: Pair) -> tuple[int, ...]:
+    """As `Method.layers`."""
+    with blaming_method(draft):
+        return tuple(method_of(draft).layers(pair))
+
+
+def drafters_of(draft: DraftSettings, pair: Pair, runner: Runner | None) -> MakeDrafter:
+    """As `Method.drafter`; drafters of a method that is not built in are checked.
 
     One of tensors is called within a captured call: its mistakes are blamed where that is made.
     """
+    with blaming_method(draft):
+        make = method_of(draft).drafter(draft, pair, runner)
     if METHODS.is_built_in(draft.method):
         return make
 

@@ -33,12 +33,7 @@ from harness.local.drafting.method import Pair
 from harness.local.engine.clock import LoopClock, PhaseTimer
 from harness.local.engine.preparing import prepare
 from harness.local.engine.reference import ModelReference, loaded_weights, not_finite
-from harness.local.engine.runners import (
-    PairRunners,
-    num_random,
-    open_runners,
-    warp_of,
-)
+from harness.local.engine.runners import PairRunners, num_random, open_runners, warp_of
 from harness.local.models.devices import release_memory
 
 

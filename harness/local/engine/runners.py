@@ -23,12 +23,7 @@ from harness.engines.record import Preparation
 from harness.local.decoding.iteration import BatchSize, Calls
 from harness.local.decoding.verify import AcceptByCoin, Offer, Verdict
 from harness.local.decoding.warp import BatchWarp, Warp
-from harness.local.drafting.checked import (
-    blaming_method,
-    checked_drafters,
-    checked_rule,
-    method_of,
-)
+from harness.local.drafting.checked import checked_rule, drafters_of, layers_of
 from harness.local.drafting.method import MakeDrafter, Pair
 from harness.local.models.checkpoints import is_recurrent
 from harness.local.models.loading import LoadedModel
@@ -124,9 +119,7 @@ class PairRunners:
         """
         settings = self.pair.draft_settings
         assert settings is not None
-        with blaming_method(settings):
-            make = method_of(settings).drafter(settings, self.pair, self.draft)
-        return checked_drafters(make, settings)
+        return drafters_of(settings, self.pair, self.draft)
 
     def close(self) -> None:
         """Give back caches and compiled calls, even where something still refers to the runners."""
@@ -169,8 +162,7 @@ def open_runners(pair: Pair, preparation: Preparation) -> PairRunners:
     settings = pair.draft_settings
     layers: tuple[int, ...] = ()
     if settings is not None:
-        with blaming_method(settings):
-            layers = tuple(method_of(settings).layers(pair))
+        layers = layers_of(settings, pair)
         most = pair.target.model.config.get_text_config(decoder=True).num_hidden_layers
         if layers and not 0 <= min(layers) <= max(layers) <= most:
             rule = f"layers() asks for layers {layers}, and the model has {most}"

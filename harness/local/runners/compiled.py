@@ -69,9 +69,8 @@ class Part:
         self._versions: dict[Hashable, Callable[..., Any]] = {}
 
     def __call__(self, *inputs: Tensor) -> Any:
-        is_plain = not self._versions and not _compilers
-        # Or it is a part of a call that is being compiled.
-        if is_plain or get_proxy_mode() is not None:
+        if get_proxy_mode() is not None:
+            # It is a part of a call that is being compiled.
             return self._function(*inputs)
         # Compiled code assumes its inputs' layout, and does not check it.
         key = (self._key(), *[(each.shape, each.stride()) for each in inputs])
