@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from harness.commands.command import Command
 from harness.config.amounts import SECONDS, quantity
@@ -14,9 +14,6 @@ from harness.config.settings import require, require_at_least
 from harness.measuring.rows import LatencyRow
 from harness.results.rows.prompts import LatencyPromptRow
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL
-
-if TYPE_CHECKING:
-    pass
 
 # Prompts that are measured where nothing is said.
 _PROMPTS = 15
