@@ -231,8 +231,11 @@ def claimed(config: DictConfig) -> Iterator[None]:
             check_unused()
             try:
                 yield
-            finally:
+            except Exception:
                 _remove_unused(directory)
+                raise
+            # Not behind an interruption: a job may still write its row.
+            _remove_unused(directory)
     except filelock.Timeout:
         raise SettingError(setting, "is another run's: name a new directory", value) from None
 
@@ -246,4 +249,5 @@ def _remove_unused(directory: Path) -> None:
     if _UNUSED.issuperset(os.listdir(directory)) and not directory.samefile("."):
         shutil.rmtree(directory, ignore_errors=True)
         with suppress(OSError):
-            os.removedirs(directory.parent)
+            # Relative, so that it ends at the current directory.
+            os.removedirs(os.path.relpath(directory.parent))
