@@ -179,8 +179,8 @@ def _explained(error: Exception, command: str) -> Exception | None:
         return SettingError(several[1], rule, several[2])
     # "In 'experiment/tiny': Could not override 'prompts'. No match in the defaults list."
     absent = re.search(r"Could not override '(\w+)'\. No match", text)
-    if absent and whose_setting(absent[1]):
-        return SettingError(absent[1], whose_setting(absent[1]))
+    if absent and (rule := whose_setting(absent[1])):
+        return SettingError(absent[1], rule)
     # "range() arg 3 must not be zero", which is Python's own,
     # or "Config group override must be a string or a list", of `draft=lookup,null`.
     if isinstance(error, errors.HydraException) or text.startswith(("range() ", "Config group ")):

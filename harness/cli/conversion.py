@@ -138,8 +138,8 @@ def _unknown(kind: type, config: Mapping[str, Any], prefix: str, key: str) -> Se
             drafts = " and ".join(", ".join(listed).rsplit(", ", 1))
             rule = f"is for {drafts}, not for draft={config.get('name')}"
             return SettingError(prefix + key, rule, config[key])
-    if issubclass(kind, RunSettings) and whose_setting(key):
-        return SettingError(key, whose_setting(key))
+    if issubclass(kind, RunSettings) and (rule := whose_setting(key)):
+        return SettingError(key, rule)
     return SettingError(prefix + key, f"no such setting{nearest(key, _hints(kind), prefix)}")
 
 

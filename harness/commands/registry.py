@@ -60,12 +60,12 @@ def configured(name: str) -> ConfiguredCommand[Any]:
 
 def whose_setting(name: str) -> str:
     """`is a setting of latency, recovery alone`, of a setting or a group of them; empty where no command has it."""
-    commands = [
+    owners = [
         command
         for command in with_settings()
         if name in names_of_fields(configured(command).settings)
     ]
-    return f"is a setting of {', '.join(commands)} alone" if commands else ""
+    return f"is a setting of {', '.join(owners)} alone" if owners else ""
 
 
 def measurement(name: str) -> Command[Any, Any]:

@@ -1,4 +1,4 @@
-"""What the memory of a run depends on, in numbers by which a pair is placed, and changes with which it would fit."""
+"""The numbers of a run by which a pair is placed, and changes that would make it fit."""
 
 from __future__ import annotations
 

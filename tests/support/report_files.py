@@ -9,8 +9,6 @@ from typing import Any
 
 from harness.commands.eval.rows import EvalRow
 from harness.measuring.rows import LatencyRow
-from harness.reporting.files import ReportContents
-from harness.reporting.table import Table
 from harness.results.files import append_rows
 from harness.results.row import Row
 from harness.results.rows.prompts import LatencyPromptRow
@@ -104,11 +102,6 @@ def eval_run(seeds: tuple[int, ...] = (0, 1), **changes: Any) -> list[EvalRow]:
             }  # fmt: skip
             rows.append(EvalRow.from_values(_SHARED | figures | changes))
     return rows
-
-
-def all_tables(report: ReportContents) -> list[Table]:
-    pages = [part for page in report.pages.values() for part in (*page.parts, page)]
-    return [table for page in pages for table in page.full_tables] + [*report.sources]
 
 
 def write(path: Path, *runs: Sequence[Row]) -> Path:

@@ -29,7 +29,7 @@ from harness.results.statistics.interval import Interval
 
 # Rivals that are named in a sentence.
 _MOST_NAMED = 3
-# What is said of those with each standing beside the reference, in this order; others are left out.
+# What is said of runs by their standing to the reference, in this order. Of a standing without words nothing is.
 _STANDINGS = {
     "gains more": "Gains significantly more, but is not shown to pay",
     "cannot be told apart": "Cannot be told apart from it",

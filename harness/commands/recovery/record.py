@@ -30,8 +30,8 @@ class RecoverySettings(PromptedSettings):
     Attributes:
         draft: None tests the regular arm.
         num_prompts: of the requests, with five greedy texts each: of the prompt, of parts of it, and after an answer.
-        num_draws: sampled tokens, over all sampling settings and whatever `num_prompts` is; `auto` takes as many as a
-            verdict needs, and at least 2,000.
+        num_draws: sampled tokens of all sampling settings together, however many prompts there are; `auto` takes as
+            many as a verdict needs, and at least 2,000.
         false_alarm_rate: chance that the sampled tests of one run call a lossless pair lossy.
         shift: change of the tokens' distribution, as total variation between parts of them, which the tests must see.
         samplings: the sampling settings of drawn requests; `as_asked` is the run's own. One that is known to end an

@@ -50,8 +50,8 @@ class Sampling:
         places: Sequence[int],
         tolerances: Floats,
     ) -> list[int]:
-        """Those of `places`, whose tokens cannot be drawn, that could be if the logit of each likelier token were lower
-        by what rounding explains: ties at the edge of top-k or top-p.
+        """The places whose tokens could be drawn if the logit of each likelier token were lower by what rounding
+        explains: ties at the edge of top-k or top-p.
 
         Args:
             logits: [n, V], the model's own before each token.

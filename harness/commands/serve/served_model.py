@@ -1,7 +1,7 @@
 """The pair behind `serve`: turns what clients send into requests of an arm, within the limits of models and settings.
 
-`app` calls `ServedModel` for every request, and encodes texts in threads of its own. The models run in the one thread
-of the `service`.
+`app` calls `ServedModel` for every request. Texts are encoded in its threads, and the models run in the one thread of
+the `service`.
 """
 
 from __future__ import annotations
