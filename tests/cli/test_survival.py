@@ -123,7 +123,7 @@ def test_a_job_with_a_wrong_setting_is_in_the_table_of_its_sweep_alone(harness: 
 def test_ctrl_c_ends_the_sweep_with_its_rows(tmp_path: Path) -> None:
     # The first job hangs, and no time limit ends it.
     arguments = command(f"engine={FILE}:Hanging", f"decoding.num_draft_tokens={FATAL}")
-    sweep = start(*arguments, cwd=tmp_path, until="**/environment.json")
+    sweep = start(*arguments, cwd=tmp_path, until="hanging")
     _, said = end(sweep, signal.SIGINT, 130)
     (file,) = (tmp_path / "multirun" / "latency").glob("*/*/latency.csv")
     assert set(pd.read_csv(file)["status"]) == {"interrupted"}

@@ -44,4 +44,5 @@ class Killed(Wicked):
 
 class Hanging(Wicked):
     def misbehave(self) -> None:
+        Path("hanging").touch()
         time.sleep(3600)
