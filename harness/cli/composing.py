@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import io
-import os
 import re
 import typing
 from collections.abc import Iterator
@@ -33,7 +32,7 @@ from harness.cli.manifest import claimed
 from harness.cli.typed import Typed
 from harness.commands.registry import configured, whose_setting
 from harness.config.command_line import INSTEAD
-from harness.config.errors import RunError, SettingError, did_you_mean, nearest
+from harness.config.errors import RunError, SettingError, nearest
 from harness.config.installation import CONF, install_command
 from harness.results.locked_files import DISK_ERRORS
 
@@ -212,7 +211,6 @@ def _no_such_preset(
     base = choice.rpartition("_")[0]
     if base in known:
         known += [f"{base}_8bit", f"{base}_4bit"]
-    # A directory is typed with a slash.
-    is_there = choice and os.path.exists(choice)
-    meant = did_you_mean([f"./{choice}"]) if is_there else nearest(choice, known)
-    return SettingError(group, f"no such preset{meant}; {listed}", choice)
+    if group in ("model", "draft", "prompts"):
+        listed += f"; a path is typed with a slash, ./{choice}"
+    return SettingError(group, f"no such preset{nearest(choice, known)}; {listed}", choice)

@@ -37,7 +37,8 @@ def asked_for(typed: Sequence[str]) -> str:
         return _text(topic)
     commands = [file.stem for file in TEXTS.glob("*.txt") if "_" not in file.stem]
     if command not in commands:
-        raise SettingError(command, f"no such command{nearest(command, commands)}")
+        rule = f"no such command{nearest(command, commands)}; harness help lists them"
+        raise SettingError(command, rule)
     if not topics:
         return _text(command)
     if topic != "all":

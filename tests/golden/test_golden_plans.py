@@ -52,6 +52,7 @@ ALONE = {
     "speculative_read_bytes": None,
 }
 PREDICTED = {
+    "predicted_tokens_per_iteration": 3.85,
     "predicted_speedup": 2.31,
     "temperature": 0.5,
 }

@@ -157,7 +157,13 @@ def _next_steps(rows: Sequence[EvalRow], statement: Statement) -> list[NextStep]
     seeds = {row.seed for row in rows} - {"all"}
     num_asked = (row.num_prompts or 0) // max(1, len(seeds))
     low, high = map(int, operands.groups())
-    number = min(4 * num_asked, (high - low + 1) ** 2)
+    # An interval of half this width leaves out either no difference or one of the margin, whichever is further off.
+    difference = row.difference
+    half_width = (difference.high - difference.low) / 2
+    distance = max(abs(difference.estimate), (row.margin or _MARGIN) - abs(difference.estimate))
+    narrower = half_width / distance
+    num_needed = num_asked * max(2.0, narrower * narrower)
+    number = math.ceil(min(num_needed, (high - low + 1) ** 2))
     return [NextStep("more questions", f"num_prompts={number}")] if number > num_asked else []
 
 

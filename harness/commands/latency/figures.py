@@ -94,11 +94,12 @@ _PAIR = Column("pair", text=True, of="name.cell", once=True, varies=True)
 _K = Column("K", of="k", identifies_row=True, optional=True)
 
 
+_SPEEDUP = Column("speed-up\n(95 % interval)", stated, _known_verdict, reference=1)
 _PAIRS = (
     Column("pair", text=True, of="name.pair", once=True, varies=True),
     Column("settings", text=True, of=lambda pair: " · ".join(pair.name.details), optional=True),
     _K,
-    Column("speed-up\n(95 % interval)", stated, _known_verdict, reference=1),
+    _SPEEDUP,
     Column("", of="remark", optional=True, text=True),
     # A run without a draft has the row of the regular arm alone.
     Column(
@@ -119,10 +120,13 @@ _PAIRS = (
 
 def pairs_table(pairs: Sequence[RankedRun]) -> Table:
     """Speed-up of each pair and K, with the settings in which they differ."""
+    columns = list(_PAIRS)
     family = max(pair.member.verdict.family for pair in pairs)
-    at_once = [f"Intervals of speed-ups hold for all {family} at once."] if family > 1 else []
-    notes = (*at_once, *caveats(pair.run for pair in pairs))
-    return Table.of("pairs", "How much faster?", pairs, _PAIRS, strong="is_first", notes=notes)
+    if family > 1:
+        at_once = f"speed-up (95 %\nfor {family} at once)"
+        columns = [replace(c, heading=at_once) if c is _SPEEDUP else c for c in _PAIRS]
+    notes = tuple(caveats(pair.run for pair in pairs))
+    return Table.of("pairs", "How much faster?", pairs, columns, strong="is_first", notes=notes)
 
 
 def _positions(rates: Sequence[float | None]) -> str:

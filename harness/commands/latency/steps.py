@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from harness.commands.latency.ranking import RankedRun, Schedule
 from harness.measuring.rows import LatencyRow
 from harness.reporting.page import NextStep
+from harness.reporting.words import typed_again
 from harness.results.judging.series import best_of
 from harness.results.judging.statement import Statement
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, Coverage
@@ -46,9 +47,11 @@ def _better_interval(row: LatencyRow, verdict: Statement) -> list[NextStep]:
         return [NextStep("a quiet machine", "resume=false")]
     if coverage is None or row.has_one_server or row.has_same_command:
         return []
+    if row.mean_num_draft_tokens == 0:
+        return _free_draft([row])
     aim = "a narrower interval" if has_bounds else "an interval"
     if row.stopped_by == "budget":
-        return [NextStep(aim, "budget=null")]
+        return [NextStep(aim, command=typed_again("", leaving_out=["budget"]))]
     # Prompts do not narrow what varies from run to run, or from start to start.
     if has_bounds and coverage.num_runs is not None:
         return [NextStep(aim, f"repeats={2 * coverage.num_runs}")]
@@ -77,7 +80,7 @@ def _another_draft(row: LatencyRow, verdict: Statement) -> list[NextStep]:
 
 
 def _free_draft(rows: Sequence[LatencyRow]) -> list[NextStep]:
-    """A draft that costs nothing, where no other pays; nothing where one was measured."""
+    """A draft that costs nothing, where no other pays or proposes; nothing where one was measured."""
     # What a server drafts with is in its command.
     if any(row.is_elsewhere or row.draft == "lookup" for row in rows):
         return []

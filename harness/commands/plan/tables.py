@@ -120,22 +120,19 @@ def _why(row: PlanRow) -> Iterator[tuple[str, str]]:
             "Time",
             f"{at_once} with each layer split over all {num_gpus} (tensor parallelism, {rates[0][0]})",
         )
-    most = "about" if is_mixture else "at most"
     if row.highest_speedup is not None:
-        gains = f"{most} {times(row.highest_speedup)} at K={row.num_draft_tokens}{at_a_time}"
-        yield (
-            "Gain",
-            f"{gains}, and pays only above {row.break_even_tokens:.2f} tokens per iteration",
-        )
+        gain = "about" if is_mixture else "at most"
+        if row.predicted_speedup is not None:
+            tokens = f"{row.predicted_tokens_per_iteration:.2f} tokens per iteration"
+            gain += f" {times(row.predicted_speedup)} at the acceptance typed ({tokens}),"
+        yield "Gain", f"{gain} {times(row.highest_speedup)} with all drafts accepted{at_a_time}"
+        yield "Gain", f"pays only above {row.break_even_tokens:.2f} tokens per iteration"
     if (row.verification_steps or 1) > _COSTLY_VERIFICATION:
         cause = "the tokens that it checks take different experts"
         yield (
             "Gain",
             f"a verification reads {row.verification_steps:.1f} times what a step reads: {cause}",
         )
-    if row.predicted_speedup is not None:
-        gain = f"{most} {times(row.predicted_speedup)}"
-        yield "Gain", f"{gain}, predicted for K={row.num_draft_tokens}{at_a_time}"
 
 
 def _measure(row: PlanRow, num_plans: int) -> NextStep:

@@ -90,13 +90,16 @@ def _ask(asking: Asking, arm: Arm, reference: Reference, scores: Scores) -> None
         return math.ceil(1.05 * (asking.token_test.needed(rounding) or 0) / (1 - num_texts))
 
     num_tokens = max(_FEWEST_TOKENS, num_needed(rounding=0.0))
+    too_few = ""
     if settings.num_draws != "auto":
+        if settings.num_draws < num_tokens:
+            too_few = f": too few to see a shift of {settings.shift:g}, which needs {num_tokens:,}"
         num_tokens = settings.num_draws
     tested = "greedy texts"
     if asking.samplings:
         num_settings = counted(len(asking.samplings), "sampling setting")
         tested += f" and {num_tokens:,} drawn tokens over {num_settings}"
-    say(f"testing the {arm.name} arm with {tested}, {num_in_flight} in flight")
+    say(f"testing the {arm.name} arm with {tested}, {num_in_flight} in flight{too_few}")
     num_mixed = math.ceil((1 - _SHARE_AT_PLACE) * num_tokens / mean_length / 2)
     workload = Workload(asking)
     first = asking.ask(arm, workload.first_turns(num_mixed), num_in_flight, "asking")
