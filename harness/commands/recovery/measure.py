@@ -16,10 +16,11 @@ from dataclasses import replace
 from typing import Any
 
 from harness.commands.command import Experiment
+from harness.commands.recovery.greedy import GreedyTexts
 from harness.commands.recovery.record import RecoverySettings
 from harness.commands.recovery.rows import TEXTS_FILE, RecoveryRow, RecoveryTextRow
 from harness.commands.recovery.sampling import samplings
-from harness.commands.recovery.scores import GreedyTexts, Scores, choose_place, is_lossy, with_ends
+from harness.commands.recovery.scores import Scores, choose_place, is_lossy, with_ends
 from harness.commands.recovery.workload import (
     FOLLOW_UP,
     Answer,

@@ -15,9 +15,10 @@ import pytest
 import torch
 
 from architectures import random_model
+from harness.commands.recovery.greedy import GreedyScore, GreedyTexts
 from harness.commands.recovery.record import RecoverySettings
 from harness.commands.recovery.sampling import Sampling
-from harness.commands.recovery.scores import GreedyScore, GreedyTexts, Scores
+from harness.commands.recovery.scores import Scores
 from harness.commands.recovery.workload import Answer, Asking, PlannedRequest
 from harness.config.settings import DecodingSettings
 from harness.engines.divergence import Divergence

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from echo_server import EchoServer, Serve, serving
+from harness.commands.recovery.greedy import GreedyTexts
 from harness.commands.recovery.record import RecoverySettings
 from harness.commands.recovery.sampling import Sampling, exact_probabilities
-from harness.commands.recovery.scores import GreedyTexts, Scores, with_ends
+from harness.commands.recovery.scores import Scores, with_ends
 from harness.commands.recovery.workload import Answer, Asking, PlannedRequest
 from harness.config.errors import RunError
 from harness.config.settings import DecodingSettings
