@@ -67,7 +67,7 @@ MISTAKES = {
     "latency draft=./mine.py:Mine": "draft=./mine.py:Mine: must inherit from harness.local.drafting.method.Method or",
     "latency model=./weights.bin": "model=./weights.bin: is a file; the model is named by its directory, .",
     f"latency model=./{LONG}": f"model=./{LONG}: must not have a name of more than 255 bytes",
-    "latency prompts=./deep.jsonl": "prompts=./deep.jsonl: line 2 has a number that is too long, or brackets nested",
+    "latency prompts=./deep.jsonl": "prompts=deep.jsonl: line 2 has a number that is too long, or brackets nested",
     "latency results.file=./loop.csv": "results.file=loop.csv: cannot be written: Too many levels of symbolic links",
     "latency hydra.run.dir=results": "hydra.run.dir=results: must be another directory than that of results.file=",
     f"latency {9000 * 'x'}=1": f"{500 * 'x'}… (9,000 characters): no such setting",

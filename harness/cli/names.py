@@ -126,7 +126,8 @@ def _prompts(name: str) -> dict[str, Any] | None:
         files = [Path(name) / file for file in ("acceptance_texts.csv", "latency_prompts.csv")]
         name = str(next(filter(Path.exists, files), files[0]))
     if "/" in name or name.endswith(PROMPT_FILES):
-        preset = {"name": Path(name).stem, "file": name}
+        # `./mine.txt` is `mine.txt`.
+        preset = {"name": Path(name).stem, "file": str(Path(name))}
     else:
         preset = load_preset(f"prompts/{name}")
     return _defaults(PromptSettings) | preset if preset else None
