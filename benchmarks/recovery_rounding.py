@@ -30,7 +30,7 @@ from harness.engines.record import Preparation
 from harness.engines.requests import RequestRecord
 from harness.local.engine.engine import LocalEngine
 from harness.local.engine.reference import rounding_unit
-from harness.results.statistics.arrays import Floats
+from harness.results.statistics import Floats
 from harness.results.statistics.drawn_tokens import TokenResult
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))

@@ -15,7 +15,7 @@ import common
 import numpy as np
 import pandas as pd
 
-from harness.results.statistics.arrays import Floats
+from harness.results.statistics import Floats
 from harness.results.statistics.ratios import ratio_of_totals
 from harness.results.statistics.stopping import (
     CONFIDENCE_OF_LOOKS,

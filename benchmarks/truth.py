@@ -66,7 +66,7 @@ from harness.results.acceptance import Acceptance
 from harness.results.judging.series import Member, judged_at_once, load_of, schedule_of
 from harness.results.judging.statement import Statement
 from harness.results.runs import Run, grouped
-from harness.results.statistics.arrays import Floats
+from harness.results.statistics import Floats
 from harness.results.statistics.proportions import (
     difference_of_paired_proportions,
     wilson_interval,

@@ -13,7 +13,7 @@ from harness.config.errors import RunError
 from harness.engines.detokenizer import BROKEN
 from harness.engines.door.reading import Reference
 from harness.engines.tokenizer import Tokenizer, tokens_behind
-from harness.results.statistics.arrays import Floats
+from harness.results.statistics import Floats
 
 # Those whose margins are compared between two computations of logits.
 _NUM_LIKELY = 8

@@ -30,7 +30,7 @@ from harness.engines.record import Preparation
 from harness.engines.registry import engine_of
 from harness.engines.tokenizer import AnyPair, ServedPair, tokens_as_served
 from harness.measuring.progress import say
-from harness.results.statistics.arrays import Floats
+from harness.results.statistics import Floats
 
 # Rounding explains this much of a difference of log-probabilities in any case.
 _LEAST_ROUNDING = 0.001

@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from harness.reporting.table import in_lines
-from harness.results.statistics.arrays import Floats
+from harness.results.statistics import Floats
 from harness.results.statistics.interval import Interval
 
 # Curves that a reader can distinguish in one plot, and plots of one kind that still fit a page.

@@ -10,7 +10,7 @@ import numpy as np
 
 from harness.results.rows.prompts import LatencyPromptRow
 from harness.results.runs import grouped
-from harness.results.statistics.arrays import Floats
+from harness.results.statistics import Floats
 from harness.results.statistics.ratios import at_equal_lengths
 
 # What intervals count as independent: prompts that are always asked together, one, a batch, or a lap of requests

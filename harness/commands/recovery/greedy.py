@@ -9,7 +9,7 @@ from typing import NamedTuple, Self
 from harness.commands.recovery.workload import Answer, Columns, PlannedRequest
 from harness.engines.divergence import Divergence
 from harness.engines.requests import RequestRecord
-from harness.results.statistics.arrays import Floats
+from harness.results.statistics import Floats
 from harness.results.statistics.drawn_tokens import Finding
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from harness.commands.recovery.workload import Answer, Columns
 from harness.engines.divergence import margin_deviation
 from harness.engines.door.reading import KernelDeviations, Reference
-from harness.results.statistics.arrays import Floats
+from harness.results.statistics import Floats
 from harness.results.statistics.drawn_tokens import NO_ROUNDING, DrawnText, rounding_between
 
 # Texts of each sampling setting from which its rounding is estimated.

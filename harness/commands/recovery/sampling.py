@@ -14,7 +14,7 @@ import numpy as np
 
 from harness.commands.recovery.record import SamplingName
 from harness.config.settings import DecodingSettings
-from harness.results.statistics.arrays import Floats
+from harness.results.statistics import Floats
 
 
 @dataclass(frozen=True)

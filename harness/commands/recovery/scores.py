@@ -24,7 +24,7 @@ from harness.engines.door.reading import Reference
 from harness.engines.protocol import in_batches
 from harness.engines.requests import RequestRecord
 from harness.measuring.progress import progress
-from harness.results.statistics.arrays import Floats
+from harness.results.statistics import Floats
 from harness.results.statistics.drawn_tokens import DrawnText, Recovered, TokenResult
 
 # Texts that are scored together.

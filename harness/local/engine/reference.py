@@ -33,7 +33,7 @@ from harness.local.engine.runners import PairRunners, open_runners
 from harness.local.models import devices
 from harness.local.runners.base import Options
 from harness.local.runners.checks import plain_outputs
-from harness.results.statistics.arrays import Floats
+from harness.results.statistics import Floats
 
 # Tokens of each row that are read at once where another engine decodes: the logits of 8 rows of 128,000 outputs take
 # 0.3 GB in float32.

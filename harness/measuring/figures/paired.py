@@ -16,7 +16,7 @@ from harness.results.statistics.interval import CONFIDENCE, Interval
 if TYPE_CHECKING:
     from harness.results.prompt_times import Pair
     from harness.results.rows.prompts import LatencyPromptRow
-    from harness.results.statistics.arrays import Floats
+    from harness.results.statistics import Floats
     from harness.results.statistics.ratios import Rejections
 
 

@@ -22,7 +22,7 @@ from harness.results.judging.statement import Statement
 from harness.results.prompt_times import common_times, pairs_by_unit, waits_by_unit
 from harness.results.runs import Run, grouped
 from harness.results.schema import NO_VERDICT
-from harness.results.statistics.arrays import Floats
+from harness.results.statistics import Floats
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, Coverage, Interval
 from harness.results.statistics.multiplicity import relative_to
 from harness.results.verdict import verdict_of, why_no_ranking

@@ -2,3 +2,13 @@
 
 A number that cannot be had is nan, never 0. Arguments that make no sense raise ValueError.
 """
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+# Types of arrays of measured values.
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Flags = NDArray[np.bool_]

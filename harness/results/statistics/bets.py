@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from harness.results.statistics.arrays import Flags, Floats, Ints
+from harness.results.statistics import Flags, Floats, Ints
 
 
 class Learner(NamedTuple):

@@ -21,7 +21,7 @@ from typing import Literal, NamedTuple, Self
 
 import numpy as np
 
-from harness.results.statistics.arrays import Flags, Floats, Ints
+from harness.results.statistics import Flags, Floats, Ints
 from harness.results.statistics.bets import (
     LEARNERS,
     SHARES_OUTSIDE,

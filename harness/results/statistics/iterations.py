@@ -38,7 +38,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from harness.results.statistics.arrays import Floats
+from harness.results.statistics import Floats
 from harness.results.statistics.interval import Interval
 from harness.results.statistics.ratios import Rejections, ratio_of_totals, totals_by_unit
 

@@ -8,7 +8,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from harness.results.statistics.arrays import Flags
+from harness.results.statistics import Flags
 from harness.results.statistics.interval import CONFIDENCE, Interval
 
 

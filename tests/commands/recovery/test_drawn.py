@@ -18,7 +18,7 @@ from harness.config.settings import DecodingSettings
 from harness.engines.door.reading import KernelDeviations
 from harness.engines.requests import RequestRecord
 from harness.local.decoding.warp import Warp
-from harness.results.statistics.arrays import Floats
+from harness.results.statistics import Floats
 from harness.results.statistics.drawn_tokens import (
     NO_ROUNDING,
     NUM_FINE,

@@ -27,7 +27,7 @@ from harness.engines.requests import RequestRecord
 from harness.engines.timing import timed_answer
 from harness.local.drafting.method import Pair
 from harness.local.engine.engine import LocalEngine
-from harness.results.statistics.arrays import Floats
+from harness.results.statistics import Floats
 from harness.results.statistics.drawn_tokens import Finding, TokenResult
 from planted_faults import (
     BonusFromWrongPosition,
