@@ -1,7 +1,7 @@
 """Regular and speculative decoding of a batch, whose rows begin together. One that has ended rests until all have.
 
 An iteration is Leviathan et al. 2023, algorithm 1, and Chen et al. 2023, algorithm 2, in every row at
-once; `reference.py` has it for one row alone.
+once; `docs/method.md` has it for one row alone.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,12 +26,10 @@ from chains import (
 )
 from fakes import MarkovRunner, TableDrafter
 from harness.engines.arrivals import Origin
-from harness.local.decoding import reference
 from harness.local.decoding.iteration import Calls
 from harness.local.decoding.loop import Loop, RowRequest, RowStep
 from harness.local.decoding.protocols import NonFiniteError, Proposal, Step
 from harness.local.decoding.randomness import Purpose, inverse_cdf, uniforms
-from harness.local.decoding.reference import speculative_reference
 from harness.local.decoding.state import Starts
 from harness.local.decoding.verify import (
     AcceptByCoin,
@@ -173,10 +172,20 @@ def test_no_rule_accepts_past_logits_that_are_not_finite(
     assert (caught.value.role, caught.value.position) == (role, 3)
 
 
-# The loop that is written to be read ----------------------------------------------------------------------------------
+# The method that is written to be read --------------------------------------------------------------------------------
 
 WARPS = [GREEDY, Warp(1.0), Warp(0.8, top_k=5, top_p=0.9)]
 PAGE = Path(__file__).parents[3] / "docs" / "method.md"
+
+
+def the_pages_method() -> Any:
+    """The blocks of the page, one after the other, as one function."""
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    given = "target, draft, prompt, uniforms, warp, num_draft_tokens, max_new_tokens, stop_tokens"
+    source = f"def method({given}):\n" + textwrap.indent("\n".join(blocks), "    ")
+    names: dict[str, Any] = {"inverse_cdf": inverse_cdf, "Purpose": Purpose, "torch": torch}
+    exec(source, names)
+    return names["method"]
 
 
 class SumRunner(MarkovRunner):
@@ -210,17 +219,9 @@ def test_it_decides_the_tokens_of_the_real_loop(k: int, warp: Warp, stop: tuple[
         drafter = ModelDrafter(SumRunner(draft), warp)
         records = list(speculative(SumRunner(target), drafter, [one], k))
         [expected] = texts(records, 1)
-        reference = speculative_reference(
-            SumRunner(target),
-            SumRunner(draft),
-            prompt,
-            one.uniforms,
-            warp,
-            k,
-            length,
-            one.stop_tokens,
-        )
-        assert reference == expected
+        models = SumRunner(target), SumRunner(draft)
+        given = *models, prompt, one.uniforms, warp, k, length, one.stop_tokens
+        assert the_pages_method()(*given) == expected
         lengths.add(len(expected))
         origins.update(origin for row_step in row_steps(records) for origin in row_step.origins)
     if stop:
@@ -228,14 +229,6 @@ def test_it_decides_the_tokens_of_the_real_loop(k: int, warp: Warp, stop: tuple[
     else:
         assert lengths == {1, 2, 3, 20}
         assert origins == (set(Origin) if k else {Origin.TARGET})
-
-
-def test_the_page_shows_these_lines() -> None:
-    """The blocks of the page, one after the other, are the function below its docstring."""
-    source = Path(reference.__file__).read_text(encoding="utf-8")
-    body = textwrap.dedent(source.split('"""\n')[-1])
-    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    assert "\n".join(blocks) == body
 
 
 # Random numbers -------------------------------------------------------------------------------------------------------
