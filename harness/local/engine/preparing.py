@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import nn
 from transformers import PreTrainedModel
 
 from harness.config.run import NO_GRAPHS
@@ -109,13 +108,6 @@ def _prepare_arms(runners: PairRunners, preparation: Preparation, compiles: bool
         names[True] = draft.name
     decoding = preparation.decoding
     known = [warp_of(each) for each in (decoding, *preparation.samplings)]
-    devices = [pair.target.input_device]
-    models: list[nn.Module] = [pair.target.model]
-    if pair.draft is not None:
-        devices.append(pair.draft.input_device)
-        models.append(pair.draft.model)
-    if pair.head is not None:
-        models.append(pair.head)
     prepared: dict[bool, PreparedCalls] = {}
     graphs = Graphs()
     for drafts, name in names.items():
@@ -125,13 +117,14 @@ def _prepare_arms(runners: PairRunners, preparation: Preparation, compiles: bool
             if pair.head is not None:
                 runners.draft_name = "static"
 
-        # A draft is mostly on the target's device.
-        warp = BatchWarp(preparation.batch_size, dict.fromkeys(devices), known)
+        warp = BatchWarp(preparation.batch_size, pair.devices, known)
         calls = runners.plain_calls(decoding, drafts=drafts, warp=warp, make=PreparedCalls)
         assert isinstance(calls, PreparedCalls)
         try:
             with blaming_method(draft if drafts else None):
-                prepare_calls(calls, models, preparation, graphs, refused if compiles else None)
+                prepare_calls(
+                    calls, pair.target.model, preparation, graphs, refused if compiles else None
+                )
         except UnsupportedModelError as reason:
             preparation.say(f"{name} {reason}; the iterations of both arms run eagerly")
             return
@@ -141,7 +134,7 @@ def _prepare_arms(runners: PairRunners, preparation: Preparation, compiles: bool
 
 def prepare_calls(
     calls: PreparedCalls,
-    models: Sequence[nn.Module],
+    target: PreTrainedModel,
     preparation: Preparation,
     graphs: Preparer,
     refused: Callable[[UnsupportedModelError], None] | None,
@@ -149,15 +142,13 @@ def prepare_calls(
     """Prepare calls over the fixed slots that their runners have: compile them on a CPU, and capture them on a GPU.
 
     Args:
-        models: that they run, the target first.
+        target: the model that decides.
         graphs: capture calls on a GPU.
         refused: takes the reason why a part of a call is not compiled on a GPU; None to compile none there.
 
     Raises UnsupportedModelError if they cannot be, or then decide by other numbers.
     """
     decoding, batch_size = preparation.decoding, preparation.batch_size
-    target = models[0]
-    assert isinstance(target, PreTrainedModel)
     device = target.device
     num_slots = preparation.demand.slots
     count = calls.num_draft_tokens
@@ -176,8 +167,8 @@ def prepare_calls(
     if device.type != "cuda":
         how = "compiled"
 
-        def preparer(call: Any, inputs: Sequence[torch.Tensor], device: torch.device) -> Any:
-            return compile_call(call, inputs, models)
+        def preparer(call: Any, inputs: Any, device: torch.device) -> Any:
+            return compile_call(call, inputs)
 
     elif refused is not None:
         with compiling(device, refused):

@@ -52,7 +52,8 @@ class Part:
     plainly.
 
     Args:
-        function: of tensors; returns new tensors, never an input, and may write to those that it is given or holds.
+        function: of tensors, or None in place of one; returns new tensors, never an input, and may write to those that
+            it is given or holds.
         models: whose layers it runs.
         key: what it depends on besides the shapes of its inputs; by default nothing.
     """
@@ -63,28 +64,30 @@ class Part:
         models: Sequence[nn.Module] = (),
         key: Callable[[], Hashable] = lambda: None,
     ) -> None:
-        self._function = function
+        self.function = function
         self._key = key
         self._models = models
         self._versions: dict[Hashable, Callable[..., Any]] = {}
 
-    def __call__(self, *inputs: Tensor) -> Any:
+    def __call__(self, *inputs: Tensor | None) -> Any:
         if get_proxy_mode() is not None:
-            # It is a part of a call that is being compiled.
-            return self._function(*inputs)
+            # It is a part of a call that is being compiled, or all of it.
+            with _layers_marked(self._models):
+                return self.function(*inputs)
         # Compiled code assumes its inputs' layout, and does not check it.
-        key = (self._key(), *[(each.shape, each.stride()) for each in inputs])
+        layouts = [each if each is None else (each.shape, each.stride()) for each in inputs]
+        key = (self._key(), *layouts)
         version = self._versions.get(key)
         if version is None:
-            version = self._function
+            version = self.function
             if _compilers:
-                version = _compilers[-1](self._function, inputs, self._models)
+                version = _compilers[-1](self, inputs)
                 self._versions[key] = version
         return version(*inputs)
 
 
-# Makes a version of a part, given its function, its inputs and the models whose layers it runs.
-Compiler = Callable[[Callable[..., Any], Sequence[Tensor], Sequence[nn.Module]], Callable[..., Any]]
+# Makes a version of a part for its inputs.
+Compiler = Callable[[Part, Sequence[Tensor | None]], Callable[..., Any]]
 
 # Those of the `compiling` blocks that are open.
 _compilers: list[Compiler] = []
@@ -104,17 +107,15 @@ def compiling(
     """
     compiler: Compiler = _compile_for_gpu if device.type == "cuda" else compile_call
 
-    def compiled(
-        function: Callable[..., Any], inputs: Sequence[Tensor], models: Sequence[nn.Module]
-    ) -> Callable[..., Any]:
+    def compiled(part: Part, inputs: Sequence[Tensor | None]) -> Callable[..., Any]:
         try:
             with as_unsupported("cannot be compiled"):
-                return compiler(function, inputs, models)
+                return compiler(part, inputs)
         except UnsupportedModelError as reason:
             if refused is None:
                 raise
             refused(reason)
-            return function
+            return part.function
 
     _compilers.append(compiled)
     try:
@@ -123,20 +124,16 @@ def compiling(
         _compilers.pop()
 
 
-def _compile_for_gpu(
-    function: Callable[..., Any], inputs: Sequence[Tensor], models: Sequence[nn.Module]
-) -> Callable[..., Any]:
+def _compile_for_gpu(part: Part, inputs: Sequence[Tensor | None]) -> Callable[..., Any]:
     # Each version is compiled once, but dynamo counts all as one function's, and refuses the ninth without this limit.
-    compiled = torch.compile(function, dynamic=False, fullgraph=True)
+    compiled = torch.compile(part.function, dynamic=False, fullgraph=True)
     with torch._dynamo.config.patch(recompile_limit=1024, accumulated_recompile_limit=1024):
         compiled(*inputs)
     return compiled
 
 
-def compile_call(
-    call: Callable[..., Any], inputs: Sequence[Tensor], models: Sequence[nn.Module]
-) -> Callable[..., Any]:
-    """Compile a call of some models: a function of tensors like the inputs, and over tensors that it holds
+def compile_call(call: Callable[..., Any], inputs: Sequence[Tensor | None]) -> Callable[..., Any]:
+    """Compile a call of parts: a function of tensors like the inputs, and over tensors that it holds
     already, the same ones every time.
 
     The result neither looks up the tensors again nor checks them; both would take a tenth of a
@@ -156,8 +153,7 @@ def compile_call(
         outputs, structure = tree_flatten(call(*tensors))
         return tuple(outputs)
 
-    with _layers_marked(models):
-        traced = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
+    traced = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
     _tensors_to_inputs(traced)
     whole = _split_by_layer(traced)
     for node in whole.graph.find_nodes(op="call_module"):

@@ -23,9 +23,9 @@ from harness.local.decoding.state import RowState
 from harness.local.runners.base import UnsupportedModelError
 from harness.local.runners.compiled import Part
 
-# Makes a function that does what a call on a device does, with tensors of the same shapes as its inputs; it may make
-# the call.
-Preparer = Callable[[Callable[..., Any], Sequence[Tensor], torch.device], Callable[..., Any]]
+# Makes a function that does what a call on a device does, with tensors of the same shapes as its inputs, and None where
+# these are None; it may make the call.
+Preparer = Callable[[Callable[..., Any], Sequence[Tensor | None], torch.device], Callable[..., Any]]
 
 
 class PreparedCalls(Calls):
@@ -42,8 +42,8 @@ class PreparedCalls(Calls):
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._prepared: dict[Hashable, Callable[..., Any]] = {}
-        # What decides by the logits, for each kind of proposal: on a GPU compiled apart from the pass.
-        self._judging: dict[Hashable, Part] = {}
+        # What decides by the logits: on a GPU compiled apart from the pass.
+        self._judging: Part | None = None
 
     def has_room(self, batch: BatchSize) -> bool:
         return (
@@ -68,15 +68,13 @@ class PreparedCalls(Calls):
         self._prepared[(), kind] = preparer(step, [], device)
         if not count:
             return
+        proposal = nothing_proposed(rows, count)
         if isinstance(self.drafter, TensorDrafter):
             propose = self._prepared_proposal(rows, preparer)
             self._prepared["propose", kind] = propose
-            proposal: Proposal = propose()
-        else:
-            proposal = nothing_proposed(rows, count)
-        given = _given(proposal)
-        decide = functools.partial(self._decide_given, rows, list(given))
-        self._prepared[tuple(given), kind] = preparer(decide, list(given.values()), device)
+            proposal = propose()
+        decide = functools.partial(self._decide_fields, rows)
+        self._prepared[_given(proposal), kind] = preparer(decide, proposal, device)
 
     def _prepared_proposal(self, rows: RowState, preparer: Preparer) -> Callable[[], Proposal]:
         """Prepare a proposal for these rows. A drafter on another device has a call there: before it what it must know
@@ -100,19 +98,18 @@ class PreparedCalls(Calls):
 
         def propose() -> Proposal:
             drawn = draft_there(rows.numbers, rows.decided, uniforms())
-            for here, tensor in zip(_given(proposal).values(), _given(drawn).values(), strict=True):
-                here.copy_(tensor)
+            for here, tensor in zip(proposal, drawn, strict=True):
+                if isinstance(here, Tensor):
+                    here.copy_(tensor)
             return proposal
 
         return propose
 
     def judged(self, rows: RowState, logits: Tensor, proposal: Proposal | None) -> Tensor:
-        given = {} if proposal is None else _given(proposal)
-        names = tuple(given)
-        if names not in self._judging:
-            judge, warp = functools.partial(_judge, self.judge, rows, names), self.warp
-            self._judging[names] = Part(judge, key=lambda: warp.kind)
-        packed: Tensor = self._judging[names](logits, *given.values())
+        if self._judging is None:
+            judge, warp = functools.partial(_judge, self.judge, rows), self.warp
+            self._judging = Part(judge, key=lambda: warp.kind)
+        packed: Tensor = self._judging(logits, *(proposal or ()))
         return packed
 
     def propose(self, rows: RowState, count: int, limits: Sequence[int]) -> Proposal | None:
@@ -123,12 +120,12 @@ class PreparedCalls(Calls):
         return proposal
 
     def decide(self, rows: RowState, proposal: Proposal | None) -> Decided:
-        given = {} if proposal is None else _given(proposal)
-        prepared = self._prepared.get((tuple(given), self.warp.kind))
+        fields = proposal or ()
+        prepared = self._prepared.get((_given(fields), self.warp.kind))
         self.was_prepared = prepared is not None
         if prepared is None:
             return super().decide(rows, proposal)
-        packed, step = prepared(*given.values())
+        packed, step = prepared(*fields)
         hidden = step.hidden
         is_on_host = self.drafter is not None and not isinstance(self.drafter, TensorDrafter)
         if hidden is not None and is_on_host:
@@ -136,9 +133,9 @@ class PreparedCalls(Calls):
             hidden = hidden.clone()
         return Decided(packed, Step(step.logits, hidden))
 
-    def _decide_given(self, rows: RowState, names: Sequence[str], *tensors: Tensor) -> Decided:
+    def _decide_fields(self, rows: RowState, *fields: Any) -> Decided:
         """Decide about the proposal that has these fields."""
-        return super().decide(rows, _proposal(names, tensors))
+        return super().decide(rows, Proposal(*fields))
 
 
 def nothing_proposed(rows: RowState, count: int) -> Proposal:
@@ -147,21 +144,14 @@ def nothing_proposed(rows: RowState, count: int) -> Proposal:
     return Proposal(tokens, lengths=tokens[:, 0].clone())
 
 
-def _given(proposal: Proposal) -> dict[str, Tensor]:
-    """The fields of a proposal that are not None."""
-    return {name: value for name, value in proposal._asdict().items() if value is not None}
+def _given(fields: Sequence[object]) -> tuple[bool, ...]:
+    """Which fields of a proposal are not None."""
+    return tuple(field is not None for field in fields)
 
 
-def _proposal(names: Sequence[str], tensors: Sequence[Tensor]) -> Proposal:
-    """The proposal that has these fields."""
-    return Proposal(**dict(zip(names, tensors, strict=True)))
-
-
-def _judge(
-    judge: Judge, rows: RowState, names: Sequence[str], logits: Tensor, *tensors: Tensor
-) -> Tensor:
+def _judge(judge: Judge, rows: RowState, logits: Tensor, *fields: Any) -> Tensor:
     """Judge the proposal that has these fields, if any."""
-    return judge(rows, logits, _proposal(names, tensors) if names else None)
+    return judge(rows, logits, Proposal(*fields) if fields else None)
 
 
 class Graphs:
@@ -171,7 +161,7 @@ class Graphs:
         self._pools: dict[torch.device, Any] = {}
 
     def __call__(
-        self, call: Callable[..., Any], inputs: Sequence[Tensor], device: torch.device
+        self, call: Callable[..., Any], inputs: Sequence[Tensor | None], device: torch.device
     ) -> Callable[..., Any]:
         """Capture a call over these inputs, into which a replay copies others.
 
@@ -193,9 +183,9 @@ class Graphs:
                     outputs = call(*inputs)
             torch.cuda.current_stream().wait_stream(stream)
 
-        def replay(*given: Tensor) -> Any:
+        def replay(*given: Tensor | None) -> Any:
             for captured, tensor in zip(inputs, given, strict=True):
-                if tensor is not captured:
+                if captured is not None and tensor is not None and tensor is not captured:
                     captured.copy_(tensor)
             graph.replay()
             return outputs

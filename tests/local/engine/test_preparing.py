@@ -24,7 +24,6 @@ from harness.local.decoding.loop import Loop, RowRequest, RowStep, size_of
 from harness.local.decoding.randomness import uniforms
 from harness.local.decoding.verify import Offer, Verdict, verify
 from harness.local.decoding.warp import BatchWarp, Warp
-from harness.local.drafting.heads.drafter import HeadDrafter
 from harness.local.drafting.model import ModelDrafter
 from harness.local.engine.preparing import prepare_calls
 from harness.local.engine.runners import verification_of
@@ -111,12 +110,7 @@ def calls_of(
         redraw=RULES[decoding.rule].redraws,
         warp=warp,
     )
-    models: list[Any] = [target]
-    if isinstance(drafter, ModelDrafter):
-        models.append(drafter.runner._model)  # type: ignore[attr-defined]
-    if isinstance(drafter, HeadDrafter):
-        models.append(drafter.head)
-    prepare_calls(calls, models, preparation, Graphs(), pytest.fail if compiles else None)
+    prepare_calls(calls, target, preparation, Graphs(), pytest.fail if compiles else None)
     return calls
 
 
