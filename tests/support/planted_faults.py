@@ -133,7 +133,7 @@ class ResidualWarpedTwice(Fault):
         wrong = inverse_cdf(warp(residual.log()), offer.next_uniforms[rows, place])
         recovered = (verdict.num_accepted < offer.lengths) & (residual.sum(-1) > 0)
         next_token = torch.where(recovered, wrong, verdict.next_token)
-        return dataclasses.replace(verdict, next_token=next_token)
+        return verdict._replace(next_token=next_token)
 
 
 class ResidualOfNextPosition(Fault):
@@ -150,7 +150,7 @@ class ResidualOfNextPosition(Fault):
         wrong = inverse_cdf(residual, offer.next_uniforms[rows, place])
         recovered = (verdict.num_accepted < offer.lengths) & (residual.sum(-1) > 0)
         next_token = torch.where(recovered, wrong, verdict.next_token)
-        return dataclasses.replace(verdict, next_token=next_token)
+        return verdict._replace(next_token=next_token)
 
 
 class BonusFromWrongPosition(Fault):

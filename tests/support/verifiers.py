@@ -108,6 +108,4 @@ def without_residual(offer: Offer) -> Verdict:
     verdict = verify(offer)
     rows = torch.arange(len(offer.draft_tokens)), verdict.num_accepted
     drawn = inverse_cdf(offer.target_probabilities[rows], offer.next_uniforms[rows])
-    return Verdict(
-        verdict.num_accepted, drawn, verdict.target_probability, verdict.draft_probability
-    )
+    return Verdict(verdict.num_accepted, drawn)

@@ -197,27 +197,20 @@ class Judge:
             assert isinstance(proposal.lengths, Tensor)
             offered = torch.minimum(offered, proposal.lengths)
         accept_places = self.drafting_places(rows)
-        verdict = self.verification(
-            Offer(
-                target_probabilities=self.warp(logits),
-                draft_tokens=tokens,
-                draft_probabilities=proposal.probabilities,
-                accept_uniforms=rows.random(Purpose.ACCEPT, accept_places, count),
-                next_uniforms=rows.random(Purpose.TARGET, rows.numbers[Column.DECIDED], count + 1),
-                lengths=offered,
-            )
+        offer = Offer(
+            target_probabilities=self.warp(logits),
+            draft_tokens=tokens,
+            draft_probabilities=proposal.probabilities,
+            accept_uniforms=rows.random(Purpose.ACCEPT, accept_places, count),
+            next_uniforms=rows.random(Purpose.TARGET, rows.numbers[Column.DECIDED], count + 1),
+            lengths=offered,
         )
-        num_accepted = verdict.num_accepted
+        num_accepted, next_token = self.verification(offer)
+        counts = torch.stack([num_accepted, next_token, offered], 1)
         packed = torch.cat(
-            [
-                torch.stack([num_accepted, verdict.next_token, offered], 1),
-                tokens,
-                verdict.target_probability,
-                verdict.draft_probability,
-            ],
-            dim=1,
+            [counts, tokens, offer.target_probability, offer.draft_probability], dim=1
         )
-        next_token = verdict.next_token.clamp(max=logits.shape[-1] - 1).unsqueeze(1)
+        next_token = next_token.clamp(max=logits.shape[-1] - 1).unsqueeze(1)
         decided = torch.cat([tokens, next_token], 1)
         rows.advance(decided.scatter(1, num_accepted.unsqueeze(1), next_token), num_accepted)
         return packed

@@ -11,7 +11,8 @@ lossless too, and a coin follow.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from torch import Tensor
 from harness.local.decoding.randomness import inverse_cdf
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Offer:
     """The input of a verification: K >= 1 draft tokens for each of B rows.
 
@@ -33,6 +34,8 @@ class Offer:
         next_uniforms: [B, K + 1] in [0, 1), one for each position the next token may have.
         lengths: [B] from 0 to K, how many draft tokens each row was offered; the others only fill
             the batch up and do not count.
+        target_probability: [B, K], the probability of each draft token under the target.
+        draft_probability: [B, K], the probability of each draft token under the drafter; ones if it is deterministic.
     """
 
     target_probabilities: Tensor
@@ -41,58 +44,46 @@ class Offer:
     accept_uniforms: Tensor
     next_uniforms: Tensor
     lengths: Tensor
+    target_probability: Tensor = field(init=False)
+    draft_probability: Tensor = field(init=False)
 
-    @property
-    def target_probability(self) -> Tensor:
-        """Each draft token's probability [B, K] under the target."""
-        return self._chosen(self.target_probabilities)
-
-    @property
-    def draft_probability(self) -> Tensor:
-        """Each draft token's probability [B, K] under the drafter; ones if it is deterministic."""
-        if self.draft_probabilities is None:
-            return torch.ones_like(self.draft_tokens, dtype=self.target_probabilities.dtype)
-        return self._chosen(self.draft_probabilities)
-
-    def _chosen(self, probabilities: Tensor) -> Tensor:
+    def __post_init__(self) -> None:
+        tokens = self.draft_tokens.unsqueeze(-1)
         # `gather` leaves out the position behind the last draft token.
-        return probabilities.gather(-1, self.draft_tokens.unsqueeze(-1)).squeeze(-1)
+        self.target_probability = self.target_probabilities.gather(-1, tokens).squeeze(-1)
+        if self.draft_probabilities is None:
+            self.draft_probability = torch.ones_like(self.target_probability)
+        else:
+            self.draft_probability = self.draft_probabilities.gather(-1, tokens).squeeze(-1)
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """Outcome of one verification, for B rows of K draft tokens.
+class Verdict(NamedTuple):
+    """Outcome of one verification, for B rows.
 
     Attributes:
         num_accepted: [B] length of the accepted prefix, 0 to K.
         next_token: [B] the token after that prefix: bonus where the whole offer was accepted, else
             recovered.
-        target_probability: [B, K], the probability of each draft token under the target.
-        draft_probability: [B, K], the probability of each draft token under the drafter; ones if it
-            is deterministic.
     """
 
     num_accepted: Tensor
     next_token: Tensor
-    target_probability: Tensor
-    draft_probability: Tensor
 
 
 def verify(offer: Offer, *, lenience: float = 1.0) -> Verdict:
     """Keep a prefix of the draft tokens and draw the token after it: at lenience 1 the rows follow
     the target's distribution.
     """
-    target_probability = offer.target_probability
-    draft_probability = offer.draft_probability
+    bound = offer.draft_probability
+    if lenience != 1:
+        bound = lenience * bound
     # u < target / draft, without the division: a uniform is below 1, so equal probabilities always
     # accept.
-    bound = draft_probability if lenience == 1 else lenience * draft_probability
-    accepted = offer.accept_uniforms * bound < target_probability
-    return Verdict(*accepted_prefix(accepted, offer), target_probability, draft_probability)
+    return accepted_prefix(offer.accept_uniforms * bound < offer.target_probability, offer)
 
 
-def accepted_prefix(accepted: Tensor, offer: Offer) -> tuple[Tensor, Tensor]:
-    """Return the length [B] of each row's accepted prefix, and the token [B] drawn after it.
+def accepted_prefix(accepted: Tensor, offer: Offer) -> Verdict:
+    """Keep each row's accepted prefix, and draw the token after it.
 
     Args:
         accepted: [B, K] bool, the result of each test.
@@ -115,7 +106,8 @@ def accepted_prefix(accepted: Tensor, offer: Offer) -> tuple[Tensor, Tensor]:
     # possible token: draw from the target itself.
     recovered = rejected & (residual.sum(-1) > 0)
     weights = torch.where(recovered.unsqueeze(-1), residual, weights)
-    return num_accepted, inverse_cdf(weights, offer.next_uniforms[rows, num_accepted])
+    next_token = inverse_cdf(weights, offer.next_uniforms[rows, num_accepted])
+    return Verdict(num_accepted, next_token)
 
 
 def verify_block(offer: Offer) -> Verdict:
@@ -129,22 +121,18 @@ def verify_block(offer: Offer) -> Verdict:
     not. The token after it is drawn from that residual. Deterministic proposals are accepted as
     often as by `verify`.
     """
-    target_probability = offer.target_probability
-    draft_probability = offer.draft_probability
-    reach = _reach(target_probability, draft_probability)
+    reach = _reach(offer.target_probability, offer.draft_probability)
     scaled_target = reach.unsqueeze(-1) * offer.target_probabilities
     if offer.draft_probabilities is None:
         # The draft has all its mass on its token.
-        residual_mass = reach[:, :-1] * (1 - target_probability)
+        residual_mass = reach[:, :-1] * (1 - offer.target_probability)
     else:
         residual = (scaled_target[:, :-1] - offer.draft_probabilities).clamp(min=0)
         residual_mass = residual.sum(-1)
     passed = _passes(residual_mass, reach, offer)
     # A token is accepted if any prefix that ends with it or later passes.
     accepted = passed.flip(1).cumsum(1).flip(1) > 0
-    scaled_offer = replace(offer, target_probabilities=scaled_target)
-    num_accepted, next_token = accepted_prefix(accepted, scaled_offer)
-    return Verdict(num_accepted, next_token, target_probability, draft_probability)
+    return accepted_prefix(accepted, replace(offer, target_probabilities=scaled_target))
 
 
 def _reach(target_probability: Tensor, draft_probability: Tensor) -> Tensor:
@@ -196,5 +184,4 @@ class AcceptByCoin:
         num_draft_tokens = uniforms.shape[1]
         for place, rate in enumerate(self.rates[:-1][:num_draft_tokens]):
             accepted[:, place] = uniforms[:, place] < rate
-        num_accepted, next_token = accepted_prefix(accepted, offer)
-        return Verdict(num_accepted, next_token, offer.target_probability, offer.draft_probability)
+        return accepted_prefix(accepted, offer)

@@ -124,11 +124,8 @@ def checked_rule(rule: Callable[[Offer], Verdict], name: str) -> Callable[[Offer
     def checked(offer: Offer) -> Verdict:
         with blaming(name, "verify", "decoding.rule"):
             verdict = rule(offer)
-            num_rows, num_draft_tokens = offer.draft_tokens.shape
-            _require_shape(verdict, "num_accepted", num_rows)
-            _require_shape(verdict, "next_token", num_rows)
-            _require_shape(verdict, "target_probability", num_rows, num_draft_tokens)
-            _require_shape(verdict, "draft_probability", num_rows, num_draft_tokens)
+            for part in Verdict._fields:
+                _require_shape(verdict, part, len(offer.draft_tokens))
         return verdict
 
     return checked

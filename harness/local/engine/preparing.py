@@ -167,7 +167,7 @@ def prepare_calls(
     if device.type != "cuda":
         how = "compiled"
 
-        def preparer(call: Any, inputs: Any, device: torch.device) -> Any:
+        def preparer(call: Any, inputs: Sequence[Any], device: torch.device) -> Any:
             return compile_call(call, inputs)
 
     elif refused is not None:

@@ -15,10 +15,9 @@ from packaging.version import Version
 from torch import Tensor, nn
 from torch.backends.cuda import cudnn_sdp_enabled, enable_cudnn_sdp
 from torch.nn.utils.rnn import pad_sequence
-from transformers import Cache, PreTrainedModel
+from transformers import PreTrainedModel
 
 from harness.local.decoding.protocols import Step
-from harness.local.models.cache_names import cache_name
 
 
 class Options(TypedDict, total=False):
@@ -53,29 +52,8 @@ def logits_to_keep(model: PreTrainedModel, count: int = 1) -> dict[str, int]:
 _KEEPS_LISTED_STATES = Version(transformers.__version__) >= Version("5.23")
 
 
-def run_model(
-    model: PreTrainedModel,
-    options: Options,
-    tokens: Tensor,
-    cache: Cache,
-    last_tokens: Tensor,
-) -> tuple[Tensor, ...]:
-    """Append tokens [B, n] to the cache -> logits [B, V] after one token of each row; if layers are
-    captured, also their states [B, n, L, D].
-
-    Args:
-        last_tokens: [B], the index of that token.
-    """
-    arguments: dict[str, Any] = {cache_name(model): cache, **capturing(options)}
-    with _logits_after(model, last_tokens):
-        output = model(input_ids=tokens, use_cache=True, **arguments)
-    logits, *states = captured(options, output)
-    logits = gather_rows(logits, last_tokens) if logits.shape[1] > 1 else logits[:, 0]
-    return logits, *states
-
-
 @contextmanager
-def _logits_after(model: PreTrainedModel, indices: Tensor) -> Iterator[None]:
+def logits_after(model: PreTrainedModel, indices: Tensor) -> Iterator[None]:
     """Give the output matrix of a model the states at indices [B] alone within this block.
 
     `logits_to_keep` has indices for all rows in common: of B rows with different ends, B logits for
@@ -128,7 +106,7 @@ def capturing(options: Options) -> dict[str, Any]:
 
 
 def captured(options: Options, output: Any) -> tuple[Tensor, ...]:
-    """Take from a model's output what `run_model` returns."""
+    """Take logits [B, n, V] from a model's output; if layers are captured, also their states [B, n, L, D]."""
     logits = output.logits
     size = options.get("vocabulary_size")
     if size is not None and size < logits.shape[-1]:

@@ -25,7 +25,7 @@ from harness.local.runners.compiled import Part
 
 # Makes a function that does what a call on a device does, with tensors of the same shapes as its inputs, and None where
 # these are None; it may make the call.
-Preparer = Callable[[Callable[..., Any], Sequence[Tensor | None], torch.device], Callable[..., Any]]
+Preparer = Callable[[Callable[..., Any], Sequence[Any], torch.device], Callable[..., Any]]
 
 
 class PreparedCalls(Calls):
@@ -161,7 +161,7 @@ class Graphs:
         self._pools: dict[torch.device, Any] = {}
 
     def __call__(
-        self, call: Callable[..., Any], inputs: Sequence[Tensor | None], device: torch.device
+        self, call: Callable[..., Any], inputs: Sequence[Any], device: torch.device
     ) -> Callable[..., Any]:
         """Capture a call over these inputs, into which a replay copies others.
 
@@ -183,9 +183,9 @@ class Graphs:
                     outputs = call(*inputs)
             torch.cuda.current_stream().wait_stream(stream)
 
-        def replay(*given: Tensor | None) -> Any:
+        def replay(*given: Any) -> Any:
             for captured, tensor in zip(inputs, given, strict=True):
-                if captured is not None and tensor is not None and tensor is not captured:
+                if tensor is not captured:
                     captured.copy_(tensor)
             graph.replay()
             return outputs

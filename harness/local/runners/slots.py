@@ -134,11 +134,20 @@ class SlotCache(Cache):
 
     get_max_cache_shape = get_max_length
 
-    def causal_mask(self, window: int | None) -> Tensor:
-        """Return a mask [B, 1, n, width] of what each entry sees: nothing after it, within the window."""
-        last = self.positions
-        first = torch.zeros_like(last) if window is None else last - window + 1
-        return self.range_mask(first, last)
+    def causal_mask(self, window: int | None, dtype: torch.dtype, num_copies: int = 1) -> Tensor:
+        """Return a mask [B or 1, 1, copies * n, width] that is added to scores: each entry that is written next sees
+        nothing after it, within the window.
+
+        Args:
+            num_copies: how many queries each entry is.
+        """
+        # A token's slot is its position, so slots are compared as positions.
+        queries = self.positions.repeat(1, num_copies).unsqueeze(2)
+        slots = torch.arange(self.width, device=queries.device)
+        is_seen = slots <= queries
+        if window is not None:
+            is_seen &= slots > queries - window
+        return torch.where(is_seen.unsqueeze(1), 0.0, torch.finfo(dtype).min).to(dtype)
 
     def range_mask(self, first: Tensor, last: Tensor) -> Tensor:
         """Return a mask [B, 1, n, width] of the slots from `first` to `last` [B, n] of each entry."""

@@ -34,8 +34,9 @@ from harness.local.runners.base import (
     capturing,
     clamp_positions,
     context_of,
+    gather_rows,
     joined,
-    run_model,
+    logits_after,
 )
 from harness.local.runners.checks import ANY_LENGTH, check_runner
 from harness.local.runners.compiled import Part, compiling, end_part
@@ -45,7 +46,7 @@ from harness.local.runners.slots import KeysAndValues, SlotCache
 _PLAIN = "sdpa"
 _PACKED = "sdpa_packed"
 
-# Layer types whose masks `SlotForward` makes, by their names in transformers' configurations.
+# Layer types that `SlotForward` has masks for, by their names in transformers' configurations.
 _FULL = "full_attention"
 _SLIDING = "sliding_attention"
 # In place of a layer type where all layers share one mask, which is then given alone.
@@ -87,11 +88,17 @@ class SlotForward:
         else:
             cache.place(starts, num_tokens)
         cache.width = width
-        masks = None
+        masks: Any = None
         # Kernels are faster without a mask, and a single token sees all slots that attention
         # reads.
         if num_tokens > 1 or self._single_token_needs_masks or not are_alike:
-            masks = self._masks(cache)
+            dtype = cache.buffers[0][0].dtype
+            num_copies = self.packing.heads_per_key
+            masks = {
+                name: cache.causal_mask(window, dtype, num_copies)
+                for name, window in self._windows.items()
+            }
+            masks = masks.get(_SHARED, masks)
         output = self._model(
             input_ids=tokens,
             attention_mask=masks,
@@ -100,24 +107,6 @@ class SlotForward:
             **self._constant_arguments,
         )
         return captured(self._options, output)
-
-    def _masks(self, cache: SlotCache) -> Tensor | dict[str, Tensor]:
-        """Make masks [1 or B, 1, n, S] that are added to scores, of the tokens that are written next: one for each type
-        of layer, or a single one where all layers share it.
-
-        Where heads are packed (`HeadPacking`), each token is as many queries as heads share a key.
-        """
-        dtype = cache.buffers[0][0].dtype
-        masked = torch.finfo(dtype).min
-        # A token's slot is its position, so slots are compared as positions.
-        queries = cache.positions.repeat(1, self.packing.heads_per_key).unsqueeze(2)
-        positions = torch.arange(cache.width, device=queries.device)
-        seen = positions <= queries
-        masks = {}
-        for name, window in self._windows.items():
-            visible = seen if window is None else seen & (positions > queries - window)
-            masks[name] = torch.where(visible.unsqueeze(1), 0.0, masked).to(dtype)
-        return masks.get(_SHARED, masks)
 
 
 def _attention_windows(model: PreTrainedModel) -> dict[str, int | None]:
@@ -380,9 +369,12 @@ class StaticRunner(Runner):
         # model's own.
         tokens = to_device(padded(prompts, least=1), self._device)
         last_tokens = to_device(lengths, self._device) - 1
-        with WithoutCudnn():
-            logits, *hidden = run_model(self._model, self._options, tokens, cache, last_tokens)
-        outputs = [logits]
+        arguments: dict[str, Any] = {cache_name(self._model): cache, **capturing(self._options)}
+        with WithoutCudnn(), logits_after(self._model, last_tokens):
+            output = self._model(input_ids=tokens, use_cache=True, **arguments)
+        logits, *hidden = captured(self._options, output)
+        # A model without an output matrix of its own gives those after all tokens.
+        outputs = [gather_rows(logits, last_tokens) if logits.shape[1] > 1 else logits[:, 0]]
         for of_rows in hidden:
             rows = [row[:length] for row, length in zip(of_rows, lengths, strict=True)]
             outputs.append(pad_sequence(rows, batch_first=True, padding_side="left"))

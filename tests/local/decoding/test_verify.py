@@ -87,12 +87,11 @@ def test_rows_are_judged_apart(rule: Rule) -> None:
 def test_acceptance_compares_the_uniform_with_the_ratio(uniform: float, accepted: int) -> None:
     target = torch.tensor([[[0.4, 0.6], [1.0, 0.0]]])
     draft = torch.tensor([[[0.8, 0.2]]])
-    verdict = verify(
-        offer_of(target, torch.tensor([[0]]), draft, torch.tensor([[uniform]]), torch.zeros(1, 2))
-    )
-    assert verdict.num_accepted.item() == accepted
-    assert verdict.target_probability.item() == pytest.approx(0.4)
-    assert verdict.draft_probability.item() == pytest.approx(0.8)
+    accept = torch.tensor([[uniform]])
+    offer = offer_of(target, torch.tensor([[0]]), draft, accept, torch.zeros(1, 2))
+    assert verify(offer).num_accepted.item() == accepted
+    assert offer.target_probability.item() == pytest.approx(0.4)
+    assert offer.draft_probability.item() == pytest.approx(0.8)
 
 
 @pytest.mark.parametrize("rule", [verify, verify_block])
@@ -183,12 +182,13 @@ def test_a_deterministic_proposal_is_one_drawn_with_certainty(rule: Rule) -> Non
     tokens = target[:, :3].argmax(-1)
     certain = torch.nn.functional.one_hot(tokens, 6).float()
     lengths = torch.arange(3000) % 4
-    ours = rule(offer_of(target, tokens, None, *numbers, lengths))
+    offer = offer_of(target, tokens, None, *numbers, lengths)
+    ours = rule(offer)
     dense = rule(offer_of(target, tokens, certain, *numbers, lengths))
     assert set(ours.num_accepted.tolist()) == {0, 1, 2, 3}
     assert torch.equal(ours.num_accepted, dense.num_accepted)
     assert torch.equal(ours.next_token, dense.next_token)
-    assert torch.equal(ours.draft_probability, torch.ones(3000, 3))
+    assert torch.equal(offer.draft_probability, torch.ones(3000, 3))
 
 
 # Distributions -------------------------------------------------------------------------------------------------------
@@ -211,7 +211,7 @@ def always_excluding(offer: Offer) -> Verdict:
     weights = target[rows, verdict.num_accepted].scatter(-1, tokens[rows, place].unsqueeze(-1), 0.0)
     drawn = inverse_cdf(weights, offer.next_uniforms[rows, verdict.num_accepted])
     next_token = torch.where(verdict.num_accepted < 2, drawn, verdict.next_token)
-    return dataclasses.replace(verdict, next_token=next_token)
+    return verdict._replace(next_token=next_token)
 
 
 def with_token_residual(offer: Offer) -> Verdict:
@@ -224,7 +224,7 @@ def with_token_residual(offer: Offer) -> Verdict:
         rejected = (verdict.num_accepted < tokens.shape[1]) & (residual.sum(-1) > 0)
         weights = torch.where(rejected.unsqueeze(-1), residual, weights)
     drawn = inverse_cdf(weights, offer.next_uniforms[rows, verdict.num_accepted])
-    return dataclasses.replace(verdict, next_token=drawn)
+    return verdict._replace(next_token=drawn)
 
 
 @pytest.mark.parametrize(
@@ -315,7 +315,6 @@ def test_a_coin_keeps_to_the_tokens_that_were_offered() -> None:
     assert torch.equal(verdict.num_accepted, lengths)
     certain = AcceptByCoin((0.5,))(dataclasses.replace(offer(), draft_probabilities=None))
     assert torch.equal(certain.num_accepted, AcceptByCoin((0.5,))(offer()).num_accepted)
-    assert (certain.draft_probability == 1).all()
     rejected = certain.num_accepted < NUM_DRAFT_TOKENS
     place = certain.num_accepted.clamp(max=NUM_DRAFT_TOKENS - 1)
     tokens = offer().draft_tokens[torch.arange(NUM_ROWS), place]

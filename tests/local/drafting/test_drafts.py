@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -92,7 +91,7 @@ def offer() -> Offer:
 )
 def test_a_wrong_verdict(changes: dict[str, Tensor] | None, words: str) -> None:
     def rule(offer: Offer) -> Any:
-        return None if changes is None else dataclasses.replace(verify(offer), **changes)
+        return None if changes is None else verify(offer)._replace(**changes)
 
     with pytest.raises(RunError, match=rf"^decoding.rule=Mine: verify\(\): .*{re.escape(words)}"):
         checked_rule(rule, "Mine")(offer())

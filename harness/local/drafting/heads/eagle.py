@@ -136,7 +136,7 @@ class Eagle3(LayeredHead):
         rotary = self.rotary_emb(states, cache.positions)
         for index, (layer, window) in enumerate(zip(self.layers, self.windows, strict=True)):
             attention_inputs = {
-                "attention_mask": cache.causal_mask(window),
+                "attention_mask": cache.causal_mask(window, states.dtype),
                 "position_embeddings": rotary,
                 CACHE: cache,
             }

@@ -99,14 +99,11 @@ class MtpHead(Eagle3):
             embedded, states: [B, n, width], the two parts of each entry.
         """
         rotary = self.rotary_emb(states, cache.positions, **self._rotary_arguments)
-        is_seen = cache.causal_mask(self.windows[0])
-        # Some attention modules of transformers take no boolean masks.
-        unseen = torch.finfo(states.dtype).min
         states = self.layers[0](
             embedded,
             states,
             position_embeddings=rotary,
-            attention_mask=torch.where(is_seen, 0.0, unseen).to(states.dtype),
+            attention_mask=cache.causal_mask(self.windows[0], states.dtype),
             position_ids=cache.positions,
             **{CACHE: cache},
         )
