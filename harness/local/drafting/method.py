@@ -340,7 +340,7 @@ class EarlyExit(Method):
         return DraftPlan(dataclasses.replace(settings, layers=layers))
 
     def huggingface(self, pair: Pair, settings: Any, decoding: DecodingSettings) -> dict[str, Any]:
-        return {"assistant_early_exit": settings.layers[0]}
+        return {"assistant_model": pair.target.model, "assistant_early_exit": settings.layers[0]}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -71,25 +71,18 @@ class HuggingFaceEngine(Engine):
     """
 
     def __init__(self, pair: Pair, preparation: Preparation):
-        draft_settings = pair.draft_settings
-        arguments: dict[str, Any] = {}
-        assistant = None
-        if draft_settings is not None:
-            method = method_of(draft_settings)
-            arguments = method.huggingface(pair, draft_settings, preparation.decoding)
-            exits_early = "assistant_early_exit" in arguments
-            assistant = pair.target.model if exits_early else arguments.get("assistant_model")
         # The reference has the same weights in our eager runner.
         self._reference = open_reference(pair, preparation)
         self._devices = pair.devices
         self.weights = loaded_weights(pair, self._reference)
         self.runner = "generate"
         self.setup_seconds = 0.0
-        regular = HuggingFaceArm("regular", pair, self.weights)
-        self.arms: Sequence[Arm] = [regular]
-        if draft_settings is not None:
-            speculative = HuggingFaceArm("speculative", pair, self.weights, arguments, assistant)
-            self.arms = [regular, speculative]
+        arms = [HuggingFaceArm("regular", pair, self.weights)]
+        draft = pair.draft_settings
+        if draft is not None:
+            arguments = method_of(draft).huggingface(pair, draft, preparation.decoding)
+            arms.append(HuggingFaceArm("speculative", pair, self.weights, arguments))
+        self.arms: Sequence[Arm] = arms
 
     def close(self) -> None:
         """Free the reference's runners; the pair is the caller's."""
@@ -105,14 +98,12 @@ class HuggingFaceArm(Arm):
     Attributes:
         weights: the pair's.
         arguments: of `generate`, apart from those that every arm has.
-        assistant: the model that drafts, if one does. It may be the target.
     """
 
     name: str
     pair: Pair
     weights: Weights
     arguments: dict[str, Any] = field(default_factory=dict)
-    assistant: Any = None
     traits = Traits(reports_drafts=True)
 
     def answer(
@@ -135,10 +126,9 @@ class HuggingFaceArm(Arm):
                     run()
                 if note_ended is not None:
                     note_ended(number)
-        answered = clock.answered(
+        return clock.answered(
             Phases(), as_batch=len(requests) == 1, drafts=self.name == "speculative"
         )
-        return answered
 
     def _prepared(self, recorder: _Recorder) -> Callable[[], None]:
         """A function that runs `generate`: everything that is not decoding is done before."""
@@ -161,8 +151,8 @@ class HuggingFaceArm(Arm):
         # `generate` takes unset values from the model's own configuration, and has no argument for
         # an assistant's.
         configs = {target: GenerationConfig()}
-        if self.assistant is not None:
-            configs[self.assistant] = _schedule(decoding)
+        if assistant := self.arguments.get("assistant_model"):
+            configs[assistant] = _schedule(decoding)
         arguments = self.arguments | {
             "attention_mask": torch.ones_like(prompt_ids),
             "generation_config": config,
