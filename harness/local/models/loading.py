@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import transformers
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, GgufConfig, PreTrainedModel
 
 from harness.config.amounts import amount
 from harness.config.errors import RunError
@@ -82,11 +81,9 @@ class PlacedModel:
             factory, state = random_state(checkpoint, self.placement.device_map, self.sketch.dtype)
             arguments = {"state_dict": state}
         quantization: Any = bitsandbytes_config(self.sketch.quantization, self.sketch.dtype)
-        is_gguf = settings.gguf_file is not None
-        if quantization is None and is_gguf and hasattr(transformers, "GgufConfig"):
-            # Older transformers always unpack GGUF; newer ones would fetch kernels from the hub to
-            # keep it packed.
-            quantization = transformers.GgufConfig(dequantize=True)
+        if settings.gguf_file is not None:
+            # Otherwise transformers would fetch kernels from the hub to keep it packed.
+            quantization = GgufConfig(dequantize=True)
         if quantization is not None:
             arguments["quantization_config"] = quantization
         arguments["device_map"] = self.placement.device_map

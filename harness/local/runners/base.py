@@ -119,19 +119,12 @@ def captured(options: Options, output: Any) -> tuple[Tensor, ...]:
     return logits, torch.stack(states, dim=2)
 
 
-def context_of(model: PreTrainedModel) -> int | None:
-    """Return how many positions a model has, None if it does not say.
+def clamp_positions(positions: Tensor, end: int, context: int | None) -> Tensor:
+    """Give positions behind the context its last one. All are below `end`.
 
     Rows of a batch are as wide as the longest offer. So tokens that no row keeps may be behind the
     context; tables of learned positions end there.
     """
-    text = model.config.get_text_config(decoder=True)
-    context = getattr(text, "max_position_embeddings", None)
-    return context if isinstance(context, int) and context > 0 else None
-
-
-def clamp_positions(positions: Tensor, end: int, context: int | None) -> Tensor:
-    """Give positions behind the context its last one. All are below `end`."""
     return positions if context is None or end <= context else positions.clamp(max=context - 1)
 
 

@@ -19,13 +19,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from harness.local.decoding.protocols import Runner
+from harness.local.models.tokenizers import max_context
 from harness.local.runners.base import (
     Options,
     UnsupportedModelError,
     WithoutCudnn,
     captured,
     capturing,
-    context_of,
     logits_to_keep,
 )
 
@@ -119,7 +119,7 @@ def longest_span(model: PreTrainedModel, num_tokens: int) -> int:
     """The longest window, chunk or block in a configuration that rows of `num_tokens` exceed; 0
     where there is none. Those that exceed the model's context do not count.
     """
-    context = context_of(model) or ANY_LENGTH
+    context = max_context(model.config) or ANY_LENGTH
     longest = 0
     for name, value in model.config.get_text_config(decoder=True).to_dict().items():
         if not _LENGTH.search(name) or _NO_LENGTH.search(name):

@@ -129,11 +129,6 @@ class SlotCache(Cache):
     def get_mask_sizes(self, *_: Any, **__: Any) -> tuple[int, int]:
         return self.width, 0
 
-    def get_max_length(self, *_: Any) -> int:
-        return self.width
-
-    get_max_cache_shape = get_max_length
-
     def causal_mask(self, window: int | None, dtype: torch.dtype, num_copies: int = 1) -> Tensor:
         """Return a mask [B or 1, 1, copies * n, width] that is added to scores: each entry that is written next sees
         nothing after it, within the window.

@@ -28,6 +28,7 @@ from harness.local.decoding.protocols import Runner, Step, TokenRows
 from harness.local.decoding.state import Starts
 from harness.local.decoding.transfer import to_device
 from harness.local.models.cache_names import CACHES
+from harness.local.models.tokenizers import max_context
 from harness.local.runners.base import (
     Options,
     UnsupportedModelError,
@@ -35,7 +36,6 @@ from harness.local.runners.base import (
     captured,
     capturing,
     clamp_positions,
-    context_of,
     gather_rows,
     logits_to_keep,
 )
@@ -100,7 +100,7 @@ class SnapshotRunner(Runner):
         self._keeps_first = keeps_first
         self._device = model.device
         self._parameters = inspect.signature(model.forward).parameters
-        self._context = context_of(model)
+        self._context = max_context(model.config)
         # None behind a pass for which it was not copied.
         self._state: ModelState | None = None
         # None if nothing was extended, or rows were padded for it.
@@ -225,8 +225,6 @@ class SnapshotRunner(Runner):
         slots = torch.arange(state.num_read + tokens.shape[1], device=self._device)
         positions = slots[state.num_read :]
         padding = to_device(state.padding, self._device).unsqueeze(1)
-        if "cache_position" in self._parameters:
-            arguments["cache_position"] = positions
         if any(state.padding):
             arguments["attention_mask"] = (slots >= padding).long()
         if "position_ids" in self._parameters:  # Bamba would begin at 0 in every pass

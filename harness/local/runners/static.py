@@ -26,6 +26,7 @@ from harness.local.decoding.protocols import Runner, Step, TokenRows
 from harness.local.decoding.state import Starts
 from harness.local.decoding.transfer import padded, to_device
 from harness.local.models.cache_names import cache_name
+from harness.local.models.tokenizers import max_context
 from harness.local.runners.base import (
     Options,
     UnsupportedModelError,
@@ -33,7 +34,6 @@ from harness.local.runners.base import (
     captured,
     capturing,
     clamp_positions,
-    context_of,
     gather_rows,
     joined,
     logits_after,
@@ -65,7 +65,7 @@ class SlotForward:
         self._model = model
         self._options = options
         self._windows = _attention_windows(model)
-        self._context = context_of(model)
+        self._context = max_context(model.config)
         self._cache_name = cache_name(model)
         self._constant_arguments = {"use_cache": True, **capturing(options)}
         attention = model.config.get_text_config()._attn_implementation

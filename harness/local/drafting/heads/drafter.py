@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -66,20 +65,6 @@ def draft_tensors(head: Head, cache: SlotCache, draw: HeadSampler, *inputs: Tens
     return list(head.draft(Unread(*unread), uniforms, cache, draw))
 
 
-class _Room(NamedTuple):
-    """Tensors of a batch.
-
-    Attributes:
-        features: [B, K + 1, L * D], of the token before each of `RowState.decided`.
-        cache: the head's.
-        propose: drafts over this cache, by the fields of an `Unread` and uniforms [B, K].
-    """
-
-    features: Tensor
-    cache: SlotCache
-    propose: Part
-
-
 class HeadDrafter(TensorDrafter):
     """A drafter over a head.
 
@@ -99,28 +84,29 @@ class HeadDrafter(TensorDrafter):
         self.warp = warp
         self.device = next(head.parameters()).device
         self._draw = HeadSampler(head, warp)
-        self._room: _Room | None = None
+        self._cache = SlotCache()  # has no room yet
 
     def make_room(self, num_rows: int, num_draft_tokens: int, num_slots: int) -> None:
         # Those that a proposal writes behind the row. K is the same for all batches.
         num_slots += self.head.num_written(num_draft_tokens + 1, num_draft_tokens)
-        if self._room is not None and self._room.cache.has_room(num_rows, num_slots):
+        if self._cache.has_room(num_rows, num_slots):
             return
         config = self.head.config
         size = len(config.layers) * config.target_size
         dtype = next(self.head.parameters()).dtype
-        features = torch.zeros(
+        # [B, K + 1, L * D], of the token before each of `RowState.decided`.
+        self._features = torch.zeros(
             num_rows, num_draft_tokens + 1, size, device=self.device, dtype=dtype
         )
-        cache = SlotCache(num_rows, round_up(num_slots))
+        self._cache = SlotCache(num_rows, round_up(num_slots))
         warp = self.warp
-        proposer = functools.partial(draft_tensors, self.head, cache, self._draw)
-        self._room = _Room(features, cache, Part(proposer, [self.head], lambda: warp.kind))
+        drafting = functools.partial(draft_tensors, self.head, self._cache, self._draw)
+        # By the fields of an `Unread` and uniforms [B, K].
+        self._propose = Part(drafting, [self.head], lambda: warp.kind)
 
     def start(self, prompts: TokenRows, first_tokens: Sequence[int], step: Step) -> None:
         assert step.hidden is not None, "the target's runner captures no hidden states"
-        assert self._room is not None
-        features, cache, _ = self._room
+        features, cache = self._features, self._cache
         lengths = list(map(len, prompts))
         # The step's rows are padded on the left with what may be nan and must not reach the cache: here on the right.
         by_row = zip(step.hidden, lengths, strict=True)
@@ -140,11 +126,10 @@ class HeadDrafter(TensorDrafter):
     def draft(self, rows: RowState, uniforms: Tensor) -> Proposal:
         num_rows, num_draft_tokens = uniforms.shape
         width = rows.decided.shape[1]
-        assert self._room is not None
-        features, cache, propose = self._room
+        cache = self._cache
         counts = rows.numbers[Column.GAINED]
         unread = (
-            features[:num_rows, :width],
+            self._features[:num_rows, :width],
             rows.decided,
             counts,
             rows.numbers[Column.LENGTH] - counts,
@@ -156,10 +141,9 @@ class HeadDrafter(TensorDrafter):
             # A row gained one token at least, so that its first unread feature goes to slot LENGTH - 1 at most.
             cache.width = longest - 1 + self.head.num_written(width, num_draft_tokens)
         with WithoutCudnn():
-            tokens, probabilities = propose(*unread, uniforms)
+            tokens, probabilities = self._propose(*unread, uniforms)
         return Proposal(tokens, probabilities)
 
     def learn(self, hidden: Tensor) -> None:
         num_rows, width = hidden.shape[:2]
-        assert self._room is not None
-        self._room.features[:num_rows, :width] = hidden.flatten(2)
+        self._features[:num_rows, :width] = hidden.flatten(2)
