@@ -54,6 +54,7 @@ class ServedModel:
         self.arm_names = settings.arms
         self.started = int(time.time())
         self._pair = pair
+        self._context = keeper.plan(settings).room(0)
         self.service: LocalService = local("serving").LocalService(
             functools.partial(_open_engine, keeper, settings, say),
             pair.tokenizer,
@@ -173,10 +174,10 @@ class ServedModel:
             raise Refusal(404, f"model: {body.model} is not served here; {self.name} is")
         if num_prompt > settings.max_prompt_tokens:
             raise Refusal(400, f"prompt: {num_prompt} tokens; at most {settings.max_prompt_tokens}")
-        most = min(settings.max_new_tokens, (self._pair.context or 2**62) - num_prompt)
+        most = min(settings.max_new_tokens, (self._context or 2**62) - num_prompt)
         if most < 1:
             raise Refusal(
-                400, f"prompt: its {num_prompt} tokens fill the context of {self._pair.context}"
+                400, f"prompt: its {num_prompt} tokens fill the context of {self._context}"
             )
         asked = body.max_completion_tokens or body.max_tokens or min(default.max_new_tokens, most)
         if asked > most:

@@ -25,7 +25,7 @@ from harness.config.settings import (
     require,
     require_at_least,
 )
-from harness.local.models.tokenizers import max_context, vocabulary_size
+from harness.local.models.tokenizers import vocabulary_size
 
 if TYPE_CHECKING:
     import torch
@@ -97,13 +97,6 @@ class Pair:
         """
         models = [self.target] if self.draft is None else [self.target, self.draft]
         return min(vocabulary_size(loaded.model.config) for loaded in models)
-
-    @property
-    def context(self) -> int | None:
-        """The most tokens of a row, prompt included, that both models take; None for any number."""
-        models = [self.target] if self.draft is None else [self.target, self.draft]
-        contexts = [max_context(loaded.model.config) for loaded in models]
-        return min((context for context in contexts if context is not None), default=None)
 
     def stop_tokens(self) -> frozenset[int]:
         """The token ids at which the target ends a text by itself."""
