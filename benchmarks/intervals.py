@@ -248,9 +248,9 @@ def false_table(lengths: float, num_repetitions: int, num_prompts: int) -> Itera
     rng = np.random.default_rng(num_prompts)
     for _ in range(num_repetitions):
         hardness = rng.lognormal(0, lengths, num_prompts)
-        bottoms = hardness * np.exp(-rng.normal(0, 0.1, (6, num_prompts)))
-        best = int(np.argmin(bottoms.sum(axis=1)))
-        shares = relative_to(best, np.tile(hardness, (6, 1)), bottoms)
+        bottoms = hardness * np.exp(-rng.normal(0, 0.1, (6, 1, num_prompts)))
+        best = int(np.argmin(bottoms.sum(axis=(1, 2))))
+        shares = relative_to(best, np.tile(hardness, (6, 1, 1)), bottoms, 6, [0.0] * 6)
         yield any(share.high < 1 for share in shares)
 
 

@@ -184,23 +184,6 @@ def test_others_wait_in_order_and_no_more_than_may_wait() -> None:
         assert ended == [True, True]
 
 
-def test_pieces_come_as_they_are_decided() -> None:
-    arm = TableArm("regular", 0)
-    pieces: list[Piece] = []
-    ended = threading.Event()
-
-    def put(piece: Piece) -> None:
-        pieces.append(piece)
-        if piece.finish_reason:
-            ended.set()
-
-    with service_over(arm) as service:
-        service.ask("regular", [request(0)], put)
-        assert ended.wait(60)
-    assert [len(piece.token_ids) for piece in pieces] == [1] * 12
-    assert [piece.finish_reason for piece in pieces] == [*[None] * 11, "length"]
-
-
 def test_work_that_fails_is_refused_with_its_reason_and_the_service_goes_on() -> None:
     def leave(_: Engine) -> None:
         raise Refusal(499, "the client went away")

@@ -21,8 +21,8 @@ def relative_to(
     reference: int,
     numerators: ArrayLike,
     denominators: ArrayLike,
-    family: int | None = None,
-    unseen: Sequence[float] | None = None,
+    family: int,
+    unseen: Sequence[float],
 ) -> list[Interval]:
     """The ratio of totals of each alternative, divided by the reference's, with simultaneous intervals.
 
@@ -34,22 +34,18 @@ def relative_to(
 
     Args:
         reference: the index of the alternative that the others are compared with.
-        numerators: [num_alternatives, num_units], or [num_alternatives, num_runs, num_units], positive: for speed-ups
-            the ms of each regular arm on the same prompts.
+        numerators: [num_alternatives, num_runs, num_units], positive: for speed-ups the ms of each regular arm on the
+            same prompts.
         denominators: the same shape: the ms of each speculative arm.
-        family: alternatives that are read together; None for these.
-        unseen: [num_alternatives], of the coverage of each one's speed-up (`Coverage.unseen`); None for zeros.
+        family: alternatives that are read together.
+        unseen: [num_alternatives], of the coverage of each one's speed-up (`Coverage.unseen`).
 
     Returns:
         [num_alternatives]; bounds are nan if there are too few units.
     """
-    both = np.array([numerators, denominators], dtype=np.float64)
-    num_alternatives = both.shape[1]
-    tops, bottoms = both.reshape(2, num_alternatives, -1, both.shape[-1])
-    family = family or num_alternatives
+    tops, bottoms = np.array([numerators, denominators], dtype=np.float64)
     num_pairs = max(1, family * (family - 1) // 2)
     confidence = CONFIDENCE ** (1 / num_pairs)
-    unseen = unseen or [0.0] * len(tops)
     intervals = []
     for top, bottom, its_unseen in zip(tops, bottoms, unseen, strict=True):
         share = product_ratio_over_runs([top, bottoms[reference]], [bottom, tops[reference]])
@@ -78,7 +74,7 @@ def widened(interval: Interval, num_intervals: int, confidence: float = CONFIDEN
     if num_intervals == 1 or not interval.has_bounds:
         return interval
     covers = interval.covers
-    degrees_of_freedom = math.inf if covers is None else max(covers.fewest - 1, 1)
+    degrees_of_freedom = math.inf if covers is None else covers.fewest - 1
     alpha = 1 - confidence
     alpha_of_each = (1 - CONFIDENCE ** (1 / num_intervals)) * alpha / (1 - CONFIDENCE)
     wider = t_quantile(alpha_of_each / 2, degrees_of_freedom)

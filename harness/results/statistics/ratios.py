@@ -207,7 +207,7 @@ def ratio_estimate(
         return RatioEstimate(log_ratio, covers)
     logs = np.sort(_over_subsets(tops, bottoms))
     # N ratios cut the line into N + 1 parts, in each of which the truth is equally often.
-    beyond = max(1, int((logs.size + 1) * (1 - CONFIDENCE) / 2))
+    beyond = int((logs.size + 1) * (1 - CONFIDENCE) / 2)
     distance = max(log_ratio - logs[beyond - 1], logs[-beyond] - log_ratio)
     error = float(distance) / t_quantile((1 - CONFIDENCE) / 2, size - 1)
     return RatioEstimate(log_ratio, covers, error**2, _freedom(bottoms))

@@ -50,27 +50,6 @@ def run_speculative(
     return list(speculative(runner, drafter, what, k)), runner
 
 
-def test_the_same_model_as_draft_is_never_rejected() -> None:
-    target = chain(0)
-    iterations, runner = run_speculative(target, target, requests(RAGGED, Warp(0.8)), 4)
-    assert all(row_step.num_accepted == 4 for row_step in row_steps(iterations[1:-1]))
-    assert runner.num_calls == 4  # 1 + 5 + 5 + 5 + 4 tokens
-    origins = {origin for row_step in row_steps(iterations) for origin in row_step.origins}
-    assert origins == {Origin.TARGET, Origin.DRAFT, Origin.BONUS}
-
-
-def test_a_draft_that_is_always_wrong_changes_no_token() -> None:
-    target = torch.eye(SIZE).roll(1, dims=1)  # t is followed by t + 1
-    draft = torch.eye(SIZE).roll(2, dims=1)
-    iterations, _ = run_speculative(target, draft, requests(RAGGED, Warp(1.0)))
-    assert texts(iterations, 3) == [[(row[-1] + 1 + i) % SIZE for i in range(20)] for row in RAGGED]
-    assert all(row_step.num_accepted == 0 for row_step in row_steps(iterations))
-    assert all(row_step.origins == [Origin.RECOVERED] for row_step in row_steps(iterations[1:-1]))
-    assert [row_step.origins for row_step in iterations[-1]] == [[Origin.TARGET]] * 3, (
-        "the last token leaves room for no proposal"
-    )
-
-
 @pytest.mark.parametrize("decoder", ["regular", "speculative"])
 def test_rows_end_one_by_one_at_a_stop_token(decoder: str) -> None:
     target = torch.eye(SIZE).roll(1, dims=1)
@@ -83,19 +62,6 @@ def test_rows_end_one_by_one_at_a_stop_token(decoder: str) -> None:
     assert [row_step.row for row_step in iterations[-1]] == [0, 3]
     ends = {row_step.row: row_step.finish_reason for row_step in row_steps(iterations)}
     assert ends == {0: "length", 1: "stop", 2: "stop", 3: "length"}
-
-
-@pytest.mark.parametrize("length", [2, 7])
-def test_an_answer_does_not_depend_on_its_batch(length: int) -> None:
-    """With a short length, rows of one batch soon have different numbers of tokens left to propose."""
-    target, num_rows = chain(0), 40
-    draft = 0.5 * target + 0.5 * chain(1)
-    prompts = [[index % SIZE] for index in range(num_rows)]
-    together, _ = run_speculative(target, draft, requests(prompts, Warp(0.9), length))
-    for index, prompt in enumerate(prompts):
-        what = requests([prompt], Warp(0.9), length, indices=[index])
-        alone, _ = run_speculative(target, draft, what)
-        assert texts(alone, 1)[0] == texts(together, num_rows)[index]
 
 
 @pytest.mark.parametrize("warp", [GREEDY, Warp(0.9)], ids=["greedy", "sampled"])

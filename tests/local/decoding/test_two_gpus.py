@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -12,12 +10,11 @@ from accelerate import dispatch_model
 from transformers import PreTrainedModel
 
 from architectures import random_model
-from chains import decoded, requests, row_steps, speculative
+from chains import requests, row_steps, speculative
 from drafts import DRAFTS, lookup_drafter
-from harness.local.decoding.iteration import Calls
-from harness.local.decoding.loop import Loop, RowStep
+from harness.local.decoding.loop import RowStep
 from harness.local.decoding.protocols import Drafter, Runner
-from harness.local.decoding.warp import AnyWarp, BatchWarp, Warp
+from harness.local.decoding.warp import AnyWarp, Warp
 from harness.local.runners.snapshot import SnapshotRunner
 from harness.local.runners.static import StaticRunner
 from pretended_gpus import pretended_gpus
@@ -50,46 +47,17 @@ def drafting(kind: str, warp: AnyWarp, first: str, second: str) -> tuple[Runner,
     return StaticRunner(target, hidden_layers=drafter.layers), drafter
 
 
-@pytest.fixture
-def compared() -> Callable[..., None]:
-    """Holds records of two GPUs against those of a CPU."""
-    if torch.cuda.is_available():
-        pytest.skip("for machines without")
-
-    def compare(decode: Callable[[str, str], Iterator[list[RowStep]]]) -> None:
-        with pretended_gpus():
-            expected = row_steps(decode("cpu", "cpu"))
-            assert row_steps(decode("cuda:0", "cuda:1")) == expected
-
-    return compare
+def decode(kind: str, first: str, second: str) -> list[RowStep]:
+    runner, drafter = drafting(kind, WARP, first, second)
+    asked = [
+        replace(request, uniforms=request.uniforms.to(first))
+        for request in requests(PROMPTS, WARP, 10)
+    ]
+    return row_steps(speculative(runner, drafter, asked, NUM_DRAFT_TOKENS))
 
 
-def on(device: str, warp: Warp = WARP, prompts: list[list[int]] = PROMPTS, length: int = 10) -> Any:
-    what = requests(prompts, warp, length)
-    return [replace(one, uniforms=one.uniforms.to(device)) for one in what]
-
-
+@pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without")
 @pytest.mark.parametrize("kind", ["model", "EAGLE-3", "recurrent", "spread, head"])
-def test_records_are_those_of_a_cpu(kind: str, compared: Callable[..., None]) -> None:
-    def decode(first: str, second: str) -> Iterator[list[RowStep]]:
-        runner, drafter = drafting(kind, WARP, first, second)
-        return speculative(runner, drafter, on(first), NUM_DRAFT_TOKENS)
-
-    compared(decode)
-
-
-def test_rows_that_differ_end_apart(compared: Callable[..., None]) -> None:
-    def decode(first: str, second: str) -> Iterator[list[RowStep]]:
-        warp = BatchWarp()
-        runner, drafter = drafting("model", warp, first, second)
-        loop = Loop(Calls(runner, drafter, NUM_DRAFT_TOKENS, warp=warp))
-        one, *others = on(first, Warp(0.9))
-        asked = [
-            one,
-            *(replace(other, max_new_tokens=2) for other in others),
-            *on(first, Warp(0.5, top_k=5), [[3, 4]], 8),
-            *on(first, Warp(0.7, top_p=0.8), [[9] * 120], 20),
-        ]
-        return decoded(loop, asked)
-
-    compared(decode)
+def test_records_are_those_of_a_cpu(kind: str) -> None:
+    with pretended_gpus():
+        assert decode(kind, "cuda:0", "cuda:1") == decode(kind, "cpu", "cpu")

@@ -10,10 +10,6 @@ import torch
 from torch import Tensor
 
 from chains import (
-    GREEDY,
-    RAGGED,
-    autoregressive,
-    chain,
     p_value_of_texts,
     requests,
     row_steps,
@@ -76,26 +72,6 @@ def run(
     target: Tensor, drafter: TextDrafter, what: list[RowRequest], k: int = 4
 ) -> list[list[RowStep]]:
     return list(speculative(MarkovRunner(target), drafter, what, k))
-
-
-@pytest.mark.parametrize("warp", [GREEDY, Warp(0.3)], ids=["greedy", "sampled"])
-def test_rows_of_a_batch_end_one_by_one(warp: Warp) -> None:
-    """Greedy output is the regular one, and a row's output does not depend on its batch."""
-    target, prompts = chain(0), [*RAGGED, [6], [4, 4, 4, 4]]
-    stop = [] if warp == GREEDY else [8]
-    what = requests(prompts, warp, length=50, stop=stop)
-    iterations = run(target, lookup_drafter(), what)
-    output = texts(iterations, len(prompts))
-    if warp == GREEDY:
-        assert output == texts(autoregressive(MarkovRunner(target), what), len(prompts))
-    for index, prompt in enumerate(prompts):
-        alone = run(target, lookup_drafter(), requests([prompt], warp, 50, stop, [index]))
-        assert texts(alone, 1)[0] == output[index]
-    offered = {len(row_step.proposed) for row_step in row_steps(iterations)}
-    assert 0 in offered
-    assert max(offered) >= 3
-    assert max(row_step.num_accepted for row_step in row_steps(iterations)) >= 2
-    assert (len({len(row) for row in output}) > 2) == bool(stop)
 
 
 @pytest.mark.parametrize("rule", [verify, without_residual])

@@ -195,17 +195,6 @@ def test_shipped_heads_draft_well_and_change_no_text(head: str, least: float) ->
     assert speculative.acceptance.mean_acceptance_length > least
 
 
-def test_a_question_may_differ_from_what_the_engine_was_opened_for(pair: Pair) -> None:
-    """`recovery` asks at temperature 0 too, `compare` after a setting was changed."""
-    engine = open_engine(pair, "eager")
-    decoding = dataclasses.replace(DECODING, num_draft_tokens=1, temperature=0.0)
-    greedy = question_of(PROMPTS, decoding)
-    regular, speculative = (list(records_of(arm, greedy.requests)) for arm in engine.arms)
-    assert texts(regular, 2) == texts(speculative, 2)
-    assert [len(row) for row in texts(regular, 2)] == [12, 12]
-    assert all(len(row_step.proposed) <= 1 for row_step in row_steps(speculative))
-
-
 def test_stopwatches_count_every_pass(pair: Pair) -> None:
     engine = open_engine(pair, "eager")
     regular, speculative = engine.arms

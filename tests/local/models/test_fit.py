@@ -75,14 +75,6 @@ def test_auto_takes_the_fewest_gpus_that_hold_the_model() -> None:
     assert gpus_of(fit(case(model, free=machine(4, 8, 4, 8)))[0]) == ["cuda:1", "cuda:3"]
 
 
-def test_auto_takes_the_fewest_gpus_for_the_pair() -> None:
-    target, small = sketch(10), draft(2)
-    both = fit(case(target, small, free=machine(16, 16)))
-    assert [one.device_map for one in both] == [{"": 0}, {"": 0}]
-    both = fit(case(target, small, free=machine(14, 14)))
-    assert [one.device_map for one in both] == [{"": 0}, {"": 1}], "whole models before split ones"
-
-
 def test_balanced_spreads_over_all_gpus_in_order() -> None:
     (one,) = fit(case(sketch(40, 0.6), free=machine(*[24] * 4), strategy="balanced"))
     assert gpus_of(one) == [f"cuda:{n}" for n in range(4)]
@@ -114,12 +106,6 @@ def test_without_a_gpu_everything_is_the_cpus() -> None:
 # Drafts --------------------------------------------------------------------------------------------------------------
 
 
-def test_draft_goes_whole_onto_the_gpu_with_the_most_room() -> None:
-    target, small = fit(case(sketch(20), draft(), free=machine(24, 26, 24), strategy="balanced"))
-    assert gpus_of(target) == ["cuda:0", "cuda:1", "cuda:2"]
-    assert small.device_map == {"": 1}
-
-
 def test_a_target_makes_way_for_a_draft_that_stays_whole() -> None:
     # Spread evenly it would leave 8.9 GB on each.
     for strategy in ("auto", "balanced"):
@@ -127,10 +113,6 @@ def test_a_target_makes_way_for_a_draft_that_stays_whole() -> None:
         assert large.device_map == {"": 1}
         assert gpus_of(target) == ["cuda:0", "cuda:1"]
         assert all(target.taken(gpu) + large.taken(gpu) <= 22 * GB for gpu in (0, 1))
-
-
-def test_a_draft_is_never_divided() -> None:
-    assert not fits(case(sketch(10), draft(25), free=machine(24, 24)))
 
 
 def test_draft_that_no_longer_fits() -> None:

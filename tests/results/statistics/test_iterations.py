@@ -209,6 +209,11 @@ def test_the_lower_bound_allows_for_rejections_that_hardly_any_text_has(
     whole = found(fewest)
     assert whole.low < whole.estimate == whole.high == 2
     assert str(whole.covers) == "15 prompts (holds if rejections in 0 of these are typical)"
+    # Garwood's bounds of no event and of one are 3.689 and 5.572.
+    for num_seen, more in ((0, 3.689), (1, 5.572 - 1), (2, 2 * 5.572 - 2)):
+        iterations = fewest + num_seen * np.eye(15)[0]
+        unseen = found(iterations).covers.unseen
+        assert unseen == pytest.approx(math.log1p(more / iterations.sum()), rel=1e-3)
     often = found(np.full(15, 53.0))
     assert often.low == pytest.approx(often.estimate)
 

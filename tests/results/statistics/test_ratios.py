@@ -130,7 +130,10 @@ def test_units_that_hold_most_of_the_variance_are_found() -> None:
     assert rare_units(two, usual) == Rare(2, pytest.approx(5.0, rel=0.02), is_numerator=True)
     one = usual.copy()
     one[3] = 4.0
-    assert rare_units(usual, one) == Rare(1, pytest.approx(4.0, rel=0.02), is_numerator=False)
+    for lengths in (1.0, np.linspace(1, 2, 8)):
+        for arms in ((usual, one), (one, usual)):
+            found = rare_units(arms[0] * lengths, arms[1] * lengths, lengths)
+            assert found == Rare(1, pytest.approx(4.0, rel=0.05), is_numerator=arms[0] is one)
     # A prompt that takes both arms as long says nothing about their ratio, and seven units are too few.
     assert rare_units(one, one) is None
     assert rare_units(usual[:7], one[:7]) is None
@@ -183,7 +186,8 @@ def test_values_stay_positive_where_a_long_answer_was_very_fast() -> None:
     times = np.array([[50.0, 500.0, 500.0, 500.0], [60.0, 500.0, 500.0, 500.0]])
     tokens = np.array([[5, 50, 50, 50], [200, 50, 50, 50]])
     values = at_equal_lengths(times, tokens)
-    assert (values > 0).all()
+    # Of the second arm the first value is a tenth of 60 ÷ 87.5, the others 5.714 + 4.457 · (0.931 - 0.571).
+    assert values[1, 0] / values[1, 1] == pytest.approx(0.06857 / 7.319, rel=1e-3)
     assert values.mean(axis=1) == pytest.approx(times.sum(axis=1) / tokens.sum(axis=1))
 
 

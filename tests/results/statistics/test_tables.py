@@ -115,18 +115,19 @@ Floats = NDArray[np.float64]
 def alternatives(
     rng: np.random.Generator, log_speedups: Floats, num_units: int = 15, spread: float = 0.1
 ) -> tuple[Floats, Floats]:
-    """Times of both arms of alternatives on the same prompts, with these long-run log speed-ups."""
-    shape = len(log_speedups), num_units
+    """Times of both arms of alternatives in a run on the same prompts, with these long-run log speed-ups."""
+    shape = len(log_speedups), 1, num_units
     hardness = rng.lognormal(0, 0.5, num_units)
     own = rng.normal(0, spread, shape) + spread**2 / 2
-    speculative = hardness * np.exp(-log_speedups[:, None] - own)
+    speculative = hardness * np.exp(-log_speedups[:, None, None] - own)
     return np.broadcast_to(hardness, shape), speculative
 
 
-def relative_to_best(tops: Floats, bottoms: Floats) -> list[Interval]:
+def relative_to_best(tops: Floats, bottoms: Floats, unseen: float = 0.0) -> list[Interval]:
     """As a series chooses its reference where all are shown to pay."""
-    best = int(np.argmax(np.sum(tops, axis=1) / np.sum(bottoms, axis=1)))
-    return relative_to(best, tops, bottoms)
+    best = int(np.argmax(np.sum(tops, axis=(1, 2)) / np.sum(bottoms, axis=(1, 2))))
+    all_unseen = unseen * np.arange(1, 1 + len(tops))
+    return relative_to(best, tops, bottoms, len(tops), all_unseen.tolist())
 
 
 def test_intervals_of_a_table_hold_together() -> None:
@@ -140,6 +141,7 @@ def test_intervals_of_a_table_hold_together() -> None:
     for _ in range(400):
         tops, bottoms = alternatives(rng, np.zeros(6))
         wrong += any(share.high < 1 for share in relative_to_best(tops, bottoms))
+        [bottoms] = bottoms.swapaxes(0, 1)
         added = -bottoms / bottoms.mean(axis=1, keepdims=True)
         logs = np.log(bottoms.sum(axis=1))
         best = logs.argmin()
@@ -152,7 +154,7 @@ def test_intervals_of_a_table_hold_together() -> None:
 
 
 def test_equal_alternatives_are_known_exactly_and_few_units_have_no_interval() -> None:
-    same = relative_to_best(np.full((2, 15), 2.0), np.ones((2, 15)))
+    same = relative_to_best(np.full((2, 1, 15), 2.0), np.ones((2, 1, 15)))
     assert [share.estimate for share in same] == pytest.approx([1, 1])
     assert all(share.low == share.estimate == share.high for share in same)
     rng = np.random.default_rng(0)
@@ -162,13 +164,17 @@ def test_equal_alternatives_are_known_exactly_and_few_units_have_no_interval() -
     other, best = relative_to_best(*alternatives(rng, np.array([-1.0, 0.0])))
     assert (best.low, best.estimate, best.high) == (1, 1, 1)
     assert other.high < 1
+    # With 1.1 times as many iterations in the long run the other gains less, with 1.21 times as many the best one does.
+    tops, bottoms = alternatives(np.random.default_rng(0), np.array([-1.0, 0.0]))
+    wider, known = (relative_to_best(tops, bottoms, unseen)[0] for unseen in (math.log(1.1), 0.0))
+    assert (wider.low, wider.high) == pytest.approx((known.low / 1.1, known.high * 1.21))
 
 
 def test_a_pair_alone_has_the_interval_of_students_t() -> None:
     """With many units of one length, where every error is the same."""
     rng = np.random.default_rng(0)
     ratios = np.exp(rng.normal(0, 0.1, 400))
-    shares = relative_to_best([np.ones(400), ratios], np.ones((2, 400)))
+    shares = relative_to_best(np.array([[np.ones(400)], [ratios]]), np.ones((2, 1, 400)))
     found = min(shares, key=lambda share: share.estimate)
     half_width = stats.t.ppf(0.975, 399) * stats.sem(ratios / ratios.mean())
     assert math.log(found.high / found.estimate) == pytest.approx(half_width, rel=0.05)
