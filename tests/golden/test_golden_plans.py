@@ -90,9 +90,3 @@ def test_plans(snapshot: SnapshotAssertion, case: str) -> None:
     page = plan_page([Run([row]) for row in rows])
     text = full(page, 80 if len(rows) == 1 else 110)
     assert f"{page.finding[0].style}\n{text}" == snapshot
-
-
-def test_a_row_from_a_file_reads_the_same() -> None:
-    row = PlanRow(**ROW)
-    cells = {name: "" if value is None else str(value) for name, value in row.cells().items()}
-    assert full(plan_page([Run([PlanRow.parse(cells)])])) == full(plan_page([Run([row])]))

@@ -23,7 +23,6 @@ from harness.engines.counts import Counts
 from harness.engines.protocol import Answered, Chat, Question
 from harness.engines.requests import Load, RequestError, RequestRecord
 from harness.engines.timing import timed_answer
-from harness.measuring.acceptance import acceptance_columns
 from harness.measuring.figures.requests import RequestFigures
 from harness.measuring.quietness import Quietness
 from harness.servers import counters
@@ -31,17 +30,6 @@ from harness.servers.connection import RequestForm
 from harness.servers.counters import CounterPage
 from harness.servers.dialects import UNKNOWN_DIALECT
 from measured_runs import figures
-
-
-def test_token_ids_go_out_and_come_back(open_engine: Open) -> None:
-    server = EchoServer()
-    engine, question = open_engine(server), ask()
-    assert timed_answer(engine, engine.arms[0], question).tokens == texts(question)
-    (body,) = server.bodies
-    assert body["prompt"] == [5, 6, 10]
-    asked = {"model": "tiny", "max_tokens": 7, "temperature": 0.5, "top_k": 9, "top_p": 1.0}
-    assert (asked | {"ignore_eos": True, "stream": True}).items() <= body.items()
-
 
 TOOL = {"type": "function", "function": {"name": "weather"}}
 ASKED = ({"role": "user", "content": "Rain?"}, {"role": "user", "content": "Snow?"})
@@ -116,21 +104,6 @@ def test_a_server_that_refuses_its_salt_gets_none(open_engine: Open) -> None:
     assert engine.arms[0].traits.salts
     timed_answer(engine, engine.arms[0], question)
     assert other.bodies[-1]["top_k"] == -1
-
-
-@pytest.mark.parametrize("dialect", ["vllm", "vllm_histogram", "sglang"])
-def test_acceptance_is_what_the_server_says(open_engine: Open, dialect: str) -> None:
-    engine = open_engine(EchoServer(dialect=dialect, num_draft_tokens=4))  # type: ignore[arg-type]
-    timed_answer(engine, engine.arms[0], ask(2, max_new_tokens=8))
-    # One token, then three at a time: 2 of 4 accepted; the last step has room for one token.
-    found = acceptance_columns(arm_of(engine).requests)
-    assert found["acceptance_histogram"] == [2, 0, 4, 0, 0]
-    assert found["acceptance_rate"] == 4 * 2 / (6 * 4)
-    assert found["mean_acceptance_length"] == pytest.approx(1 + 8 / 6)
-    generation = timed_answer(engine, engine.arms[0], ask(max_new_tokens=8))
-    assert [request.outcomes for request in generation.requests] == [
-        [(4, 2), (4, 2), (4, 0)]
-    ] or dialect != "vllm"
 
 
 def llama_cpp(**behaviour: Any) -> EchoServer:

@@ -18,7 +18,7 @@ from transformers import AutoTokenizer
 
 from chain_pair import CHAIN, MARKED, TEXT, save_chain_pair
 from harness.commands.compare import display as compare_display
-from harness.commands.compare.display import Lane, print_lanes, show_race, view
+from harness.commands.compare.display import Lane, show_race, view
 from harness.commands.compare.tables import rejections
 from harness.engines.arrivals import Arrival, Origin
 from harness.engines.protocol import Answered
@@ -250,26 +250,6 @@ def lane_of(screen: Console, words: dict[str, Origin], arm: str = "speculative")
     return lane
 
 
-WORDS = {
-    " one": Origin.TARGET,
-    " two": Origin.RECOVERED,
-    "漢": Origin.DRAFT,
-    "\n": Origin.RECOVERED,
-    " end": Origin.BONUS,
-}
-
-
-def test_marks_replace_colours(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    plain, coloured = (console(True, color_system=system) for system in (None, "truecolor"))
-    for screen in (plain, coloured):
-        screen.print(view([lane_of(screen, WORDS)]))
-    assert "\n one [two]漢[⏎]\n {end}\n" in printed(plain)
-    assert "accepted draft · [recovered] · {bonus}" in printed(plain)
-    assert " \x1b[4;38;2;213;94;0mtwo" in printed(coloured)
-    assert "[recovered]" not in printed(coloured)
-
-
 def test_a_model_cannot_steer_the_terminal() -> None:
     screen = console(False)
     words = {"\x1b[2J\x07a\r\nb\x9b1m\x7f [bold]:smile:": Origin.TARGET}
@@ -289,17 +269,6 @@ def test_a_growing_lane_fits_its_screen(width: int) -> None:
         assert len(lines) <= 24
         assert any("199" in line for line in lines)
         assert max(Text(line).cell_len for line in lines) <= width
-
-
-def test_half_a_character_waits(tokenizer: Any, lap: Answered) -> None:
-    """漢 is not whole after three arrivals; what there is of it shows when nothing follows."""
-    screen = console(True, color_system=None)
-    lane = Lane(screen, "speculative", tokenizer, [1])
-    lane.show(lap_of("speculative", lap.arrivals[:3], 3.0))
-    screen.print(view([lane]))
-    assert "\N{REPLACEMENT CHARACTER}" not in printed(screen)
-    print_lanes([lane])
-    assert "\N{REPLACEMENT CHARACTER}" in printed(screen)
 
 
 def test_a_replay_that_is_cut_short_ends_with_both_texts(

@@ -139,20 +139,6 @@ def test_only_greedy_repetitions_are_copies(
     assert identical.isna().all() == (temperature > 0)
 
 
-def test_sampled_answers_depend_on_nothing_but_seed_and_question(evaluate: Evaluate) -> None:
-    """The speculative arm's last token before the limit may be drafted in one batch and a bonus in another."""
-    decoding = {"temperature": 5.0, "max_new_tokens": 6, "ignore_eos": False}
-    sampled: dict[str, Any] = {"decoding": decoding, "seeds": [3]}
-    _, once = evaluate(**sampled, batch_size=7)
-    _, again = evaluate(**sampled, batch_size=20, num_prompts=10)
-    texts, repeated = (
-        rows[rows["arm"] == "regular"].set_index("prompt_index")["completion"].astype(str).to_dict()
-        for rows in (once, again)
-    )
-    assert len(set(texts.values())) > 10
-    assert repeated == {index: texts[index] for index in range(10)}
-
-
 def test_the_same_command_takes_over_what_was_answered(
     evaluate: Evaluate, configuration: dict[str, Any]
 ) -> None:

@@ -213,14 +213,6 @@ def test_a_page_that_stays_away_is_said(
     assert row["mean_acceptance_length"] == pytest.approx(1 + 4 / 3)
 
 
-def test_servers_that_are_not_two_of_a_kind_give_no_verdict(harness: Harness, serve: Serve) -> None:
-    """What else refuses one: tests/results/test_verdict.py."""
-    urls = serve(EchoServer(), EchoServer(stride=2, num_draft_tokens=4))
-    outcome = harness("latency", *QUICK, *urls, "decoding=greedy", code=3)
-    assert "agree on 0 of 9 prompts, and part after about 1 tokens" in outcome.complaint
-    assert set(results()["status"]) == {"no_verdict"}
-
-
 def test_requests_have_what_the_user_adds(harness: Harness, serve: Serve) -> None:
     """A template's variables go to a server that applies it, beside further entries of the body."""
     server = EchoServer()

@@ -50,20 +50,6 @@ def run_speculative(
     return list(speculative(runner, drafter, what, k)), runner
 
 
-@pytest.mark.parametrize("decoder", ["regular", "speculative"])
-def test_rows_end_one_by_one_at_a_stop_token(decoder: str) -> None:
-    target = torch.eye(SIZE).roll(1, dims=1)
-    what = requests([[3], [9], [11], [0]], length=6, stop=[0])
-    if decoder == "regular":
-        iterations = list(autoregressive(MarkovRunner(target), what))
-    else:
-        iterations, _ = run_speculative(target, target, what, 3)
-    assert texts(iterations, 4) == [[4, 5, 6, 7, 8, 9], [10, 11, 0], [0], [1, 2, 3, 4, 5, 6]]
-    assert [row_step.row for row_step in iterations[-1]] == [0, 3]
-    ends = {row_step.row: row_step.finish_reason for row_step in row_steps(iterations)}
-    assert ends == {0: "length", 1: "stop", 2: "stop", 3: "length"}
-
-
 @pytest.mark.parametrize("warp", [GREEDY, Warp(0.9)], ids=["greedy", "sampled"])
 @pytest.mark.parametrize(
     "following", [{}, {9: 8}, {0: 1, 1: 5, 3: 4, 4: 7, 5: 9, 7: 0, 9: 2}], ids=len
@@ -277,13 +263,3 @@ def test_large_vocabularies_draw_what_one_scan_would(size: int) -> None:
     broken = torch.rand(2, size)
     broken[0, -1], broken[1] = torch.nan, 0
     assert inverse_cdf(broken, torch.tensor([0.1, 0.1])).tolist() == [size, size], "no token"
-
-
-def test_a_row_that_is_left_keeps_what_its_iteration_decided() -> None:
-    stayed, _ = run_speculative(chain(0), chain(0), requests([[3, 4]], length=20))
-    left = [replace(request, leave_after=3) for request in requests([[3, 4]], length=20)]
-    iterations, _ = run_speculative(chain(0), chain(0), left)
-    # The first token, and then a draft that is accepted whole.
-    first, last = row_steps(iterations)
-    assert [first, replace(last, finish_reason=None)] == row_steps(stayed)[:2]
-    assert [len(row_step.tokens) for row_step in row_steps(iterations)] == [1, 5]

@@ -115,16 +115,6 @@ def test_a_target_makes_way_for_a_draft_that_stays_whole() -> None:
         assert all(target.taken(gpu) + large.taken(gpu) <= 22 * GB for gpu in (0, 1))
 
 
-def test_draft_that_no_longer_fits() -> None:
-    first, second = refused(case(sketch(26), draft(14), free=machine(32)))
-    assert first == (
-        "model=13B with draft=7B does not fit: weights need 26.2 GB + 14.2 GB,"
-        " one GPU has 30.0 GB free beyond placement.reserve_gb"
-    )
-    assert "draft=7B_4bit" not in second, "4.2 GB are still too much"
-    assert "model=13B_8bit" in second
-
-
 # Caches and runners --------------------------------------------------------------------------------------------------
 
 
@@ -233,18 +223,6 @@ def test_remedies_are_the_pairs() -> None:
     smaller = {"name": "13B_8bit", "repository": "x/13B", "quantization": "8bit"}
     found = remedies(case(sketch(12), draft(12, settings=smaller), free=machine(16)))
     assert found[0] == "model=13B_4bit (3.30 GB)"
-
-
-def test_a_smaller_batch_is_a_remedy() -> None:
-    demand = Demand(
-        batch_size=64, prompt_tokens=500, new_tokens=500, num_draft_tokens=0, runner="eager"
-    )
-    asked = case(sketch(cache=50_000), free=machine(20), demand=demand)
-    first, *_ = remedies(asked)
-    assert first == "batch_size=7"
-    for size, enough in ((7, True), (8, False)):
-        other = dataclasses.replace(asked, demand=dataclasses.replace(demand, batch_size=size))
-        assert fits(other) == enough
 
 
 def test_force_places_what_does_not_fit() -> None:

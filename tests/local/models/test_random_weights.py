@@ -108,22 +108,6 @@ def test_a_directory_needs_a_configuration_only(save_model: SaveModel) -> None:
         load_pair(settings, None, PlacementSettings())
 
 
-@pytest.mark.parametrize("quantization", ["8bit", "4bit"])
-def test_a_quantized_repository_is_built_quantized(
-    save_model: SaveModel, quantization: Quantization
-) -> None:
-    settings = save_model()
-    config = make_config("llama")
-    config.quantization_config = {"quant_method": "bitsandbytes", f"load_in_{quantization}": True}
-    config.save_pretrained(settings.repository)
-    loaded = load(settings).target
-    kind = {"8bit": "Linear8bitLt", "4bit": "Linear4bit"}[quantization]
-    assert kind in {type(module).__name__ for module in loaded.model.modules()}
-    other: Quantization = "4bit" if quantization == "8bit" else "8bit"
-    with pytest.raises(SettingError, match=r"^model\.quantization=.bit: .* quantized already"):
-        load(dataclasses.replace(settings, quantization=other))
-
-
 def test_formats_that_cannot_be_random(save_model: SaveModel) -> None:
     settings = save_model()
     config = make_config("llama")

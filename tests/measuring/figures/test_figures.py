@@ -187,6 +187,7 @@ EARLY = (7, 30, 12, 7)
         ("vllm_histogram", ONE_K, WHOLE),
         ("vllm_histogram", BY_CHANCE, (15, 20, 15, 20)),
         ("vllm_histogram", ((4, 2), (4, 4)), EARLY),
+        ("sglang", ONE_K, WHOLE),
         ("llama.cpp", ALL_DRAFT, WHOLE),
         ("llama.cpp", FEW_DRAFT, (2, 30, 2, 30)),
         ("llama.cpp", ((4, 2), (4, 4)), EARLY),
@@ -233,13 +234,13 @@ def test_figures_are_those_of_what_the_server_did(
     else:
         assert found.mean_acceptance_length == pytest.approx(1 + num_accepted / len(drafting))
         assert found.mean_proposed == pytest.approx(num_drafted / len(drafting))
-    if dialect in ("vllm", "vllm_histogram"):
+    if dialect in ("vllm", "vllm_histogram", "sglang"):
         accepted = [number for _, number in drafting]
         numbers = [accepted.count(number) for number in range(max(accepted) + 1)]
         assert found.acceptance_histogram[: len(numbers)] == numbers
         assert sum(found.acceptance_histogram) == len(drafting)
     # Of a histogram the positions, and so K, follow only where every iteration drafted as many tokens.
-    has_positions = dialect == "vllm" or (dialect == "vllm_histogram" and drafts is ONE_K)
+    has_positions = dialect == "vllm" or (dialect != "llama.cpp" and drafts is ONE_K)
     assert (found.acceptance_by_position is not None) == has_positions
     if has_positions:
         first = sum(number > 0 for _, number in drafting) / len(drafting)

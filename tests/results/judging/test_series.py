@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from harness.measuring.rows import LatencyRow
-from harness.results.judging.series import Member, judged_at_once, series_of
+from harness.results.judging.series import Member, series_of
 from harness.results.rows.prompts import LatencyPromptRow
 from harness.results.runs import Run
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL
@@ -106,26 +105,6 @@ def test_the_best_pays_and_all_others_gain_less(gains: Sequence[float], is_best:
     assert series.is_reference_best == is_best
 
 
-def test_why_a_run_is_not_ranked() -> None:
-    regular = np.full(NUM_PROMPTS, 100.0)
-    quicker = regular / np.linspace(1.4, 1.6, NUM_PROMPTS)
-    members = standings(
-        [
-            timed_run("sound", regular, quicker),
-            timed_run("busy", regular, quicker / 2, drifted=True),
-            timed_run("unsure", regular, quicker / 2, speedup_low=None, speedup_high=None),
-        ]
-    )
-    reasons = {
-        name: (member.standing.words, member.standing.why)
-        for name, member in members.items()
-        if member.standing
-    }
-    assert "sound" not in reasons
-    assert reasons["busy"] == ("not ranked", "drift or a busy machine")
-    assert reasons["unsure"] == ("not ranked", "no interval from fewer than 8 prompts")
-
-
 @pytest.mark.parametrize(
     ("num_prompts", "factor", "words"),
     [
@@ -152,25 +131,6 @@ def test_without_common_prompts_intervals_decide(
     assert standing.interval.low <= 1 / factor <= standing.interval.high
 
 
-@pytest.mark.parametrize(
-    ("drifted", "regular_ms", "why_not"),
-    [(True, 100.0, ""), (False, 200.0, "regular decoding took 100 to 200 ms/token")],
-)
-def test_where_times_may_not_be_compared_intervals_decide(
-    drifted: bool, regular_ms: float, why_not: str
-) -> None:
-    regular = np.full(NUM_PROMPTS, 100.0)
-    quicker = regular / np.linspace(1.8, 2.2, NUM_PROMPTS)
-    runs = []
-    for draft, factor, ms in (("first", 1.0, 100.0), ("second", 1.03, regular_ms)):
-        run = timed_run(draft, regular, quicker * factor, drifted=drifted)
-        run.rows[0] = replace(run.rows[0], ms_per_token=ms)
-        runs.append(run)
-    (series,) = series_of(runs)
-    assert series.why_not.startswith(why_not)
-    assert [standing.words for standing in series.standings] == ["cannot be told apart"]
-
-
 def test_of_twelve_equal_members_none_is_called_the_best() -> None:
     """Over 80 pages of fresh seeds, in at most 5 % any gains less."""
     rng = np.random.default_rng(106)
@@ -184,17 +144,3 @@ def test_of_twelve_equal_members_none_is_called_the_best() -> None:
         (series,) = series_of(runs)
         wrong += any(standing.is_conclusion for standing in series.standings)
     assert wrong / 80 <= 0.05
-
-
-def test_a_run_without_an_interval_widens_no_other() -> None:
-    unsure = latency_run(draft="1B", speedup_low=None, speedup_high=None)
-    judged, _ = judged_at_once([Run(latency_run()), Run(unsure)])
-    assert judged.verdict.family == 1
-
-
-def test_an_arm_that_was_measured_alone() -> None:
-    alone = latency_run(draft=None)
-    runs = [alone, latency_run(), [replace(row, status="failed") for row in alone]]
-    members = [series_of([Run(rows)])[0].members[0] for rows in runs]
-    assert [member.is_arm_alone for member in members] == [True, False, False]
-    assert [len(member.statements) for member in members] == [0, 1, 0]
