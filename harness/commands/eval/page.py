@@ -154,16 +154,11 @@ def _next_steps(rows: Sequence[EvalRow], statement: Statement) -> list[NextStep]
     operands = re.fullmatch(r"(\d{1,10})-(\d{1,10})", row.operands or "")
     if operands is None:
         return []
-    seeds = {row.seed for row in rows} - {"all"}
-    num_asked = (row.num_prompts or 0) // max(1, len(seeds))
+    num_asked = rows[0].num_prompts or 0
     low, high = map(int, operands.groups())
-    # An interval of half this width leaves out either no difference or one of the margin, whichever is further off.
-    difference = row.difference
-    half_width = (difference.high - difference.low) / 2
-    distance = max(abs(difference.estimate), (row.margin or _MARGIN) - abs(difference.estimate))
-    narrower = half_width / distance
-    num_needed = num_asked * max(2.0, narrower * narrower)
-    number = math.ceil(min(num_needed, (high - low + 1) ** 2))
+    # As many that the interval around no difference would leave out one of the margin.
+    margins = (row.difference.high - row.difference.low) / 2 / (row.margin or _MARGIN)
+    number = math.ceil(min(num_asked * max(2.0, margins * margins), (high - low + 1) ** 2))
     return [NextStep("more questions", f"num_prompts={number}")] if number > num_asked else []
 
 

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from harness.commands.latency.ranking import RankedRun, Schedule
 from harness.measuring.rows import LatencyRow
 from harness.reporting.page import NextStep
-from harness.reporting.words import typed_again
 from harness.results.judging.series import best_of
 from harness.results.judging.statement import Statement
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, Coverage
@@ -51,7 +50,7 @@ def _better_interval(row: LatencyRow, verdict: Statement) -> list[NextStep]:
         return _free_draft([row])
     aim = "a narrower interval" if has_bounds else "an interval"
     if row.stopped_by == "budget":
-        return [NextStep(aim, command=typed_again("", leaving_out=["budget"]))]
+        return [NextStep(aim, "budget=null")]
     # Prompts do not narrow what varies from run to run, or from start to start.
     if has_bounds and coverage.num_runs is not None:
         return [NextStep(aim, f"repeats={2 * coverage.num_runs}")]
