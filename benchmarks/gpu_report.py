@@ -127,7 +127,7 @@ def report(results: Mapping[str, Result]) -> str:
 def _markdown(
     title: str, tables: Sequence[Table], about: str = "", notes: Sequence[str] = ()
 ) -> str:
-    page = ReportContents(title, about=[about], pages={}, sources=tables, notes=notes, runs=())
+    page = ReportContents(title, about=[about], pages={}, sources=tables, notes=notes)
     return markdown(page, note="")
 
 

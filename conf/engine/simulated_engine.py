@@ -128,7 +128,7 @@ class Simulated(EngineRecord):
         "planted costs and acceptance on a clock of its own, to learn and to test: no measurement"
     )
     settings = SimulatedSettings
-    computes_here = False
+    in_process = False
     queues = True
     own_clock = True
 

@@ -19,7 +19,7 @@ from harness.cli.typed import ROUND, SERVER
 from harness.cli.worker import Job
 from harness.commands.command import ConfiguredCommand, Service
 from harness.commands.registry import configured, measurement
-from harness.config.engines import check_settings_have_no_key
+from harness.config.command_line import check_settings_have_no_key
 from harness.config.errors import SettingError, VerdictError
 from harness.config.installation import require_local
 from harness.config.methods import METHODS
@@ -141,7 +141,7 @@ def require_files(settings: RunSettings) -> None:
     """Raise a SettingError for the directory of a model or a file of prompts that is not there, before anything is
     imported that takes seconds.
     """
-    if engine_of(settings).computes_here:
+    if engine_of(settings).in_process:
         for role, model in settings.models.items():
             is_built_here = settings.weights == "random" and model.architecture is not None
             if not is_built_here:

@@ -25,7 +25,8 @@ from omegaconf.errors import OmegaConfBaseException
 from harness.cli.typed import ROUND, SERVER
 from harness.commands.command import Command
 from harness.commands.registry import configured
-from harness.config.engines import EngineSettings, check_settings_have_no_key
+from harness.config.command_line import check_settings_have_no_key
+from harness.config.engines import EngineSettings
 from harness.config.errors import SettingError
 from harness.results.files import append_rows, as_csv, rows_in
 from harness.results.locked_files import LOCKS, locked, replace_file

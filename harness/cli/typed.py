@@ -20,8 +20,10 @@ from hydra.errors import HydraException
 
 from harness.cli.conversion import alternatives, setting_hints
 from harness.commands.registry import configured
-from harness.config.command_line import SYNONYMS, Words
-from harness.config.engines import check_has_no_key, check_settings_have_no_key
+from harness.config.command_line import (
+    SYNONYMS,
+    Words,
+)
 from harness.config.errors import SettingError, as_typed, did_you_mean, nearest
 from harness.config.removed import REMOVED
 from harness.config.run import MOST_REPEATS
@@ -64,7 +66,7 @@ def read(words: Words, command: str) -> Typed:
     """
     record = configured(command)
     known = setting_hints(record.settings)
-    check_settings_have_no_key(words.typed)
+    words.check_have_no_key()
     options: dict[str, str] = {}
     settings: list[str] = []
     remaining = list(words.typed)
@@ -219,7 +221,6 @@ def _server_settings(
         if not any(f"{{{name}}}" in word for word in words):
             rule = f"the command behind -- has no {{{name}}}: write it where the value goes"
             raise SettingError(name, rule, typed[setting])
-    check_has_no_key(words)
     if len(servers) > 2:
         added.append(f"+{SERVER}={','.join(map(str, range(1, len(servers))))}")
     return added

@@ -82,7 +82,7 @@ class Job:
         """
         command = measurement(self.command)
         signals.load(command.module)
-        if engine_of(self.settings).computes_here and command.uses_models(self.settings):
+        if engine_of(self.settings).in_process and command.uses_models(self.settings):
             if SLOWEST_MODULE not in sys.modules:
                 note("importing torch and transformers")
             # Torch and transformers are imported while signals wait: an exception from a handler, within

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
 from harness.config.command_line import Words
-from harness.config.engines import check_settings_have_no_key
 from harness.config.errors import SettingError, nearest
 
 Settings = TypeVar("Settings")
@@ -23,7 +22,7 @@ def read_arguments(kind: type[Settings], words: Words) -> tuple[Settings, list[s
     Raises:
         SettingError: no such setting or option, a value that is none of its choices, or one with a key in it.
     """
-    check_settings_have_no_key(words.typed)
+    words.check_have_no_key()
     if words.servers:
         raise SettingError("--", "no such argument; --help lists them")
     names = [field.name for field in fields(kind)]  # type: ignore[arg-type]

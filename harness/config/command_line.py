@@ -1,15 +1,24 @@
-"""The command line: as lists of words, and the short names of settings in it."""
+"""The command line: as lists of words, the short names of settings in it, and keys, which it must not hold."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from harness.config.errors import SettingError
+from harness.config.secrets import secrets_in, secrets_in_word
+
 _VARIABLE = "HARNESS_COMMAND_LINE"
+# What errors call a server's command, in place of a setting.
+COMMAND = "the command behind --"
+# The name in a setting as it is typed.
+_NAME = re.compile(r"[\w.+~]+(?==)")
+_WRITTEN = "what is typed is written into files: leave it out, or set it in the environment"
 
 # Names of settings that are short, or that other tools give them.
 SYNONYMS: Mapping[str, str] = {
@@ -69,6 +78,12 @@ class Words:
         """The line that starts this command again, in a shell."""
         return shlex.join(["harness", *self.arguments])
 
+    def check_have_no_key(self) -> None:
+        """Raise a SettingError for a key in a setting or in the command of a server."""
+        check_settings_have_no_key(self.typed)
+        for server in self.servers:
+            check_has_no_key(server)
+
     def note(self) -> None:
         """Keep them for this process and those that it starts, whose own arguments differ."""
         os.environ[_VARIABLE] = json.dumps(self.arguments)
@@ -89,3 +104,17 @@ def setting_in(word: str) -> str:
 def is_typed(name: str) -> bool:
     """Whether a setting was typed, be it with its default."""
     return any(setting_in(word).rpartition(".")[2] == name for word in Words.noted().typed)
+
+
+def check_has_no_key(words: Sequence[str]) -> None:
+    """Raise a SettingError for a command of a server that has a key in it."""
+    for secret in secrets_in(words):
+        raise SettingError(COMMAND, f"{secret}: {_WRITTEN}")
+
+
+def check_settings_have_no_key(settings: Iterable[str]) -> None:
+    """Raise a SettingError for a setting, such as `engine.extra={token: X}`, that has a key in it."""
+    for setting in settings:
+        for secret in secrets_in_word(setting):
+            name = _NAME.match(setting)
+            raise SettingError(name[0] if name else "settings", f"{secret}: {_WRITTEN}")

@@ -21,11 +21,12 @@ _NUM_LIKELY = 8
 
 @dataclass(frozen=True)
 class Divergence:
-    """The first position at which two continuations of a prompt differ.
+    """The first position at which two continuations of a prompt differ. Of a text whose logits are known: the one
+    whose margin is most beyond its tolerance.
 
     Attributes:
-        logit_margin: logit of the regular arm's token there minus logit of the other's, after prompt and common
-            prefix. A margin within the rounding of the model means that the two tokens tied.
+        logit_margin: logit of the regular arm's token there, or of the likeliest one, minus logit of the other's, after
+            prompt and common prefix. A margin within the rounding of the model means that the two tokens tied.
         logit_tolerance: the largest margin there that rounding explains, as measured.
     """
 

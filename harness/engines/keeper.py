@@ -124,7 +124,7 @@ def _planned_pair(settings: RunSettings) -> AnyPair:
     """Plan the pair. Of an engine elsewhere only the tokenizer is loaded; `TextTokenizer` stands in for it where the
     model is unknown, or transformers is missing.
     """
-    if not engine_of(settings).computes_here:
+    if not engine_of(settings).in_process:
         if settings.model.repository == SERVED or not is_installed("transformers"):
             return ServedPair(TextTokenizer())
         local("models.quiet").quiet_libraries(loads_weights=False)

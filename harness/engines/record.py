@@ -155,7 +155,7 @@ class EngineRecord(RecordWithSettings, Abilities):
 
     def check_installed(self, run: RunSettings) -> None:
         """Raise a SettingError if a package or a program is missing, without importing or starting it."""
-        if self.computes_here:
+        if self.in_process:
             instead = "; servers need none of them: harness latency -- llama-server ..."
             require_local("engine", self.name, instead)
 

@@ -43,4 +43,4 @@ def default_draft(engine: str) -> str | None:
 def pair_key(settings: RunSettings) -> tuple[object, ...]:
     """Equal for runs that can share the models and the engine of one process."""
     engine = engine_of(settings)
-    return *settings.pair_identity, engine.loads_pair, engine.computes_here
+    return *settings.pair_identity, engine.loads_pair, engine.in_process

@@ -1,4 +1,4 @@
-"""One record per prompt: when its tokens arrived, how it failed, how many drafts it accepted.
+"""One record per request: when its tokens arrived, how it failed, how many drafts it accepted.
 
 Whoever answers fills it. Commands make their columns about requests and acceptance from these records.
 """
@@ -39,6 +39,10 @@ class RequestError:
         return self.message
 
 
+# Codes of HTTP.
+_TIMED_OUT = 408
+_CANCELLED = 499
+
 EMPTY = RequestError(204, "the answer has no token")
 
 
@@ -49,15 +53,15 @@ class RequestRecord:
     Attributes:
         index: of the prompt.
         num_prompt_tokens: of the prompt.
-        arrivals: times of the chunks with tokens; where a server sends text alone, with text.
+        arrivals: seconds from sending it to each chunk with tokens; where a server sends text alone, with text.
         seconds: until the last byte, or until it failed.
         token_ids: of the answer, as the server gave them, else read from its text.
-        shown_ids: ids of tokens in llama.cpp's events, which may leave some out that its text has; without a tokenizer
-            all ids that a server sent.
+        shown_ids: ids in llama.cpp's events, which may lack some of its text's: they become `token_ids` where they are
+            as many as `num_tokens`. Without a tokenizer all ids that a server sent.
         never_drawn: tokens that the server does not allow, as llama.cpp reports its bias against them.
         logprobs: of the tokens of each event, as a server returned them; None for those without.
-        num_tokens: of the answer: as many as arrived as ids; without ids as many as the server
-            counts, else those of its text.
+        num_tokens: of the answer: the number of ids that arrived; without ids the server's count, else the tokens of
+            its text.
         text: of the answer, from servers.
         from_text: whether `token_ids` were read from the text, because the server did not send all.
         outcomes: (num_proposed, num_accepted) of each iteration; empty where they are not known.
@@ -113,7 +117,7 @@ class RequestRecord:
     @property
     def was_left(self) -> bool:
         """Whether it was cancelled or timed out, so that a server may still answer it."""
-        return self.error is not None and self.error.code in (408, 499)
+        return self.error is not None and self.error.code in (_TIMED_OUT, _CANCELLED)
 
     @property
     def has_enough(self) -> bool:
@@ -134,7 +138,7 @@ class RequestRecord:
 
     @property
     def draft_tokens(self) -> tuple[int, int]:
-        """Proposed and accepted in all iterations, by totals or iterations; 0 where nothing is known."""
+        """Proposed and accepted in all iterations: the server's totals, else those of `outcomes`; 0 without any."""
         if self.drafts is not None:
             return round(self.drafts.proposed or 0), round(self.drafts.accepted)
         proposed = sum(drafted for drafted, _ in self.outcomes)
@@ -142,10 +146,11 @@ class RequestRecord:
 
     @property
     def num_iterations(self) -> int | None:
-        """Iterations behind the pass over the prompt, also those that drafted nothing; None where they are unknown.
+        """Iterations behind the pass over the prompt, also those that drafted nothing; None where they are unknown. Of
+        an answer that reports nothing it is taken that nothing was drafted.
 
-        Servers count draft tokens as accepted that are behind the end of a text, so that totals give the iterations of
-        an answer at most where it has all the tokens that were asked for.
+        Servers count draft tokens as accepted that are behind the end of a text, so that totals give the iterations
+        only of an answer that has all the tokens that were asked for.
         """
         if self.outcomes:
             return len(self.outcomes)
@@ -156,6 +161,7 @@ class RequestRecord:
             return max(num_iterations, round(self.drafts.iterations))
         is_whole = self.counts_within and self.num_tokens == self.max_new_tokens
         if num_drafted and (not is_whole or num_iterations < 1):
+            # Tokens behind the end may be among the accepted ones.
             return None
         return num_iterations
 

@@ -216,7 +216,7 @@ class References:
         except SettingError as error:
             say(f"no exact distribution: {error}")
             return None
-        computes_here = engine_of(settings).computes_here
+        in_process = engine_of(settings).in_process
         demand = Demand(
             batch_size=REFERENCE_BATCH,
             prompt_tokens=REFERENCE_TOKENS,
@@ -232,7 +232,7 @@ class References:
                 )
             pair = planned.place(demand, force=settings.force).load()
         except HarnessError as error:
-            if computes_here:
+            if in_process:
                 raise
             say(f"model={settings.model.name} cannot be loaded here: {error}")
             return None

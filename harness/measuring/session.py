@@ -288,7 +288,7 @@ class Session:
             columns |= kind.setting_columns(self.settings) | self._circumstances()
             columns["settings"] = further_settings(self.settings, kind)
             engine = engine_of(self.settings)
-            if not engine.computes_here:
+            if not engine.in_process:
                 # The pair of a server is unknown: the settings only label it.
                 columns |= dict.fromkeys(kind.columns().keys() & LOCAL_PAIR_COLUMNS)
                 columns |= _selected(engine.columns(self.settings), kind)

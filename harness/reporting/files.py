@@ -1,4 +1,4 @@
-"""Writes a report as one HTML page that needs nothing else, and as Markdown for GitHub."""
+"""A report as one HTML page that needs nothing else, as Markdown for GitHub, and on a terminal."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from harness.reporting.table import (
     visible,
 )
 from harness.results.judging.statement import Statement
-from harness.results.runs import Run
 from harness.results.statistics.interval import Interval
 
 # Characters that Markdown interprets: `*`, `[`, `](`, and an underscore that begins or ends a word. One
 # within a word, `tiny_draft`, is no emphasis.
 _SPECIAL = re.compile(r"([\\`*\[\]|~$#]|(?<=\])\(|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))")
-# The width of a drawn interval, in pixels.
+# The width of a drawn interval, in pixels, which the template knows too; so much is free for a mark at either end.
 _WIDTH = 100
+_EDGE = 4
 # Further rows are left to the CSV files: a longer page takes minutes to make and to open.
 _MOST_ROWS = 1_000
 # Sentences that a report's box has for a question.
@@ -47,7 +47,6 @@ class ReportContents:
         pages: by the question that each answers.
         sources: tables about where the runs ran, and the files that were read.
         notes: what could not be read, or was left out.
-        runs: all runs in the report.
     """
 
     title: str
@@ -55,7 +54,6 @@ class ReportContents:
     pages: Mapping[str, Page]
     sources: Sequence[Table]
     notes: Sequence[str]
-    runs: Sequence[Run]
 
     @property
     def answers(self) -> dict[str, list[Line]]:
@@ -63,7 +61,7 @@ class ReportContents:
         answers = {}
         for question, page in self.pages.items():
             said = [(page, line) for line in page.finding]
-            # How others of a series compare with the first has no interval beside it.
+            # Lines with an interval alone: how others of a series compare with the first has none.
             said += [(part, line) for part in page.parts for line in part.finding if line.more]
             findings: list[Line] = []
             for part, line in said[:_MOST_ANSWERS]:
@@ -148,8 +146,8 @@ def _render(template: str, **content: Any) -> str:
 
 
 def _side(statement: object) -> str:
-    """Return what a statement says: `above` or `below` its reference, `over` it if that is open, or `unknown`; empty
-    for another value.
+    """Return what a statement says: `above` or `below` its reference, `over` it if the interval includes that, or
+    `unknown` without an interval; empty for another value.
     """
     if not isinstance(statement, Statement):
         return ""
@@ -168,7 +166,7 @@ def _roles(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[str
     name = next((index for index, column in enumerate(names) if column.text), 0)
     figures = {index for index, column in enumerate(columns) if column.reference is not None}
     if not figures or any(not row[index] for row in rows for index in figures):
-        # Some rows have no such figure: a regular arm has no speed-up.
+        # Some rows have no such figure, as a regular arm has no speed-up: the first column behind the names is one too.
         figures.add(num_names)
     roles = ["name" if index == name else "about" for index in range(num_names)]
     further = range(num_names, len(columns))
@@ -202,6 +200,6 @@ def _scale(values: Sequence[object], reference: float) -> Callable[[float], floa
 
     def place(value: float) -> float:
         share = (value - low) / ((high - low) or 1.0)
-        return round(4 + (_WIDTH - 8) * min(1.0, max(0.0, share)), 1)
+        return round(_EDGE + (_WIDTH - 2 * _EDGE) * min(1.0, max(0.0, share)), 1)
 
     return place

@@ -40,7 +40,7 @@ class Run(Generic[AnyRunRow]):
         file: the CSV file that they were read from.
         directory: of the run, where it can be found.
         times: for how many runs this one stands: those that measured the same and ended alike. It is all of them,
-            pooled, or the newest.
+            pooled, or the newest. `pooling.merge` sets it.
         parts: the runs that a pooled one is made of, as far as they were read.
     """
 
@@ -57,7 +57,7 @@ class Run(Generic[AnyRunRow]):
 
     @property
     def typed(self) -> str | None:
-        """The line that was typed for it; None where its directory is gone."""
+        """The line that was typed for it; None where its directory does not say."""
         return None if self.directory is None else typed_in(self.directory)
 
     @property
@@ -118,7 +118,7 @@ def runs_of(rows: Sequence[Row], file: Path | None = None) -> list[Run]:
     beside = file.parent if file and (file.parent / "environment.json").exists() else None
     runs = []
     for same in grouped(run_rows, attrgetter("run", "job")).values():
-        # A run has one kind of row, which knows what may be read of it.
+        # A run has one kind of row, which leaves out what may not be read: a speed-up of arms that cannot be compared.
         kept = list(type(same[0]).as_judged(same))
         named = same[0].directory
         # Not `Path.is_dir`: that raises an error for a name longer than a file's may be.

@@ -15,14 +15,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from harness.config.engines import COMMAND as SETTING
-from harness.config.engines import check_has_no_key, placeholders
+from harness.config.command_line import COMMAND as SETTING
+from harness.config.command_line import check_has_no_key
 from harness.config.errors import SettingError, nearest
 from harness.servers.dialects import UNKNOWN_DIALECT, Dialect, known_programs
 from harness.servers.startup import START_BOTH, Startup
 
 # `CUDA_VISIBLE_DEVICES=0` before a program.
 _VARIABLE = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
+# `{K}` or `{K+1}`, and neither `{{name}}` of a format nor `${NAME}` of a shell.
+_PLACEHOLDER = re.compile(r"(?<![{$])\{([A-Za-z_]\w*(?:[-+*/]\w+)?)\}(?!\})")
 # Programs whose servers listen in a network of their own.
 CONTAINERS = ("docker", "podman", "nerdctl")
 # Their flags under which a server cannot be measured, with the reason.
@@ -351,7 +353,7 @@ def read_command(
     for word in words:
         for name, value in values.items():
             word = word.replace(f"{{{name}}}", str(value))
-        for name in placeholders(word):
+        for name in _PLACEHOLDER.findall(word):
             if not name.isidentifier():
                 rule = f"{{{name}}} is no name: vary.NAME=VALUE fills in {{NAME}}"
                 raise SettingError(SETTING, rule)

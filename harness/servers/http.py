@@ -114,7 +114,7 @@ def new_client(url: str, key: str | None, timeout_s: float) -> httpx2.AsyncClien
 
 
 def root_of(url: str) -> str:
-    """The address of a server, whose API has this one: without `/v1`."""
+    """The address of a server, from that of its API: without `/v1`."""
     return url.rstrip("/").removesuffix("/v1")
 
 
@@ -154,8 +154,8 @@ def page(url: str, key: str | None) -> str:
 
 
 def in_thread(coroutine: Coroutine[Any, Any, Result]) -> Result:
-    """The result of a coroutine that runs in a thread: the caller's may have a loop, as a notebook's has, and signals
-    end its wait at once.
+    """The result of a coroutine that runs in a thread: the caller's may have a loop, as a notebook's has. A signal ends
+    the wait at once.
     """
     result: Future[Result] = Future()
 
@@ -175,7 +175,8 @@ async def answer_to(
     path: str,
     body: Mapping[str, Any],
 ) -> AsyncIterator[httpx2.Response]:
-    """The answer to a request, whose body has not been read, and must be within the client's timeout for all of it.
+    """The answer to a request, whose body is yet to be read. All of it, from sending to the last byte, must take no
+    longer than the client's timeout.
 
     A connection that was kept alive may be closed by the server just as the request is sent: then it is sent again, at
     last on a new one. A server that died of a request on a new connection does not get it twice.
@@ -264,6 +265,7 @@ async def events(response: httpx2.Response) -> AsyncGenerator[Any]:
 
     Raises:
         RunError: the answer or one of its events is too long.
+        JSONDecodeError: an event is no JSON.
     """
     import httpx2
 
@@ -291,7 +293,7 @@ async def events(response: httpx2.Response) -> AsyncGenerator[Any]:
         # The last event may lack its end.
         yield b"\n\n"
 
-    # Whatever type the server calls its stream.
+    # With the type that EventSource takes, whatever the server calls its stream.
     stream = httpx2.Response(
         200,
         headers={"content-type": "text/event-stream"},

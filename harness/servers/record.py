@@ -31,7 +31,7 @@ class ServerRecord(EngineRecord):
     name = "server"
     summary = "servers with an OpenAI API: vLLM, SGLang, llama.cpp or another"
     settings = ServerSettings
-    computes_here = False
+    in_process = False
     queues = True
     default_draft: ClassVar[str | None] = "server"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.config.engines import check_has_no_key, check_settings_have_no_key
+from harness.config.command_line import check_has_no_key, check_settings_have_no_key
 from in_process import Harness
 
 KEY = "Xy7rTq0LmZ4wBv9K"

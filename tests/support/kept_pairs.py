@@ -56,7 +56,7 @@ def _plan_once(settings: RunSettings) -> PlannedPair:
 
 def _is_shipped(settings: RunSettings) -> bool:
     """Whether both models are ours, are only read, and run here on a CPU."""
-    if not engine_of(settings).computes_here:
+    if not engine_of(settings).in_process:
         return False
     if torch.cuda.device_count is not _count_gpus or _count_gpus():
         return False

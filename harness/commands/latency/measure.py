@@ -128,7 +128,7 @@ class Conversations:
         # The text of each answer, by arm and index of the turn.
         self._answers: dict[tuple[str, int], str] = {}
         self._said_cut = False
-        self._is_limited = engine_of(encoder.settings).computes_here
+        self._is_limited = engine_of(encoder.settings).in_process
         self._longest = longest
 
     def follow_ups(self, first: Question) -> list[Question]:

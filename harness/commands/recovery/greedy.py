@@ -17,13 +17,13 @@ class GreedyScore(NamedTuple):
     """A greedy answer by the logits before each of its n tokens.
 
     Attributes:
-        likeliest: [n], the largest logits.
+        largest: [n], the largest logits.
         margins: [n], by how much the tokens' own are smaller.
         differs: whether a token is not the first of those with the largest logit.
     """
 
     answer: Answer
-    likeliest: Floats
+    largest: Floats
     margins: Floats
     differs: bool
 
@@ -31,9 +31,9 @@ class GreedyScore(NamedTuple):
     def of(cls, answer: Answer, logits: Floats) -> Self:
         """A score by logits [n, V], which are not kept."""
         tokens = answer.record.token_ids
-        likeliest = logits.max(-1)
-        margins = likeliest - logits[range(len(tokens)), tokens]
-        return cls(answer, likeliest, margins, tokens != logits.argmax(-1).tolist())
+        largest = logits.max(-1)
+        margins = largest - logits[range(len(tokens)), tokens]
+        return cls(answer, largest, margins, tokens != logits.argmax(-1).tolist())
 
 
 @dataclass
@@ -42,10 +42,10 @@ class GreedyTexts:
 
     Attributes:
         end_tokens: those at which the target ends a text.
-        divergences: one per prompt, None where nothing differs.
+        divergences: one per text, None where nothing differs but by ties.
         num_tied: texts without a divergence that have another token than the likeliest one, with the same logit.
         num_tokens: compared: all of a scored text, of two texts those before their first difference.
-        num_cut_short: prompts with a text that is cut short, so that its end was not compared.
+        num_cut_short: comparisons with a text that is cut short, so that its end was not compared.
     """
 
     end_tokens: frozenset[int]
@@ -72,7 +72,9 @@ class GreedyTexts:
     def add(
         self, divergence: Divergence | None, request: PlannedRequest, *texts: RequestRecord
     ) -> None:
-        """Add the comparison of two texts, or of one with the text that the model writes."""
+        """Add the comparison of two texts, of one with the text that the model writes, or an empty text, which has
+        nothing to compare.
+        """
         shortest = min(text.num_tokens for text in texts)
         self.num_tokens += shortest if divergence is None else min(shortest, divergence.position)
         self._add(divergence, request, *texts)
@@ -80,7 +82,7 @@ class GreedyTexts:
     def _add(
         self, divergence: Divergence | None, request: PlannedRequest, *texts: RequestRecord
     ) -> None:
-        # Where a text may end early it is not known where it should: a server may know more tokens that end one.
+        # A text that may end early is never cut short: a server may know more tokens that end one.
         num_asked = 0 if request.ends else request.num_tokens
         self.divergences.append(divergence)
         for text in texts:

@@ -62,9 +62,9 @@ class Rounding:
                 rounding_between(probabilities(logits), probabilities(again))
             )
 
-    def tolerances(self, likeliest: Floats) -> Floats:
+    def tolerances(self, largest: Floats) -> Floats:
         """The largest difference [n] of two logits that rounding explains, where the largest logits are these [n]."""
-        return self._reference.tolerance(likeliest, root_mean_square(self._of_margins))
+        return self._reference.tolerance(largest, root_mean_square(self._of_margins))
 
     def of_drawn(self, texts: Sequence[DrawnText]) -> list[Floats]:
         """The distance between a drawn text's distributions by both routes: of its sampling setting the mean, and at

@@ -122,7 +122,7 @@ class Scores:
                     advance(None)
         # By the rounding of all texts that were read twice.
         for score in greedy:
-            self.greedy.add_scored(score, self._rounding.tolerances(score.likeliest))
+            self.greedy.add_scored(score, self._rounding.tolerances(score.largest))
         # Bets go on from one text to the next: their order must not depend on what was drawn.
         asked = {answer.request.index: number for number, answer in enumerate(answers)}
         added = sorted(self.drawn[num_before:], key=lambda text: asked[text.answer.request.index])

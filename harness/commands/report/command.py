@@ -266,7 +266,7 @@ def build(paths: Sequence[str | Path], ids: Sequence[str] = ()) -> ReportContent
         title += f": {models[0] if len(models) == 1 else counted(len(models), 'model')}"
     about = [counted(len(rows), "measurement"), days_of(rows), *common_settings(rows).split(" · ")]
     sources = [environment_table(runs), files_table(findings.files)]
-    return ReportContents(title, [*filter(None, about)], pages, sources, notes, findings.runs)
+    return ReportContents(title, [*filter(None, about)], pages, sources, notes)
 
 
 @dataclass(frozen=True)

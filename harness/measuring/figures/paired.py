@@ -191,7 +191,9 @@ def _rejections(arm: MeasuredArm, units: Iterable[Sequence[Pair]]) -> Rejections
     for pairs in units:
         iterations = fewest = 0.0
         for batch in batches_of([answer for _, answer in pairs], not arm.was_sent):
-            numbers = [number for answer in batch if (number := answer.iterations) is not None]
+            numbers = [
+                number for answer in batch if (number := answer.counted_iterations) is not None
+            ]
             if len(numbers) < len(batch):
                 return None
             # A batch goes on until its last row has ended.

@@ -24,8 +24,8 @@ class LatencyPromptRow(Row):
     recognised_by = ("prompt_index", "prompt", "completion", "time_to_first_token_ms")
 
     prompt_index: MaybeInt = figure(
-        "number that with the seed determines the random numbers: the place of the prompt; later turns of"
-        " conversations and repetitions follow the set"
+        "number of the request, which with the seed determines its random numbers: the place of the prompt for first"
+        " turns; later turns of conversations and repetitions count on behind the set"
     )
     prompt_place: MaybeInt = figure(
         "place of the prompt in the prompt set, from 0: the same for every turn and repetition"
@@ -53,7 +53,9 @@ class LatencyPromptRow(Row):
     mean_acceptance_length: MaybeFloat = figure(
         "tokens per iteration that proposed something", "tokens"
     )
-    mean_proposed: MaybeFloat = figure("draft tokens per such iteration", "tokens")
+    mean_proposed: MaybeFloat = figure(
+        "draft tokens per iteration that proposed something", "tokens"
+    )
     num_iterations: MaybeInt = figure("iterations, also those that proposed nothing")
     tokens_per_iteration: MaybeFloat = figure("tokens per iteration, over all of them", "tokens")
     acceptance_by_position: list[float | None] | None = figure(
@@ -77,8 +79,8 @@ class LatencyPromptRow(Row):
 
     @property
     def place(self) -> int:
-        """Its place in the prompt set."""
-        return self.prompt_place or 0
+        """Its place in the prompt set; in files of older versions the number of its request."""
+        return (self.prompt_index or 0) if self.prompt_place is None else self.prompt_place
 
     @property
     def is_timed(self) -> bool:
@@ -92,9 +94,9 @@ class LatencyPromptRow(Row):
         return max(0, (self.num_tokens or 0) - 1)
 
     @property
-    def iterations(self) -> int | None:
-        """Its iterations, also where it reports nothing: among answers that do it drafted nothing, as llama.cpp leaves
-        zeros out. None where it reports draft tokens alone.
+    def counted_iterations(self) -> int | None:
+        """Its iterations as they count beside those of other answers: one per token where it reports none, as llama.cpp
+        leaves out answers that drafted nothing. None where it reports draft tokens alone.
         """
         if self.num_iterations:
             return self.num_iterations
@@ -111,7 +113,7 @@ def read_prompts(directory: str | Path | None, run: str | None) -> list[LatencyP
 
 def iterations_of(rows: Sequence[LatencyPromptRow]) -> int | None:
     """Iterations of an arm over these answers; None where those of one are unknown, or none of them reports any."""
-    numbers = [row.iterations for row in rows]
+    numbers = [row.counted_iterations for row in rows]
     if None in numbers or not any(row.num_iterations for row in rows):
         return None
     return sum(filter(None, numbers))

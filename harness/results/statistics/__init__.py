@@ -1,6 +1,7 @@
 """Intervals, tests and power: how certain a measured number is. Pure functions of counts and times.
 
-A number that cannot be had is nan, never 0. Arguments that make no sense raise ValueError.
+A number that cannot be had is nan, never 0. Arguments that make no sense raise ValueError. Types of arrays are named
+here.
 """
 
 from __future__ import annotations
@@ -8,7 +9,6 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-# Types of arrays of measured values.
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]

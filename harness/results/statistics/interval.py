@@ -55,8 +55,8 @@ class Coverage:
         num_runs: None for one run.
         own_seeds: whether each run has another seed.
         num_effective: units of equal length that would vary as these do; None where that is half of them or more.
-        num_rejecting: units in which rejections added iterations, where these are fewer than half (`rare_rejections`);
-            None where they are not, or not known.
+        num_rejecting: units in which rejections added iterations, where these are fewer than half; None where they are
+            not, or not known (`Rejections.noted_in`).
         unseen: logarithm of how many times as many iterations the long run may then have.
     """
 

@@ -15,9 +15,8 @@ tokens are accepted, and m + 1 tokens decided, with the probability
     P(s, m) = a(s, 0) ... a(s, m - 1) (1 - a(s, m)) for m < k,  a(s, 0) ... a(s, k - 1) for m = k,
 
 and an iteration begins after token t with the probability v(t) = sum over s of v(s) P(s, t - s - 1).
-The sum of v is the expected number of iterations; the recursion of its square goes along, and gives
-the variance that the coins of decoding have. The same v is, token by token, the chance that a token
-is the target's own.
+The sum of v is the expected number of iterations. Its mean and its mean square go along, and give the variance
+that the randomness of accepting has. v(t) is also the chance that token t is the target's own.
 
 Block verification (Sun et al. 2024, arXiv:2403.10444) has the same form. With h = 1 at first and
 then h' = min(1, h target(y) / draft(y)), the first i draft tokens are y and accepted with the
@@ -52,7 +51,7 @@ class Cut:
         iterations: [M], their expected number.
         variance: [M], of the number of iterations, if the text is decoded again and again.
         accepted_at: [M, M], expected iterations that accept the draft token at each place.
-        drafted: [M], expected iterations that propose something.
+        drafting: [M], expected iterations that propose something.
         proposed: [M], expected draft tokens that they propose.
         tested_at: [M, M], expected iterations in which verification looks at the draft token at each place: at the
             accepted ones and the first rejected one.
@@ -62,7 +61,7 @@ class Cut:
     iterations: Floats
     variance: Floats
     accepted_at: Floats
-    drafted: Floats
+    drafting: Floats
     proposed: Floats
     tested_at: Floats
 
@@ -82,14 +81,14 @@ def acceptance_chances(target: ArrayLike, draft: ArrayLike, *, block: bool = Fal
     most = draft_chances.shape[1]
     beyond = np.full(most, np.nan)
     windows = np.lib.stride_tricks.sliding_window_view(np.append(target_chances[1:], beyond), most)
-    possible = windows[:num_places]
+    targets = windows[:num_places]
+    # h of block verification.
     surplus = np.ones(num_places)
     chances = np.empty_like(draft_chances)
     with np.errstate(divide="ignore", invalid="ignore"):
         for index in range(most):
             # A token that the target cannot draw is never accepted.
-            wanted = np.where(possible[:, index] > 0, possible[:, index] * surplus, np.inf)
-            wanted[np.isnan(possible[:, index])] = np.nan
+            wanted = np.where(targets[:, index] == 0, np.inf, targets[:, index] * surplus)
             chances[:, index] = np.minimum(1, draft_chances[:, index] / wanted)
             if block:
                 surplus = np.fmin(1, wanted / draft_chances[:, index])
@@ -113,7 +112,7 @@ def cut(chances: ArrayLike) -> Cut:
     moments = np.zeros((3, most, num_places + most + 1))
     moments[0, :, 0] = 1
     accepted_at = np.zeros((most, most))
-    drafted = np.zeros(most)
+    drafting = np.zeros(most)
     proposed = np.zeros(most)
     tested_at = np.zeros((most, most))
     for index in range(num_places):
@@ -126,18 +125,19 @@ def cut(chances: ArrayLike) -> Cut:
         counted = np.stack([visits, counts + visits, squares + 2 * counts + visits])
         moments[:, :, index + 1 : index + most + 2] += counted[:, :, np.newaxis] * ends
         accepted_at += visits[:, np.newaxis] * reach[:, 1:]
-        drafted += visits * (limits > 0)
+        drafting += visits * (limits > 0)
         proposed += visits * limits
         offers = np.arange(most) < limits[:, np.newaxis]
         tested_at += visits[:, np.newaxis] * reach[:, :-1] * offers
+    # Every cut ends here, with certainty.
     _, mean, square = moments[:, :, num_places]
     variance = np.maximum(square - mean**2, 0)
     return Cut(
         num_tokens=num_places,
-        iterations=moments[0, :, :num_places].sum(axis=1),
+        iterations=mean,
         variance=variance,
         accepted_at=accepted_at,
-        drafted=drafted,
+        drafting=drafting,
         proposed=proposed,
         tested_at=tested_at,
     )
@@ -153,9 +153,9 @@ def expected_tokens_per_iteration(
 ) -> list[Interval]:
     """Tokens per iteration for each K, of all texts together, with a 95 % interval over prompts.
 
-    It covers the choice of prompts, and of the texts that the target draws after each, as the interval of
-    decoding does, but not the coins of decoding, which average out. Texts of one prompt are no
-    independent units: their totals are.
+    It covers the choice of prompts, and of the texts that the target draws after each, as the interval of measured
+    runs does, but not the randomness of accepting, which averages out. Texts of one prompt are no independent units:
+    their totals are.
 
     Args:
         cuts: of texts of at least two tokens: a text of one has no iterations.
@@ -199,16 +199,17 @@ def relative_to_guess(
 def expected_acceptance(cuts: Sequence[Cut], num_draft_tokens: int) -> dict[str, Any]:
     """The columns of `Acceptance` that follow from the cuts for one K; none where nothing was proposed."""
     index = num_draft_tokens - 1
-    drafted = sum(text.drafted[index] for text in cuts)
-    if not drafted:
+    drafting = sum(text.drafting[index] for text in cuts)
+    if not drafting:
         return {}
+    # Each iteration decides one token besides the accepted ones.
     accepted = sum(text.num_tokens - text.iterations[index] for text in cuts)
     accepted_at = np.sum([text.accepted_at[index] for text in cuts], axis=0)[:num_draft_tokens]
     return {
         "acceptance_rate": accepted / sum(text.proposed[index] for text in cuts),
         "conditional_acceptance_rate": accepted / sum(text.tested_at[index].sum() for text in cuts),
-        "mean_acceptance_length": 1 + accepted / drafted,
+        "mean_acceptance_length": 1 + accepted / drafting,
         "marginal_acceptance_by_position": [
-            round(float(rate), 4) for rate in accepted_at / drafted
+            round(float(rate), 4) for rate in accepted_at / drafting
         ],
     }

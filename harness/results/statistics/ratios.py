@@ -1,6 +1,7 @@
-"""Ratios of totals over the units of one run, such as a speed-up over prompts or laps.
+"""Ratios of totals over the units of one run, such as a speed-up over prompts or laps: intervals, drift, and units that
+stand out.
 
-Their errors are found over subsets of the units. Those over several runs are in `runs.py`.
+Errors are found over subsets of the units. Ratios over several runs are in `statistics/runs.py`.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _NUM_SUBSETS = 10_000
 _NUMBERS_AT_ONCE = 2_000_000
 # Differences of this size are those of floating point.
 _ROUNDING = 1e-9
-# Of one or two units, which are then named where they took this many times as long as the others.
+# One or two units are named that hold this share of the variance, and took this many times as long as the others.
 _MOST_OF_THE_VARIANCE = 0.7
 _MUCH_LONGER = 2
 # A half of a run is compared with the other from so many units on, and from so many in effect.
@@ -47,7 +48,7 @@ class RatioEstimate:
 
     Those of the sum are Satterthwaite's (1946).
 
-    Args:
+    Attributes:
         log_ratio: natural logarithm of the ratio; nan without units.
         covers: the choices that an interval of this estimate allows for.
         unit_variance: from the choice of units; nan where they are too few.
@@ -76,8 +77,8 @@ class RatioEstimate:
         return (self.unit_variance + self.run_variance) ** 2 / spread if spread else math.inf
 
     def interval(self, confidence: float = CONFIDENCE) -> Interval:
-        """The ratio with its interval by Student's t; bounds are nan where units are too few. Rejections that were not
-        seen lower it, and never raise it.
+        """The ratio with its interval by Student's t; bounds are nan where units are too few. Rejections that the units
+        may have missed (`covers.unseen`) move the lower bound alone.
         """
         quantile = t_quantile((1 - confidence) / 2, self.degrees_of_freedom)
         half_width = quantile * self.standard_error
@@ -90,7 +91,7 @@ class RatioEstimate:
 class Rare:
     """Units that hold most of the variance.
 
-    Args:
+    Attributes:
         number: of these units.
         times: how many times as long as the others they took, in the arm in which they did.
         is_numerator: whether that is the arm of the numerators.
@@ -110,9 +111,10 @@ class Rejections(NamedTuple):
     def noted_in(self, covers: Coverage) -> Coverage:
         """The coverage of these units, with what rejections that they do not show may add.
 
-        Where a draft is hardly ever rejected, few units have iterations beyond the fewest, and a sample may have too
-        few of them to show how they vary. The long run then has more such iterations, or more units with as many each,
-        up to Poisson's bound of their number (Garwood 1936). As units, those that vary as these do count (Kish 1965).
+        Where a draft is hardly ever rejected, few units have iterations beyond the fewest. Where these are less than
+        half of the units, in effect (`effective_units`), they do not show how rejections vary. The long run may then
+        have more such iterations: up to Poisson's upper bound of their number, or of the number of units with some,
+        times the mean of these (Garwood 1936). `unseen` is the log by which the iterations would grow.
         """
         beyond = np.maximum(self.iterations - self.fewest, 0.0)
         total = float(beyond.sum())
@@ -184,10 +186,10 @@ def ratio_estimate(
     with answers that end by themselves; `docs/numbers.md` has stronger correlations and tails. A percentile bootstrap
     held in 84 to 95 %, Student's t with a correction for skewness in 82 to 96 %.
 
-    Over a few blocks it is `jackknife_estimate`.
+    Of fewer than `FEWEST_FOR_INTERVAL` units it is `jackknife_estimate`, which has bounds over blocks alone.
 
     Args:
-        numerators, denominators: [num_totals, num_units], not negative; denominators positive.
+        numerators, denominators: [num_totals, num_units], not negative; no bounds follow from denominators of 0.
         lengths: [num_units], how long the units' answers are, where that differs: with fewer than `FEWEST_EFFECTIVE`
             effective units there is no interval.
         rejections: of the units, where the denominators are iterations, or times of them.
@@ -200,6 +202,7 @@ def ratio_estimate(
     if rejections is not None:
         covers = rejections.noted_in(covers)
     log_ratio = _log_ratio(tops, bottoms)
+    # By lengths, whether there is an interval; its degrees of freedom follow from the denominators.
     num_effective = size if lengths is None else round(effective_units(lengths))
     if 2 * num_effective < size:
         covers = replace(covers, num_effective=num_effective)
@@ -234,7 +237,7 @@ def _log_ratio(tops: Floats, bottoms: Floats) -> float:
 
 
 def _freedom(bottoms: Floats) -> float:
-    """Degrees of freedom over effective units."""
+    """Degrees of freedom over effective units, by the first of the denominators."""
     return max(effective_units(bottoms[0]) - 1, 1)
 
 
@@ -262,6 +265,7 @@ def _over_subsets(tops: Floats, bottoms: Floats) -> Floats:
     """The log ratio of totals over random subsets of the units: all of them where these are fewer."""
     size = tops.shape[1]
     if 2**size - 1 <= _NUM_SUBSETS:
+        # The bits of each number are a subset.
         every = np.arange(1, 2**size)[:, None] >> np.arange(size) & 1
         return _log_ratios(every, tops, bottoms)
     rng = np.random.default_rng(0)
@@ -290,7 +294,7 @@ def totals_by_unit(values: ArrayLike, units: Sequence[Hashable]) -> Floats:
     """Sums of the values of each unit, such as of the requests of a lap, in the order of the units.
 
     Args:
-        values: [num_values], such as ms per token of each request.
+        values: [num_values], such as the tokens of each request.
         units: [num_values], the unit that each value belongs to; they are ordered as they appear.
 
     Returns:
@@ -320,8 +324,8 @@ def at_equal_lengths(times: ArrayLike, tokens: ArrayLike) -> Floats:
         tokens: [num_arms, num_units], positive: tokens that the times were spent on.
 
     Returns:
-        [num_arms, num_units], positive: a value that would not be is a tenth of the time over the mean number of
-        tokens, and the others of the arm are scaled so that its mean stays.
+        [num_arms, num_units], positive: at least a tenth of the time over the mean number of tokens; values that are
+        raised to it leave the arm's mean as it is, to which all are scaled.
     """
     table = np.asarray(times, dtype=np.float64)
     lengths = np.asarray(tokens, dtype=np.float64)

@@ -169,7 +169,7 @@ def test_places_are_counted() -> None:
     }
     assert expected_acceptance([cut([[np.nan]])], 1) == {}, "nothing was proposed"
     # K=1: 0 | 1 2 | 3 4 | 5 | 6 7 | 8 9: nothing is proposed after token 4.
-    assert found.drafted[0] == 4
+    assert found.drafting[0] == 4
     assert not found.variance.any()
 
 

@@ -61,6 +61,7 @@ class HeadCheckpoint:
 
     def build(self) -> Head:
         """Build the module, without memory for its weights."""
+        # Each kind is made of its configuration alone, unlike `Head`, which the type names.
         make_head: type = self.kind
         with torch.device("meta"):
             head: Head = make_head(self.config)
@@ -69,8 +70,8 @@ class HeadCheckpoint:
     def sketch(self, dtype: torch.dtype) -> Sketch:
         """Return its sizes.
 
-        The target's output matrix, if the head uses it, counts as bytes that a pass reads, and not as
-        memory.
+        What the head borrows of the target counts as bytes that a pass reads: the output matrix. It counts as memory
+        where the head is on another device (`copied_tensors`): both matrices.
         """
         head = self.build()
         config = self.config
@@ -134,7 +135,7 @@ class HeadCheckpoint:
 
 def ready(head: Head, device: torch.device, target: PreTrainedModel | None) -> Head:
     """Return a head with its weights for drafting."""
-    # Buffers that no checkpoint holds, such as a rotary embedding's, are elsewhere.
+    # Buffers that no checkpoint holds, such as a rotary embedding's, were made on the CPU.
     head.to(device).eval().requires_grad_(False)
     if target is not None:
         head.borrow(target)
@@ -154,8 +155,8 @@ def read_head(
     Args:
         target: the model that the head must match.
         layers: `draft.layers`, as `StoredHead.chosen_layers`.
-        weights: False for random weights: the configuration alone then says which tensors the head
-            has.
+        weights: False where none are read, of random ones or a pair on paper: the configuration alone then says which
+            tensors the head has.
 
     Raises:
         SettingError: a head for another target, of an unknown kind, or with other tensors.
@@ -181,7 +182,7 @@ def read_head(
 
 
 def _kind(stored: StoredHead) -> type[Head] | None:
-    """Return the kind of a head; None for what is no head."""
+    """Return the kind of a head; None for what is no head of a kind in `KINDS`."""
     # SpecForge names its kinds so: EdsdDraftModel, which has EAGLE-3's settings.
     names = str(stored.raw.get("architectures")).lower()
     is_other = "draftmodel" in names and not any(known in names for known in KINDS)
@@ -204,9 +205,11 @@ def _checked_head(kind: type[Head], stored: StoredHead, weights: bool) -> HeadCh
         shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         stored = dataclasses.replace(stored, shapes=shapes)
     head = HeadCheckpoint(kind, settings, kind.config_type(**kind.fields(stored)), files)
+    # Layers of a size that cannot be are refused here, of random weights too.
     module = head.build()
     if not weights:
         return head
+    # A head with the target's whole vocabulary may be stored with a d2t all the same.
     if module.d2t is None:
         tensors.pop("d2t", None)
     try:

@@ -56,7 +56,7 @@ class HeadSampler:
 
 
 def draft_tensors(head: Head, cache: SlotCache, draw: HeadSampler, *inputs: Tensor) -> list[Tensor]:
-    """Draft with a head -> the tensors of its `Draft`.
+    """The tensors of a head's `Draft`, as a function of tensors, which `Part` compiles.
 
     Args:
         inputs: the fields of an `Unread`, and uniforms [B, K].
@@ -87,7 +87,7 @@ class HeadDrafter(TensorDrafter):
         self._cache = SlotCache()  # has no room yet
 
     def make_room(self, num_rows: int, num_draft_tokens: int, num_slots: int) -> None:
-        # Those that a proposal writes behind the row. K is the same for all batches.
+        # And the slots that a proposal writes behind the row. K is the same for all batches.
         num_slots += self.head.num_written(num_draft_tokens + 1, num_draft_tokens)
         if self._cache.has_room(num_rows, num_slots):
             return
@@ -99,6 +99,7 @@ class HeadDrafter(TensorDrafter):
             num_rows, num_draft_tokens + 1, size, device=self.device, dtype=dtype
         )
         self._cache = SlotCache(num_rows, round_up(num_slots))
+        # It is compiled anew for each kind of warp.
         warp = self.warp
         drafting = functools.partial(draft_tensors, self.head, self._cache, self._draw)
         # By the fields of an `Unread` and uniforms [B, K].
@@ -108,7 +109,8 @@ class HeadDrafter(TensorDrafter):
         assert step.hidden is not None, "the target's runner captures no hidden states"
         features, cache = self._features, self._cache
         lengths = list(map(len, prompts))
-        # The step's rows are padded on the left with what may be nan and must not reach the cache: here on the right.
+        # A step has a row at the right, behind padding that may be nan, which must not reach the cache: here it is at
+        # the left, before zeros.
         by_row = zip(step.hidden, lengths, strict=True)
         states = pad_sequence([row[-length:] for row, length in by_row], batch_first=True)
         of_prompts = states.flatten(2).to(features)
@@ -127,6 +129,8 @@ class HeadDrafter(TensorDrafter):
         num_rows, num_draft_tokens = uniforms.shape
         width = rows.decided.shape[1]
         cache = self._cache
+        # The target has read all of a row but its last token, LENGTH tokens: the first unread feature is of token
+        # LENGTH - GAINED.
         counts = rows.numbers[Column.GAINED]
         unread = (
             self._features[:num_rows, :width],

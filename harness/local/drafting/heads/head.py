@@ -61,7 +61,7 @@ class Unread(NamedTuple):
     Attributes:
         features: [B, n, L * D], of which the first `counts` of each row are unread.
         following: [B, n], the token after each.
-        counts: [B], at least 1; 0 in rows that only fill up a compiled batch.
+        counts: [B]; 0 in rows that rest, and of a prompt of one token.
         starts: [B], the slots of the first ones in the head's cache.
     """
 
