@@ -1,7 +1,7 @@
 """Keys that no file, message or page may have: those in what is typed, and those that were read.
 
 A key is known by its name (`--api-key X`, `HF_TOKEN=X`, `Cookie: X`, `{token: X}`), by its form (`sk-...`), or because
-the environment has it. detect-secrets is no substitute: it finds 3 of the 65 spellings in tests/config/test_secrets.py,
+the environment has it. detect-secrets is no substitute: of 65 of the spellings that tests/config refuses it finds 3,
 because its forms have fixed lengths, and its names need quotes.
 """
 

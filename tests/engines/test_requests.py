@@ -218,15 +218,8 @@ def test_text_comes_back(text: str) -> None:
     ids = tokenizer(text)["input_ids"]
     assert tokenizer.decode(ids) == text
     assert len(ids) == -(-len(text.encode()) // 4)
-
-
-def test_ids_of_a_server_are_no_error() -> None:
-    assert TextTokenizer().decode([0, 7, 151_643]) is not None
-
-
-def test_several_texts_have_ids_each() -> None:
-    tokenizer = TextTokenizer()
-    assert tokenizer(["a", "b"])["input_ids"] == [tokenizer.encode("a"), tokenizer.encode("b")]
+    assert tokenizer([text, "b"])["input_ids"] == [ids, tokenizer.encode("b")]
+    assert tokenizer.decode([0, 7, 151_643]) is not None, "ids of a server"
 
 
 def test_the_text_of_a_prompt_keeps_its_spaces() -> None:
@@ -353,13 +346,10 @@ def test_the_first_difference_comes_with_its_margin() -> None:
 def test_a_text_that_ends_earlier_parts_there_and_a_foreign_token_is_an_error() -> None:
     assert first_divergence(ENGINE, [0], [1, 2], [1]) == Divergence(1)
     assert first_divergence(ENGINE, [0], [1, 2], [1, 2]) is None
+    assert first_divergence(None, [0], [1, 2, 0], [1, 1, 0]) == Divergence(1), "no reference"
     for expected, actual in (([1, 3], [1, 0]), ([1, 0], [1, 3])):
         with pytest.raises(RunError, match="token 3 is not in the model's vocabulary of 3 tokens"):
             first_divergence(ENGINE, [0], expected, actual)
-
-
-def test_without_a_reference_there_is_a_place_and_no_margin() -> None:
-    assert first_divergence(None, [0], [1, 2, 0], [1, 1, 0]) == Divergence(1)
 
 
 TOKENIZER = make_tokenizer((" the",))
@@ -401,14 +391,10 @@ def test_a_text_is_the_references_own_as_far_as_it_goes(text: str, num_tokens: i
     assert parted("bcdé", text, num_tokens) is None
 
 
-@pytest.mark.parametrize(("text", "num_tokens", "position"), [("", 9, 0), ("bc", 3, 2)])
-def test_a_text_that_ends_although_the_reference_goes_on_parts_from_it(
-    text: str, num_tokens: int, position: int
-) -> None:
-    assert parted("bcdé", text, num_tokens) == Divergence(position)
-
-
 def test_a_text_parts_from_the_references_own_with_a_margin() -> None:
+    """Or without one, where it ends although the reference goes on."""
+    assert parted("bcdé", "") == Divergence(0)
+    assert parted("bcdé", "bc", 3) == Divergence(2)
     assert parted("bcdé", "bcxé") == Divergence(2, 2.0, 0.25)
     assert parted("bcdé", "bczé") == Divergence(2, 3.0, 0.25)
 

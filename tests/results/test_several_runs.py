@@ -17,7 +17,6 @@ from harness.results.pooling import merge, pooled_rows
 from harness.results.prompt_times import Wait, pairs_by_unit, wait_for, waits_by_unit
 from harness.results.rows.prompts import LatencyPromptRow
 from harness.results.runs import Run, runs_of
-from harness.results.statistics.interval import Interval
 from harness.results.statistics.runs import ratio_over_runs
 from report_files import latency_run, over
 
@@ -68,43 +67,11 @@ def test_an_interval_over_prompts_and_runs(tmp_path: Path) -> None:
     assert regular.speedup is None
 
 
-@pytest.mark.parametrize(
-    ("columns", "covers"),
-    [
-        ({"temperature": 0.5}, "10 prompts and 2 runs with a seed each"),
-        ({"temperature": 0.5, "seed": 0}, "10 prompts and 2 runs"),
-        (
-            {"speedup_covers": over(NUM_PROMPTS, "lap", same_texts=True)},
-            "10 laps of the same texts and 2 runs",
-        ),
-    ],
-)
-def test_an_interval_over_runs_says_what_differs(
-    tmp_path: Path, columns: dict[str, Any], covers: str
-) -> None:
-    runs = [measured(tmp_path, number, 1.0, **columns) for number in (1, 2)]
-    assert str(pooled_rows(runs)[-1].speedup.covers) == covers
-
-
-def test_runs_that_failed_are_left_out(tmp_path: Path) -> None:
-    good = [measured(tmp_path, number, 1.0) for number in (1, 2)]
-    bad = measured(tmp_path, 3, 1.0, status="failed")
-    assert pooled_rows([*good, bad])[-1].repeats == 2
-    assert pooled_rows([good[0], bad]) == []
-
-
 def test_a_few_long_answers_have_no_interval_over_runs_either(tmp_path: Path) -> None:
     few = {"num_units": NUM_PROMPTS, "unit": "prompt", "num_effective": 2}
     runs = [measured(tmp_path, number, 1.0, speedup_covers=few) for number in (1, 2)]
     speedup = pooled_rows(runs)[-1].speedup
     assert (speedup.has_bounds, speedup.covers.num_effective) == (False, 2)
-
-
-def test_without_the_prompts_there_is_no_interval(tmp_path: Path) -> None:
-    runs = [measured(tmp_path, number, 1.0) for number in (1, 2)]
-    (tmp_path / "2" / "latency_prompts.csv").unlink()
-    pooled = pooled_rows(runs)[-1]
-    assert pooled.speedup == Interval(2.0)
 
 
 def test_every_rule_makes_one_figure_of_two(tmp_path: Path) -> None:

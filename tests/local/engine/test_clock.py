@@ -83,12 +83,6 @@ def test_iterations_have_the_tokens_that_they_gave(stop: int) -> None:
     assert answered.acceptance.acceptance_rate == 1
 
 
-def test_the_clock_marks_the_first_token() -> None:
-    answered = run(records(), 2)
-    assert 0.02 <= answered.batch.first_s <= answered.seconds - 0.04
-    assert [record.arrivals[0] for record in answered.requests] == [answered.batch.first_s] * 2
-
-
 def test_a_later_batch_has_its_own_time() -> None:
     question = question_of([[1], [2]], DecodingSettings())
     first = [RowStep(0, [5])]

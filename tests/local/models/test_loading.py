@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
 import transformers
@@ -23,10 +22,7 @@ from harness.local.models import devices
 from harness.local.models.checkpoints import resolve_dtype, stored_quantization
 from harness.local.models.devices import (
     check_gpu_numbers,
-    free_memory,
     peak_memory_bytes,
-    reset_peak_memory,
-    synchronize,
     visible_gpus,
 )
 from harness.local.models.loading import LoadedModel
@@ -319,15 +315,6 @@ def test_cuda_that_does_not_start_is_an_error_and_not_the_cpu(
         visible_gpus()
     monkeypatch.setattr(torch.cuda, "init", lambda: None)
     assert visible_gpus() == [0, 1, 2]
-
-
-def test_the_cpu() -> None:
-    assert peak_memory_bytes([CPU]) is None
-    reset_peak_memory([CPU])
-    synchronize([CPU])
-    free = free_memory([])
-    assert set(free) == {"cpu"}
-    assert 0 < free["cpu"] <= psutil.virtual_memory().total
 
 
 def test_memory_in_pools_of_graphs_counts(monkeypatch: pytest.MonkeyPatch) -> None:

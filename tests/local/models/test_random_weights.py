@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +19,6 @@ from tiny_checkpoints import (
     SMALL_DEMAND,
     as_draft,
     held_bytes,
-    load_pair,
     make_config,
 )
 
@@ -96,16 +94,6 @@ def test_tied_matrices_are_one(save_model: SaveModel) -> None:
     model = load(preset(model_type="gpt2", n_embd=256, n_layer=1, n_head=4)).target.model
     assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
     assert compute_module_sizes(model)[""] == held_bytes(model)
-
-
-def test_a_directory_needs_a_configuration_only(save_model: SaveModel) -> None:
-    settings = save_model("opt")
-    for file in Path(settings.repository).iterdir():
-        if file.name != "config.json":
-            file.unlink()
-    assert torch.isfinite(logits(load(settings).target)).all()
-    with pytest.raises(SettingError, match="holds no weights"):
-        load_pair(settings, None, PlacementSettings())
 
 
 def test_formats_that_cannot_be_random(save_model: SaveModel) -> None:

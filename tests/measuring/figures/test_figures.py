@@ -68,17 +68,6 @@ def test_a_batch_drafts_until_its_last_row_has_ended() -> None:
         assert (*rejections.iterations, *rejections.fewest) == numbers
 
 
-def test_units_with_the_same_prompts_cover_no_others() -> None:
-    """A prompt that is asked again in its own unit is no such case. Of 100 prompts it then has the index 100 more."""
-    laps = [
-        lap(request(place % 4 + 100 * (place // 4), 1.0), request(4 + 100 * place, 1.0))
-        for place in range(8)
-    ]
-    assert str(figures(SpeedupFigures, laps, laps).speedup.covers) == "8 laps of the same texts"
-    again = [lap(request(place % 8 + 100 * (place // 8), 1.0)) for place in range(16)]
-    assert str(figures(SpeedupFigures, again, again, [*range(8)] * 2).speedup.covers) == "8 prompts"
-
-
 def test_a_drift_is_of_the_second_half_over_the_first() -> None:
     found = figures(SpeedupFigures, arm([1.0] * 16), arm([0.5] * 8 + [0.25] * 8))
     assert (found.drift, found.drifted, found.interleaved) == (pytest.approx(2), True, True)

@@ -81,6 +81,7 @@ def test_prompts_that_are_too_long_are_refused_left_out_or_cut(
     encoded = encode_set(by_letters(room, too_long), *prompts)
     assert (encoded.num_too_long, [*map(len, encoded.token_ids)]) == (counted, expected)
     assert (encoded.longest, encoded.longest_turn) == (max(expected), max(expected))
+    assert bool(encoded.chats) == ("num_truncated" not in counted)
     # The last tokens, behind the one that begins the text.
     for prompt, ids in zip(encoded.prompts, encoded.token_ids, strict=True):
         length = len(prompt.text)
@@ -156,7 +157,9 @@ def test_a_chat_is_encoded_with_and_without_a_template(
     template: str | None, mode: Any, arguments: dict[str, bool], chat: Chat, text: str
 ) -> None:
     tokenizer = make_tokenizer(chat_template=template)
-    encoded, other = Template(tokenizer, mode, arguments).encode([chat, said("b")])
+    mine = PromptSettings(name="mine", file="mine.txt", template_arguments=arguments)
+    settings = settings_of(LatencySettings, prompts=mine, chat_template=mode)
+    encoded, other = encoding._template(tokenizer, settings).encode([chat, said("b")])
     assert tokenizer.decode(encoded) == text
     assert tokenizer.get_vocab()["b"] in other
 

@@ -191,18 +191,6 @@ def test_values_stay_positive_where_a_long_answer_was_very_fast() -> None:
     assert values.mean(axis=1) == pytest.approx(times.sum(axis=1) / tokens.sum(axis=1))
 
 
-def test_runs_that_vary_alone_have_the_degrees_of_freedom_of_runs() -> None:
-    tops = np.outer([1.9, 2.0, 2.1, 2.05, 1.95], np.ones(15))
-    estimate = ratio_over_runs(tops, np.ones((5, 15)), unit="lap")
-    assert str(estimate.covers) == "15 laps and 5 runs"
-    assert estimate.degrees_of_freedom == pytest.approx(4)
-    interval = estimate.interval()
-    assert interval.estimate == pytest.approx(2)
-    assert math.log(interval.high / 2) == pytest.approx(
-        stats.t.isf(0.025, 4) * stats.sem([1.9, 2.0, 2.1, 2.05, 1.95]) / 2
-    )
-
-
 def test_variances_are_split_by_runs_and_units() -> None:
     """Three runs of four units, and what neither explains, with 2 × 3 degrees of freedom; the mean is 100."""
     runs, units = np.array([[-2.0], [-1.0], [3.0]]), np.array([[-1.5, -0.5, -1.0, 3.0]])

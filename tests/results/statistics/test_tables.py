@@ -170,17 +170,6 @@ def test_equal_alternatives_are_known_exactly_and_few_units_have_no_interval() -
     assert (wider.low, wider.high) == pytest.approx((known.low / 1.1, known.high * 1.21))
 
 
-def test_a_pair_alone_has_the_interval_of_students_t() -> None:
-    """With many units of one length, where every error is the same."""
-    rng = np.random.default_rng(0)
-    ratios = np.exp(rng.normal(0, 0.1, 400))
-    shares = relative_to_best(np.array([[np.ones(400)], [ratios]]), np.ones((2, 1, 400)))
-    found = min(shares, key=lambda share: share.estimate)
-    half_width = stats.t.ppf(0.975, 399) * stats.sem(ratios / ratios.mean())
-    assert math.log(found.high / found.estimate) == pytest.approx(half_width, rel=0.05)
-    assert math.log(found.estimate / found.low) == pytest.approx(half_width, rel=0.05)
-
-
 def test_adjusted_p_values_are_benjamini_and_hochbergs() -> None:
     # The 15 p-values of their paper's example (1995), of which four are rejected at 5 %.
     published = [
