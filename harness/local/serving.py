@@ -128,7 +128,7 @@ class LocalService:
         self._lock = threading.Lock()
         self._jobs: list[Future[Any]] = []
         self._is_closing = False
-        self._is_stopped = False  # the answer that still ran has been failed
+        self.is_running = True  # until the answer that still ran has been failed
         self._thread = ThreadPoolExecutor(1)
         opening = self._thread.submit(torch.inference_mode()(open_engine))
         try:
@@ -141,9 +141,6 @@ class LocalService:
             self.close()
             raise
         self._arms: dict[str, Any] = {arm.name: arm for arm in self._engine.arms}
-
-    def is_running(self) -> bool:
-        return not self._is_stopped
 
     def ask(
         self,
@@ -173,7 +170,7 @@ class LocalService:
         with self._lock:
             self._is_closing = True
         futures.wait(self._jobs, timeout=grace_s)
-        self._is_stopped = True
+        self.is_running = False
         self._thread.shutdown()
 
     def _add(self, jobs: Sequence[Callable[[Engine], Result]]) -> list[Future[Result]]:
@@ -210,7 +207,7 @@ class LocalService:
                 piece = answer.take(step)
                 if piece.finish_reason is not None or answer.is_cancelled:
                     return piece
-                if self._is_stopped:
+                if not self.is_running:
                     raise Refusal(503, ENDING)
                 answer.put(piece)
                 iteration = loop.step()

@@ -199,7 +199,7 @@ def test_work_that_fails_is_refused_with_its_reason_and_the_service_goes_on() ->
         assert (left.value.status, failed.value.status) == (499, 500)
         assert "\n" not in str(failed.value)
         assert service.alone(lambda opened: opened).result().arms == ()
-    assert not service.is_running()
+    assert not service.is_running
     with pytest.raises(Refusal, match="ending") as late:
         service.alone(leave)
     assert late.value.status == 503
@@ -217,7 +217,7 @@ def test_what_runs_and_what_waits_fails_when_the_service_ends(grace_s: float) ->
         work = service.alone(lambda engine: None)
         closing = threading.Thread(target=service.close, args=[grace_s])
         closing.start()
-        while refusal(service) != 503 or (not grace_s and service.is_running()):
+        while refusal(service) != 503 or (not grace_s and service.is_running):
             time.sleep(0.01)
         arm.gate.set()
         closing.join()

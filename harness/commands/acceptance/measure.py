@@ -319,17 +319,15 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
         self, pair: Pair, readings: Sequence[Reading], condition: Condition, most: int
     ) -> list[ReadText]:
         """Read the answers of transcripts as an engine drafts under a condition, for each K up to the most."""
-        kind = local("engine.reading").PairReader
-        if condition.fault == "late":
-            kind = local("engine.reading").LateReader
         settings = condition.settings
         is_greedy = settings.draft_sampling == "greedy"
-        reader: PairReader = kind(
+        reader: PairReader = local("engine.reading").PairReader(
             pair,
             settings.decoding,
             most,
             greedy_draft=is_greedy,
             with_rounding=self.source.kind == "served",
+            is_late=condition.fault == "late",
         )
         read: list[ReadText] = []
         try:

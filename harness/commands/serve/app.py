@@ -154,7 +154,7 @@ def _add_pages(app: FastAPI, served: ServedModel) -> None:
 
     @app.get("/health")
     def health() -> dict[str, str]:
-        if not served.service.is_running():
+        if not served.service.is_running:
             raise Refusal(503, ENDING)
         return {"status": "ok"}
 

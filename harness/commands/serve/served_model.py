@@ -150,7 +150,7 @@ class ServedModel:
         def run(engine: Engine) -> dict[str, Any]:
             answers = []
             for arm in engine.arms:
-                if not self.service.is_running():
+                if not self.service.is_running:
                     raise Refusal(503, ENDING)
                 answers.append(timed_answer(engine, arm, question))
             return {

@@ -55,6 +55,7 @@ class PairReader:
         most: the largest K.
         greedy_draft: whether the draft proposes its likeliest tokens, whatever its settings say.
         with_rounding: whether texts are read again after a change that is as small as rounding.
+        is_late: whether a head gets the hidden states of the token before each one.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class PairReader:
         *,
         greedy_draft: bool = False,
         with_rounding: bool = False,
+        is_late: bool = False,
     ) -> None:
         if greedy_draft:
             assert isinstance(pair.draft_settings, SampledDraftSettings)
@@ -73,6 +75,7 @@ class PairReader:
         self._pair = pair
         self._most = most
         self._with_rounding = with_rounding
+        self._is_late = is_late
         self._is_block = decoding.rule == "block"
         self._warp = warp_of(decoding)
         self._runners = open_runners(pair, Preparation(decoding=decoding, runner="static"))
@@ -146,6 +149,8 @@ class PairReader:
         figures = torch.cat(parts, dim=1)
         for row, transcript in enumerate(transcripts):
             features = torch.cat([states[row] for states in hidden]) if hidden else None
+            if self._is_late and features is not None:
+                features = torch.cat([features[:1], features[:-1]])
             read_texts = []
             for answer in transcript.answers:
                 first = answer.start - len(prompt)
@@ -293,19 +298,8 @@ def draft_probabilities_by_replay(
     return replay
 
 
-class LateReader(PairReader):
-    """Gives a head the hidden states of the token before each one."""
-
-    def _draft_probabilities(
-        self, tokens: Sequence[int], answer: range, features: Tensor | None
-    ) -> Tensor:
-        assert features is not None
-        late = torch.cat([features[:1], features[:-1]])
-        return super()._draft_probabilities(tokens, answer, late)
-
-
 def drafting_wrong(pair: Pair, mistake: DraftMistake) -> Pair | None:
-    """The pair with a mistake; None if its draft cannot have it. What is drafted late, `LateReader` reads."""
+    """The pair with a mistake; None if its draft cannot have it. What is drafted late, a `PairReader` reads late."""
     if pair.head is None or not pair.head.config.layers:
         return None
     # Shares all weights with the head.
