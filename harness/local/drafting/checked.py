@@ -34,12 +34,6 @@ def method_of(draft: DraftSettings) -> Method:
     return method
 
 
-def layers_of(draft: DraftSettings, pair: Pair) -> tuple[int, ...]:
-    """As `Method.layers`."""
-    with blaming_method(draft):
-        return tuple(method_of(draft).layers(pair))
-
-
 def drafters_of(draft: DraftSettings, pair: Pair, runner: Runner | None) -> MakeDrafter:
     """As `Method.drafter`; drafters of a method that is not built in are checked.
 

@@ -23,7 +23,7 @@ from harness.engines.record import Preparation
 from harness.local.decoding.iteration import BatchSize, Calls
 from harness.local.decoding.verify import AcceptByCoin, Offer, Verdict
 from harness.local.decoding.warp import BatchWarp, Warp
-from harness.local.drafting.checked import checked_rule, drafters_of, layers_of
+from harness.local.drafting.checked import blaming_method, checked_rule, drafters_of, method_of
 from harness.local.drafting.method import MakeDrafter, Pair
 from harness.local.models.checkpoints import is_recurrent
 from harness.local.models.loading import LoadedModel
@@ -162,7 +162,8 @@ def open_runners(pair: Pair, preparation: Preparation) -> PairRunners:
     settings = pair.draft_settings
     layers: tuple[int, ...] = ()
     if settings is not None:
-        layers = layers_of(settings, pair)
+        with blaming_method(settings):
+            layers = tuple(method_of(settings).layers(pair))
         most = pair.target.model.config.get_text_config(decoder=True).num_hidden_layers
         if layers and not 0 <= min(layers) <= max(layers) <= most:
             rule = f"layers() asks for layers {layers}, and the model has {most}"

@@ -136,13 +136,9 @@ class DFlash(LayeredHead):
         masks = anchor.new_full((len(anchor), size - 1), self.config.mask_token_id)
         queries = self.embed(torch.cat([anchor.unsqueeze(1), masks], dim=1))
         cache.place(unread.starts + unread.counts, size)
-        states = self(queries, cache)[:, size - self.most_tokens :]
         count = min(uniforms.shape[1], self.most_tokens)
-        return self.draw_block(anchor, states[:, :count], uniforms[:, :count], draw)
-
-    def draw_block(self, anchor: Tensor, states: Tensor, uniforms: Tensor, draw: Draw) -> Draft:
-        """Draw K tokens after `anchor` [B] by their states [B, K, width] and uniforms [B, K]."""
-        logits = self.logits(states)
+        states = self(queries, cache)[:, size - self.most_tokens :][:, :count]
+        logits, uniforms = self.logits(states), uniforms[:, :count]
         if self.markov_head is None:
             return draw(logits, uniforms)
         drawn: list[Draft] = []
