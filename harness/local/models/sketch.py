@@ -383,7 +383,8 @@ def measured_caches(model: PreTrainedModel) -> Sequence[LayerCache]:
             # Other implementations of experts count the tokens of each.
             model.set_experts_implementation("batched_mm")
             token = torch.zeros(1, 1, dtype=torch.long, device="meta")
-            output: Any = model(input_ids=token, use_cache=True)
+            # Without a mask Gemma 4 looks for several texts in the positions.
+            output: Any = model(input_ids=token, attention_mask=token, use_cache=True)
         layers = cache_of(output).layers
     except Exception:
         layers = []
