@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html.parser import HTMLParser
 
-from harness.reporting.files import ReportContents
 from harness.reporting.page import Page, in_full, in_short
-from harness.reporting.table import Line
 from harness.reporting.terminal import PLAIN_WIDTH, as_text
 from harness.results.judging.statement import Statement
 
@@ -20,13 +18,6 @@ def short(page: Page | None, width: int = 80) -> str:
 def full(page: Page | None, width: int = PLAIN_WIDTH) -> str:
     """The page as `details=true` prints it; empty where there is none."""
     return "" if page is None else as_text(in_full(page), width)
-
-
-def findings(report: ReportContents) -> list[Line]:
-    """The findings of all pages of a report, with what they rest on."""
-    pages = [part for page in report.pages.values() for part in (page, *page.parts)]
-    lines = [line for page in pages for line in page.finding]
-    return [Line(line.whole, line.style) for line in lines]
 
 
 class Elements(HTMLParser):

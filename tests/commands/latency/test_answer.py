@@ -26,7 +26,7 @@ from harness.results.files import append_rows
 from harness.results.rows.prompts import LatencyPromptRow
 from harness.results.runs import Run
 from in_process import Harness
-from pages import findings, short
+from pages import short
 from report_files import latency_run, over, prompt_rows
 from wording import mentions
 
@@ -39,14 +39,17 @@ FIGURES: dict[str, Any] = {
 }  # fmt: skip
 
 
-def answer(width: int = 80, arguments: str = "latency", **changes: Any) -> str:
-    Words.divide(arguments.split()).note()
+def rows_of_run(**changes: Any) -> list[LatencyRow]:
     regular, speculative = latency_run(**FIGURES | changes)
     costs = dict.fromkeys(
         ("draft_ms", "verify_ms", "mean_acceptance_length", "tokens_per_iteration")
     )
-    rows = [dataclasses.replace(regular, target_step_ms=320.0, **costs), speculative]
-    return short(latency_page([Run(rows)]), width)
+    return [dataclasses.replace(regular, target_step_ms=320.0, **costs), speculative]
+
+
+def answer(width: int = 80, arguments: str = "latency", **changes: Any) -> str:
+    Words.divide(arguments.split()).note()
+    return short(latency_page([Run(rows_of_run(**changes))]), width)
 
 
 @pytest.mark.parametrize("width", [60, 80, 200])
@@ -72,24 +75,6 @@ def test_a_run_that_failed_at_once_has_no_answer() -> None:
     assert latency_page([Run(latency_run(status="failed", error="killed"))]) is None
 
 
-RUN: dict[str, Any] = {
-    "model": "30B", "num_tokens": 960, "ms_per_token_std": 1.0, "draft_ms": 280.0, "verify_ms": 330.0,
-    "iteration_ms": 630.0, "predicted_speedup": 1.9, "speedup_low": 1.7, "speedup_high": 1.95, "mean_proposed": 4.0,
-    "mean_num_draft_tokens": 4.0,
-    "acceptance_rate": 0.625, "conditional_acceptance_rate": 10 / 13, "mean_acceptance_length": 3.5,
-    "tokens_per_iteration": 3.5,
-    "acceptance_by_position": [1.0, 0.75, 2 / 3, None], "acceptance_histogram": [0, 1, 1, 1, 1],
-}  # fmt: skip
-
-
-def rows_of_run(**changes: Any) -> list[LatencyRow]:
-    regular, speculative = latency_run(**{"speedup": 1.83} | RUN | changes)
-    alone = dict.fromkeys(
-        ("draft_ms", "verify_ms", "speedup", "mean_acceptance_length", "tokens_per_iteration")
-    )
-    return [dataclasses.replace(regular, target_step_ms=320.0, **alone), speculative]
-
-
 @pytest.mark.parametrize(
     ("length", "draft", "verify", "cause"),
     [
@@ -113,34 +98,8 @@ def test_the_cause_is_the_ideal_that_would_help_most(
     ],
 )
 def test_the_time_of_launches_is_not_the_drafts(device: str, draft_runner: str, cause: str) -> None:
-    pair = rows_of_run(weight_bytes={device: 1}, draft_runner=draft_runner)
+    pair = rows_of_run(weight_bytes={device: 1}, draft_runner=draft_runner, draft_ms=280.0)
     assert (held_back(*pair) or "").startswith(f"{cause}: ")
-
-
-def rivals_of(directory: Path, num_prompts: int = 15, *, factor: float, **changes: Any) -> str:
-    """The findings about two drafts: `lookup` takes `factor` times as long as `tiny_draft`."""
-    rng = np.random.default_rng(0)
-    hardness = rng.lognormal(3, 0.4, num_prompts)
-    for draft, scale in (("tiny_draft", 1.0), ("lookup", factor)):
-        run = latency_run(draft=draft, draft_method=draft, speedup=2.0 / scale, **changes)
-        times = hardness * scale * np.exp(rng.normal(0, 0.05, num_prompts))
-        append_rows(directory / "latency.csv", run)
-        named = [("story", float(time)) for time in times]
-        append_rows(directory / "latency_prompts.csv", prompt_rows(run, named))
-    return " ".join(line.text for line in findings(build([directory])))
-
-
-def test_methods_that_cannot_be_told_apart_are_named(tmp_path: Path) -> None:
-    alike = rivals_of(tmp_path / "alike", factor=1.005)
-    assert "Cannot be told apart from" in alike
-    assert "significantly" not in alike
-    apart = rivals_of(tmp_path / "apart", factor=1.5)
-    assert "Fastest: 13B with tiny_draft" in apart
-    assert "0.66 (0.64 to 0.69) of its speed-up" in apart
-    assert "15 prompts" in apart
-    assert "0.67 (0.58 to 0.77) of its speed-up (simultaneous 95 % intervals)." in rivals_of(
-        tmp_path / "few", 5, factor=1.5
-    )
 
 
 def test_whiskers_say_what_the_verdicts_say(tmp_path: Path) -> None:
