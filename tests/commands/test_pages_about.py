@@ -25,7 +25,10 @@ def test_a_terminal_shows_five_series(tmp_path: Path) -> None:
     runs: list[Any] = [
         latency_run(k, 2.0, model=f"model{number}", **SURE) for number in range(8) for k in (2, 4)
     ]
-    report = build([write(tmp_path / "latency.csv", *runs)])
+    # A file of another name is found in the directory itself alone.
+    write(tmp_path / "mine.csv", *runs)
+    write(tmp_path / "deeper" / "mine.csv", latency_run(model="another"))
+    report = build([tmp_path])
     shown = as_text(on_terminal(report))
     assert shown.count("Highest that pays") == 5
     assert "3 more: report.md" in shown

@@ -180,8 +180,13 @@ def test_more_tokens_at_once_than_an_iteration_yields_were_held_back(
 
 def test_an_unknown_yield_is_below_the_whole_answer() -> None:
     regular = RequestRecord(0, 3, arrivals=STEADY, seconds=0.81, num_tokens=30)
-    for arrivals, held_back in ((STEADY[::15], False), (AT_THE_END, True)):
-        answer = dataclasses.replace(regular, arrivals=arrivals)
+    for arrivals, num_tokens, held_back in (
+        (STEADY[::15], 30, False),
+        (AT_THE_END, 30, True),
+        # A single token has no other to arrive with.
+        (AT_THE_END[:1], 1, False),
+    ):
+        answer = dataclasses.replace(regular, arrivals=arrivals, num_tokens=num_tokens)
         arms = [[Answered(requests=[each], seconds=0.81)] for each in (regular, answer)]
         assert figures(RequestFigures, *arms).held_back == held_back
 

@@ -18,6 +18,7 @@ from harness.measuring.figures import paired, texts
 from harness.measuring.figures.acceptance import AcceptanceFigures
 from harness.measuring.figures.costs import CostFigures
 from harness.measuring.figures.paired import PairedTimes, SpeedupFigures
+from harness.measuring.figures.requests import AnswerFigures
 from harness.measuring.figures.texts import EndFigures, TextFigures
 from harness.servers.events import note_reports
 from measured_runs import figures, run_of
@@ -72,6 +73,9 @@ def test_a_drift_is_of_the_second_half_over_the_first() -> None:
     found = figures(SpeedupFigures, arm([1.0] * 16), arm([0.5] * 8 + [0.25] * 8))
     assert (found.drift, found.drifted, found.interleaved) == (pytest.approx(2), True, True)
     assert found.decode_speedup is None, "it is not known when requests' first tokens were decoded"
+    # 100 and 200 ms per token.
+    two = figures(AnswerFigures, arm([1.0, 2.0]))
+    assert two.ms_per_token_std == pytest.approx(100 / 2**0.5)
     batch = arm([1.0], sent=False)
     once = figures(SpeedupFigures, batch, batch)
     assert (once.drift, once.drifted, once.interleaved) == (None, None, False)
