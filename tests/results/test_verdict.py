@@ -55,8 +55,8 @@ def test_the_scarcest_unit_decides_how_much_wider_intervals_of_several_pairs_are
     [
         (Interval(2, covers=Coverage(7, "prompt", num_effective=2)), "no interval from fewer than 8 prompts"),
         (
-            Interval(2, covers=Coverage(15, "prompt", num_effective=2)),
-            "no interval from 15 prompts (of which 2 count): the others' answers are much shorter",
+            Interval(2, covers=Coverage(8, "prompt", num_effective=2)),
+            "no interval from 8 prompts (of which 2 count): the others' answers are much shorter",
         ),
         # As two runs that differ by as much as ten times leave it.
         (Interval(2, 1e-9, 4e9, Coverage(8, "prompt")), "no interval: its ends are a million times apart"),

@@ -148,6 +148,9 @@ def test_a_small_drift_does_not_matter() -> None:
     # As far below as above, as logarithms.
     assert found.low * found.high == pytest.approx(found.estimate**2)
     assert not drift_matters(found)
+    # An end of an interval is within it.
+    assert not Interval(1.1, 1.0, 1.2).excludes(1)
+    assert not Interval(0.9, 0.8, 1.0).excludes(1)
 
 
 def test_halves_of_different_variances_are_compared_by_welch() -> None:
