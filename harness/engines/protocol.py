@@ -159,10 +159,10 @@ class Traits:
             server's hold tokens alone.
         takes_token_ids: whether it reads the token ids of a prompt. Otherwise it gets their text, and may read others.
         stops_at_tokens: whether it ends an answer at any of `Request.stop_tokens`.
-        never_drawn: tokens that it never draws where texts go on after their end.
+        never_drawn: tokens that it never draws with `ignore_eos`, because it bans those that end a text.
         salts: whether its prefix cache heeds `Request.salt`; None where there is no such cache between
             questions.
-        ended_by: sampling parameters that may end it, each with the program that it ended.
+        ended_by: sampling parameters that may crash the server, each with the program that it crashed.
     """
 
     reports_token_ids: bool = True
@@ -184,7 +184,8 @@ class Phases:
     Attributes:
         seconds: of each phase.
         calls: of each phase.
-        knows_host: whether the host is at work in no other phase than its own.
+        knows_host: whether `host` is all of the host's time: not where it launches a call's kernels one by one, within
+            the call's time.
     """
 
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
@@ -217,8 +218,8 @@ class BatchTimes(NamedTuple):
     """The time that all rows of a batch share.
 
     Attributes:
-        first_s: seconds until the first record, which has every row's first token.
-        num_iterations: records behind it.
+        first_s: seconds until every row has its first token.
+        num_iterations: iterations behind that.
     """
 
     first_s: float
@@ -279,7 +280,7 @@ class Answered:
 
     @property
     def with_prompts(self) -> list[tuple[Sequence[int], RequestRecord]]:
-        """The token ids of each prompt, with the request about it."""
+        """The token ids of each prompt, with the record of its request."""
         assert self.question is not None
         return list(zip(self.question.prompts, self.requests, strict=True))
 
@@ -301,9 +302,8 @@ class Answered:
 
     @property
     def waits(self) -> dict[int, Wait]:
-        """By prompt index: of each answered request, if they were sent.
-
-        A batch has one time for all rows, under its first index.
+        """By prompt index: of each answered request that has a time of its own. A batch has one for all rows, under its
+        first index.
         """
         if not self.has_request_times:
             if not self.num_tokens:
@@ -321,7 +321,7 @@ class Answered:
 Texts = Sequence[tuple[Sequence[int], Sequence[int]]]
 
 # The log-probabilities before each token of given texts. It takes the texts, how many of the likeliest tokens are asked
-# for (-1 for all), and how many requests may be in flight. Raises RunError for none.
+# for (-1 for all), and how many requests may be in flight. Raises RunError where the arm gives none.
 TextScores = Callable[[Texts, int, int], list[list[Likeliest]]]
 
 
@@ -390,11 +390,12 @@ class Weights:
 
 @dataclass(frozen=True)
 class Blocks:
-    """Starts each arm afresh for a question or several, because not all fit into memory beside each other.
+    """Starts each arm afresh for a question or several: because not all fit into memory beside each other, or because
+    two starts of one program differ.
 
     Attributes:
         number: how often each arm is started.
-        begin: ends what has answered, so that the next question of an arm starts it afresh.
+        begin: ends all servers if this arm's has answered since its start: the next question of an arm starts its own.
     """
 
     number: int
@@ -422,7 +423,8 @@ class Engine:
     """Generates with and without speculation. What an engine does not have is None.
 
     Attributes:
-        arms: `regular`, and `speculative` where there is a draft.
+        arms: `regular`, and `speculative` where there is a draft; of a server alone one of the two, by whether it
+            drafts.
         weights: the models that generate, where they are in this process.
         blocks: of an engine whose arms are started several times.
         servers: that answer, for rows.

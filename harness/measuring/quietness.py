@@ -58,10 +58,9 @@ def load_average() -> float | None:
         return None
 
 
-def throttle_reasons(gpu: str) -> list[str]:
+def _throttle_reasons(handle: Any) -> list[str]:
     """Why the clocks of a GPU are lowered now; none where that is not known."""
     try:
-        handle = pynvml.nvmlDeviceGetHandleByUUID(gpu)
         bits = pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
     except pynvml.NVMLError:
         return []
@@ -99,14 +98,14 @@ class Quietness:
         self._other_processes: int | None = None
 
     def look(self) -> None:
-        """Look at the GPUs by NVML, which has begun where UUIDs are known. Called between two timed answers."""
+        """Look at the GPUs by NVML, which `gpu_uuids` has begun. Called between two timed answers."""
         reasons: set[str] = set()
         for gpu in self._gpus:
             with suppress(pynvml.NVMLError):
                 handle = pynvml.nvmlDeviceGetHandleByUUID(gpu)
                 clock = pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)
                 self._lowest_clock_mhz = min(clock, self._lowest_clock_mhz or clock)
-                reasons.update(throttle_reasons(gpu))
+                reasons.update(_throttle_reasons(handle))
                 running = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
                 num_others = _num_others({process.pid for process in running})
                 self._other_processes = max(num_others, self._other_processes or 0)

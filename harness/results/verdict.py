@@ -63,7 +63,7 @@ _FEWEST_DIFFERENT = 3
 _NOT_TIMED = Interval()
 # Regular arms of one target under the same conditions take the same time, within this factor.
 _MOST_APART = 1.5
-# A damaged file may hold any number.
+# No speed-up is as large. A damaged file may hold any number, and two runs that differ much have such bounds.
 _MOST_SPEEDUP = 1e6
 
 
@@ -75,6 +75,8 @@ class ArmEvidence:
         lengths: tokens of each answer by index of its prompt; empty where only the total is known.
         read: tokens of each prompt by the server's count, by the prompt; empty where only the total is known.
         drawn: whether its texts are drawn and end by themselves.
+        salted: whether its prefix cache heeds salts; None without a cache.
+        drafted: whether a server drafted anything; None where that is not known, or does not matter.
     """
 
     arm: str = ""
@@ -84,7 +86,6 @@ class ArmEvidence:
     tokens_per_iteration: float | None = None
     mean_acceptance_length: float | None = None
     mean_proposed: float | None = None
-    num_draft_tokens: int | str | None = None
     lengths: Mapping[int, int] = field(default_factory=dict)
     read: Mapping[tuple[int, ...], int] = field(default_factory=dict)
     drawn: bool = False
@@ -172,7 +173,7 @@ def why_no_interval(row: ComparedRow) -> str:
     """Why a speed-up has no interval: `no interval from fewer than 8 prompts`."""
     coverage = Coverage.of(row.speedup)
     if row.speedup is not None and row.speedup.has_bounds:
-        return "no interval: its ends are a million times apart"
+        return "no interval: its ends are not between 0 and a million"
     if coverage is None:
         if getattr(row, "repeat", None) == "all":
             return (
@@ -335,8 +336,8 @@ def _unequal_lengths(regular: ArmEvidence, speculative: ArmEvidence) -> str | No
 def _answered_by_caches(regular: ArmEvidence, speculative: ArmEvidence) -> str | None:
     """Why prefix caches make the arms incomparable.
 
-    What the prompts of a run share may be cached in one arm alone by the servers' own settings,
-    unless the same prompts were asked twice without a salt.
+    What the prompts of a run share may be cached in one arm alone, by the servers' own settings. That is refused only
+    where a cache heeds no salt: there the same prompts came twice.
     """
     for arm in (regular, speculative):
         if arm.cached_from_before > MOST_CACHED * arm.num_prompt_tokens:
@@ -405,7 +406,7 @@ def judged(
         )
         is_second = rows[1].draft == SECOND_COMMAND
         if rows[1].has_one_server or is_second:
-            # Compared with itself, or with any other, which may draft too.
+            # One server is both arms, or the first of two commands is any other: it may draft too.
             regular = replace(regular, drafted=None)
             if rows[1].has_one_server or not rows[1].num_draft_tokens:
                 speculative = replace(speculative, drafted=None)
@@ -419,7 +420,7 @@ def judged(
 
 
 def _interval_of(row: ComparedRow) -> Interval:
-    """The speed-up as measured, without impossible figures of a damaged file."""
+    """The speed-up as measured, without impossible figures: of a damaged file, or bounds by runs that differ much."""
     speedup = row.speedup
     if speedup is None or not 0 < speedup.estimate < _MOST_SPEEDUP:
         return Interval()
@@ -429,9 +430,11 @@ def _interval_of(row: ComparedRow) -> Interval:
 
 
 def _at_once(speedup: Interval, family: int, row: ComparedRow) -> Interval:
-    """The interval, widened so that it holds with those of others."""
+    """The interval, widened so that it holds with those of others, with its own coverage: `widened` needs a number of
+    units where the row has none.
+    """
     covers = speedup.covers or Coverage(getattr(row, "num_prompts", None) or 0, "prompt")
-    # Of a run that looked at it; an interval over several runs has the usual level.
+    # A run with `precision` looked at its interval, which has the level of looks; one over several runs has the usual.
     is_looked_at = getattr(row, "precision", None) is not None and covers.num_runs is None
     confidence = CONFIDENCE_OF_LOOKS if is_looked_at else CONFIDENCE
     wide = widened(replace(speedup, covers=covers), family, confidence)

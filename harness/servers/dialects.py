@@ -46,7 +46,7 @@ class Dialect(Record):
         counts_in_any_case: the counter that it has in any case, where it has those of drafts only if it speculates.
         counts_within: whether it counts no draft token behind the end of an answer as accepted, where that has as many
             tokens as were asked for.
-        ended_by: sampling parameters that may end it, each with the program that it ended.
+        ended_by: sampling parameters that may crash it, each with the program that it crashed.
         startup: how its commands are read; `NOT_KNOWN` where the harness cannot change them.
     """
 

@@ -205,14 +205,13 @@ def note_reports(
     request: RequestRecord,
     reports: Mapping[str, Any],
     max_tokens: int,
-    num_answers: int = 1,
     counts_within: bool = True,
 ) -> None:
     """Note in a request's record what the server counted, of a whole answer.
 
     Args:
         reports: the last of each of `REPORTS` that came.
-        max_tokens: that the answers may have in all.
+        max_tokens: that the answer may have.
         counts_within: see `Dialect`.
 
     Raises:
@@ -233,7 +232,7 @@ def note_reports(
         words = _words(reports, ("num_cached", "num_read"))
         request.impossible = f"{event.num_cached} of {most_cached} prompt tokens cached ({words})"
     try:
-        request.drafts = _drafts(event, request.num_tokens or max_tokens, max_tokens, num_answers)
+        request.drafts = _drafts(event, request.num_tokens or max_tokens, max_tokens)
     except ImpossibleCounts as error:
         request.impossible = f"{error} ({_words(reports, _DRAFTS)})"
     if request.drafts is not None:
@@ -253,8 +252,8 @@ _DRAFTS = (
 )
 
 
-def _drafts(event: Event, num_tokens: int, max_tokens: int, num_answers: int) -> DraftCounts | None:
-    """The draft tokens of answers; None where the server does not count them.
+def _drafts(event: Event, num_tokens: int, max_tokens: int) -> DraftCounts | None:
+    """The draft tokens of an answer; None where the server does not count them.
 
     Raises:
         ImpossibleCounts: they cannot be true.
@@ -276,7 +275,6 @@ def _drafts(event: Event, num_tokens: int, max_tokens: int, num_answers: int) ->
         accepted_at=positions(histogram),
         steps=steps,
         num_tokens=num_tokens,
-        num_answers=num_answers,
         most_accepted=min(MOST_ACCEPTED, max_tokens),
     )
 
@@ -295,11 +293,11 @@ def _words(reports: Mapping[str, Any], names: Iterable[str]) -> str:
     return from_outside(", ".join(words))
 
 
-def check_choices(event: Event, num_answers: int) -> None:
-    """Raise an AnswerError for another answer beside those that were asked for."""
+def check_single(event: Event) -> None:
+    """Raise an AnswerError for another answer beside the one that was asked for."""
     index = max((choice.index or 0 for choice in event.choices or ()), default=0)
-    if index >= num_answers:
-        raise AnswerError(f"the server sent choice {index}, and {num_answers} was asked for")
+    if index > 0:
+        raise AnswerError(f"the server sent choice {index}, and one answer was asked for")
 
 
 def check_length(request: RequestRecord, max_tokens: int) -> None:

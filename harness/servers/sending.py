@@ -20,8 +20,8 @@ from harness.engines.requests import Load, RequestError, RequestRecord
 from harness.engines.tokenizer import TextTokenizer, Tokenizer
 from harness.servers.events import (
     REPORTS,
-    check_choices,
     check_length,
+    check_single,
     note_event,
     note_reports,
     read_event,
@@ -118,6 +118,7 @@ class Sender:
             request.error = RequestError(408, f"Timeout: no end after {timeout_s:g} s")
         except asyncio.CancelledError:
             request.error = RequestError(499, "Cancelled: not read to its end")
+            # `settle` is not reached.
             num_shown = max(len(request.token_ids), len(request.shown_ids))
             request.num_tokens = max(num_shown, len(request.arrivals))
             raise
@@ -159,9 +160,7 @@ class Sender:
         body, request = outgoing.body, outgoing.request
         finished = False
         reports: dict[str, Any] = {}
-        # Several answers to one request come mixed.
-        num_answers = body.get("n", 1)
-        max_tokens = body["max_tokens"] * num_answers
+        max_tokens = body["max_tokens"]
         path = "chat/completions" if self._settings.chat is True else "completions"
         started = time.perf_counter()
         try:
@@ -172,10 +171,11 @@ class Sender:
                 async for content in contents:
                     self.last_event = time.perf_counter()
                     event = read_event(content)
-                    check_choices(event, num_answers)
+                    check_single(event)
                     note_event(request, event, self.last_event - started)
                     check_length(request, max_tokens)
                     tokens = event.token_ids
+                    # Without a tokenizer `settle` puts ids of the text in the place of those that came.
                     if tokens and not isinstance(self._tokenizer, TextTokenizer):
                         origins = [Origin.TARGET] * len(tokens)
                         arrived = Arrival(outgoing.row, request.arrivals[-1], tokens, origins)
@@ -190,7 +190,7 @@ class Sender:
             request.seconds = time.perf_counter() - started
         if not finished:
             raise RunError("the answer ended without a finish_reason")
-        note_reports(request, reports, max_tokens, num_answers, self._counts_within)
+        note_reports(request, reports, max_tokens, self._counts_within)
 
 
 class _Traffic:

@@ -48,7 +48,7 @@ def without_a_reason(event: Any) -> Any:
     ("twist", "error"),
     [
         (lambda event: event | NINE if event and "usage" in event else event, "counts 9 tokens for max_tokens=7"),
-        (lambda event: event and event | SECOND_CHOICE, "sent choice 1, and 1 was asked for"),
+        (lambda event: event and event | SECOND_CHOICE, "sent choice 1, and one answer was asked for"),
         (lambda event: event and EMPTY_END, "the answer has no token"),
         (without_a_reason, "the answer ended without a finish_reason"),
     ],

@@ -1,4 +1,4 @@
-"""Conditions under which little acceptance is measured again, by their names in `CAUSES`, the cheapest first.
+"""Conditions under which little acceptance is measured again, by their names in `CAUSES`.
 
 For some the same answers are read again, as drafted in another way; for others new answers are asked for.
 """

@@ -20,7 +20,7 @@ from harness.results.rows.acceptance import (
     row_in_question,
 )
 
-# Conditions under which acceptance is measured again where it is little, the cheapest first.
+# Conditions under which acceptance is measured again where it is little; `causes.py` has their order.
 CAUSES = (
     "last",
     "positions",
@@ -42,7 +42,7 @@ class AcceptanceSettings(PromptedSettings):
         num_prompts: how many prompts of the set are taken; `auto` is at most 15, or 256 of those that have answers.
         texts_per_prompt: texts that are written for each prompt where the set has no answers; one at temperature 0,
             where all would be the same.
-        up_to: K from 1 to this number.
+        up_to: K from 1 to this number, or to a larger one that is typed or that a server drafts with.
         batch_size: texts that the target writes together, where there are no answers.
         card: the acceptance length that the draft's card promises at K, or a rate below 1; None for none.
         causes: conditions to measure as well: names divided by commas, `all` or `none`; `auto` measures all where an
@@ -96,7 +96,7 @@ class AcceptanceSettings(PromptedSettings):
 
     @property
     def has_weights(self) -> bool:
-        """Whether weights are loaded here; otherwise a server's own counts are all there is."""
+        """Whether weights are to be loaded here; otherwise a server's own counts are all there is."""
         return self.draft is None or self.draft.method != "server"
 
     @property
@@ -122,7 +122,7 @@ class AcceptanceSettings(PromptedSettings):
 
 
 class Acceptance(Command[AcceptanceSettings, AcceptanceRow]):
-    """Computes what would be accepted from one pass of both models over texts."""
+    """Computes what would be accepted, by one pass of the target over texts, and at most one of the draft per depth."""
 
     name = "acceptance"
     summary = "how often a draft would be accepted on your texts, for every K, without decoding"
@@ -166,6 +166,7 @@ class Acceptance(Command[AcceptanceSettings, AcceptanceRow]):
         engine, texts = engine_statement(row), texts_statement(row)
         if engine is None or engine.is_judged_open:
             return None
+        # Texts that are not the model's leave the engine's figure unknown, and are a bad answer themselves.
         is_known = engine.is_conclusion or (texts is not None and texts.is_conclusion)
         return VerdictError(engine_in_words(engine), 1 if is_known else CANNOT_TELL)
 

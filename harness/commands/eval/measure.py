@@ -42,7 +42,7 @@ from harness.results.statistics.proportions import (
 
 PROMPTS_FILE = "eval_prompts.csv"
 
-# Settings that say how much is asked, and do not change an answer.
+# Settings that change no answer: how much is asked, what difference matters, and `seed`, in whose place are `seeds`.
 _NOT_OF_AN_ANSWER = ("seed", "seeds", "num_prompts", "margin")
 
 # By seed and index of the question: the answer of each arm.
@@ -138,10 +138,10 @@ class EvalExperiment(Experiment[EvalSettings, EvalRow]):
             figures |= {"accuracy": wald.estimate, "wald_low": wald.low, "wald_high": wald.high}
             figures |= {"wilson_low": wilson.low, "wilson_high": wilson.high}
             figures["ms_per_answer"] = statistics.fmean(answer.time_ms for answer in arm_answers)
-            regular = [self.answers[problem.key].get("regular") for problem in evidence]
-            # Where an arm failed, the other may have done more work.
-            if arm != "regular" and all(regular) and session.status != "failed":
-                expected = [answer.correct for answer in filter(None, regular)]
+            has_regular = all("regular" in self.answers[problem.key] for problem in evidence)
+            # A failed run concludes nothing: its page says why (`judged_differences`).
+            if arm != "regular" and has_regular and session.status != "failed":
+                expected = [self.answers[problem.key]["regular"].correct for problem in evidence]
                 # Answers that are drawn to one question several times are no other questions.
                 covers = Coverage(len(evidence), "question", len(evidence) > len(different))
                 difference = difference_of_paired_proportions(expected, correct)
@@ -239,14 +239,14 @@ class EvalExperiment(Experiment[EvalSettings, EvalRow]):
         return questions
 
     def _answer_rows(
-        self, session: Session, batch: Sequence[Problem], generation: Answered
+        self, session: Session, batch: Sequence[Problem], answered: Answered
     ) -> Iterator[AnswerRow]:
         """An arm's answers to a batch of questions, each with an equal share of the batch's time.
 
         Args:
-            batch: the questions, in the order of the generation's rows.
+            batch: the questions, in the order of the answers.
         """
-        for problem, request in zip(batch, generation.requests, strict=True):
+        for problem, request in zip(batch, answered.requests, strict=True):
             text = text_of(
                 request,
                 session.tokenizer,
@@ -259,7 +259,7 @@ class EvalExperiment(Experiment[EvalSettings, EvalRow]):
                 Acceptance.of(request.outcomes),
                 prompt_index=problem.index,
                 seed=problem.seed,
-                arm=generation.arm,
+                arm=answered.arm,
                 a=problem.a,
                 b=problem.b,
                 expected=str(problem.expected),
@@ -267,7 +267,7 @@ class EvalExperiment(Experiment[EvalSettings, EvalRow]):
                 answer=None if answer is None else str(answer),
                 correct=answer == problem.expected,
                 num_tokens=request.num_tokens,
-                time_ms=1000 * generation.seconds / len(batch),
+                time_ms=1000 * answered.seconds / len(batch),
                 outcomes=[list(outcome) for outcome in request.outcomes],
                 server_started=session.identify().server_started,
                 measurement=self._measurement.digest,
@@ -279,7 +279,7 @@ class EvalExperiment(Experiment[EvalSettings, EvalRow]):
         Of two answers the later one counts.
         """
         answers = _by_question(rows)
-        # Counted, because a server alone is either arm.
+        # Counted, not named: a server alone may have answered as either arm.
         num_arms = len(self.settings.arms)
         return {
             problem.key: answers[problem.key]

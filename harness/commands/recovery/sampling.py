@@ -1,6 +1,7 @@
 """Sampling settings of requests, and the exact distribution of the tokens that each of them asks for.
 
-It does not use `decoding.warp` on purpose: target and draft share that, so a mistake there would not look like a loss.
+It does not use `local.decoding.warp` on purpose: target and draft share that, so a mistake there would not look like a
+loss.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class Sampling:
     """How a request asks for its tokens to be drawn.
 
     Attributes:
-        name: for reports.
+        name: for reports, and a key; before a `=` is the parameter, by which `crash_risk` finds it.
     """
 
     name: str
@@ -36,8 +37,8 @@ class Sampling:
         """
         values = logits.astype(np.float64)
         probabilities = exact_probabilities(values, self.decoding)
-        # A reference gives tokens that it does not know the same logit, the lowest one. What
-        # truncation leaves of their mass is theirs together.
+        # A server's reference (`ReportedReference`) gives tokens that it does not show one logit, the lowest. They
+        # share what truncation leaves of their mass: which of them it kept is not known.
         lowest = np.where(np.isinf(values), np.inf, values).min(-1, keepdims=True)
         alike = values == lowest
         mass = (probabilities * alike).sum(-1, keepdims=True)
@@ -98,11 +99,8 @@ def samplings(
 
 
 def exact_probabilities(logits: Floats, decoding: DecodingSettings) -> Floats:
-    """Logits [..., V] -> probabilities [..., V] in float64, with the settings' temperature, top-k and top-p."""
-    values = np.asarray(logits, dtype=np.float64)
-    if decoding.temperature == 0:
-        return np.asarray(np.eye(values.shape[-1])[values.argmax(-1)])
-    values = values / decoding.temperature
+    """Logits [..., V] -> probabilities [..., V] in float64, with the settings' top-k, top-p and temperature above 0."""
+    values = np.asarray(logits, dtype=np.float64) / decoding.temperature
     if 0 < decoding.top_k < values.shape[-1]:
         least = np.partition(values, -decoding.top_k)[..., [-decoding.top_k]]
         values = np.where(values < least, -np.inf, values)

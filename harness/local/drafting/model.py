@@ -23,7 +23,7 @@ class ModelDrafter(TensorDrafter):
 
     The runner's cache lacks the last two tokens of each row, its tail, with which every proposal begins. Say the text
     ends with `a x`, and b, c and d are drawn: `a x` and b and c were fed, but never d itself. Whatever is accepted,
-    the cache then keeps one token more than that, and lacks the last two again:
+    the cache then keeps one token more than the accepted ones, and lacks the last two again:
 
         accepted b, then y         the cache has `a x`, and lacks `b y`
         accepted b, c, d, then y   the cache has `a x b c`, and lacks `d y`
@@ -54,8 +54,8 @@ class ModelDrafter(TensorDrafter):
         drawn: list[Tensor] = []
         distributions: list[Tensor] = []
         for number, numbers in enumerate(uniforms.split(1, dim=1)):
-            # The second pass begins behind the tail.
-            starts = rows.starts(number or -1)
+            # Counted from the place of LAST: the first pass begins one before it, with the tail, the second behind it.
+            starts = rows.starts(-1 if number == 0 else number)
             logits = self.runner.extend(tokens, starts, goes_on=number > 0).logits
             tokens, probabilities = self._draw(logits, numbers)
             drawn.append(tokens)

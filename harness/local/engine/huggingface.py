@@ -64,10 +64,8 @@ def check_pair(planned: PlannedPair, decoding: DecodingSettings) -> None:
 
 
 class HuggingFaceEngine(Engine):
-    """`generate` over a loaded pair, for questions of one prompt: assisted generation takes no
-    more.
-
-    Random numbers are torch's own, seeded for each prompt. Each arm answers one question at a time.
+    """`generate` over a loaded pair. Requests are answered one after the other: assisted generation takes one prompt at
+    a time. Random numbers are torch's own, seeded for each prompt.
     """
 
     def __init__(self, pair: Pair, preparation: Preparation):
@@ -115,7 +113,7 @@ class HuggingFaceArm(Arm):
     ) -> Answered:
         """Answer requests one after the other, whatever `in_flight` is.
 
-        There is one record per pass of the target; the first one of the speculative arm may hold draft tokens.
+        The clock is told of one iteration per pass of the target, of which the first may decide draft tokens too.
         """
         clock = LoopClock(requests, self.weights)
         recorders = [_Recorder(request, row, clock.note) for row, request in enumerate(requests)]
@@ -160,7 +158,7 @@ class HuggingFaceArm(Arm):
         seeds = np.random.SeedSequence([request.seed, request.index]).generate_state(1, np.uint64)
 
         def generate() -> None:
-            # The kernels of our own arms: a plan for every new length would count as decoding.
+            # The attention kernels of our own arms: cuDNN's plan for every new length would count as decoding.
             with ExitStack() as undo, WithoutCudnn():
                 undo.enter_context(recorder.watching(target))
                 for model, its_own in configs.items():

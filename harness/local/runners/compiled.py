@@ -251,8 +251,8 @@ def _layers_marked(models: Sequence[nn.Module]) -> Iterator[None]:
 def end_part() -> None:
     """End a part here, while a call is traced; equal parts are compiled once.
 
-    A head that drafts token by token calls it before each token, so that its K equal steps are K
-    parts with the same code. Without tracing it does nothing, nor for dynamo, which would refuse it.
+    What drafts token by token calls it at each token, so that its K equal steps are K parts with the
+    same code. Without tracing it does nothing, nor for dynamo, which would refuse it.
     """
     if torch.compiler.is_dynamo_compiling():
         return

@@ -30,7 +30,8 @@ class MachineFigures(Group):
     )
     gpu_throttled: MaybeText = pooled("same", "why clocks of a GPU were lowered meanwhile")
     num_throttled_units: MaybeInt = pooled(
-        "largest", "prompts, batches or laps after which clocks of a GPU were lowered"
+        "largest",
+        "answers of an arm (to a prompt, a batch or a lap) after which clocks of a GPU were lowered",
     )
 
     @classmethod

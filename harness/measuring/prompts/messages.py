@@ -1,4 +1,4 @@
-"""Messages, tools and answers of a row, in the format of OpenAI's API, checked."""
+"""Messages, tools and answers of a prompt file's row, or of a request to `serve`: in OpenAI's format, checked."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def messages_of(value: Any) -> tuple[Message, ...]:
     return tuple(_message(message, f"message {number}") for number, message in enumerate(value, 1))
 
 
-def tools_of(value: Any) -> tuple[Message, ...]:
+def tools_of(value: Any) -> tuple[Mapping[str, Any], ...]:
     """The definitions of tools of a row, a list or its JSON text.
 
     Raises:
         BadFile: for anything else, and for a tool without a name.
     """
-    if isinstance(value, str) and value.strip():
-        value = parsed_json(value, "tools")
+    if isinstance(value, str):
+        value = _parsed_json(value, "tools")
     tools = value or []
     if not isinstance(tools, list):
         raise BadFile("must have a list of functions as tools")
@@ -58,7 +58,7 @@ def completion_of(columns: Mapping[str, Any]) -> str | tuple[int, ...] | None:
         text = columns.get("completion")
         return text_of(text, "completion") if text else None
     if isinstance(ids, str):
-        ids = parsed_json(ids, "token_ids")
+        ids = _parsed_json(ids, "token_ids")
     if not isinstance(ids, list) or not all(type(token) is int and token >= 0 for token in ids):
         raise BadFile("must have a list of token ids as token_ids")
     return tuple(ids)
@@ -107,7 +107,7 @@ def _call(call: Any, where: str) -> dict[str, Any]:
     arguments = function.get("arguments") or "{}"
     if isinstance(arguments, dict):
         arguments = json.dumps(arguments, ensure_ascii=False)
-    if not isinstance(parsed_json(arguments, f"arguments of {name} in {where}"), dict):
+    if not isinstance(_parsed_json(arguments, f"arguments of {name} in {where}"), dict):
         raise BadFile(f"has arguments of {name} in {where} that are no JSON object")
     read = {"type": "function", "function": {"name": name, "arguments": arguments}}
     return {"id": call["id"], **read} if isinstance(call.get("id"), str) else read
@@ -120,7 +120,7 @@ def _function(value: Any, what: str) -> dict[str, Any]:
     return function
 
 
-def parsed_json(text: Any, what: str) -> Any:
+def _parsed_json(text: Any, what: str) -> Any:
     try:
         return json.loads(text)
     except (TypeError, ValueError, RecursionError) as error:

@@ -330,7 +330,6 @@ def test_rounding_moves_masses_a_little_and_is_allowed_for() -> None:
     "warp",
     [
         {"temperature": 0.7, "top_k": 20, "top_p": 0.9},
-        {"temperature": 0.0},
         {"temperature": 1.0, "top_k": 1},
         {"temperature": 1.0, "top_k": 20},
     ],
