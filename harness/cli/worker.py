@@ -107,7 +107,7 @@ class Job:
     def ensure_rows(self, error: HarnessError) -> Sequence[RunRow]:
         """Return the run's rows; if it wrote none, first write rows that state this error.
 
-        Writing them needs torch in this process, but no GPU.
+        Writing them loads no models.
         """
         rows: Sequence[RunRow] = self.rows()
         if not rows:
@@ -130,7 +130,7 @@ class Worker:
         environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(sys.path),
-            "PYTHONIOENCODING": ":replace",  # for letters that stdout lacks, see `prepare_streams`
+            "PYTHONIOENCODING": ":replace",  # for letters that stdout lacks, see `main._prepare_streams`
         }
         self._connection, end_of_worker = Pipe()
         self._process = start_process(end_of_worker, environment)

@@ -227,7 +227,7 @@ def further_settings(settings: object, kind: type[RunRow]) -> dict[str, Any] | N
     in_columns = set()
     for name, column in columns:
         if column.kind != "circumstance":
-            # `precision=10%` is in the column `precision`, whose path has the number.
+            # By name too: a user types `precision`, and the path of that column is the half-width.
             in_columns |= {name, column.path}
     return _departures(settings, in_columns, "") or None
 
@@ -249,14 +249,14 @@ def _departures(settings: Any, in_columns: Collection[str], prefix: str) -> dict
         if is_group:
             changed |= _departures(value, in_columns, f"{name}.")
         elif value != field.default and field.default is not dataclasses.MISSING:
-            changed[name] = value
             if name == "engine.vary":
-                del changed[name]
                 changed |= {f"vary.{varied}": number for varied, number in value.items()}
             elif isinstance(value, Mapping):
                 # An architecture or a device map would take the whole row.
                 text = json.dumps(value, sort_keys=True, default=str)
                 changed[name] = hashlib.sha256(text.encode()).hexdigest()[:8]
+            else:
+                changed[name] = value
     return changed
 
 

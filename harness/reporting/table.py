@@ -101,8 +101,8 @@ class Table:
         title: empty for a table without one.
         about: a line between title and table.
         notes: lines below the table.
-        in_full: whether it is for looking things up. It is then too long for a terminal, and only
-            in the files, where it opens on a click.
+        for_reference: whether it is for looking things up. It is then too long for a terminal, and only in a
+            report's HTML and Markdown, where it opens on a click.
         look: `box` for a framed table with headings, `plain` for one with headings alone, `bare` for a part of an
             answer, which leaves out the last columns where they have no room, `lines` for names and values without
             headings.
@@ -114,7 +114,7 @@ class Table:
     rows: tuple[TableRow, ...]
     about: str = ""
     notes: tuple[str, ...] = ()
-    in_full: bool = False
+    for_reference: bool = False
     look: Literal["box", "plain", "bare", "lines"] = "box"
 
     @classmethod

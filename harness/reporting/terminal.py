@@ -65,13 +65,15 @@ def _console(**options: Any) -> LastingConsole:
     return LastingConsole(highlight=False, markup=False, emoji=False, no_color=no_color, **options)
 
 
-def plain_console(width: int | None = PLAIN_WIDTH, **options: Any) -> LastingConsole:
-    """Stdout, as wide as the terminal, or as `COLUMNS`; this wide where there is neither, or it is 0."""
+def plain_console(width: int = PLAIN_WIDTH, **options: Any) -> LastingConsole:
+    """A console without markup, by default on stdout, as wide as stdout's terminal, or as `COLUMNS`; this wide where
+    there is neither, or `COLUMNS` is 0.
+    """
     if "COLUMNS" in os.environ:
         # Rich itself would take COLUMNS=0 for a width.
-        width = shutil.get_terminal_size((width or PLAIN_WIDTH, 0)).columns
+        width = shutil.get_terminal_size((width, 0)).columns
     elif sys.stdout.isatty():
-        width = None
+        return _console(**options)
     return _console(width=width, **options)
 
 
@@ -81,7 +83,7 @@ def stderr_console() -> LastingConsole:
 
 
 def print_document(document: Document, console: Console | None = None) -> None:
-    """Print tables and sentences, by default on stdout; tables in full are only for files.
+    """Print tables and sentences, by default on stdout, without tables for reference.
 
     Raises:
         RunError: the disk behind stdout is full, for example.
@@ -91,7 +93,7 @@ def print_document(document: Document, console: Console | None = None) -> None:
         for part in document:
             if isinstance(part, Line):
                 _print_text(part.text, _STYLES[part.style], console, part.more)
-            elif not part.in_full:
+            elif not part.for_reference:
                 _print_table(part, console)
     except OSError as error:
         discard(console.file)
@@ -107,6 +109,7 @@ def as_text(document: Document, width: int = PLAIN_WIDTH) -> str:
 
 
 def _print_text(text: str, style: str, console: Console, more: str = "") -> None:
+    """A sentence, which breaks between its parts if it has several, and beside or below it more."""
     if more:
         joined = f"{text}     {more}"
         # Below the text where there is no room beside it.

@@ -1,7 +1,7 @@
-"""`result.json` in the directory of every run: its rows with nested intervals, verdict, environment and
-command, for programs. `result.schema.json` beside this file describes it.
+"""`result.json` in the directory of every run, for programs: its rows with nested intervals, what its page says, its
+environment and its command. `result.schema.json` beside this file describes it.
 
-A change that a reader of version 1 could not read gets another version. Columns may be added.
+A change that a reader of this version could not read gets the next one. Columns may be added.
 """
 
 from __future__ import annotations

@@ -32,7 +32,8 @@ VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 # How far apart a mean of prompts' ratios and a ratio of sums may be, and a length that counts the short drafts at the
 # ends of answers.
 _MEANS = 1.35
-# Tokens of an answer, as few as may be: its last iterations propose less than K, and its first token is not theirs.
+# Tokens of an answer, as few as may be: a length that counts its first token, which no iteration gave, is this much too
+# long.
 _ANSWER = 16
 # An iteration of more regular steps is a figure that was misread, or of something else.
 _MOST_STEPS = 100
@@ -40,7 +41,7 @@ _MOST_STEPS = 100
 
 class Check(NamedTuple):
     """A claim, `speed-up 1.95×`, with its least value, which is consistent or differs up to `most`, and is unlikely up
-    to `limit`.
+    to `limit`. With nan, of an unknown K, there is no such check.
 
     Attributes:
         reason: why it is not consistent, in one sentence that follows the claim.
@@ -82,11 +83,14 @@ def _checks(row: PrintedRow) -> Iterator[Check]:
         claim = f"tokens per iteration {length.text}"
         yield Check(row, claim, length.low, most, most * _ANSWER / (_ANSWER - 1), above)
         below = "is below 1: it leaves out the target's own token, so that 1 is to be added to all lengths"
-        yield Check(row, claim, 1 if length.high < 1 else math.nan, 0, 1, below)
+        if length.high < 1:
+            # Unlikely, but not impossible.
+            yield Check(row, claim, 1, 0, 1, below)
     if rate:
         claim = f"acceptance rate {rate.text}"
         # A rate alone may be any share.
-        yield Check(row, claim, rate.low if rate.low > 1 else math.nan, 1, 1, "is no share")
+        if rate.low > 1:
+            yield Check(row, claim, rate.low, 1, 1, "is no share")
         if length and row.readings:
             reason = (
                 f"of proposed tokens gives {row.readings['proposed']} per iteration, of tested or emitted ones other"
@@ -103,6 +107,7 @@ def _checks(row: PrintedRow) -> Iterator[Check]:
         yield Check(row, claim, speedup.low, most, (1 + NOISE) * most, f"{above}, {no_less}")
         if row.yields:
             tokens = max(row.yields.values(), key=lambda tokens: tokens.high)
+            # A stated length may leave out the target's own token.
             limit = tokens.high + 1 if length else math.inf
             other = "more than speculation differs between the arms, or a figure is of another kind"
             reason = f"is above the {tokens} tokens per iteration, {no_less}: {other}"
@@ -114,7 +119,7 @@ def _checks(row: PrintedRow) -> Iterator[Check]:
             yield Check(row, claim, steps, _MOST_STEPS, math.inf, reason)
         ratios = [ratio for other, ratio in row.speedups.items() if other != PRINTED]
         if what == PRINTED and ratios:
-            # By the speeds of users or of the server, between which requests queue.
+            # The nearest one: what is printed may be of users or of the server, which differ where requests queue.
             ratio = min(ratios, key=lambda ratio: _apart(speedup, ratio))
             why = (
                 "one is of other requests, counts the prompt's time, or is a mean over few prompts"

@@ -254,7 +254,7 @@ def arms_table(pairs: Sequence[RankedRun]) -> Table:
     is_alone = len(pairs) == 1
     title = "" if is_alone else "Times of each arm"
     below = tuple(notes(pairs[0].run)) if is_alone else ()
-    return Table.of("arms", title, arms, _ARMS, in_full=not is_alone, notes=below)
+    return Table.of("arms", title, arms, _ARMS, for_reference=not is_alone, notes=below)
 
 
 def requests_table(run: Run[LatencyRow]) -> Table:

@@ -220,7 +220,7 @@ def environment_table(runs: Sequence[Run]) -> Table:
             commits += f" and {len(distinct) - _MOST_LISTED} more"
         cells = (*where(alike[0].last), commits, days_of([run.last for run in alike]), len(alike))
         rows.append(TableRow(cells))
-    return Table("environment", "Environment", columns, tuple(rows), in_full=True)
+    return Table("environment", "Environment", columns, tuple(rows), for_reference=True)
 
 
 def days_of(rows: Sequence[RunRow]) -> str:
@@ -233,7 +233,7 @@ def files_table(files: Mapping[Path, int]) -> Table:
     """Files that were read."""
     columns = (Column("file", text=True), Column("rows"))
     rows = tuple(map(TableRow, files.items()))
-    return Table("files", "Files read", columns, rows, in_full=True)
+    return Table("files", "Files read", columns, rows, for_reference=True)
 
 
 _DEFAULT = Path("results")

@@ -49,7 +49,7 @@ def _matters(record: logging.LogRecord) -> bool:
 
 
 def quiet_libraries(*, loads_weights: bool = True) -> None:
-    """Silence the known floods in this process; called by loading, any number of times.
+    """Silence the known floods in this process; called before a model is planned or loaded, any number of times.
 
     Bars of weights that load would stay beside the one line that lives. Those of downloads, which may take an hour,
     stay where stderr is a terminal.
@@ -68,7 +68,7 @@ def quiet_libraries(*, loads_weights: bool = True) -> None:
     if shows_downloads:
         enable_progress_bars()
     if loads_weights:
-        # The bar of GGUF files ignores that switch; to reach it imports torch.
+        # The bar of GGUF files ignores that switch; its module imports torch.
         with contextlib.suppress(ImportError):
             gguf: Any = importlib.import_module("transformers.modeling_gguf_pytorch_utils")
             if not isinstance(gguf.tqdm, functools.partial):

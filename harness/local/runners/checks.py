@@ -33,8 +33,7 @@ from harness.local.runners.base import (
 # coarser types.
 _TOLERANCE = 1e-3
 _COARSE_TOLERANCE = 0.1
-# By influence: the same of what earlier tokens change in the logits; where that is small, of the
-# logits themselves.
+# The same share of the influence of earlier tokens (`_require_influence`); where that is small, of the logits.
 _INFLUENCE_TOLERANCE = 0.01
 _COARSE_INFLUENCE_TOLERANCE = 0.1
 _LOGITS_TOLERANCE = 2e-6
@@ -65,8 +64,8 @@ def check_runner(
     takes_back: bool = True,
     by_influence: bool = False,
 ) -> None:
-    """Compare a runner's outputs over ragged rows and after a roll-back with the model's own. Starts
-    a new batch.
+    """Compare what a runner's `extend` gives over ragged rows and after a roll-back with the model's own outputs.
+    Starts a new batch.
 
     Args:
         runner: one over `model` with `options`.
@@ -185,8 +184,8 @@ def require_close(
 def _require_influence(
     actual: Tensor, expected: Tensor, unrelated: Tensor, model: PreTrainedModel
 ) -> None:
-    """Raise UnsupportedModelError unless logits [n, V] differ from the plain ones by little of what
-    earlier tokens change: from those without earlier tokens.
+    """Raise UnsupportedModelError if logits [n, V] miss the plain ones (`expected`) by more than a little of the
+    influence of earlier tokens: the distance of the plain ones from those of the same tokens alone (`unrelated`).
     """
     if not expected.isfinite().all():
         return  # decoding reports the first such token

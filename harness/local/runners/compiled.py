@@ -97,7 +97,8 @@ _compilers: list[Compiler] = []
 def compiling(
     device: torch.device, refused: Callable[[UnsupportedModelError], None] | None = None
 ) -> Iterator[None]:
-    """In this block every part is compiled for the inputs that it is called with, on a GPU by `torch.compile`.
+    """In this block every part is compiled for the inputs that it is called with, on a GPU by `torch.compile`. There it
+    runs twice, as it is compiled and for its result: what it writes must be the same when it is written again.
 
     Args:
         refused: takes the reason why a part cannot be compiled, which then stays as it is.
@@ -239,8 +240,7 @@ def _layers_marked(models: Sequence[nn.Module]) -> Iterator[None]:
     on exit, those since the entry belong to this one.
     """
     with ExitStack() as hooks:
-        named = [named for model in models for named in model.named_modules()]
-        for path, module in named:
+        for path, module in itertools.chain(*(model.named_modules() for model in models)):
             if not re.fullmatch(r"(\D+\.)?\d+", path):
                 continue
             hooks.callback(module.register_forward_pre_hook(lambda *_: _mark(None)).remove)

@@ -38,7 +38,7 @@ class Encoded:
         prompts: of the set, in its order.
         token_ids: of each prompt.
         num_too_long: how many prompts of the set were too long, by column: `num_skipped` or `num_truncated`.
-        is_cut: whether any was cut to the context.
+        is_cut: whether any was cut.
         longest_turn: the most tokens that the prompt of any turn can have, with the answers before it.
         others: further prompts of the set, none longer than the longest of these, for warm-ups; None if none were
             asked for.
@@ -75,7 +75,7 @@ class Encoded:
         return statistics.fmean(map(len, self.token_ids))
 
     def part(self, places: Sequence[int]) -> Encoded:
-        """Some of the prompts, by their places here."""
+        """Some of the prompts, by their places here. All else stays that of the whole."""
         return dataclasses.replace(
             self,
             prompts=tuple(self.prompts[index] for index in places),
@@ -153,7 +153,7 @@ class Encoder:
 
         Args:
             new_tokens: that follow each prompt.
-            answers: what follows each prompt, for messages; None for new tokens.
+            answers: the new tokens in the words of an error; None where they are `decoding.max_new_tokens`.
             num_others: how many prompts a warm-up takes.
 
         Raises:
@@ -229,6 +229,7 @@ class Encoder:
                 encoded.part(kept), num_too_long={"num_skipped": len(long)}
             )
             longest_turns = [longest_turns[index] for index in kept]
+        # Room for the token that begins a text and one of its own.
         elif too_long == "truncate" and long and room is not None and room > 1:
             cut = [index for index in long if len(token_ids[index]) > room]
             if cut and settings.engine.asks_chats and any(chat.has_tools for chat in encoded.chats):

@@ -68,7 +68,7 @@ class DFlashConfig(HeadConfig):
 
     @property
     def most_tokens(self) -> int:
-        """Tokens that one pass drafts, whatever K is."""
+        """The most tokens that one pass drafts; K may be less."""
         return self.block_size - (not self.from_anchor)
 
 

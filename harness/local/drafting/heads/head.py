@@ -145,13 +145,15 @@ class Head(nn.Module):
     def draft(self, unread: Unread, uniforms: Tensor, cache: SlotCache, draw: Draw) -> Draft:
         """Read the features, and draft up to K tokens with uniforms [B, K], on the head's device.
 
-        It never waits for the device, and changes nothing but the entries of `cache`. Its first
-        `cache.width` slots are those that it may write and see.
+        It never waits for the device, and changes nothing but the entries of `cache`. It may write and see the first
+        `cache.width` slots.
         """
         raise NotImplementedError
 
     def read(self, unread: Unread, cache: SlotCache) -> Any:
-        """Read the features into the cache; a head without one has nothing to do."""
+        """Read the features into the cache without drafting: as a batch begins, those of the prompts, all but the last.
+        A head without a cache has nothing to do. What it returns is for the kind's own `draft`.
+        """
 
     def num_written(self, num_unread: int, num_draft_tokens: int) -> int:
         """Return how many slots of its cache a proposal may write, from the first unread feature on."""
