@@ -85,6 +85,9 @@ def _pooled_run(runs: Sequence[Run[Any]]) -> Run[Any] | None:
     rows = pooled_rows([run.rows for run in runs])
     if not rows or rows[-1].speedup is None or not rows[-1].speedup.has_bounds:
         return None
+    # No file has this row: whoever cites it names the runs, the newest first, as ids sort by time.
+    ids = ", ".join(reversed(rows[-1].pooled_runs))
+    rows = [dataclasses.replace(row, run=ids) for row in rows]
     return Run(rows, runs[-1].file, runs[-1].directory, len(runs), runs)
 
 

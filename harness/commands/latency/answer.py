@@ -106,8 +106,9 @@ def reasons(run: Run[LatencyRow], verdict: Statement) -> list[str]:
         price = "per iteration"
         if costs is not None and costs.verify > 0:
             steps = (row.mean_num_draft_tokens or 0.0) * costs.draft + costs.verify
-            gain = row.tokens_per_iteration / steps
-            price = f"in the time of {steps:.2f} steps, decode-only {gain:.2f}×"
+            price = f"in the time of {steps:.2f} steps"
+            if row.decode_speedup is not None:
+                price += f", decode-only {row.decode_speedup.estimate:.2f}×"
         parts.append(f"{row.tokens_per_iteration:.1f} tokens {price}")
     if share is not None:
         parts[-1] += f"; a regular step is {percent(share)} of an iteration's time"

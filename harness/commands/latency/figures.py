@@ -111,7 +111,7 @@ _PAIRS = (
     _ACCEPTED.at("row"),
     Column(
         "runs",
-        of="run.times",
+        of=lambda pair: pair.row.repeats if pair.row.repeat == "all" else pair.run.times,
         varies=True,
         meaning="how often this was measured: all runs together, or the newest where times of prompts are gone",
     ),

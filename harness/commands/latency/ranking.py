@@ -210,9 +210,10 @@ def _named(rivals: Sequence[RankedRun], first: RankedRun) -> str:
     """`K=2: 0.81 (0.74 to 0.88) of its speed-up; K=8`, and what the intervals cover."""
     names = []
     covers = None
+    is_same_pair = {rival.name.group for rival in rivals} == {first.name.group}
     for rival in rivals:
         name = rival.name.label(", ")
-        if rival.name.group == first.name.group and rival.k is not None:
+        if is_same_pair and rival.k is not None:
             name = f"K={rival.k}"
         share = rival.member.standing.interval if rival.member.standing else Interval()
         if share.has_bounds:

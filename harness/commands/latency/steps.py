@@ -41,8 +41,7 @@ def _better_interval(row: LatencyRow, verdict: Statement) -> list[NextStep]:
     """What narrows an interval that includes 1, or gives one; nothing for arms that are the same."""
     coverage = Coverage.of(row.speedup)
     has_bounds = verdict.interval.has_bounds
-    if has_bounds and verdict.why:
-        # Such as on a busy machine.
+    if has_bounds and (verdict.why or not row.was_quiet):
         return [NextStep("a quiet machine", "resume=false")]
     if coverage is None or row.has_one_server or row.has_same_command:
         return []

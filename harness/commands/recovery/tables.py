@@ -139,9 +139,10 @@ class Checks:
 
     @property
     def verdict(self) -> str:
-        """`lossless`, `lossy`, `undecided` or the status of an unfinished run."""
+        """`lossless`, `lossy`, `undecided` or the status of an unfinished run that has found no loss."""
         status = self.rows[-1].status or "ok"
-        return self.statement.words if status == "ok" else status
+        is_decided = status == "ok" or self.statement.relation == "lossy"
+        return self.statement.words if is_decided else status
 
 
 def recovery_page(runs: Sequence[Run]) -> Page | None:

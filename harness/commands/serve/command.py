@@ -127,7 +127,7 @@ def listen(settings: ServeSettings) -> socket.socket:
         listening = socket.create_server((settings.host, settings.port), family=family, backlog=256)
     except OSError as error:
         if error.errno in (errno.EADDRINUSE, errno.EACCES):
-            rule = f"cannot be bound on {settings.host}: {error.strerror}"
+            rule = f"cannot be bound on {settings.host}: {error.strerror}; type another port"
             raise SettingError("port", rule, settings.port) from error
         raise SettingError("host", "must be an address of this machine", settings.host) from error
     # Connections inherit it. Without it each piece of an answer but the first waits for the client
