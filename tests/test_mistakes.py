@@ -55,6 +55,7 @@ MISTAKES = {
     "latency -- sh ./serve.sh {port}": "the command behind --: sh is not known here, nor what makes it speculate",
     "latency -- ./serve.sh {port}": "./serve.sh: no such program on this machine",
     "latency draft=lookup -- llama-server -m a -md b": "draft=lookup: the command behind -- drafts with b",
+    "latency -- llama-server -m a -md b K=4": "K: is no word of a server: type it before --",
     "latency url=http://h/v1 -- sh {port} -- sh {port}": "engine.url=http://h/v1: is for a server that runs already",
     "serve -m seed=1": "-m: serve has no sweeps: leave it out",
     # Names of presets, and paths

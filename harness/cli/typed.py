@@ -66,7 +66,7 @@ def read(words: Words, command: str) -> Typed:
     """
     record = configured(command)
     known = setting_hints(record.settings)
-    words.check_have_no_key()
+    words.check()
     options: dict[str, str] = {}
     settings: list[str] = []
     remaining = list(words.typed)
@@ -211,8 +211,6 @@ def _server_settings(
     if engine != "server":
         raise SettingError("--", f"is for engine=server, and engine={engine} is typed")
     words = [word for server in servers for word in server]
-    if "dry_run=true" in words:
-        raise SettingError("dry_run", "is no word of a server: type it before --")
     names = {name: name.partition("engine.vary.")[2] for name in typed if "engine.vary." in name}
     # Without commas K only names what a command without {K} drafts with.
     if "," in typed.get("decoding.num_draft_tokens", ""):

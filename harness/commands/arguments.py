@@ -22,7 +22,7 @@ def read_arguments(kind: type[Settings], words: Words) -> tuple[Settings, list[s
     Raises:
         SettingError: no such setting or option, a value that is none of its choices, or one with a key in it.
     """
-    words.check_have_no_key()
+    words.check()
     if words.servers:
         raise SettingError("--", "no such argument; --help lists them")
     names = [field.name for field in fields(kind)]  # type: ignore[arg-type]

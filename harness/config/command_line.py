@@ -1,4 +1,4 @@
-"""The command line: as lists of words, the short names of settings in it, and keys, which it must not hold."""
+"""The command line: as lists of words, the short names of settings in it, and what it must not hold."""
 
 from __future__ import annotations
 
@@ -35,6 +35,8 @@ SYNONYMS: Mapping[str, str] = {
 }
 
 _SERVER = "a server is measured by its command: harness latency --"
+# Settings that no server has, and that somebody may type at the end of its command.
+_TYPED_TOO_LATE = ("K", "T", "n", "num_prompts", "batch_size", "tokens", "budget", "dry_run")
 # What to type in place of a value that other tools have.
 INSTEAD: Mapping[str, str] = {
     "placement=cuda": "placement=auto uses the GPUs here, placement.gpus=1 one of them",
@@ -78,11 +80,15 @@ class Words:
         """The line that starts this command again, in a shell."""
         return shlex.join(["harness", *self.arguments])
 
-    def check_have_no_key(self) -> None:
-        """Raise a SettingError for a key in a setting or in the command of a server."""
+    def check(self) -> None:
+        """Raise a SettingError for a key in a setting or a server's command, and for a setting in the latter."""
         check_settings_have_no_key(self.typed)
         for server in self.servers:
             check_has_no_key(server)
+            for word in server:
+                name, equals, _ = word.partition("=")
+                if equals and name in _TYPED_TOO_LATE:
+                    raise SettingError(name, "is no word of a server: type it before --")
 
     def note(self) -> None:
         """Keep them for this process and those that it starts, whose own arguments differ."""
