@@ -82,6 +82,7 @@ def test_faults_are_found(harness: Harness, pair: list[str], fault: str) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("own_methods")
 def test_the_documented_mistake_is_found(harness: Harness, pair: list[str]) -> None:
     page = (ROOT / "docs" / "losslessness.md").read_text(encoding="utf-8")
     [code] = re.findall(r"```python\n# early_bonus\.py\n(.*?)```", page, re.DOTALL)
