@@ -37,7 +37,7 @@ def tools_of(value: Any) -> tuple[Mapping[str, Any], ...]:
     Raises:
         BadFile: for anything else, and for a tool without a name.
     """
-    if isinstance(value, str):
+    if isinstance(value, str) and value.strip():
         value = _parsed_json(value, "tools")
     tools = value or []
     if not isinstance(tools, list):

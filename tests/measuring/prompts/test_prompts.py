@@ -104,7 +104,7 @@ def test_a_conversation_keeps_its_tools_and_ends_with_the_last_result(load: Load
     assert called["tool_calls"][0]["function"]["arguments"] == '{"path": "é"}'
     [for_template] = chat.for_template()[1]["tool_calls"]
     assert for_template["function"] == {"name": "find", "arguments": {"path": "é"}}
-    digests = {load([{"messages": messages, "tools": tools}]).digest for tools in ([], [FIND])}
+    digests = {load([{"messages": messages, "tools": tools}]).digest for tools in ([], "", [FIND])}
     assert len(digests) == 2
     told = load([{"conversations": [{"from": "human", "value": "Where?"}], "tools": [FIND]}])
     assert told.prompts[0].chat().tools == (FIND,)
