@@ -40,8 +40,8 @@ class RequestError:
 
 
 # Codes of HTTP.
-_TIMED_OUT = 408
-_CANCELLED = 499
+TIMED_OUT = 408
+CANCELLED = 499
 
 EMPTY = RequestError(204, "the answer has no token")
 
@@ -117,7 +117,7 @@ class RequestRecord:
     @property
     def was_left(self) -> bool:
         """Whether it was cancelled or timed out, so that a server may still answer it."""
-        return self.error is not None and self.error.code in (_TIMED_OUT, _CANCELLED)
+        return self.error is not None and self.error.code in (TIMED_OUT, CANCELLED)
 
     @property
     def has_enough(self) -> bool:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.config.errors import HarnessError, RunError, from_outside
 from harness.engines.arrivals import Arrival, Origin
-from harness.engines.requests import Load, RequestError, RequestRecord
+from harness.engines.requests import CANCELLED, TIMED_OUT, Load, RequestError, RequestRecord
 from harness.engines.tokenizer import TextTokenizer, Tokenizer
 from harness.servers.events import (
     REPORTS,
@@ -115,9 +115,9 @@ class Sender:
             await self._read(outgoing)
         except TimeoutError:
             was_answered = False
-            request.error = RequestError(408, f"Timeout: no end after {timeout_s:g} s")
+            request.error = RequestError(TIMED_OUT, f"Timeout: no end after {timeout_s:g} s")
         except asyncio.CancelledError:
-            request.error = RequestError(499, "Cancelled: not read to its end")
+            request.error = RequestError(CANCELLED, "Cancelled: not read to its end")
             # `settle` is not reached.
             num_shown = max(len(request.token_ids), len(request.shown_ids))
             request.num_tokens = max(num_shown, len(request.arrivals))
