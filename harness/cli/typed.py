@@ -20,10 +20,7 @@ from hydra.errors import HydraException
 
 from harness.cli.conversion import alternatives, setting_hints
 from harness.commands.registry import configured
-from harness.config.command_line import (
-    SYNONYMS,
-    Words,
-)
+from harness.config.command_line import SYNONYMS, Words
 from harness.config.errors import SettingError, as_typed, did_you_mean, nearest
 from harness.config.removed import REMOVED
 from harness.config.run import MOST_REPEATS

@@ -302,8 +302,8 @@ class Answered:
 
     @property
     def waits(self) -> dict[int, Wait]:
-        """By prompt index: of each answered request that has a time of its own. A batch has one for all rows, under its
-        first index.
+        """The wait for each answer that has a time of its own, by prompt index. A batch has one time for all rows,
+        under its first index.
         """
         if not self.has_request_times:
             if not self.num_tokens:

@@ -109,7 +109,7 @@ def as_text(document: Document, width: int = PLAIN_WIDTH) -> str:
 
 
 def _print_text(text: str, style: str, console: Console, more: str = "") -> None:
-    """A sentence, which breaks between its parts if it has several, and beside or below it more."""
+    """Print a sentence, broken between its parts if it has several, and `more` beside it or below it."""
     if more:
         joined = f"{text}     {more}"
         # Below the text where there is no room beside it.

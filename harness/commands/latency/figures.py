@@ -120,11 +120,11 @@ _PAIRS = (
 
 def pairs_table(pairs: Sequence[RankedRun]) -> Table:
     """Speed-up of each pair and K, with the settings in which they differ."""
-    columns = list(_PAIRS)
+    speedup = _SPEEDUP
     family = max(pair.member.verdict.family for pair in pairs)
     if family > 1:
-        at_once = f"speed-up (95 %\nfor {family} at once)"
-        columns = [replace(c, heading=at_once) if c is _SPEEDUP else c for c in _PAIRS]
+        speedup = replace(_SPEEDUP, heading=f"speed-up (95 %\nfor {family} at once)")
+    columns = [speedup if column is _SPEEDUP else column for column in _PAIRS]
     notes = tuple(caveats(pair.run for pair in pairs))
     return Table.of("pairs", "How much faster?", pairs, columns, strong="is_first", notes=notes)
 

@@ -35,7 +35,7 @@ def method_of(draft: DraftSettings) -> Method:
 
 
 def drafters_of(draft: DraftSettings, pair: Pair, runner: Runner | None) -> MakeDrafter:
-    """As `Method.drafter`; drafters of a method that is not built in are checked.
+    """What `Method.drafter` returns. Drafters of a method that is not built in are checked.
 
     One of tensors is called within a captured call: its mistakes are blamed where that is made.
     """

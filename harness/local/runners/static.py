@@ -373,7 +373,7 @@ class StaticRunner(Runner):
         with WithoutCudnn(), logits_after(self._model, last_tokens):
             output = self._model(input_ids=tokens, use_cache=True, **arguments)
         logits, *hidden = captured(self._options, output)
-        # A model without an output matrix of its own gives those after all tokens.
+        # A model without an output matrix of its own gives logits after all tokens.
         outputs = [gather_rows(logits, last_tokens) if logits.shape[1] > 1 else logits[:, 0]]
         for of_rows in hidden:
             rows = [row[:length] for row, length in zip(of_rows, lengths, strict=True)]

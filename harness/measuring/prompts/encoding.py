@@ -229,7 +229,7 @@ class Encoder:
                 encoded.part(kept), num_too_long={"num_skipped": len(long)}
             )
             longest_turns = [longest_turns[index] for index in kept]
-        # Room for the token that begins a text and one of its own.
+        # There must be room for the token that begins a text, and for one of the text's own.
         elif too_long == "truncate" and long and room is not None and room > 1:
             cut = [index for index in long if len(token_ids[index]) > room]
             if cut and settings.engine.asks_chats and any(chat.has_tools for chat in encoded.chats):

@@ -99,7 +99,7 @@ class HeadDrafter(TensorDrafter):
             num_rows, num_draft_tokens + 1, size, device=self.device, dtype=dtype
         )
         self._cache = SlotCache(num_rows, round_up(num_slots))
-        # It is compiled anew for each kind of warp.
+        # The proposal is compiled anew for each kind of warp.
         warp = self.warp
         drafting = functools.partial(draft_tensors, self.head, self._cache, self._draw)
         # By the fields of an `Unread` and uniforms [B, K].
