@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-_INTERRUPTED = "harness: interrupted; what was measured so far is kept"
+_INTERRUPTED = "harness: interrupted; anything measured so far is kept"
 # The worst of several exit codes counts. From the mildest: success, doubt, a wrong setting; then 1, a failure or a bad
 # answer.
 _SEVERITIES = (0, CANNOT_TELL, 2, 1)

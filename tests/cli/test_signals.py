@@ -129,7 +129,7 @@ def test_a_command_that_still_imports_ends_at_once(
     run = start(command, cwd=tmp_path, until="importing", PYTHONPATH=path)
     stdout, stderr = end(run, number, 130)
     assert stdout == ""
-    assert stderr.splitlines()[-1] == "harness: interrupted; what was measured so far is kept"
+    assert stderr.splitlines()[-1] == "harness: interrupted; anything measured so far is kept"
     assert len(stderr.splitlines()) == (2 if command == "latency" else 1)
 
 
@@ -164,7 +164,7 @@ def test_a_signal_waits_while_rows_are_written(
 
     monkeypatch.setattr(Session, "write_rows", write_interrupted)
     outcome = harness(*QUICK, code=130)
-    assert outcome.stderr.endswith("interrupted; what was measured so far is kept\n")
+    assert outcome.stderr.endswith("interrupted; anything measured so far is kept\n")
     assert list(results().status) == ["ok", "ok"]
 
 

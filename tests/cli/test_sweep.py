@@ -176,6 +176,8 @@ def test_every_job_runs_once_before_any_runs_again(harness: Harness) -> None:
     assert mentions(report, "8 prompts and 2 runs") or "faster than regular decoding in" in report
     shown = [line for line in report.splitlines() if re.match(r" +\d +\d\.\d\d×", line)]
     assert len(shown) == 2
+    # A pooled row is cited with the command of its runs.
+    assert "`harness latency" in harness("report", pooled["run"].iloc[0], "format=row").stdout
     # The same again, in the same directory, which has the pooled rows already.
     again = harness(*asked)
     assert again.stderr.count("measured before") == 4

@@ -89,6 +89,7 @@ COMMANDS = {
     "url": "http://a/v1",
     "regular_url": "http://b/v1",
 }
+SLOWER = {"speedup": 0.9, "speedup_low": 0.8, "speedup_high": 0.95, "speedup_covers": over(15)}
 UNKNOWN_COSTS = dict.fromkeys(
     "acceptance_rate tokens_per_iteration mean_acceptance_length predicted_speedup time_to_first_token_ms".split()
 )
@@ -126,8 +127,8 @@ LATENCIES: dict[str, tuple[Changes, Changes]] = {
     "answers of one token": (UNSURE | {"speedup_covers": over(15), "max_new_tokens": 1}, {}),
     "runs": (UNSURE | {"speedup_covers": over(15, num_runs=3)}, {}),
     "no phases": ({"draft_ms": None}, {}),
-    "slow": ({"mean_num_draft_tokens": 0.4, "speedup": 0.9, "speedup_low": 0.8,
-              "speedup_high": 0.95, "speedup_covers": over(15)}, {}),
+    "slow": (SLOWER | {"mean_num_draft_tokens": 0.4}, {}),
+    "slow, and drafts seldom": (SLOWER | {"mean_num_draft_tokens": 0.02, "tokens_per_iteration": 1.02}, {}),
     "unknown": (UNKNOWN_COSTS, {}),
     "unknown, of a server": (UNKNOWN_COSTS | COMMANDS, {}),
     "impossible counts": (UNKNOWN_COSTS | COMMANDS | {"impossible_counts": "9 accepted of 8 draft tokens"}, {}),

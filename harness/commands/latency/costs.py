@@ -18,6 +18,8 @@ from harness.results.runs import Run
 # An iteration has a pass of the target, so that it takes a regular step at least. Starts of one program differ by some
 # per cent, and times on a busy machine by more: what is further below was not measured right.
 _LEAST_STEPS = 0.8
+# A draft that proposes fewer tokens per iteration could gain little if all were accepted, free of cost.
+_SELDOM = 0.25
 
 
 class StepCosts(NamedTuple):
@@ -75,6 +77,8 @@ def held_back(regular: LatencyRow | None, row: LatencyRow) -> str | None:
         return None
     tokens = row.tokens_per_iteration or 1.0
     proposed = row.mean_num_draft_tokens or 0.0
+    if proposed < _SELDOM:
+        return f"the draft seldom proposes: {proposed:.2f} tokens per iteration"
     on_gpu = any(device.startswith("cuda") for device in row.weight_bytes or ())
     if on_gpu and row.draft_runner == "eager":
         # A small draft's kernels take less time than their launches, which a CUDA graph saves.

@@ -82,7 +82,10 @@ def read(paths: Sequence[Path], ids: Sequence[str] = ()) -> Findings:
         if not any(run.id.startswith(wanted) for run in findings.runs):
             raise SettingError(wanted, f"no run in {', '.join(map(str, paths))} has this id")
     if ids:
-        findings.runs = [run for run in findings.runs if run.id.startswith(tuple(ids))]
+        chosen = [run for run in findings.runs if run.id.startswith(tuple(ids))]
+        # The command of a run that pools others stands in their directories.
+        parts = {part for run in chosen for part in getattr(run.last, "pooled_runs", None) or ()}
+        findings.runs = [run for run in findings.runs if run in chosen or run.id in parts]
     findings.runs, findings.failures = merge(findings.runs)
     return findings
 

@@ -94,7 +94,7 @@ def test_a_service_that_still_loads_ends_quietly(tmp_path: Path) -> None:
     run = start("serve", "port=0", cwd=tmp_path, until="opening", command=program)
     stdout, stderr = end(run, signal.SIGTERM, 130)
     assert stdout == ""
-    assert stderr.splitlines()[-1] == "harness: interrupted; what was measured so far is kept"
+    assert stderr.splitlines()[-1] == "harness: interrupted; anything measured so far is kept"
     assert "terminate called" not in stderr
 
 
