@@ -8,7 +8,7 @@ So programs that start processes of their own run as they would on a GPU, `bench
 They know nothing of it. Presets have the architectures of their names in small sizes, because the numbers are a CPU's.
 What stays to be seen on a real GPU:
 
-- nothing is compiled: what is to be compiled runs as it is, without graphs;
+- nothing is compiled: what is to be compiled runs as it is;
 - 4-bit weights do not load: bitsandbytes' parameter is a kind of tensor itself, and so is one on a pretended GPU;
 - models are not split over GPU and main memory, whose hooks (accelerate's) make such parameters, too;
 - attention has one kernel, whatever cuDNN is told;
@@ -55,13 +55,14 @@ def enter() -> None:
 
     from harness.config.settings import ModelSettings
     from pretended_gpus import pretended_gpus
+    from traced import run_untraced
 
     _for_life.enter_context(pretended_gpus())
     patch = _for_life.enter_context(pytest.MonkeyPatch.context())
     for name, member in _members().items():
         patch.setattr(torch.cuda, name, member)
     patch.setattr(torch, "Generator", _generator(torch.Generator))
-    patch.setattr(torch, "compile", _uncompiled)
+    run_untraced(patch)
     # Without CUDA's library torch would ask each operation for an event.
     load = PreTrainedModel.from_pretrained.__func__
     patch.setattr(PreTrainedModel, "from_pretrained", classmethod(partial(_load_by_names, load)))
@@ -126,10 +127,6 @@ def _generator(original: Any) -> Any:
             return original.__new__(cls, "cpu")
 
     return Generator
-
-
-def _uncompiled(function: Any = None, **options: Any) -> Any:
-    return (lambda decorated: decorated) if function is None else function
 
 
 def _load_by_names(load: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:

@@ -25,3 +25,10 @@ def run_as_traced(monkeypatch: pytest.MonkeyPatch) -> list[GraphModule]:
     monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", compile_fx)
     monkeypatch.setattr("harness.local.runners.compiled._compiled", {})
     return parts
+
+
+def run_untraced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave parts as they are: torch cannot trace over the tensors of a pretended GPU."""
+    monkeypatch.setattr(
+        "harness.local.runners.compiled.compile_call", lambda part, inputs: part.function
+    )

@@ -171,7 +171,7 @@ def prepare_calls(
             return compile_call(call, inputs)
 
     elif refused is not None:
-        with compiling(device, refused):
+        with compiling(refused):
             compiled = _decode(calls, rows)
         require_close(compiled, plain, target, "compiled differ from the eager ones")
     with as_unsupported(f"cannot be {how}"):

@@ -2,9 +2,9 @@
 
 Compiling fuses the many small kernels of norms and rotary embeddings.
 
-On a CPU equal layers are compiled once (`compile_call`): the graph of a forward pass is cut where a
-layer begins and ends, and parts that compute the same share their code. That is the regional
-compilation of PyTorch's recipes, without a new compilation for each layer's index.
+Equal layers are compiled once (`compile_call`): the graph of a forward pass is cut where a layer begins
+and ends, and parts that compute the same share their code. That is the regional compilation of
+PyTorch's recipes, without a new compilation for each layer's index.
 """
 
 from __future__ import annotations
@@ -94,11 +94,8 @@ _compilers: list[Compiler] = []
 
 
 @contextmanager
-def compiling(
-    device: torch.device, refused: Callable[[UnsupportedModelError], None] | None = None
-) -> Iterator[None]:
-    """In this block every part is compiled for the inputs that it is called with, on a GPU by `torch.compile`. There it
-    runs twice, as it is compiled and for its result: what it writes must be the same when it is written again.
+def compiling(refused: Callable[[UnsupportedModelError], None] | None = None) -> Iterator[None]:
+    """In this block every part is compiled for the inputs that it is called with.
 
     Args:
         refused: takes the reason why a part cannot be compiled, which then stays as it is.
@@ -106,12 +103,11 @@ def compiling(
     Raises:
         UnsupportedModelError: a part cannot be compiled, and there is no `refused`.
     """
-    compiler: Compiler = _compile_for_gpu if device.type == "cuda" else compile_call
 
     def compiled(part: Part, inputs: Sequence[Tensor | None]) -> Callable[..., Any]:
         try:
             with as_unsupported("cannot be compiled"):
-                return compiler(part, inputs)
+                return compile_call(part, inputs)
         except UnsupportedModelError as reason:
             if refused is None:
                 raise
@@ -125,14 +121,6 @@ def compiling(
         _compilers.pop()
 
 
-def _compile_for_gpu(part: Part, inputs: Sequence[Tensor | None]) -> Callable[..., Any]:
-    # Each version is compiled once, but dynamo counts all as one function's, and refuses the ninth without this limit.
-    compiled = torch.compile(part.function, dynamic=False, fullgraph=True)
-    with torch._dynamo.config.patch(recompile_limit=1024, accumulated_recompile_limit=1024):
-        compiled(*inputs)
-    return compiled
-
-
 def compile_call(call: Callable[..., Any], inputs: Sequence[Tensor | None]) -> Callable[..., Any]:
     """Compile a call of parts: a function of tensors like the inputs, and over tensors that it holds
     already, the same ones every time.
@@ -142,7 +130,7 @@ def compile_call(call: Callable[..., Any], inputs: Sequence[Tensor | None]) -> C
 
     For the tiny pair `torch.compile`, without guards and with layers as `nested_compile_region`, reaches about 0.9 of
     this speed, but dynamo traces every layer of every pass: it compiles in 29 s instead of 20, with warm caches in 12 s
-    instead of 4 (benchmarks/RESULTS.md).
+    instead of 4 (benchmarks/RESULTS.md). On a GPU it took half a minute for each width of a 7B.
 
     Raises an error of torch if the call depends on the values of tensors: they have none while the
     call is traced.
@@ -252,10 +240,8 @@ def end_part() -> None:
     """End a part here, while a call is traced; equal parts are compiled once.
 
     What drafts token by token calls it at each token, so that its K equal steps are K parts with the
-    same code. Without tracing it does nothing, nor for dynamo, which would refuse it.
+    same code. Without tracing it does nothing.
     """
-    if torch.compiler.is_dynamo_compiling():
-        return
     mode = get_proxy_mode()
     if mode is not None:
         _mark(f"part {len(mode.tracer.graph.nodes)}")

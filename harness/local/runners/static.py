@@ -347,7 +347,7 @@ class StaticRunner(Runner):
         """
         starts = torch.zeros(self._fixed_cache.num_rows, dtype=torch.long, device=self._device)
         try:
-            with compiling(self._device):
+            with compiling():
                 for width in self._widths:
                     self.extend(starts.unsqueeze(1).repeat(1, width), starts)
             self.name = "compiled"

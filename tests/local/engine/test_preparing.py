@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -28,9 +29,10 @@ from harness.local.drafting.model import ModelDrafter
 from harness.local.engine.preparing import prepare_calls
 from harness.local.engine.runners import verification_of
 from harness.local.runners.base import UnsupportedModelError
+from harness.local.runners.compiled import compiling
 from harness.local.runners.prepared import Graphs, PreparedCalls
 from harness.local.runners.static import SlotForward, StaticRunner
-from traced import run_as_traced
+from traced import run_as_traced, run_untraced
 
 K = 3
 ROWS = 3
@@ -139,19 +141,27 @@ def forbid_eager_passes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("are_whole", [True, False])
 @pytest.mark.parametrize(("name", "changes"), [("model", {}), ("EAGLE-3", {"rule": "block"})])
 def test_compiled_parts_decide_what_plain_calls_decide(
-    name: str, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    name: str, changes: dict[str, Any], are_whole: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Parts run as they were traced, which no value on the host can be."""
-    run_as_traced(monkeypatch)
+    """Whole calls as on a CPU, or each part alone as before a capture on a GPU. Parts run as they were traced, which no
+    value on the host can be.
+    """
+    parts = run_as_traced(monkeypatch)
+    if not are_whole:
+        monkeypatch.setattr(PreparedCalls, "prepare", lambda *_: None)
     decoding = dataclasses.replace(DECODING, **changes)
     asked = requests(decoding, "cpu")
     expected = play(plain(name, decoding), asked)
-    calls = calls_of(name, decoding, compiles=True)
+    with nullcontext() if are_whole else compiling(pytest.fail):
+        calls = calls_of(name, decoding, compiles=True)
+    num_parts = len(parts)
     forbid_eager_passes(monkeypatch)
     for _ in range(2):
         assert play(calls, asked) == expected
+    assert len(parts) == num_parts, "all are compiled beforehand"
 
 
 @pytest.mark.gpu
@@ -182,7 +192,7 @@ def test_an_iteration_is_a_few_replays_and_one_wait(
 ) -> None:
     if gpus is None:
         pytest.skip("counts what a pretended GPU does")
-    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    run_untraced(monkeypatch)
     decoding = dataclasses.replace(DECODING, max_new_tokens=30)
     draft = name.removesuffix(" on another GPU")
     second = "" if draft == name else "cuda:1"

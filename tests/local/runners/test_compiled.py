@@ -18,7 +18,7 @@ from harness.local.decoding.randomness import uniforms
 from harness.local.decoding.warp import Warp
 from harness.local.drafting.model import ModelDrafter
 from harness.local.runners.base import UnsupportedModelError
-from harness.local.runners.compiled import Part, end_part
+from harness.local.runners.compiled import Part
 from harness.local.runners.snapshot import SnapshotRunner
 from harness.local.runners.static import StaticRunner
 from traced import run_as_traced
@@ -141,11 +141,3 @@ def test_inductor_gives_the_plain_tokens() -> None:
     what = requests(20, PROMPTS[:1])
     assert regular_tokens(fast, what) == regular_tokens(SnapshotRunner(model), what)
     assert counters["inductor"] == compilations, "all compilations belong in `compile`"
-
-
-def test_torch_compile_traces_over_the_end_of_a_part() -> None:
-    def call(numbers: torch.Tensor) -> torch.Tensor:
-        end_part()
-        return numbers + 1
-
-    assert torch.compile(call, backend="eager", fullgraph=True)(torch.zeros(1)).item() == 1
