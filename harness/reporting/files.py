@@ -69,7 +69,7 @@ class ReportContents:
                 findings += [*sentences("plain", title), line]
             if len(said) > _MOST_ANSWERS:
                 findings.append(Line(f"and {len(said) - _MOST_ANSWERS} more"))
-            findings += sentences("plain", page.title)
+            findings += sentences("plain", without(page.title, " · ".join(self.about)))
             answers[question] = said_by(replace(page, finding=findings))
         return answers
 
