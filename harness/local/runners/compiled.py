@@ -130,7 +130,8 @@ def compile_call(call: Callable[..., Any], inputs: Sequence[Tensor | None]) -> C
 
     For the tiny pair `torch.compile`, without guards and with layers as `nested_compile_region`, reaches about 0.9 of
     this speed, but dynamo traces every layer of every pass: it compiles in 29 s instead of 20, with warm caches in 12 s
-    instead of 4 (benchmarks/RESULTS.md). On a GPU it took half a minute for each width of a 7B.
+    instead of 4 (benchmarks/RESULTS.md). On a GPU it took half a minute for each width of a 7B. A pass has one kernel
+    more for each layer here, whose last sum is not fused with the next one's norm.
 
     Raises an error of torch if the call depends on the values of tensors: they have none while the
     call is traced.
