@@ -26,7 +26,8 @@ _COSTLY_VERIFICATION = 1.2
 _OTHER_EXPERTS = 1.01
 # Equal for plans of which a reader needs one.
 _IDENTITY = attrgetter(
-    *"model draft num_draft_tokens batch_size devices devices_bytes read_bytes error".split()
+    *"model draft num_draft_tokens batch_size devices devices_bytes read_bytes bandwidths"
+    " predicted_speedup error".split()
 )
 # Settings that `latency` does not have.
 _OWN_SETTINGS = ("gpus", "gpu_memory", "bandwidth", "prompt_length", "acceptance")
@@ -38,7 +39,9 @@ def plan_page(runs: Sequence[Run[PlanRow]]) -> Page | None:
     runs = [*{str(_IDENTITY(run.last)): run for run in runs}.values()]
     rows = [run.last for run in runs]
     fitting = [row for row in rows if row.status == "ok"]
-    fastest = max(fitting or rows, key=lambda row: row.highest_speedup or 0.0)
+    fastest = max(
+        fitting or rows, key=lambda row: row.predicted_speedup or row.highest_speedup or 0.0
+    )
     steps = (
         [_measure(fastest, len(rows))] if fitting else [*map(_would_fit, _remedies(fastest)[:1])]
     )
@@ -48,18 +51,23 @@ def plan_page(runs: Sequence[Run[PlanRow]]) -> Page | None:
         least = f"the least that reading the weights takes on {' or '.join(slowest)}"
         if any((row.num_gpus or 0) > 1 for row in rows):
             least += ", one GPU at a time"
-        if len(rates := _rates(fastest)) > 1:
-            least += f", the slowest GPU of this size: gpu_memory='{rates[0][0]}' names another"
+        others = [rates[0][0] for row in rows if len(rates := _rates(row)) > 1]
+        if others:
+            least += f", the slowest GPU of its size: gpu_memory='{others[0]}' names another"
         why = [("Time", least)] if slowest else []
         title, tables = title_of_many(rows), [_plans(runs)]
-        return Page(title, [finding], (), tables, why, steps)
+        return Page(title, [finding], _notes(fastest), tables, why, steps)
     (row,) = rows
     if not row.devices_bytes:
         return None
     doubts = [] if row.num_gpus else [_NO_GPU]
-    doubts += [f"{capitalised(note)}." for note in row.note or []]
+    doubts += _notes(row)
     title, tables = heading(row, _settings(row)), [_devices(row), _models(row)]
     return Page(title, [_finding(row)], doubts, tables, [*_why(row)], steps)
+
+
+def _notes(row: PlanRow) -> list[str]:
+    return [f"{capitalised(note)}." for note in row.note or []]
 
 
 def _settings(row: PlanRow) -> str:
@@ -168,11 +176,13 @@ def _plans(runs: Sequence[Run[PlanRow]]) -> Table:
         Column("ms/token\nat least", number(), lambda row: _slowest_ms(row, row.read_bytes)).at(
             "row"
         ),
-        Column(
-            "with\ndraft", number(), lambda row: _slowest_ms(row, row.speculative_read_bytes)
-        ).at("row"),
-        Column("all drafts\naccepted", times, "row.highest_speedup"),
         Column("at that\nacceptance", times, "row.predicted_speedup", optional=True),
+        Column("all drafts\naccepted", times, "row.highest_speedup"),
+        Column(
+            "ms/token\nthen",
+            number(),
+            lambda row: _slowest_ms(row, row.speculative_read_bytes),
+        ).at("row"),
     )
     return Table.of("plans", "", named_runs(runs), columns, look="bare")
 
