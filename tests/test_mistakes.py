@@ -24,7 +24,7 @@ MISTAKES = {
     "-- llama-server": "--: no such command; there are: latency,",
     "map": "map: is gone: harness latency -m batch_size=1,4,16 K=2,4 ends with a schedule",
     "regress a.csv b.csv": "regress: is gone: harness latency -- OLD_COMMAND -- NEW_COMMAND measures two versions",
-    "latency 7B": "7B: must be setting=value, as model=7B is; a server's command is typed behind --",
+    "latency 7B": "7B: must be setting=value, in quotes if it has spaces; a server's command is typed behind --",
     "latency model = 7B": "model: must be setting=value",
     "latency numprompts=3 temprature=0 K=4": "numprompts: no such setting (did you mean num_prompts?);"
     " temprature: no such setting (did you mean decoding.temperature?); harness help latency all lists them",

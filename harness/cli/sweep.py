@@ -315,6 +315,11 @@ def print_sweep(
             # Each measurement once, without the runs that a pooled row names.
             runs, failures = merge(runs)
     pages = pages_about([record], runs, failures)
+    num_done = len({row.job for row in rows})
+    is_unfinished = num_done < num_jobs and not is_refused
+    if is_unfinished:
+        # What to type next is this command again.
+        pages = {question: dataclasses.replace(page, next=()) for question, page in pages.items()}
     # What is swept needs no heading.
     short, full = (
         below_each_other(pages, part)[1:-1] if pages else [Line("Nothing was measured.")]
@@ -329,14 +334,12 @@ def print_sweep(
     elif rows:
         print_document(full if details else short, plain_console(WIDE))
 
-    num_done = len({row.job for row in rows})
     line = f"  Saved  {num_done} of {counted(num_jobs, 'job')} in {file}"
     # Figures of a server that may be another one by now are reused only if the user says so. One row with its start
     # is enough: jobs that reached no server have none.
     served = [row for row in rows if row.engine == "server"]
     is_unknown = bool(served) and not any(row.server_started for row in served)
     again = "the same command with resume=always" if is_unknown else "the same command again"
-    is_unfinished = num_done < num_jobs and not is_refused
     # A command that measures nothing, such as `plan`, would fail again.
     if is_unfinished or (_any_failed(rows) and record.measures):
         line += f"\n         {again} measures what is missing or failed"

@@ -98,7 +98,7 @@ def read(words: Words, command: str) -> Typed:
             full = f"engine.{name}" if name.startswith("vary.") else _meant_by(name, known)
             settings.append(f"{full}={value}" if equals else word)
         else:
-            rule = "must be setting=value, as model=7B is; a server's command is typed behind --"
+            rule = "must be setting=value, in quotes if it has spaces; a server's command is typed behind --"
             raise SettingError(word, rule)
     if "cfg" in options and "multirun" in options:
         raise SettingError("-m", "has no --cfg: leave one of them out")

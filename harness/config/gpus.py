@@ -42,8 +42,12 @@ def known_gpu(device_name: str) -> Gpu | None:
 
 
 def gpus_named(name: str) -> list[Gpu]:
-    """The GPUs of the table with all words of a name, least memory first: `A100`, `h100-sxm`, `RTX4090`."""
+    """The GPUs of the table with all words of a name, least memory first: `A100`, `h100-sxm`, `RTX4090`; else that
+    which the driver calls so, `NVIDIA A100-SXM4-80GB`.
+    """
     words = set(re.split(r"[\s_-]+", re.sub(r"(?i)\b(rtx|gtx)(?=\d)", r"\1 ", name).lower()))
     named = [gpu for gpu in known_gpus() if words <= {*gpu.name.lower().split()}]
+    if not named and (known := known_gpu(name)):
+        named = [known]
     own = [gpu for gpu in named if gpu.memory == "own"]
     return sorted(own, key=lambda gpu: gpu.memory_gb)

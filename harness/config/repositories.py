@@ -44,7 +44,7 @@ def check_place(role: str, repository: str) -> None:
     # A hub name has at most one slash and does not start as a path does.
     is_path = directory.is_absolute() or repository.startswith(".")
     if is_path or directory.exists() or repository.count("/") > 1:
-        rule = "no such directory"
+        rule = "no such directory; a class of your own is typed as ./file.py:Class"
         if directory.is_file():
             rule = f"is a file; the model is named by its directory, {_path_as_typed(directory.parent)}"
         raise SettingError(role, rule, repository)

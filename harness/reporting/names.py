@@ -8,8 +8,9 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple
 
+from harness.config.model_names import SECOND_COMMAND
 from harness.reporting.words import FIRST_SETTINGS, in_words, pair_name
-from harness.results.runs import AnyRunRow, Run
+from harness.results.runs import AnyRunRow, Run, grouped
 from harness.results.schema import RunRow
 
 # Columns that identify a run, that its pair's name or the words of others have, or that other places of a report show.
@@ -28,6 +29,8 @@ _COMPARED_WITHIN = {
     "prompts": ("prompts",),
 }
 
+# A run's id begins with the moment when it began.
+_MOMENT = len("20261122T164306")
 # A flag with its value, or any other word of a command.
 _FLAG_OR_WORD = r"-\S+(?:\s+[^-\s]\S*)?|\S+"
 
@@ -64,6 +67,12 @@ class Name:
     def details(self) -> list[str]:
         # A setting and the column that it sets may say the same.
         return [*dict.fromkeys([*self.settings.values(), *self.circumstances])]
+
+    @property
+    def server_words(self) -> list[str]:
+        """The words in which its server differs from others', each flag with its value."""
+        own, _, _ = self.settings.get("server_command", "").partition("against ")
+        return re.findall(_FLAG_OR_WORD, own)
 
     @property
     def cell(self) -> str:
@@ -122,6 +131,12 @@ def distinct_names(rows: Sequence[RunRow]) -> list[Name]:
         if described.kind == "circumstance" and column not in _SKIPPED_COLUMNS:
             for index, text in _differing(rows, column, labels):
                 names[index].circumstances.append(text)
+    # Nothing else tells these apart: a file of one's own has changed, for example.
+    for alike in grouped(zip(names, rows, strict=True), lambda item: item[0].label()).values():
+        moments = [str(row.run)[:_MOMENT] for _, row in alike]
+        if len(set(moments)) > 1:
+            for (name, _), moment in zip(alike, moments, strict=True):
+                name.circumstances.append(f"run {moment}")
     return names
 
 
@@ -141,8 +156,8 @@ def _paths_of_settings(rows: Sequence[RunRow]) -> dict[str, str]:
 
 
 def _words_of_servers(rows: Sequence[RunRow], names: Sequence[Name]) -> list[str]:
-    """The words in which each row's server differs from others', then `against` and those that only the server it is
-    compared with has.
+    """The words in which each row's server differs from others', or from the first command, then `against` and those
+    that only the server it is compared with has.
     """
     typed = [[(row.settings or {}).get(name) for name in STARTS_SERVERS] for row in rows]
     if any(typed[0]) and all(words == typed[0] for words in typed):
@@ -151,6 +166,10 @@ def _words_of_servers(rows: Sequence[RunRow], names: Sequence[Name]) -> list[str
     commands = [getattr(row, "server_command", None) or [] for row in rows]
     ks = [name.num_draft_tokens for name in names]
     measured = _differing_words([" ".join(words[-1:]) for words in commands], ks)
+    for index, (row, words) in enumerate(zip(rows, commands, strict=True)):
+        if row.draft == SECOND_COMMAND and len(words) == 2:
+            first, second = (re.findall(_FLAG_OR_WORD, command) for command in words)
+            measured[index] = [word for word in second if word not in first] or measured[index]
     regular = _differing_words([" ".join(words[:-1]) for words in commands], ks)
     texts = []
     for its_words, others in zip(measured, regular, strict=True):

@@ -243,7 +243,7 @@ def _other_servers(regular: ArmEvidence, speculative: ArmEvidence) -> str | None
         accepted = "" if rate is None else f": {percent(rate)} of its draft tokens were accepted"
         return f"the regular server drafts{accepted}"
     if speculative.drafted is False:
-        return "the speculative server drafted nothing"
+        return "the speculative server drafted nothing; its log may say why"
     return _other_prompts(regular, speculative) or _other_texts(speculative)
 
 

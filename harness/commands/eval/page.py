@@ -42,11 +42,16 @@ _MARGIN = 0.05
 def judged_differences(rows: Sequence[Any]) -> Sequence[Statement]:
     """The statements about the accuracy of both arms, of the rows of `eval` that are read together.
 
-    Better or worse only where that is significant among all (Benjamini and Hochberg), and no difference only where the
+    Better or worse only where that is significant among all (Benjamini and Hochberg), by the interval and by McNemar's
+    test where there is one, and no difference only where the
     interval excludes one of the margin.
     """
     differences = [row.difference or Interval() for row in rows]
-    p_values = [p_value_of_difference(difference) for difference in differences]
+    p_values = [
+        # A damaged file may hold any number.
+        max(p_value_of_difference(difference), min(row.mcnemar_p_value or 0.0, 1.0))
+        for row, difference in zip(rows, differences, strict=True)
+    ]
     family = sum(not math.isnan(p_value) for p_value in p_values)
     statements = []
     for row, difference, p_value in zip(
@@ -65,7 +70,8 @@ def judged_differences(rows: Sequence[Any]) -> Sequence[Statement]:
             figure="accuracy",
         )
         if statement.is_conclusion and p_value >= _LEVEL:
-            why = f"not significant among {family} comparisons"
+            among = f" among {family} comparisons" if family > 1 else f", p-value {p_value:.2g}"
+            why = f"not significant{among}"
             statement = replace(statement, relation="open", why=why)
         margin = row.margin or _MARGIN
         if statement.is_judged_open and max(-difference.low, difference.high) > margin:

@@ -113,7 +113,7 @@ _PAIRS = (
         "runs",
         of=lambda pair: pair.row.repeats if pair.row.repeat == "all" else pair.run.times,
         varies=True,
-        meaning="how often this was measured: all runs together, or the newest where times of prompts are gone",
+        meaning="how often this was measured: all runs together, or the newest where these have no units in common",
     ),
 )
 
@@ -251,10 +251,11 @@ _ARMS = (
 def arms_table(pairs: Sequence[RankedRun]) -> Table:
     """Times of each arm; below those of one run what else is to be known about them."""
     arms = [_Arm(pair, row) for pair in pairs for row in pair.run.rows]
-    is_alone = len(pairs) == 1
-    title = "" if is_alone else "Times of each arm"
-    below = tuple(notes(pairs[0].run)) if is_alone else ()
-    return Table.of("arms", title, arms, _ARMS, for_reference=not is_alone, notes=below)
+    if len(pairs) == 1:
+        run = pairs[0].run
+        return Table.of("arms", "", arms, _ARMS, notes=(f"Run {run.id}.", *notes(run)))
+    columns = (*_ARMS, Column("run", text=True, of="arm.run", optional=True))
+    return Table.of("arms", "Times of each arm", arms, columns, for_reference=True)
 
 
 def requests_table(run: Run[LatencyRow]) -> Table:

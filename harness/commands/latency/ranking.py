@@ -168,10 +168,13 @@ def among_themselves(pairs: Sequence[RankedRun]) -> list[RankedRun]:
 
 def shared_details(pairs: Sequence[RankedRun]) -> list[str]:
     """What the names of all these have in common, which tells them from others on the page."""
-    first, *others = pairs
-    return [
-        text for text in first.name.details if all(text in pair.name.details for pair in others)
-    ]
+    names = [pair.name for pair in pairs]
+    details = [text for text in names[0].details if all(text in name.details for name in names)]
+    if names[0].settings.get("server_command") not in details:
+        words = names[0].server_words
+        in_all = [word for word in words if all(word in name.server_words for name in names)]
+        details.append(" ".join(in_all))
+    return [*filter(None, details)]
 
 
 def answers(pairs: Sequence[RankedRun]) -> list[Line]:
@@ -207,23 +210,22 @@ def answers(pairs: Sequence[RankedRun]) -> list[Line]:
 
 
 def _named(rivals: Sequence[RankedRun], first: RankedRun) -> str:
-    """`K=2: 0.81 (0.74 to 0.88) of its speed-up; K=8`, and what the intervals cover."""
+    """`K=2: 0.81 (0.74 to 0.88) of its speed-up; K=8`, and what kind of intervals these are."""
     names = []
-    covers = None
+    has_bounds = False
     is_same_pair = {rival.name.group for rival in rivals} == {first.name.group}
     for rival in rivals:
         name = rival.name.label(", ")
         if is_same_pair and rival.k is not None:
-            name = f"K={rival.k}"
+            name = ", ".join([f"K={rival.k}", *rival.name.circumstances])
         share = rival.member.standing.interval if rival.member.standing else Interval()
         if share.has_bounds:
             name += f": {share:.2f} of its speed-up"
-            covers = f" over {share.covers}" if share.covers else ""
+            has_bounds = True
         names.append(name)
     if len(names) > _MOST_NAMED:
         names[_MOST_NAMED:] = [f"and {len(names) - _MOST_NAMED} more"]
-    about = "" if covers is None else f" (simultaneous 95 % intervals{covers})"
-    return "; ".join(names) + about
+    return "; ".join(names) + (" (simultaneous 95 % intervals)" if has_bounds else "")
 
 
 class Schedule(NamedTuple):

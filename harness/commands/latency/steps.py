@@ -35,6 +35,7 @@ def steps_after_run(row: LatencyRow, verdict: Statement) -> list[NextStep]:
 
 
 _OTHER_RUNS = NextStep("how far off another run is", "repeats=5")
+_QUIET = NextStep("a quiet machine", "resume=false")
 
 
 def _better_interval(row: LatencyRow, verdict: Statement) -> list[NextStep]:
@@ -42,7 +43,7 @@ def _better_interval(row: LatencyRow, verdict: Statement) -> list[NextStep]:
     coverage = Coverage.of(row.speedup)
     has_bounds = verdict.interval.has_bounds
     if has_bounds and (verdict.why or not row.was_quiet):
-        return [NextStep("a quiet machine", "resume=false")]
+        return [_QUIET]
     if coverage is None or row.has_one_server or row.has_same_command:
         return []
     if row.mean_num_draft_tokens == 0:
@@ -107,6 +108,8 @@ def _after_ranking(pairs: Sequence[RankedRun]) -> list[NextStep]:
     if best_member is None or not best_member.is_judged:
         return steps_without_interval(pairs)
     best = next(pair for pair in pairs if pair.member is best_member)
+    if any(not pair.row.was_quiet and (pair.speedup or 0) > (best.speedup or 0) for pair in pairs):
+        return [_QUIET]
     if all(pair.member.verdict.relation == "below" for pair in pairs if pair.member.is_judged):
         return _free_draft([pair.row for pair in pairs])
     if not best.member.verdict.pays:

@@ -8,8 +8,8 @@ from harness.commands.latency.answer import result_line
 from harness.config.model_names import SECOND_COMMAND
 from harness.measuring.rows import LatencyRow
 from harness.reporting.files import escape
-from harness.reporting.names import name_of
-from harness.reporting.words import called, device_of, labels, short_commit
+from harness.reporting.names import STARTS_SERVERS, name_of
+from harness.reporting.words import called, device_of, in_words, labels, lossy_rule, short_commit
 from harness.results.runs import Run
 from harness.results.schema import NO_VERDICT
 from harness.results.statistics.interval import DASH
@@ -38,15 +38,21 @@ def _draft(row: LatencyRow) -> str:
     return draft if method in (None, "model", row.draft) else f"{draft} ({method})"
 
 
+def _settings(row: LatencyRow) -> str:
+    typed = [name for name in row.settings or () if name not in STARTS_SERVERS]
+    words = [lossy_rule(row), *(in_words(row, f"settings.{name}") for name in typed)]
+    return ", ".join(filter(None, words)) or DASH
+
+
 def _speedup(row: LatencyRow) -> str:
     if row.status == NO_VERDICT:
         return "no verdict"
     text = result_line(row)
-    speedup = verdict_of(row).interval
-    if speedup.covers is not None:
-        text += f" over {speedup.covers}"
-    if speedup.is_known and not speedup.has_bounds:
-        text += " (no interval)"
+    verdict = verdict_of(row)
+    if verdict.interval.covers is not None:
+        text += f" over {verdict.interval.covers}"
+    if verdict.why:
+        text += f", cannot tell: {verdict.why}"
     if row.status not in ("ok", None):
         text += f", {row.status}"
     return text if row.was_quiet else f"{text}, not quiet"
@@ -57,6 +63,8 @@ _COLUMNS: Mapping[str, Callable[[LatencyRow], str]] = {
     "server": lambda row: row.server or f"engine={row.engine}",
     "draft": _draft,
     "K": lambda row: str(name_of(row).num_draft_tokens or DASH),
+    "in flight": lambda row: str(row.batch_size or 1),
+    "settings": _settings,
     "device": device_of,
     "dtype": lambda row: row.dtype or DASH,
     "prompts": lambda row: f"{row.num_prompts or 0} ({row.prompts or 'unknown'})",

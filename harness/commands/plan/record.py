@@ -16,6 +16,8 @@ from harness.config.run import RunSettings
 from harness.config.settings import require, require_at_least
 from harness.engines.door.plans import PretendedGpus
 
+_AMOUNT = re.compile(r"(\d+(?:\.\d*)?) ?([mgt])(i?)b?", re.IGNORECASE)
+
 
 @dataclass(frozen=True, kw_only=True)
 class PlanSettings(RunSettings):
@@ -123,7 +125,9 @@ class PlanSettings(RunSettings):
         typed = self.gpu_memory or ""
         match = re.match(r"(\d+) ?[x×] ?", typed)
         number = int(self.gpus or (1 if match is None else match[1]))
-        return number, gpus_named(typed.removeprefix(match[0] if match else ""))
+        name = typed.removeprefix(match[0] if match else "")
+        # 80 GB are no A100 80GB.
+        return number, [] if _AMOUNT.fullmatch(name) else gpus_named(name)
 
     @property
     def gpu_memory_bytes(self) -> int | None:
@@ -131,8 +135,7 @@ class PlanSettings(RunSettings):
         _, gpus = self._chosen_gpus
         if gpus:
             return round(gpus[0].memory_gb * 10**9)
-        pattern = r"(\d+(?:\.\d*)?) ?([mgt])(i?)b?"
-        match = re.fullmatch(pattern, self.gpu_memory or "", re.IGNORECASE)
+        match = _AMOUNT.fullmatch(self.gpu_memory or "")
         if match is None:
             return None
         number, unit, binary = match.groups()

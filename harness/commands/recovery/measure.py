@@ -163,6 +163,7 @@ def _reference_check(arm: Arm, checks: Sequence[Columns]) -> Columns:
     }
 
 
+_LOSSY = "by definition this is lossy, although the check shows no loss"
 _REGULAR = "engine.regular_url=, a server of the same model that does not speculate"
 
 
@@ -198,8 +199,7 @@ class RecoveryExperiment(Experiment[RecoverySettings, RecoveryRow]):
         }
         rows = [session.row(RecoveryRow, **common | check) for check in self.checks or [{}]]
         return [
-            # By definition the output may differ, although the check does not show it.
-            dataclasses.replace(row, verdict="undecided")
+            dataclasses.replace(row, verdict="undecided", finding=row.finding or _LOSSY)
             if row.lossy and row.verdict == "lossless"
             else row
             for row in rows

@@ -54,7 +54,7 @@ def check_pair(planned: PlannedPair, decoding: DecodingSettings) -> None:
         require(not is_recurrent(checkpoint.config), "draft", rule, draft)
     widths = [vocabulary_size(checkpoint.config) for checkpoint in planned.checkpoints]
     if len(set(widths)) > 1:
-        rule = f"has {widths[1]} outputs against {widths[0]}, with which generate() cannot sample"
+        rule = f"has {widths[1]} outputs against {widths[0]}, with which generate() cannot sample: type temperature=0"
         require(decoding.temperature == 0, "draft", rule, draft)
     else:
         rule = (

@@ -18,6 +18,7 @@ from harness.config.amounts import amount
 from harness.config.demand import Demand
 from harness.config.errors import RunError, SettingError
 from harness.config.machine import cpu_name
+from harness.config.methods import METHODS
 from harness.config.run import WeightsSource
 from harness.config.settings import DraftSettings, Dtype, ModelSettings, PlacementSettings
 from harness.local.decoding.protocols import TokenRows
@@ -182,7 +183,11 @@ class PlacedPair(PlannedPair):
         lines: list[str | None] = [model.describe() for model in self.models]
         draft_settings = self.draft_settings
         if draft_settings is not None and len(self.models) == 1:
-            how = "no weights of its own"
+            how = (
+                "a class of your own"
+                if not METHODS.is_built_in(draft_settings.method)
+                else "no weights of its own"
+            )
             if self.head is not None:
                 how = f"{self.head.kind.title} head, {amount(self.sketches[-1].weight_bytes)}"
             lines.append(f"draft {draft_settings.name}: {how}")

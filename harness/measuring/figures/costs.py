@@ -15,7 +15,8 @@ class CostFigures(Group):
     """Where the time of an iteration goes, what a step must read, and the speed-up that theory predicts from that."""
 
     predicted_speedup: MaybeFloat = pooled(
-        Ratio(over="iteration_ms"), "tokens per iteration / (K c + v), with measured c and v"
+        Ratio(over="iteration_ms"),
+        "tokens per iteration / (tokens drafted c + v), with measured c and v",
     )
     draft_ms: MaybeFloat = pooled(Ratio(over="num_iterations"), "drafting per iteration", "ms")
     verify_ms: MaybeFloat = pooled(

@@ -183,6 +183,8 @@ class Encoder:
             note(described)
         if prompt_set.num_left_out:
             say(f"{counted(prompt_set.num_left_out, 'row')} without a question left out")
+        if prompt_set.num_repeated:
+            say(f"{counted(prompt_set.num_repeated, 'row')} left out that repeat another one")
         unsent = Counter(part for prompt in prompt_set.prompts for part in prompt.unsent)
         if unsent:
             parts = ", ".join(f"{part} ({number})" for part, number in unsent.items())

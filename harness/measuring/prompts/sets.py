@@ -149,6 +149,7 @@ class PromptSet:
         digest: of texts and messages: the same in any file format.
         seed: takes prompts of each category at random; None takes the first.
         num_left_out: rows of the files in which nobody asks anything.
+        num_repeated: rows that repeat another one.
     """
 
     name: str
@@ -156,6 +157,7 @@ class PromptSet:
     digest: str
     seed: int | None = None
     num_left_out: int = 0
+    num_repeated: int = 0
 
     def take(self, count: int) -> tuple[Prompt, ...]:
         """`count` prompts, from each category in turn.
@@ -267,14 +269,22 @@ def load_prompts(settings: PromptSettings) -> PromptSet:
             raise SettingError("prompts", str(bad), name) from bad
     if settings.lengths:
         read = _cut(read, settings.lengths)
-    prompts = tuple(dataclasses.replace(prompt, index=index) for index, prompt in enumerate(read))
-    contents = [
-        json.dumps([prompt.text, prompt.messages, *filter(None, further)])
-        for prompt in prompts
-        for further in [(prompt.num_tokens, prompt.turns, prompt.tools)]
-    ]
-    digest = hashlib.sha256("\n".join(contents).encode()).hexdigest()[:12]
-    return PromptSet(settings.name, prompts, digest, settings.seed, num_left_out)
+    # A prompt that a category has twice is one: an interval is over different ones.
+    different: dict[tuple[str, str | None], Prompt] = {}
+    for prompt in read:
+        further = filter(None, (prompt.num_tokens, prompt.turns, prompt.tools))
+        contents = json.dumps([prompt.text, prompt.messages, *further])
+        indexed = dataclasses.replace(prompt, index=len(different))
+        different.setdefault((contents, prompt.category), indexed)
+    joined = "\n".join(contents for contents, _ in different)
+    return PromptSet(
+        settings.name,
+        tuple(different.values()),
+        hashlib.sha256(joined.encode()).hexdigest()[:12],
+        settings.seed,
+        num_left_out,
+        num_repeated=len(read) - len(different),
+    )
 
 
 def _prompts_of(path: Path, settings: PromptSettings) -> tuple[list[Prompt], int]:

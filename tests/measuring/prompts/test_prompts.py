@@ -216,7 +216,7 @@ TOLD = {"from": "gpt", "value": "Because."}
         ('\ufeffid;prompt;category\n1;"Who, and\nwhy?";a\n2;NA;b\n', "mine.csv", ["Who, and\nwhy?", "NA"], 0),
         # By its value: SpecForge's conversations, and both turns of MT-Bench on the hub.
         ([{"id": 1, "conversation": ASKED}, {"conversations": ASKED}, {"prompt": ["Why?", "So?"]}],
-         "mine.jsonl", ["Who?", "Who?", "Why?"], 0),
+         "mine.jsonl", ["Who?", "Why?"], 0),
         ([{"url": "x y z", "body": {"messages": ASKED}}, {"body": {"prompt": "Why?"}}],
          "mine.jsonl", ["Who?", "Why?"], 0),
         ([*({"prompt": text} for text in ("Why?", " ", None)), {"conversations": [TOLD]}, {"messages": []},
