@@ -51,6 +51,7 @@ MISTAKES = {
     "report": "results: no such directory here",
     "latency --": "--: is followed by the command of a server",
     "latency -m K=3,4 -- ./serve.sh {port}": "K=3,4: the command behind -- has no {K}",
+    "latency K=8 -- llama-server -m a -md b --spec-draft-n-max 4": "K=8: the command behind -- has no {K}",
     "latency engine=local -- llama-server -m a.gguf": "--: is for engine=server",
     "latency -- sh ./serve.sh {port}": "the command behind --: sh is not known here, nor what makes it speculate",
     "latency -- ./serve.sh {port}": "./serve.sh: no such program on this machine",

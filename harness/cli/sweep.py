@@ -316,9 +316,8 @@ def print_sweep(
             runs, failures = merge(runs)
     pages = pages_about([record], runs, failures)
     num_done = len({row.job for row in rows})
-    is_unfinished = num_done < num_jobs and not is_refused
-    if is_unfinished:
-        # What to type next is this command again.
+    if num_done < num_jobs:
+        # What to type next is this command again, or a right setting.
         pages = {question: dataclasses.replace(page, next=()) for question, page in pages.items()}
     # What is swept needs no heading.
     short, full = (
@@ -341,6 +340,7 @@ def print_sweep(
     is_unknown = bool(served) and not any(row.server_started for row in served)
     again = "the same command with resume=always" if is_unknown else "the same command again"
     # A command that measures nothing, such as `plan`, would fail again.
+    is_unfinished = num_done < num_jobs and not is_refused
     if is_unfinished or (_any_failed(rows) and record.measures):
         line += f"\n         {again} measures what is missing or failed"
     stderr_console().print(line, style="dim")

@@ -209,8 +209,9 @@ def _server_settings(
         raise SettingError("--", f"is for engine=server, and engine={engine} is typed")
     words = [word for server in servers for word in server]
     names = {name: name.partition("engine.vary.")[2] for name in typed if "engine.vary." in name}
-    # Without commas K only names what a command without {K} drafts with.
-    if "," in typed.get("decoding.num_draft_tokens", ""):
+    k = typed.get("decoding.num_draft_tokens", "")
+    # Other commands than `latency` have a K of their own.
+    if "," in k or (k and command == "latency"):
         names["decoding.num_draft_tokens"] = "K"
     for setting, name in names.items():
         if not any(f"{{{name}}}" in word for word in words):

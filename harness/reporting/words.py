@@ -221,6 +221,9 @@ def in_words(row: RunRow, column: str) -> str | None:
         return _COMPOSED[column](row)
     column, _, entry = column.partition(".")
     value = getattr(row, column, None)
+    if column == "seed" and getattr(row, "repeat", None) == "all":
+        # A pooled row has the first one of several.
+        return ""
     if entry:
         value = (value or {}).get(entry)
     if value is None:

@@ -158,4 +158,4 @@ class Latency(Command[LatencySettings, LatencyRow]):
         """The speed-up; the speculative arm's row is the last."""
         from harness.commands.latency.answer import result_line
 
-        return result_line(rows[-1])
+        return result_line(rows[-1]) + ("" if rows[-1].was_quiet else ", not quiet")

@@ -56,7 +56,8 @@ def plan_page(runs: Sequence[Run[PlanRow]]) -> Page | None:
             least += f", the slowest GPU of its size: gpu_memory='{others[0]}' names another"
         why = [("Time", least)] if slowest else []
         title, tables = title_of_many(rows), [_plans(runs)]
-        return Page(title, [finding], _notes(fastest), tables, why, steps)
+        notes = dict.fromkeys(note for row in rows for note in _notes(row))
+        return Page(title, [finding], [*notes], tables, why, steps)
     (row,) = rows
     if not row.devices_bytes:
         return None
