@@ -306,6 +306,13 @@ class ServerArm(Arm):
             context = f"{place} has a context of {model.context} tokens"
             rule = f"leaves too little room: {context}, and a prompt has {opening.longest_prompt}"
             raise SettingError("decoding.max_new_tokens", rule, max_new_tokens)
+        in_flight = opening.settings.batch_size
+        slots = report.about.get("/props total_slots") if report else None
+        if isinstance(slots, int) and slots < in_flight:
+            waiting = (
+                f"{counted(slots, 'slot')} for {in_flight} requests in flight: the others wait"
+            )
+            self._say(f"it has {waiting}")
         typed_dialect = UNKNOWN_DIALECT if command is None else command.dialect
         dialect = dialect_of(model.owner or typed_dialect.name, self._settings.dialect)
         server = (report and dialect.named(report.about)) or None

@@ -153,7 +153,7 @@ def _reference_check(arm: Arm, checks: Sequence[Columns]) -> Columns:
     lossy = is_lossy(checks)
     finding = (
         "the regular server is no reference: its own texts do not follow the log-probabilities"
-        f" that it reports of them ({evidence})"
+        f" that it reports of them ({evidence}); at temperature=1 the tokens that it leaves out matter least"
     )
     return columns | {
         "check": "reference",
@@ -164,7 +164,7 @@ def _reference_check(arm: Arm, checks: Sequence[Columns]) -> Columns:
 
 
 _LOSSY = "by definition this is lossy, although the check shows no loss"
-_REGULAR = "engine.regular_url=, a server of the same model that does not speculate"
+_REGULAR = "a server of the same model that does not speculate, by regular_url= or behind --"
 
 
 class RecoveryExperiment(Experiment[RecoverySettings, RecoveryRow]):
@@ -306,7 +306,7 @@ class RecoveryExperiment(Experiment[RecoverySettings, RecoveryRow]):
         if not (others and reads_ids and regular.scores):
             rule = (
                 "needs a second arm (engine.regular_url, or a draft) that sends token ids and"
-                " log-probabilities of texts"
+                " log-probabilities of texts, and model= for its tokenizer"
             )
             require(not is_asked_for, "reference", rule, settings.reference)
             return None

@@ -269,22 +269,22 @@ def load_prompts(settings: PromptSettings) -> PromptSet:
             raise SettingError("prompts", str(bad), name) from bad
     if settings.lengths:
         read = _cut(read, settings.lengths)
-    # A prompt that a category has twice is one: an interval is over different ones.
-    different: dict[tuple[str, str | None], Prompt] = {}
+    # A row that a category has twice is one: an interval is over different ones.
+    different: dict[str, Prompt] = {}
     for prompt in read:
-        further = filter(None, (prompt.num_tokens, prompt.turns, prompt.tools))
-        contents = json.dumps([prompt.text, prompt.messages, *further])
-        indexed = dataclasses.replace(prompt, index=len(different))
-        different.setdefault((contents, prompt.category), indexed)
-    joined = "\n".join(contents for contents, _ in different)
-    return PromptSet(
-        settings.name,
-        tuple(different.values()),
-        hashlib.sha256(joined.encode()).hexdigest()[:12],
-        settings.seed,
-        num_left_out,
-        num_repeated=len(read) - len(different),
+        contents_alone = repr(dataclasses.replace(prompt, line=0, unsent=()))
+        different.setdefault(contents_alone, prompt)
+    prompts = tuple(
+        dataclasses.replace(prompt, index=index) for index, prompt in enumerate(different.values())
     )
+    contents = [
+        json.dumps([prompt.text, prompt.messages, *filter(None, further)])
+        for prompt in prompts
+        for further in [(prompt.num_tokens, prompt.turns, prompt.tools)]
+    ]
+    digest = hashlib.sha256("\n".join(contents).encode()).hexdigest()[:12]
+    num_repeated = len(read) - len(prompts)
+    return PromptSet(settings.name, prompts, digest, settings.seed, num_left_out, num_repeated)
 
 
 def _prompts_of(path: Path, settings: PromptSettings) -> tuple[list[Prompt], int]:
