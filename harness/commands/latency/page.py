@@ -123,10 +123,9 @@ def _page_of_runs(pairs: Sequence[RankedRun]) -> Page:
         is_repeated = all((pair.row.repeats or 1) > 1 for pair in pairs)
         advice = "" if is_repeated else ": repeats=5 measures what that changes"
         doubts.append(f"{disturbed}{advice}.")
-    by_load = schedules(pairs)
-    why = [*page.why, *schedules_in_words(by_load)]
-    steps = steps_after_runs(pairs, by_load)
-    return replace(page, doubts=[*doubts, *page.doubts], why=why, next=steps)
+    why = [*page.why, *schedules_in_words(schedules(pairs))]
+    doubts += page.doubts
+    return replace(page, doubts=doubts, why=why, next=steps_after_runs(pairs))
 
 
 def _part(group: Sequence[RankedRun], noun: str = "run") -> Page:

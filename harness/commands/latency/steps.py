@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 
-from harness.commands.latency.ranking import RankedRun, Schedule
+from harness.commands.latency.ranking import RankedRun
 from harness.measuring.rows import LatencyRow
 from harness.reporting.page import NextStep
 from harness.results.judging.series import best_of
@@ -86,22 +85,8 @@ def _free_draft(rows: Sequence[LatencyRow]) -> list[NextStep]:
     return [NextStep("a draft that costs nothing", "draft=lookup")]
 
 
-def steps_after_runs(pairs: Sequence[RankedRun], schedules: Sequence[Schedule]) -> list[NextStep]:
-    """A load that a schedule leaves out, and the most useful other step after many runs, if there is one."""
-    return [*_loads_left_out(schedules), *_after_ranking(pairs)]
-
-
-def _loads_left_out(schedules: Sequence[Schedule]) -> list[NextStep]:
-    for schedule in schedules:
-        for before, after in itertools.pairwise(schedule.ranges):
-            middle = round(math.sqrt(before.last * after.first))
-            if before.last < middle < after.first:
-                gap = f"{before.last + 1} to {after.first - 1} not measured"
-                return [NextStep(gap, f"batch_size={middle}")]
-    return []
-
-
-def _after_ranking(pairs: Sequence[RankedRun]) -> list[NextStep]:
+def steps_after_runs(pairs: Sequence[RankedRun]) -> list[NextStep]:
+    """The most useful step after many runs, if there is one."""
     if any(pair.series.why_not for pair in pairs):
         return [_OTHER_RUNS]
     best_member = best_of(pair.member for pair in pairs)

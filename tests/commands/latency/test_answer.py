@@ -25,7 +25,6 @@ from harness.reporting.files import html_page
 from harness.results.files import append_rows
 from harness.results.rows.prompts import LatencyPromptRow
 from harness.results.runs import Run
-from in_process import Harness
 from pages import short
 from report_files import latency_run, over, prompt_rows
 from wording import mentions
@@ -140,13 +139,6 @@ def test_a_category_is_over_all_of_its_tokens() -> None:
     others = [replace(row, prompt_place=8 + row.place) for row in prompts]
     [in_laps] = by_category([*prompts, *others])
     assert str(in_laps.speedup.covers) == "8 laps"
-
-
-def test_what_is_typed_next_is_a_load_that_was_left_out(harness: Harness) -> None:
-    sweep = ["engine=simulated", "engine.width_ms=3.0", "K=2,4", "batch_size=1,8"]
-    page = harness("latency", "-m", *sweep).stdout
-    command = "harness latency -m engine=simulated engine.width_ms=3.0 K=2,4 batch_size="
-    assert f"2 to 7 not measured\n        {command}3" in page
 
 
 STEP_MS = 22.0

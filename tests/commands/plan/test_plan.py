@@ -116,6 +116,11 @@ def test_a_sweep_over_methods_gives_each_its_own_settings(plan: Plan) -> None:
     assert "draft.sampling=greedy: is for" in refused.stderr
 
 
+def test_plans_that_differ_in_the_gpu_alone_are_all_shown(plan: Plan) -> None:
+    shown = plan("-m", "model=7B", "draft=none", "gpu_memory=A100 80GB,H100 SXM,80GB").stdout
+    assert "3 of 3 fit" in shown
+
+
 def test_what_would_fit_instead(plan: Plan) -> None:
     outcome = plan("model=13B", "draft=tinyllama", "gpu_memory=24GB", code=1)
     assert json.loads(outcome.row["instead"]) == [
