@@ -63,6 +63,8 @@ def enter() -> None:
         patch.setattr(torch.cuda, name, member)
     patch.setattr(torch, "Generator", _generator(torch.Generator))
     run_untraced(patch)
+    # transformers compiles a static cache's passes by itself.
+    patch.setattr(torch, "compile", _uncompiled)
     # Without CUDA's library torch would ask each operation for an event.
     load = PreTrainedModel.from_pretrained.__func__
     patch.setattr(PreTrainedModel, "from_pretrained", classmethod(partial(_load_by_names, load)))
@@ -127,6 +129,10 @@ def _generator(original: Any) -> Any:
             return original.__new__(cls, "cpu")
 
     return Generator
+
+
+def _uncompiled(function: Any = None, **options: Any) -> Any:
+    return (lambda decorated: decorated) if function is None else function
 
 
 def _load_by_names(load: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
