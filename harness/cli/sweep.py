@@ -339,8 +339,8 @@ def print_sweep(
     served = [row for row in rows if row.engine == "server"]
     is_unknown = bool(served) and not any(row.server_started for row in served)
     again = "the same command with resume=always" if is_unknown else "the same command again"
-    # A command that measures nothing, such as `plan`, would fail again.
     is_unfinished = num_done < num_jobs and not is_refused
+    # A command that measures nothing, such as `plan`, would fail again.
     if is_unfinished or (_any_failed(rows) and record.measures):
         line += f"\n         {again} measures what is missing or failed"
     stderr_console().print(line, style="dim")

@@ -309,10 +309,8 @@ class ServerArm(Arm):
         in_flight = opening.settings.batch_size
         slots = report.about.get("/props total_slots") if report else None
         if isinstance(slots, int) and slots < in_flight:
-            waiting = (
-                f"{counted(slots, 'slot')} for {in_flight} requests in flight: the others wait"
-            )
-            self._say(f"it has {waiting}")
+            room = counted(slots, "slot")
+            self._say(f"it has {room} for {in_flight} requests in flight: the others wait")
         typed_dialect = UNKNOWN_DIALECT if command is None else command.dialect
         dialect = dialect_of(model.owner or typed_dialect.name, self._settings.dialect)
         server = (report and dialect.named(report.about)) or None

@@ -43,8 +43,7 @@ def judged_differences(rows: Sequence[Any]) -> Sequence[Statement]:
     """The statements about the accuracy of both arms, of the rows of `eval` that are read together.
 
     Better or worse only where that is significant among all (Benjamini and Hochberg), by the interval and by McNemar's
-    test where there is one, and no difference only where the
-    interval excludes one of the margin.
+    test where there is one, and no difference only where the interval excludes one of the margin.
     """
     differences = [row.difference or Interval() for row in rows]
     p_values = [

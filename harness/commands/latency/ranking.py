@@ -173,8 +173,9 @@ def shared_details(pairs: Sequence[RankedRun]) -> list[str]:
     if names[0].settings.get("server_command") not in details:
         words = names[0].server_words
         in_all = [word for word in words if all(word in name.server_words for name in names)]
-        details.append(" ".join(in_all))
-    return [*filter(None, details)]
+        if in_all:
+            details.append(" ".join(in_all))
+    return details
 
 
 def answers(pairs: Sequence[RankedRun]) -> list[Line]:

@@ -85,7 +85,8 @@ def read(paths: Sequence[Path], ids: Sequence[str] = ()) -> Findings:
         chosen = [run for run in findings.runs if run.id.startswith(tuple(ids))]
         # The command of a run that pools others stands in their directories.
         parts = {part for run in chosen for part in getattr(run.last, "pooled_runs", None) or ()}
-        findings.runs = [run for run in findings.runs if run in chosen or run.id in parts]
+        kept = parts | {run.id for run in chosen}
+        findings.runs = [run for run in findings.runs if run.id in kept]
     findings.runs, findings.failures = merge(findings.runs)
     return findings
 

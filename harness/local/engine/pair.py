@@ -183,11 +183,9 @@ class PlacedPair(PlannedPair):
         lines: list[str | None] = [model.describe() for model in self.models]
         draft_settings = self.draft_settings
         if draft_settings is not None and len(self.models) == 1:
-            how = (
-                "a class of your own"
-                if not METHODS.is_built_in(draft_settings.method)
-                else "no weights of its own"
-            )
+            how = "no weights of its own"
+            if not METHODS.is_built_in(draft_settings.method):
+                how = "a class of your own"
             if self.head is not None:
                 how = f"{self.head.kind.title} head, {amount(self.sketches[-1].weight_bytes)}"
             lines.append(f"draft {draft_settings.name}: {how}")

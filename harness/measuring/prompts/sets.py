@@ -272,8 +272,8 @@ def load_prompts(settings: PromptSettings) -> PromptSet:
     # A row that a category has twice is one: an interval is over different ones.
     different: dict[str, Prompt] = {}
     for prompt in read:
-        contents_alone = repr(dataclasses.replace(prompt, line=0, unsent=()))
-        different.setdefault(contents_alone, prompt)
+        without_place = dataclasses.replace(prompt, line=0, unsent=())
+        different.setdefault(repr(without_place), prompt)
     prompts = tuple(
         dataclasses.replace(prompt, index=index) for index, prompt in enumerate(different.values())
     )
