@@ -186,8 +186,7 @@ def _topic(name: str, column: ColumnDescription) -> str:
 
 def _listed(name: str, column: ColumnDescription) -> Column:
     interval = " ±" if column.part == "estimate" else ""
-    meaning = column.text if column.in_csv else f"{column.text}; in `result.json` alone"
-    return Column(name + interval, column.type.__name__, column.unit, meaning)
+    return Column(name + interval, column.type.__name__, column.unit, column.text)
 
 
 def _taken_out(

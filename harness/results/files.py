@@ -67,7 +67,7 @@ def append_rows(path: str | Path, rows: Sequence[Row]) -> Path:
                 file.replace(as_csv(rows))
                 return candidate
             header = _header(file.path)
-            if sorted(header) != sorted(rows[0].header()):
+            if sorted(header) != sorted(rows[0].cells()):
                 continue
             content = file.path.read_bytes()
             if content.count(b'"') % 2:
@@ -187,7 +187,7 @@ def _numbered(path: Path) -> Iterator[Path]:
 
 def as_csv(rows: Sequence[Row]) -> bytes:
     """Rows of one kind as CSV, with a header."""
-    header = rows[0].header()
+    header = list(rows[0].cells())
     return _as_csv([header, *(_cells(row, header) for row in rows)])
 
 

@@ -80,7 +80,6 @@ class ColumnDescription:
         path: of a setting in the command's settings, `decoding.top_k`; empty where the command fills it in.
         phrase: how a value reads, `{} new tokens`; empty for its name and the value.
         said_as: single values that read otherwise; `""` is of one that goes without saying.
-        in_csv: whether CSV files have it; what one table or doubt alone needs is in `result.json` alone.
         type: of its values: str, int, float, bool, list or dict.
         hint: the same with the types of entries.
         words: texts that may stand in place of a number.
@@ -96,7 +95,6 @@ class ColumnDescription:
     pools: Pooling | None = None
     phrase: str = ""
     said_as: Mapping[Any, str]
-    in_csv: bool = True
     type: Any
     hint: Any
     words: tuple[str, ...]
@@ -121,9 +119,9 @@ def setting(text: str, path: str = "", unit: str = "", **words: Any) -> Any:
     return _column("setting", text, unit, path=path, **words)
 
 
-def pooled(pools: Pooling, text: str, unit: str = "", *, in_csv: bool = True) -> Any:
+def pooled(pools: Pooling, text: str, unit: str = "") -> Any:
     """A figure of rows that are pooled over repeated runs, and how; see `ColumnDescription`."""
-    return _column("figure", text, unit, pools=pools, in_csv=in_csv)
+    return _column("figure", text, unit, pools=pools)
 
 
 figure = functools.partial(_column, "figure")
@@ -157,12 +155,6 @@ class Row:
         for name in dict.fromkeys(order):
             columns |= described.get(name, {})
         return columns
-
-    @classmethod
-    @functools.cache
-    def header(cls) -> list[str]:
-        """The columns of a CSV file."""
-        return [name for name, column in cls.columns().items() if column.in_csv]
 
     def values(self) -> dict[str, Any]:
         """The row by its columns: the estimate and the ends of an interval each have one."""

@@ -154,7 +154,7 @@ class RunRow(Row):
         "`commit:` and the hub's commit of the target, or `files:` and a digest of"
         " names, sizes and sampled contents of its files"
     )
-    draft_weights_identity: MaybeText = circumstance("the same for the draft", in_csv=False)
+    draft_weights_identity: MaybeText = circumstance("the same for the draft")
     dtype: MaybeText = circumstance(
         "number format of what is not quantized in the target", phrase="{}"
     )
@@ -188,10 +188,8 @@ class RunRow(Row):
     runner: MaybeText = circumstance(
         "what ran the target, or both models", said_as={"static": "", "generate": ""}
     )
-    draft_runner: MaybeText = circumstance(
-        "what ran the draft, where that is another runner", in_csv=False
-    )
-    setup_s: MaybeFloat = circumstance("time to compile", "s", in_csv=False)
+    draft_runner: MaybeText = circumstance("what ran the draft, where that is another runner")
+    setup_s: MaybeFloat = circumstance("time to compile", "s")
     timestamp: MaybeText = circumstance("when the row was written, UTC")
     devices: MaybeText = circumstance(
         "names of the devices that computed, where known", phrase="on {}"

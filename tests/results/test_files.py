@@ -41,9 +41,6 @@ TEXT = 'a "quoted", comma\nand line, é 語 ' * 20
 class Cells(dict[str, object]):
     """A row with any columns: how files are written does not depend on what a row means."""
 
-    def header(self) -> list[str]:
-        return list(self)
-
     def cells(self) -> dict[str, object]:
         return self
 

@@ -16,7 +16,7 @@ class AcceptanceFigures(Group, Accepted):
     """How much is accepted: in all, by position, and what smaller K would have yielded."""
 
     acceptance_source: MaybeText = pooled(
-        "same", "`metrics` where acceptance is that of the server's counters", in_csv=False
+        "same", "`metrics` where acceptance is that of the server's counters"
     )
     acceptance_by_position: list[float | None] | None = pooled(
         Ratio(over="num_iterations"),

@@ -35,18 +35,17 @@ class CostFigures(Group):
         "share of an iteration, or a step, in which this program's own host is at work",
     )
     step_bytes: MaybeInt = pooled(
-        "mean", "weights and cache that a step of the target reads", "bytes", in_csv=False
+        "mean", "weights and cache that a step of the target reads", "bytes"
     )
     draft_step_bytes: MaybeInt = pooled(
-        "mean", "weights and cache that a step of the draft reads", "bytes", in_csv=False
+        "mean", "weights and cache that a step of the draft reads", "bytes"
     )
     floor_ms: MaybeFloat = pooled(
         "mean",
         "least time of a target step, at the measured rate of a large copy in its memory",
         "ms",
-        in_csv=False,
     )
-    draft_floor_ms: MaybeFloat = pooled("mean", "least time of a draft step", "ms", in_csv=False)
+    draft_floor_ms: MaybeFloat = pooled("mean", "least time of a draft step", "ms")
 
     @classmethod
     def measured(cls, run: MeasuredRun, arm: MeasuredArm) -> Group:

@@ -25,9 +25,7 @@ class MachineFigures(Group):
     other_gpu_processes: MaybeInt = pooled(
         "largest", "most other processes on one of these GPUs at once"
     )
-    lowest_gpu_clock_mhz: MaybeInt = pooled(
-        "smallest", "lowest clock of a GPU's cores", "MHz", in_csv=False
-    )
+    lowest_gpu_clock_mhz: MaybeInt = pooled("smallest", "lowest clock of a GPU's cores", "MHz")
     gpu_throttled: MaybeText = pooled("same", "why clocks of a GPU were lowered meanwhile")
     num_throttled_units: MaybeInt = pooled(
         "largest",

@@ -38,12 +38,11 @@ class SpeedupFigures(Group, WithSpeedup):
         "`speedup` without the time until the first tokens",
     )
     rare_units: MaybeText = pooled(
-        "none", "one or two units with most of the speed-up's variance, in words", in_csv=False
+        "none", "one or two units with most of the speed-up's variance, in words"
     )
     drift: MaybeFloat = pooled(
         "geometric mean",
         "speed-up in the second half of the run over that in the first",
-        in_csv=False,
     )
     drifted: MaybeBool = pooled(
         "mean",

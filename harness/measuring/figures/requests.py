@@ -26,7 +26,7 @@ class AnswerFigures(Group):
         "mean",
         "different ones among them, where a small set is asked again",
     )
-    num_prompts_in_set: MaybeInt = pooled("same", "prompts that the set or file has", in_csv=False)
+    num_prompts_in_set: MaybeInt = pooled("same", "prompts that the set or file has")
     draft_remembers: MaybeBool = pooled(
         "same",
         "whether a server drafts from a pool of its own answers, as its command says",
@@ -45,7 +45,7 @@ class AnswerFigures(Group):
         "ms",
     )
     ms_per_token_per_answer: MaybeFloat = pooled(
-        "mean", "mean over answers of each one's time per token", "ms", in_csv=False
+        "mean", "mean over answers of each one's time per token", "ms"
     )
     ms_per_token_std: MaybeFloat = pooled(
         "quadratic mean", "standard deviation of the same, over prompts or batches", "ms"
@@ -57,7 +57,6 @@ class AnswerFigures(Group):
         Ratio(of="num_tokens"),
         "1000 / `ms_per_token`: what a row's reader gets",
         "tokens/s",
-        in_csv=False,
     )
     time_to_first_token_ms: MaybeFloat = pooled(
         "mean",
@@ -146,13 +145,12 @@ class RequestFigures(Group):
         "whether more tokens arrived together than an iteration yields",
     )
     share_after_last_token: MaybeFloat = pooled(
-        "largest", "share of the answers' time after their last token", in_csv=False
+        "largest", "share of the answers' time after their last token"
     )
     mean_in_flight: MaybeFloat = pooled(
         Ratio(over="seconds"),
         "mean requests in flight, with those that only keep up the load",
         "requests",
-        in_csv=False,
     )
     requests_per_second: MaybeFloat = pooled(
         Ratio(of="num_prompts"),

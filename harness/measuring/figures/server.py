@@ -36,7 +36,6 @@ class ServerFigures(Group):
         "mean",
         "mean time to the first token by the server's own clock: its metrics, or its answers to one request at a time",
         "ms",
-        in_csv=False,
     )
     server_tokens: MaybeInt = pooled(
         "mean",
@@ -49,18 +48,15 @@ class ServerFigures(Group):
         "tokens",
     )
     unseen_tokens: MaybeInt = pooled(
-        "largest", "tokens that arrived and that the server did not count", "tokens", in_csv=False
+        "largest", "tokens that arrived and that the server did not count", "tokens"
     )
-    num_restarts: MaybeInt = pooled(
-        "largest", "how often the server was restarted meanwhile", in_csv=False
-    )
+    num_restarts: MaybeInt = pooled("largest", "how often the server was restarted meanwhile")
     drafted: MaybeBool = pooled(
         "any", "whether the server drafted tokens, by its answers or its metrics"
     )
     impossible_counts: MaybeText = pooled(
         "same",
         "counts of the server that cannot be true, with its words; no figure follows from them",
-        in_csv=False,
     )
     cached_tokens: MaybeInt = pooled(
         "largest",
@@ -68,7 +64,7 @@ class ServerFigures(Group):
         "tokens",
     )
     read_prompt_tokens: MaybeInt = pooled(
-        "mean", "tokens of all prompts by the server's count", "tokens", in_csv=False
+        "mean", "tokens of all prompts by the server's count", "tokens"
     )
     cached_from_before: MaybeInt = pooled(
         "largest",

@@ -122,7 +122,6 @@ class EndFigures(Group):
     share_after_end: MaybeFloat = pooled(
         Ratio(over="num_tokens"),
         "share of the tokens after the end of their text, with `ignore_eos`",
-        in_csv=False,
     )
 
     @classmethod
