@@ -47,6 +47,7 @@ class ReportContents:
         pages: by the question that each answers.
         sources: tables about where the runs ran, and the files that were read.
         notes: what could not be read, or was left out.
+        is_single: whether it is about one run.
     """
 
     title: str
@@ -54,6 +55,7 @@ class ReportContents:
     pages: Mapping[str, Page]
     sources: Sequence[Table]
     notes: Sequence[str]
+    is_single: bool = False
 
     @property
     def answers(self) -> dict[str, list[Line]]:
@@ -81,12 +83,17 @@ def said_by(page: Page) -> list[Line]:
 
 
 def on_terminal(report: ReportContents) -> Document:
-    """Return each page in short, without its next steps: they follow the command that measured."""
+    """Return each page in short, without its next steps: they follow the command that measured. A single run has the
+    page that it printed.
+    """
 
     def short(page: Page) -> Document:
-        return in_short(replace(page, next=()), rest="report.md")
+        return in_short(replace(page, next=()), rest=rest)
 
-    return [*below_each_other(report.pages, short), *sentences("warning", *report.notes)]
+    rest = "details=true" if report.is_single else "report.md"
+    pages = report.pages
+    shown = short(*pages.values()) if report.is_single else below_each_other(pages, short)
+    return [*shown, *sentences("warning", *report.notes)]
 
 
 def html_page(

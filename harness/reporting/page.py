@@ -188,9 +188,9 @@ def _top(page: Page, show: Callable[[Page], Document]) -> list[Table | Line]:
 
 
 def _named(why: Sequence[tuple[str, str]], steps: Sequence[NextStep]) -> list[Table | Line]:
-    """The reasons and the next steps, each name once."""
+    """The reasons and the next steps, each name once. A page without steps has the same lines as with them."""
     typed = [(step.text, step.typed) for step in steps]
-    named = [*why, *_steps_in_lines(typed, why)]
+    named = [(f"{name:4}", text) for name, text in [*why, *_steps_in_lines(typed, why)]]
     return [Line(""), Table.from_lines("next", named)] if named else []
 
 

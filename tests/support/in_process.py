@@ -70,6 +70,12 @@ class Harness:
         assert code != 0 or "no verdict" not in outcome.stderr, outcome
         return outcome
 
+    def as_reported(self, printed: Outcome) -> bool:
+        """Whether `report` about the newest run prints the page of the run, to the letter, but for its next steps."""
+        newest = max(Path().rglob("result.json"), key=lambda file: file.stat().st_mtime_ns).parent
+        reported = self("report", str(newest), f"output={newest}", "format=page")
+        return _without_steps(reported.stdout) == _without_steps(printed.stdout)
+
     def refused(self, *arguments: str) -> str:
         """Why the settings are wrong: the only line that is printed, but for lines about prompts and models.
 
@@ -84,6 +90,11 @@ class Harness:
             re.match(r"\d+ of \d+ prompts |model |draft |importing ", line) for line in others
         ), outcome
         return outcome.complaint
+
+
+def _without_steps(page: str) -> str:
+    """A page without *Next*, which follows the line that was typed."""
+    return re.sub(r"\n*^  Next .*(\n {4,}.*)*", "", page, flags=re.MULTILINE).strip()
 
 
 def covered(cell: str) -> str:

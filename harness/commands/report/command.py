@@ -259,6 +259,11 @@ def build(paths: Sequence[str | Path], ids: Sequence[str] = ()) -> ReportContent
     """
     findings = read([Path(path) for path in paths], ids)
     pages = pages_about(measuring(), findings.runs, findings.failures)
+    found = [*dict.fromkeys([*findings.runs, *findings.failures])]
+    command = measurement(found[0].command)
+    single = command.page(found) if len(found) == 1 and found[0].status != "incomplete" else None
+    if single is not None:
+        pages = {command.question or command.name: single}
     notes = findings.notes[:_MOST_NOTES]
     if len(findings.notes) > _MOST_NOTES:
         notes.append(f"{len(findings.notes) - _MOST_NOTES:,} more notes like these.")
@@ -270,7 +275,7 @@ def build(paths: Sequence[str | Path], ids: Sequence[str] = ()) -> ReportContent
         title += f": {models[0] if len(models) == 1 else counted(len(models), 'model')}"
     about = [counted(len(rows), "measurement"), days_of(rows), *common_settings(rows).split(" · ")]
     sources = [environment_table(runs), files_table(findings.files)]
-    return ReportContents(title, [*filter(None, about)], pages, sources, notes)
+    return ReportContents(title, [*filter(None, about)], pages, sources, notes, single is not None)
 
 
 @dataclass(frozen=True)
@@ -314,7 +319,8 @@ def main(words: Words) -> None:
         return
     # The files first: they are complete even if the terminal shows only half.
     written = write(report, output)
-    print_document(on_terminal(report), plain_console(WIDE))
+    console = None if report.is_single else plain_console(WIDE)
+    print_document(on_terminal(report), console)
     print(f"written to {' and '.join(map(str, written))}", file=sys.stderr)
 
 

@@ -21,7 +21,7 @@ from harness.results.statistics.stopping import (
     is_precise,
     looks,
 )
-from in_process import QUICKEST_PAIR, Harness, covered, only, results
+from in_process import QUICKEST_PAIR, Harness, Outcome, covered, only, results
 from processes import end
 from shipped_copies import ONE_LAYER
 from tiny_checkpoints import save_random
@@ -122,8 +122,9 @@ def test_ctrl_c_keeps_what_was_measured(pair: list[str], harness: Harness, tmp_p
     halt = halting("harness.measuring.interleaving.timed_answer", after=2 + 2 * 3)
     asked = ["latency", *pair, *QUICK, "num_warmup=1"]
     running = start(*asked, cwd=tmp_path, until=HALTED, before=halt)
-    _, stderr = end(running, signal.SIGINT, 130)
-    assert "interrupted" in stderr
+    printed = Outcome(130, *end(running, signal.SIGINT, 130))
+    assert "interrupted" in printed.stderr
+    assert harness.as_reported(printed)
     rows = results()
     assert list(rows["status"]) == ["interrupted", "interrupted"]
     assert rows["error"][0] == "stopped by the user"

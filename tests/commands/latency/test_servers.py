@@ -161,6 +161,7 @@ def test_failed_requests_are_counted_and_the_key_is_nowhere(
     assert pd.isna(row["draft"])
     texts = [path.read_text() for path in tmp_path.rglob("*") if path.is_file()]
     assert not any("s3cret" in text for text in [*texts, outcome.stdout, outcome.stderr])
+    assert harness.as_reported(outcome)
 
 
 def test_a_server_that_is_down_is_not_answered_from_old_rows(
@@ -182,6 +183,7 @@ def test_answers_of_different_lengths_give_no_verdict(harness: Harness, serve: S
     assert set(results()["status"]) == {"no_verdict"}
     assert list(results()["num_tokens"]) == [72, 27]
     assert results()["speedup"].isna().all()
+    assert harness.as_reported(outcome)
     race = ["compare", "engine=server", "model=tiny", "prompt=7 * 8 =", "decoding.max_new_tokens=8"]
     harness(*race, *addresses)
     assert results("compare")["speedup"].isna().all()

@@ -73,6 +73,7 @@ def test_one_command_starts_both_servers_and_ends_them(harness: Harness, tmp_pat
         re.search(r"http://127.0.0.1:(1[5-9]|2\d|3[0-2])\d{3}/", log.read_text()) for log in logs
     )
     assert not processes_of(mark)
+    assert harness.as_reported(outcome)
 
 
 def test_names_and_k_are_those_of_the_command(harness: Harness) -> None:
@@ -159,6 +160,7 @@ def test_servers_that_do_not_fit_beside_each_other_take_turns(
     outcome = harness("latency", *asked, *behind(command, f"{command} -k 3"), code=None)
     assert "it is started once more, alone" in outcome.stderr
     assert covered(results().iloc[-1]["speedup_covers"]) == "4 blocks"
+    assert harness.as_reported(outcome)
 
 
 def test_a_server_that_dies_is_the_reason(harness: Harness, tmp_path: Path) -> None:
@@ -180,6 +182,7 @@ def test_a_server_that_dies_is_the_reason(harness: Harness, tmp_path: Path) -> N
     command = f"{sys.executable} {dies} --port {{port}} -k 3"
     outcome = harness("latency", *QUICK, *slow, *behind(ECHO, command), code=1)
     assert mentions(outcome.complaint, "the second server ended with exit code 9", "out of pages")
+    assert harness.as_reported(outcome)
 
 
 def give_less_time(guard: Path) -> None:

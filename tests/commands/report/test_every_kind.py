@@ -24,9 +24,10 @@ from harness.reporting.terminal import as_text
 from harness.results.files import read_kind, write_rows
 from harness.results.row import ColumnDescription
 from harness.results.schema import RunRow
-from in_process import Harness
+from in_process import QUICK_MODELS, QUICKEST_PAIR, Harness
 from report_files import eval_run, latency_run, write
 from shipped_copies import copy_shipped
+from wicked_engine import FATAL, FILE
 
 VALUES: dict[Any, Any] = {
     str: "text", int: 3, float: 0.5, bool: True, list: [1, 2], dict: {"cpu": 5}, list[str]: ["text"],
@@ -185,6 +186,42 @@ def test_names_are_text_wherever_they_are_shown(harness: Harness, tmp_path: Path
         "no_think", "no\\_think"
     )
     assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(page + markdown)
+
+
+# Runs of every kind, by what is typed for them.
+SIMULATED = ("latency", "engine=simulated", "n=9", "tokens=16")
+RUNS = {
+    "latency": (),
+    "batches": ("batch_size=4", "n=34"),
+    "laps": ("batch_size=2", "n=32", "laps=8"),
+    "blocks": ("engine.blocks=7", "engine.start_noise=0.1"),
+    "conversations": ("prompts=turns.jsonl", "prompts.turns=all", "chat_template=never"),
+    "categories": ("prompts=categories.jsonl",),
+    "precision": ("precision=0.05", "n=30"),
+    "unlike lengths": ("n=12", "tokens=400", f"engine.lengths={9 * [2] + 3 * [400]}", "decoding.ignore_eos=false"),
+    "no verdict": ("n=3",),
+    "no draft": ("draft=none",),
+    "greedy": ("temperature=0",),
+}  # fmt: skip
+OTHERS = {
+    "real": ("latency", *QUICKEST_PAIR, "n=8", "tokens=4"),
+    "batches of a real pair": ("latency", *QUICKEST_PAIR, "n=16", "tokens=4", "batch_size=2"),
+    "failed": ("latency", f"engine={FILE}:Wicked", "n=8", "tokens=4", f"K={FATAL}"),
+    "acceptance": ("acceptance", *QUICK_MODELS, "n=8", "tokens=16"),
+    "eval": ("eval", *QUICKEST_PAIR, "n=8"),
+    "recovery": ("recovery", *QUICKEST_PAIR, "n=3", "tokens=8", "shift=0.5", "num_draws=1000"),
+}
+
+
+@pytest.mark.parametrize("case", [*RUNS, *OTHERS])
+def test_the_report_of_a_run_is_its_page(harness: Harness, case: str) -> None:
+    """What a page needs is in its files."""
+    turns = [{"turns": [f"I like dogs {n}", "And cats"]} for n in range(9)]
+    categories = [{"prompt": f"I like {n} dogs", "category": "ab"[n % 2]} for n in range(9)]
+    for name, prompts in {"turns": turns, "categories": categories}.items():
+        Path(f"{name}.jsonl").write_text("\n".join(map(json.dumps, prompts)))
+    typed = OTHERS.get(case) or (*SIMULATED, *RUNS[case])
+    assert harness.as_reported(harness(*typed, code=None))
 
 
 def test_single_runs_are_asked_for_by_their_ids(harness: Harness) -> None:
