@@ -31,7 +31,7 @@ from harness.local.engine.engine import LocalEngine
 from harness.local.engine.planning import roofs
 from harness.local.runners.prepared import Graphs
 from harness.reporting.table import Table
-from harness.results.acceptance import Acceptance
+from harness.results.drafts import Drafts
 from harness.results.statistics.interval import Interval
 
 AGREEMENT = 0.8
@@ -127,9 +127,9 @@ class Arms:
         return [one.seconds - first_token_seconds(one) for one in timed]
 
     @property
-    def acceptance(self) -> Acceptance:
+    def acceptance(self) -> Drafts:
         told = [one.acceptance for found in self.generations.values() for one in found]
-        return sum(told, Acceptance())
+        return sum(told, Drafts())
 
 
 def first_token_seconds(generation: Answered) -> float:
@@ -221,7 +221,7 @@ def measure(case: Case, options: argparse.Namespace, save: Save) -> None:
             "num_prompts": len(next(iter(seconds.values()))),
             "max_new_tokens": options.tokens,
             "temperature": decoding.temperature,
-            "acceptance_rate": acceptance.acceptance_rate,
+            "acceptance_rate": acceptance.columns()["acceptance_rate"],
             "floor_ms": roof.floor_ms,
             "draft_floor_ms": draft_roof.floor_ms,
             "copy_bandwidth_bytes_per_s": roof.floor_ms and 1000 * roof.step_bytes / roof.floor_ms,

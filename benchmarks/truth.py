@@ -62,7 +62,7 @@ from harness.config.errors import VerdictError
 from harness.engines.registry import ENGINES
 from harness.measuring.rows import LatencyRow
 from harness.reporting.page import Page
-from harness.results.acceptance import Acceptance
+from harness.results.drafts import Drafts
 from harness.results.judging.series import Member, judged_at_once, load_of, schedule_of
 from harness.results.judging.statement import Statement
 from harness.results.runs import Run, grouped
@@ -462,7 +462,9 @@ def one_run(rng: random.Random) -> Found:
     is_equal = world.engine["acceptance"] == 0 and len(read_run.rows) == 2
     if is_equal and not world.engine["draft_ms"]:
         # A draft that proposes nothing has no acceptance.
-        silent = dict.fromkeys(Acceptance().columns()) | {"tokens_per_iteration": 1.0}
+        silent = dict.fromkeys(Drafts().counts() | Drafts().columns()) | {
+            "tokens_per_iteration": 1.0
+        }
         read_run.rows[-1] = replace(read_run.rows[-1], **silent)
     page = measurement("latency").page([read_run])
     assert page is not None

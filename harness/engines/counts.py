@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
+
+from harness.results.drafts import Drafts
 
 # The most draft tokens of one iteration, those of a tree included. They bound the memory that a hostile server could
 # make us take.
@@ -90,41 +91,23 @@ class DraftCounts:
             raise ImpossibleCounts(f"{self.proposed:.0f} draft tokens in {of}")
 
     @property
-    def histogram(self) -> list[int]:
-        """Iterations that drafted something, by how many tokens they accepted, 0, 1, 2, ...; empty where unknown."""
-        if not self.iterations or (self.accepted and not self.accepted_at):
-            return []
-        at_least = [self.iterations, *self.accepted_at, 0]
-        return [round(here - further) for here, further in itertools.pairwise(at_least)]
-
-    @property
-    def outcomes(self) -> list[tuple[int, int]]:
-        """(proposed, accepted) of each iteration.
-
-        12 draft tokens and the histogram [1, 0, 2] are (4, 0), (4, 2), (4, 2). Empty where iterations drafted different
-        numbers. By chance different numbers may have a whole number as their mean:
-        `measuring.acceptance.iterations_are_known` looks at all answers.
-        """
-        if self.steps or not self.iterations or not self.proposed:
-            return list(self.steps)
-        per_iteration, rest = divmod(round(self.proposed), round(self.iterations))
-        longest = sum(number > 0 for number in self.accepted_at)
-        if rest or longest > per_iteration:
-            return []
-        accepted = Counter(dict(enumerate(self.histogram))).elements()
-        return [(per_iteration, number) for number in accepted]
+    def counts(self) -> Drafts:
+        """The same as a part of sums; what drafted nothing reports nothing."""
+        proposed, drafting = self.proposed, self.iterations
+        return Drafts(
+            answers=self.num_answers if proposed != 0 else 0,
+            drafting=drafting if drafting or proposed else 0,
+            proposed=proposed,
+            accepted=self.accepted,
+            accepted_at=self.accepted_at or (None if self.accepted else ()),
+            tested_at=None if proposed != 0 else (),
+            k=proposed / drafting if proposed and drafting else math.nan,
+        )
 
 
 def _require_equal(name: str, counted: float | None, total: float) -> None:
     if counted is not None and counted != total:
         raise ImpossibleCounts(f"{counted:.0f} {name} in all, and {total:.0f} by iteration")
-
-
-def positions(histogram: Sequence[int]) -> list[int]:
-    """Iterations that accepted the first draft token, the second, ..., from how many accepted 0, 1, 2, ... tokens."""
-    at_least = list(itertools.accumulate(reversed(histogram)))
-    # At one place at least, so that a histogram of none is one.
-    return at_least[-2::-1] or [0] * len(histogram)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from harness.engines.arrivals import Arrival, Origin
 from harness.engines.counts import Counts
 from harness.engines.door.reading import Reference
 from harness.engines.requests import Load, RequestRecord
-from harness.results.acceptance import Acceptance
+from harness.results.drafts import Drafts
 
 Message = Mapping[str, Any]
 
@@ -207,13 +207,6 @@ class Phases:
         return 1000 * self.seconds[phase] / num_iterations
 
 
-class Wait(NamedTuple):
-    """How long a reader waited for an answer, and its tokens: of a request, or of a row of mean length in a batch."""
-
-    ms: float
-    num_tokens: float
-
-
 class BatchTimes(NamedTuple):
     """The time that all rows of a batch share.
 
@@ -285,8 +278,8 @@ class Answered:
         return list(zip(self.question.prompts, self.requests, strict=True))
 
     @property
-    def acceptance(self) -> Acceptance:
-        return Acceptance.of(outcome for request in self.requests for outcome in request.outcomes)
+    def acceptance(self) -> Drafts:
+        return Drafts.of(outcome for request in self.requests for outcome in request.outcomes)
 
     @property
     def num_tokens(self) -> int:
@@ -299,22 +292,6 @@ class Answered:
         if not self.num_tokens:
             return math.nan
         return 1000 * self.seconds * len(self.requests) / self.num_tokens
-
-    @property
-    def waits(self) -> dict[int, Wait]:
-        """The wait for each answer that has a time of its own, by prompt index. A batch has one time for all rows,
-        under its first index.
-        """
-        if not self.has_request_times:
-            if not self.num_tokens:
-                return {}
-            mean_length = self.num_tokens / len(self.requests)
-            return {self.requests[0].index: Wait(1000 * self.seconds, mean_length)}
-        return {
-            request.index: Wait(1000 * request.seconds, request.num_tokens)
-            for request in self.requests
-            if request.answered
-        }
 
 
 # Prompts with the texts behind them.

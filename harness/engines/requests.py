@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from harness.engines.counts import DraftCounts
+from harness.results.drafts import UNKNOWN, Drafts
 
 # Arrivals are one burst if they are nearer to each other than this share of the request's mean time
 # per token: llama.cpp sends the tokens of an iteration one by one, microseconds apart.
@@ -164,6 +165,17 @@ class RequestRecord:
             # Tokens behind the end may be among the accepted ones.
             return None
         return num_iterations
+
+    @property
+    def counts(self) -> Drafts:
+        """Its draft tokens, by iteration where these are known."""
+        if self.impossible:
+            return UNKNOWN
+        counts = Drafts.of(self.outcomes)
+        if self.drafts is not None and not self.drafts.steps:
+            counts = self.drafts.counts
+        decoded = max(0, self.num_tokens - 1)
+        return replace(counts, decoded=decoded, iterations=self.num_iterations)
 
     @property
     def came_at_once(self) -> bool:

@@ -10,7 +10,7 @@ from harness.engines.detokenizer import Detokenizer
 from harness.engines.divergence import first_divergence
 from harness.engines.protocol import Answered, Question, Weights
 from harness.engines.tokenizer import Tokenizer
-from harness.measuring.acceptance import acceptance_columns
+from harness.measuring.acceptance import drafts_of
 from harness.results.acceptance import Rejection
 
 _FEWEST_COMPARED = 8
@@ -47,9 +47,7 @@ def comparison_columns(
     divergence = first_divergence(reference, question.prompts[0], expected, actual)
     return {
         **_speedup(regular, speculative),
-        "acceptance": speculative.acceptance,
-        # Some servers report a rate, but not each iteration.
-        "acceptance_rate": acceptance_columns(speculative.requests)["acceptance_rate"],
+        "acceptance": drafts_of(speculative.requests),
         "identical": divergence is None,
         "parted_at": divergence and divergence.position,
         "logit_margin": divergence and divergence.logit_margin,

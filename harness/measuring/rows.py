@@ -105,35 +105,6 @@ class LatencyRow(
             return None
         return (self.ms_per_token * length - first_ms) / (length - 1)
 
-    # Totals, which pooled rows find by these names (`results.row.Ratio`); None if they are not known.
-
-    @property
-    def seconds(self) -> float | None:
-        return _quotient(self.num_tokens, self.tokens_per_second)
-
-    @property
-    def num_iterations(self) -> float | None:
-        return _quotient(self.num_tokens, self.tokens_per_iteration)
-
-    @property
-    def num_proposed(self) -> float | None:
-        """Draft tokens."""
-        return (self.num_iterations or 0.0) * (self.mean_num_draft_tokens or 0.0) or None
-
-    @property
-    def num_accepted(self) -> float | None:
-        """Draft tokens that were accepted."""
-        return (self.num_proposed or 0.0) * (self.acceptance_rate or 0.0) or None
-
-    @property
-    def num_drafting(self) -> float | None:
-        """Iterations that drafted."""
-        return _quotient(self.num_proposed, self.mean_proposed)
-
     @property
     def was_quiet(self) -> bool:
         return not self.drifted and not self.was_starved
-
-
-def _quotient(total: float | None, per: float | None) -> float | None:
-    return total / per if total and per else None

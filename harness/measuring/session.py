@@ -23,7 +23,7 @@ from harness.measuring.measurement import Measurement, further_settings, identif
 from harness.measuring.progress import note, say
 from harness.measuring.prompts.encoding import Encoder
 from harness.measuring.prompts.sets import Prompt
-from harness.results.acceptance import Acceptance
+from harness.results.drafts import Drafts
 from harness.results.environment import environment_columns, new_run_id, write_environment
 from harness.results.files import append_rows
 from harness.results.row import Row
@@ -269,9 +269,7 @@ class Session:
             requests.append(Request(prompt, decoding, seed, index, stop_tokens, chat, salt))
         return requests
 
-    def row(
-        self, kind: type[AnyRow], acceptance: Acceptance | None = None, **figures: Any
-    ) -> AnyRow:
+    def row(self, kind: type[AnyRow], acceptance: Drafts | None = None, **figures: Any) -> AnyRow:
         """Return a row of this run: settings, circumstances and figures.
 
         If several have a column, figures override acceptance, and both override the rest.
@@ -300,7 +298,7 @@ class Session:
         if issubclass(kind, PromptedRow):
             columns |= {"num_skipped": 0, "num_truncated": 0}
         if acceptance is not None:
-            columns |= _selected(acceptance.columns(), kind)
+            columns |= _selected(acceptance.counts() | acceptance.columns(), kind)
         for name, value in figures.items():
             is_unknown = isinstance(value, Interval) and not value.is_known
             columns[name] = None if is_unknown else value

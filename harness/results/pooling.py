@@ -13,12 +13,12 @@ import math
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from operator import attrgetter
-from statistics import StatisticsError, fmean, geometric_mean, harmonic_mean
+from statistics import StatisticsError, fmean, geometric_mean
 from typing import Any
 
 from harness.results.environment import new_run_id
 from harness.results.prompt_times import common_times, pairs_by_unit, waits_by_unit
-from harness.results.row import Pooling, Ratio
+from harness.results.row import Pooling
 from harness.results.rows.prompts import read_prompts
 from harness.results.runs import Run, each_once
 from harness.results.statistics.interval import FEWEST_EFFECTIVE, Coverage, Interval
@@ -118,7 +118,9 @@ def pooled_rows(runs: Sequence[Sequence[AnyRow]]) -> list[AnyRow]:
     # All runs of one job have the same arms.
     for rows_of_arm in zip(*succeeded, strict=True):
         columns = _pooled_figures(rows_of_arm) | common
-        pooled.append(dataclasses.replace(rows_of_arm[0], **columns))
+        row: Any = dataclasses.replace(rows_of_arm[0], **columns)
+        rates = {name: rate for name, rate in row.drafts.columns().items() if rate is not None}
+        pooled.append(dataclasses.replace(row, **rates))
     if len(pooled) > 1:
         pooled[-1] = dataclasses.replace(pooled[-1], **_speedup(succeeded))
     return judged(pooled)
@@ -139,33 +141,35 @@ def _pooled_figures(rows: Sequence[AnyRow]) -> dict[str, Any]:
         if None in values:
             columns[name] = None
         elif column.type is list:
-            columns[name] = [_pooled(column.pools, place, rows) for place in zip_longest(*values)]
+            columns[name] = [_pooled(column.pools, place) for place in zip_longest(*values)]
         else:
-            columns[name] = _pooled(column.pools, values, rows)
+            weights = [getattr(row, column.per) for row in rows] if column.per else None
+            columns[name] = _pooled(column.pools, values, weights)
         if column.pools == "none" or columns[name] == []:
             columns[name] = None
     return columns
 
 
-def _pooled(rule: Pooling, values: Sequence[Any], rows: Sequence[AnyRow]) -> Any:
+def _pooled(rule: Pooling, values: Sequence[Any], weights: Sequence[Any] | None = None) -> Any:
     """One value for those of several runs; None for texts that differ, and for no value at all.
 
     Lists of runs differ in length: a place that a run lacks is left out.
+
+    Args:
+        weights: of a mean; runs count alike where that of one is not known.
     """
-    having = [row for row, value in zip(rows, values, strict=True) if value is not None]
     known_values = [value for value in values if value is not None]
     if not known_values:
         return None
     if isinstance(known_values[0], Interval):
-        return Interval(_pooled(rule, [value.estimate for value in known_values], having))
+        return Interval(_pooled(rule, [value.estimate for value in known_values], weights))
     if rule == "none":
         return None
     if rule == "same":
         return known_values[0] if len(set(known_values)) == 1 else None
     try:
-        if isinstance(rule, Ratio):
-            return _total_over_total(rule, known_values, having)
-        pooled = _RULES[rule](known_values)
+        is_weighted = weights is not None and all(weights)
+        pooled = fmean(known_values, weights) if is_weighted else _RULES[rule](known_values)
     except StatisticsError:
         # A damaged file may have negative ratios.
         return math.nan
@@ -173,13 +177,6 @@ def _pooled(rule: Pooling, values: Sequence[Any], rows: Sequence[AnyRow]) -> Any
         # A number, or of truth values what most runs have.
         return type(known_values[0])(round(pooled))
     return pooled
-
-
-def _total_over_total(rule: Ratio, values: Sequence[float], rows: Sequence[AnyRow]) -> float:
-    totals: list[Any] = [getattr(row, rule.of or rule.over, None) for row in rows]
-    # A run whose total is not known counts as much as the others.
-    weights = totals if all(totals) else None
-    return harmonic_mean(values, weights) if rule.of else fmean(values, weights)
 
 
 def _speedup(runs: Sequence[Sequence[AnyRow]]) -> dict[str, Any]:

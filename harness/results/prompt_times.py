@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -90,7 +91,9 @@ def batches_of(
     """
     if not is_batched:
         return [[row] for row in answers]
-    return grouped(answers, attrgetter("time_ms", "time_to_first_token_ms")).values()
+    return grouped(
+        answers, attrgetter("run", "moment", "turn", "time_ms", "time_to_first_token_ms")
+    ).values()
 
 
 def wait_for(
@@ -141,3 +144,25 @@ def common_times(runs: Sequence[Mapping[Unit, BothArms]]) -> tuple[Floats, Float
     each_arm = np.concatenate([waits[:, :, 0], waits[:, :, 1]])
     times = at_equal_lengths(each_arm[..., 0], each_arm[..., 1])
     return times[: len(runs)], times[len(runs) :]
+
+
+def times_over(rows: Sequence[LatencyPromptRow], is_batched: bool) -> dict[str, Any]:
+    """The columns about the time of an arm's answers, by name; None for those that do not follow from the rows."""
+    answered = [row for row in rows if row.is_answered]
+    waits = [wait_for(batch, is_batched) for batch in batches_of(answered, is_batched)]
+    mean_ms = None
+    if waits:
+        mean_ms = sum(wait.ms for wait in waits) / sum(wait.num_tokens for wait in waits)
+    ms_per_token = [wait.ms / wait.num_tokens for wait in waits]
+    # All answers of a batch or lap have its time.
+    lap_times = {(row.moment, row.turn): row.lap_ms or 0.0 for row in rows}
+    seconds = sum(lap_times.values()) / 1000
+    num_tokens = sum(row.num_tokens or 0 for row in answered)
+    return {
+        "measured_s": seconds or None,
+        "ms_per_token": mean_ms,
+        "ms_per_token_per_answer": statistics.fmean(ms_per_token) if ms_per_token else None,
+        "ms_per_token_std": statistics.stdev(ms_per_token) if len(ms_per_token) > 1 else None,
+        "tokens_per_second": num_tokens / seconds if seconds else None,
+        "tokens_per_second_per_user": 1000 / mean_ms if mean_ms else None,
+    }

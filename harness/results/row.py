@@ -36,24 +36,10 @@ _MOST_AS_FLOAT = 2**53
 _IN_JSON = {"True": "true", "False": "false", "TRUE": "true", "FALSE": "false"}
 
 
-@dataclass(frozen=True)
-class Ratio:
-    """The rule of a figure that is one total over another: in a pooled row the totals are those of all runs.
-
-    Attributes:
-        of, over: the total above or below the line, as an attribute of rows. One is enough.
-    """
-
-    of: str = ""
-    over: str = ""
-
-
-# How runs are pooled: mean, sum, largest or smallest value (of lists, place by place); totals over totals; the mean of
-# ratios whose totals no row has, or of standard deviations; true if it is true of all, or of any; the value that all
-# runs have in common; or none.
+# How runs are pooled: mean, sum, largest or smallest value (of lists, place by place); the mean of ratios, or of
+# standard deviations; true if it is true of all, or of any; the value that all runs have in common; or none.
 Pooling = (
-    Ratio
-    | Literal["mean", "geometric mean", "quadratic mean", "sum", "largest", "smallest"]
+    Literal["mean", "geometric mean", "quadratic mean", "sum", "largest", "smallest"]
     | Literal["all", "any", "same", "none"]
 )
 
@@ -77,6 +63,7 @@ class ColumnDescription:
         unit: of its values; empty for none.
         pools: how a figure of several runs becomes one, for rows that are pooled (`pooling.py`). Of an interval the
             estimate alone is pooled: means of ends would be no interval over several runs.
+        per: the figure below the line of a rate. A mean over runs is weighted by it, which makes it total over total.
         path: of a setting in the command's settings, `decoding.top_k`; empty where the command fills it in.
         phrase: how a value reads, `{} new tokens`; empty for its name and the value.
         said_as: single values that read otherwise; `""` is of one that goes without saying.
@@ -93,6 +80,7 @@ class ColumnDescription:
     unit: str
     path: str = ""
     pools: Pooling | None = None
+    per: str = ""
     phrase: str = ""
     said_as: Mapping[Any, str]
     type: Any
@@ -119,9 +107,9 @@ def setting(text: str, path: str = "", unit: str = "", **words: Any) -> Any:
     return _column("setting", text, unit, path=path, **words)
 
 
-def pooled(pools: Pooling, text: str, unit: str = "") -> Any:
+def pooled(pools: Pooling, text: str, unit: str = "", *, per: str = "") -> Any:
     """A figure of rows that are pooled over repeated runs, and how; see `ColumnDescription`."""
-    return _column("figure", text, unit, pools=pools)
+    return _column("figure", text, unit, pools=pools, per=per)
 
 
 figure = functools.partial(_column, "figure")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from harness.config.acceptance_rules import PARAMETERS
 from harness.config.engines import EngineSettings
 from harness.config.settings import DecodingSettings, ModelSettings
-from harness.results.row import Ratio, Row, circumstance, pooled, setting
+from harness.results.row import Row, circumstance, pooled, setting
 from harness.results.statistics.interval import Interval
 
 if TYPE_CHECKING:
@@ -288,14 +288,12 @@ class RunRow(Row):
 class Accepted:
     """How many draft tokens were accepted."""
 
-    acceptance_rate: MaybeFloat = pooled(
-        Ratio(over="num_proposed"), "accepted / proposed draft tokens"
-    )
+    acceptance_rate: MaybeFloat = pooled("mean", "accepted / proposed draft tokens")
     conditional_acceptance_rate: MaybeFloat = pooled(
-        Ratio(of="num_accepted"), "accepted / tested draft tokens (alpha of Leviathan et al.)"
+        "mean", "accepted / tested draft tokens (alpha of Leviathan et al.)"
     )
     mean_acceptance_length: MaybeFloat = pooled(
-        Ratio(over="num_drafting"),
+        "mean",
         "tokens per iteration that proposed something: 1 + accepted / such iterations",
         "tokens",
     )
@@ -362,8 +360,9 @@ class WithSpeedup:
     """A speed-up with its interval."""
 
     speedup: Interval | None = pooled(
-        Ratio(over="ms_per_token"),
+        "mean",
         "time per token of the regular arm over that of the speculative one, on prompts that both answered",
+        per="ms_per_token",
     )
 
 

@@ -16,9 +16,10 @@ from pydantic_core import PydanticUndefined
 
 from harness.config.errors import RunError, from_outside
 from harness.config.installation import install_command, missing_local
-from harness.engines.counts import MOST_ACCEPTED, DraftCounts, ImpossibleCounts, positions
+from harness.engines.counts import MOST_ACCEPTED, DraftCounts, ImpossibleCounts
 from harness.engines.requests import EMPTY, RequestError, RequestRecord
 from harness.engines.tokenizer import TextTokenizer, Tokenizer
+from harness.results.drafts import positions
 from harness.servers.http import RequestFailed
 
 # Arrivals at once are a burst. There may be more of them than counted tokens by this share, and so many besides: a
@@ -236,7 +237,7 @@ def note_reports(
     except ImpossibleCounts as error:
         request.impossible = f"{error} ({_words(reports, _DRAFTS)})"
     if request.drafts is not None:
-        request.outcomes = request.drafts.outcomes
+        request.outcomes = list(request.drafts.steps)
         # A histogram does not say which iteration came first.
         request.outcomes_in_order = bool(request.drafts.steps)
 

@@ -26,7 +26,7 @@ from harness.engines.detokenizer import Detokenizer
 from harness.engines.divergence import Divergence, first_divergence, text_divergence
 from harness.engines.door.plans import Machine, PassBytes
 from harness.engines.door.reading import Margin, num_together
-from harness.engines.protocol import Answered, Arm, BatchTimes, Engine, Request, Wait, in_batches
+from harness.engines.protocol import Answered, Arm, BatchTimes, Engine, Request, in_batches
 from harness.engines.record import Preparation
 from harness.engines.requests import RequestError, RequestRecord
 from harness.engines.timing import timed_answer
@@ -119,16 +119,13 @@ def records(*num_tokens: int) -> list[RequestRecord]:
 def test_a_batch_has_one_time_for_a_row_of_mean_length() -> None:
     batch = Answered(requests=records(6, 4), seconds=2.0, batch=BatchTimes(0.5, 4))
     assert batch.ms_per_token == 400
-    assert batch.waits == {3: Wait(2000, 5)}
     assert batch.seconds_of(batch.requests[0]) == 2
     nothing = Answered(requests=records(0), seconds=2.0, batch=BatchTimes(2.0, 0))
-    assert (math.isnan(nothing.ms_per_token), nothing.waits) == (True, {})
+    assert math.isnan(nothing.ms_per_token)
 
 
 def test_requests_that_were_sent_have_times_of_their_own() -> None:
     sent = Answered(requests=records(6, 4, 0, 5), seconds=2.0)
-    sent.requests[3].error = RequestError(500, "bad")
-    assert sent.waits == {3: Wait(500, 6), 4: Wait(500, 4)}
     assert sent.seconds_of(sent.requests[0]) == 0.5
     assert list(map(list, in_batches([1, 2, 3], 2))) == [[1, 2], [3]]
 

@@ -1,19 +1,20 @@
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import pytest
 
-from harness.results.acceptance import Acceptance
+from harness.results.drafts import UNKNOWN, Drafts
 
 # Five iterations with K = 3 and one cut short to K = 1.
 OUTCOMES = [(3, 3), (3, 0), (3, 1), (3, 1), (3, 2), (1, 1)]
 
 
 def test_every_rate_from_its_definition() -> None:
-    acceptance = Acceptance.of(OUTCOMES)
-    assert acceptance.num_iterations == 6
-    assert acceptance.num_proposed == 16
-    assert acceptance.num_accepted == 8
-    assert acceptance.columns() == {
+    drafts = Drafts.of(OUTCOMES)
+    assert (drafts.drafting, drafts.proposed, drafts.accepted, drafts.decoded) == (6, 16, 8, 14)
+    assert drafts.columns() == {
         "acceptance_rate": 8 / 16,
         "conditional_acceptance_rate": 8 / (3 + 1 + 2 + 2 + 3 + 1),
         "mean_acceptance_length": pytest.approx(1 + 8 / 6),
@@ -27,16 +28,48 @@ def test_every_rate_from_its_definition() -> None:
 
 
 def test_what_proposed_nothing_counts_where_time_is_concerned_alone() -> None:
-    acceptance = Acceptance.of([(0, 0), (2, 1)])
-    columns = acceptance.columns()
-    assert acceptance.num_iterations == 1
+    drafts = Drafts.of([(0, 0), (2, 1)])
+    columns = drafts.columns()
+    assert (drafts.drafting, drafts.iterations) == (1, 2)
     assert (columns["acceptance_histogram"], columns["mean_proposed"]) == ([0, 1, 0], 2)
     assert (columns["mean_num_draft_tokens"], columns["tokens_per_iteration"]) == (1, 1.5)
 
 
 def test_nothing_measured_is_none_and_not_zero() -> None:
-    assert set(Acceptance().columns().values()) == {None}
+    assert {*Drafts().columns().values(), *Drafts().counts().values()} == {None}
 
 
 def test_sums_are_counts_again() -> None:
-    assert Acceptance.of(OUTCOMES[:2]) + Acceptance.of(OUTCOMES[2:]) == Acceptance.of(OUTCOMES)
+    both = Drafts.of(OUTCOMES[:2]) + Drafts.of(OUTCOMES[2:])
+    assert both == replace(Drafts.of(OUTCOMES), answers=2)
+
+
+def test_a_sum_with_an_unknown_count_is_unknown() -> None:
+    without_positions = replace(Drafts.of(OUTCOMES), tested_at=None, k=math.nan)
+    columns = (without_positions + Drafts.of([(2, 1)])).columns()
+    assert (columns["acceptance_rate"], columns["conditional_acceptance_rate"]) == (9 / 18, None)
+    assert columns["acceptance_by_position"] is None
+    assert set((UNKNOWN + Drafts.of(OUTCOMES)).columns().values()) == {None}
+
+
+@pytest.mark.parametrize(
+    ("means", "tested"),
+    [([4, 4], [2, 2, 0, 0]), ([4, 0], [1, 1, 0, 0]), ([8, 2], None), ([4.5, 4.5], None)],
+)
+def test_positions_are_known_where_all_answers_drafted_alike(
+    means: list[float], tested: list[int] | None
+) -> None:
+    """Of drafts of 8 and 2 tokens the mean is 5 by chance. An answer that drafted nothing is like any other."""
+    answers = []
+    for mean in means:
+        one = Drafts(
+            answers=1,
+            drafting=1,
+            proposed=mean,
+            accepted=1,
+            accepted_at=[1],
+            tested_at=None,
+            k=mean,
+        )
+        answers.append(one if mean else Drafts())
+    assert sum(answers, Drafts()).tested == tested

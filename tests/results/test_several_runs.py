@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from harness.measuring.rows import LatencyRow
+from harness.results.drafts import Drafts
 from harness.results.files import append_rows
 from harness.results.pooling import merge, pooled_rows
 from harness.results.prompt_times import Wait, pairs_by_unit, wait_for, waits_by_unit
@@ -92,6 +93,8 @@ def test_every_rule_makes_one_figure_of_two(tmp_path: Path) -> None:
         "num_skipped": (1, 2, 2),
         "verify_ms": (1.0, None, None),
         "ms_per_token_std": (3.0, 4.0, pytest.approx(math.sqrt(12.5))),
+        # Of older versions, which wrote no counts.
+        "acceptance_histogram": (None, None, None),
         "acceptance_by_position": ([0.9, None], [0.5, None, 0.3], [0.7, None, 0.3]),
     }
     runs = []
@@ -106,40 +109,49 @@ def test_every_rule_makes_one_figure_of_two(tmp_path: Path) -> None:
 # Figures that are one total over another, by these.
 QUOTIENTS = {
     "ms_per_token": ("wait_ms", "num_tokens"),
-    "tokens_per_arrival": ("num_tokens", "arrivals"),
-    "tokens_per_second": ("num_tokens", "seconds"),
-    "requests_per_second": ("num_prompts", "seconds"),
-    "mean_in_flight": ("request_seconds", "seconds"),
-    "tokens_per_iteration": ("num_tokens", "iterations"),
-    "iteration_ms": ("iterations_ms", "iterations"),
-    "mean_num_draft_tokens": ("proposed", "iterations"),
-    "mean_proposed": ("proposed", "drafting"),
-    "acceptance_rate": ("accepted", "proposed"),
-    "conditional_acceptance_rate": ("accepted", "tested"),
+    "tokens_per_second": ("num_tokens", "measured_s"),
+    "requests_per_second": ("num_prompts", "measured_s"),
+    "mean_in_flight": ("request_seconds", "measured_s"),
+    "tokens_per_iteration": ("num_decoded", "num_iterations"),
+    "iteration_ms": ("iterations_ms", "num_iterations"),
+    "mean_num_draft_tokens": ("num_proposed", "num_iterations"),
+    "mean_proposed": ("num_proposed", "num_drafting"),
+    "acceptance_rate": ("num_accepted", "num_proposed"),
     "share_after_end": ("after_end", "num_tokens"),
 }
 
 
 def test_a_pooled_rate_is_the_total_over_the_total() -> None:
-    """Of runs with other lengths and times, as the columns' texts define them."""
+    """Of runs with other lengths and times, as the columns' texts define them. Their directories are not needed."""
     rng = random.Random(0)
-    names = {name for pair in QUOTIENTS.values() for name in pair}
-    runs = [{name: rng.randrange(10, 1000) for name in sorted(names)} for _ in range(3)]
+    names = sorted({name for pair in QUOTIENTS.values() for name in pair})
+    stored = LatencyRow.columns().keys() & names
+    runs = [{name: rng.randrange(10, 1000) for name in names} for _ in range(3)]
+    for totals in runs:
+        # There are fewest of what was accepted, and most tokens.
+        order = ("num_accepted", "num_drafting", "num_proposed", "num_iterations", "num_decoded")
+        totals |= dict(zip(order, sorted(totals[name] for name in order), strict=True))
 
     def row(totals: dict[str, int]) -> LatencyRow:
         quotients = {name: totals[top] / totals[below] for name, (top, below) in QUOTIENTS.items()}
-        return LatencyRow(
-            status="ok", num_tokens=totals["num_tokens"], num_prompts=totals["num_prompts"],
-            tokens_per_second_per_user=1000 / quotients["ms_per_token"],
-            mean_acceptance_length=1 + totals["accepted"] / totals["drafting"],
-            **quotients,
-        )  # fmt: skip
+        counts = {name: totals[name] for name in stored}
+        length = 1 + totals["num_accepted"] / totals["num_drafting"]
+        return LatencyRow(status="ok", mean_acceptance_length=length, **counts, **quotients)
 
     (pooled,) = pooled_rows([[row(totals)] for totals in runs])
     expected = row({name: sum(totals[name] for totals in runs) for name in names})
-    derived = ("tokens_per_second_per_user", "mean_acceptance_length")
-    for name in (*QUOTIENTS, *derived):
+    for name in (*QUOTIENTS, "mean_acceptance_length"):
         assert getattr(pooled, name) == pytest.approx(getattr(expected, name)), name
+
+
+def test_rates_by_position_are_those_of_all_iterations() -> None:
+    """Where runs tested a position unequally often, no mean of their rates is the rate of all."""
+    parts = [Drafts.of([(2, 2), (2, 0)]), Drafts.of([(2, 1), (2, 1), (2, 1), (1, 1)])]
+    runs = [[LatencyRow(status="ok", **part.counts(), **part.columns())] for part in parts]
+    (pooled,) = pooled_rows(runs)
+    assert pooled.acceptance_by_position == [0.8333, 0.25]
+    assert pooled.conditional_acceptance_rate == pytest.approx(6 / 10)
+    assert (pooled.num_proposed, pooled.tested_by_position) == (11, [6, 4])
 
 
 def answer(index: int, first_ms: float, num_tokens: int, unit: int = 0) -> LatencyPromptRow:

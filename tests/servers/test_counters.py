@@ -97,23 +97,22 @@ def test_names_of_llama_cpp() -> None:
 
 def test_sglang_tells_verifications_and_tokens() -> None:
     page = "sglang:generation_tokens_total 102\nsglang:spec_verify_calls_total 40\n"
-    columns = counted_acceptance(read_counters(page), [RequestRecord(0, 1)] * 2)
+    columns = counted_acceptance(read_counters(page), [RequestRecord(0, 1)] * 2).columns()
     # 102 tokens without the first of each of 2 requests, in 40 verifications.
-    assert columns["mean_acceptance_length"] == 2.5
-    assert "acceptance_rate" not in columns
+    assert (columns["mean_acceptance_length"], columns["acceptance_rate"]) == (2.5, None)
 
 
 def test_rates_follow_from_vllms_definitions() -> None:
-    columns = counted_acceptance(read_counters(VLLM), [RequestRecord(0, 1)])
+    columns = counted_acceptance(read_counters(VLLM), [RequestRecord(0, 1)]).columns()
     assert (columns["mean_acceptance_length"], columns["mean_proposed"]) == (1 + 50 / 40, 2)
     assert columns["marginal_acceptance_by_position"] == [0.75, 0.5]
     thirds = Counts(drafts=3, accepted=1, accepted_at={0: 1})
-    columns = counted_acceptance(thirds, [RequestRecord(0, 1)])
+    columns = counted_acceptance(thirds, [RequestRecord(0, 1)]).columns()
     assert columns["marginal_acceptance_by_position"] == [0.3333]
 
 
 def test_figures_as_vllm_prints_them_are_those_of_its_counters() -> None:
-    columns = counted_acceptance(read_counters(VLLM), [RequestRecord(0, 1)])
+    columns = counted_acceptance(read_counters(VLLM), [RequestRecord(0, 1)]).columns()
     _, row = latency_run(server="vLLM 0.32.0", **columns)
     assert as_printed(row) == {
         "Mean acceptance length": "2.25",
@@ -141,8 +140,12 @@ def test_counted_acceptance_fills_in_what_answers_leave_out() -> None:
     found = figures(AcceptanceFigures, lap(CANCELLED))
     assert (found.acceptance_rate, found.mean_acceptance_length) == (6 / 8, 1 + 6 / 4)
     assert (found.acceptance_source, found.tokens_per_iteration) == ("metrics", 14 / 8)
+    # All of a row's figures have one source: counters, where they know the iterations that drafted.
     found = figures(AcceptanceFigures, lap(counted=replace(COUNTED, generated=11), **TOTALS))
-    assert (found.acceptance_rate, found.mean_acceptance_length) == (4 / 10, 1 + 6 / 4)
+    assert (found.acceptance_rate, found.mean_acceptance_length) == (6 / 8, 1 + 6 / 4)
+    counted = replace(COUNTED, generated=11, drafts=None)
+    found = figures(AcceptanceFigures, lap(counted=counted, **TOTALS))
+    assert (found.acceptance_rate, found.mean_acceptance_length) == (4 / 10, None)
     # Counters have the cancelled request, too, and answers do not.
     found = figures(AcceptanceFigures, lap(CANCELLED, **TOTALS))
     assert (found.acceptance_rate, found.mean_acceptance_length) == (4 / 10, None)
@@ -175,9 +178,9 @@ def test_counts_that_cannot_be_are_kept_and_no_figure_follows_from_them() -> Non
         (lap(impossible="9 of 8"), "9 of 8 in 1 of 1"),
     ):
         found = figures(ServerFigures, laps)
-        assert said in found.impossible_counts
         assert (found.cached_tokens, found.drafted) == (None, None)
         acceptance = figures(AcceptanceFigures, laps)
+        assert said in acceptance.impossible_counts
         assert acceptance.acceptance_rate is None
         assert acceptance.tokens_per_iteration is None
 

@@ -10,7 +10,7 @@ import pytest
 
 from harness.config.errors import RunError
 from harness.engines.requests import RequestRecord
-from harness.measuring.acceptance import acceptance_columns
+from harness.measuring.acceptance import drafts_of
 from harness.servers.events import (
     AnswerError,
     check_length,
@@ -106,17 +106,17 @@ def test_iterations_that_drafted_different_numbers_are_not_made_equal() -> None:
     # Two drafts per iteration on average, and three accepted in one of them.
     counts = vllm(num_accepted_draft_tokens=3, acceptance_histogram=[3, 0, 0, 1])
     request = reported(counts)
-    assert (request.draft_tokens, request.outcomes) == ((8, 3), [])
+    assert (request.counts.proposed, request.counts.accepted, request.counts.tested) == (8, 3, None)
 
 
-def test_a_histogram_of_equal_drafts_has_the_outcome_of_each_iteration() -> None:
+def test_a_histogram_of_equal_drafts_has_what_was_tested_at_each_position() -> None:
     counts = vllm(num_draft_tokens=12, acceptance_histogram=[1, 0, 2])
     usage = {"prompt_tokens": 5, "prompt_tokens_details": {"cached_tokens": 3}}
     request = reported(counts, {"usage": usage})
-    assert request.outcomes == [(4, 0), (4, 2), (4, 2)]
+    assert (request.counts.tested, request.outcomes) == ([3, 2, 2, 0], [])
     assert (request.num_read, request.num_cached, request.impossible) == (5, 3, "")
     once = vllm(num_draft_tokens=4, num_accepted_draft_tokens=1, acceptance_histogram=[0, 1])
-    assert reported(once).outcomes == [(4, 1)]
+    assert reported(once).counts.tested == [1, 1, 0, 0]
     totals = {"draft_n": 6, "draft_n_accepted": 3, "cache_n": 2, "prompt_ms": 7.5}  # llama.cpp's
     request = reported({"timings": totals})
     assert (request.outcomes, request.num_cached, request.prompt_ms) == ([], 2, 7.5)
@@ -156,7 +156,7 @@ def test_counts_that_cannot_be_are_left_out_and_named(
     assert mentions(request.impossible, *words)
     assert len(request.impossible) < 400
     assert (request.drafts, request.outcomes, request.num_cached) == (None, [], None)
-    assert acceptance_columns([request, reported(timings(8, 4))])["acceptance_rate"] is None
+    assert drafts_of([request, reported(timings(8, 4))]).columns()["acceptance_rate"] is None
 
 
 def test_counts_are_compared_with_what_was_asked_and_what_arrived() -> None:

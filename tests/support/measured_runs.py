@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from harness.commands.latency.measure import prompt_rows
 from harness.commands.latency.record import LatencySettings
 from harness.config.settings import DecodingSettings
+from harness.engines.divergence import Divergence
 from harness.engines.protocol import Answered
 from harness.engines.tokenizer import TextTokenizer
 from harness.measuring.figures.measured import Group, MeasuredArm, MeasuredRun
@@ -42,12 +43,18 @@ def run_of(
     units: Sequence[int] | None = None,
     *,
     settings: dict[str, Any] | None = None,
+    divergences: Mapping[int, Divergence | None] | None = None,
     **evidence: Any,
 ) -> MeasuredRun:
-    """The run that measured these answers; the arguments are those of `figures`."""
+    """The run that measured these answers; the other arguments are those of `figures`.
+
+    Args:
+        divergences: of the speculative arm's greedy texts, by index.
+    """
     arms = {"regular": MeasuredArm("regular", asked(regular, units))}
     if speculative is not None:
         arms["speculative"] = MeasuredArm("speculative", asked(speculative, units))
+        arms["speculative"].divergences.update(divergences or {})
     run = MeasuredRun(
         settings_of(LatencySettings, **(settings or {})),
         PromptSet("many", (Prompt("Once"),) * 100, ""),

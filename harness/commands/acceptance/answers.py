@@ -198,8 +198,6 @@ def _fill_in_drafts(answered: Answered) -> None:
         counted_now = counted_drafts(answered.counted, answered.requests)
         if counted_now is not None and (request.drafts is None or counted_now.accepted_at):
             request.drafts = counted_now
-            request.outcomes = list(counted_now.outcomes)
-            request.count_undrafted()
 
 
 def of_one_answer(prompt: Prompt, asked: Sequence[int], answer: Sequence[int]) -> Reading:

@@ -30,7 +30,7 @@ from harness.config.errors import SettingError
 from harness.engines.door import local
 from harness.engines.door.reading import TOGETHER, ReadText
 from harness.engines.registry import engine_of
-from harness.measuring.acceptance import acceptance_columns, drafted_k, tokens_in_burst
+from harness.measuring.acceptance import drafts_of, longest_of, tokens_in_burst
 from harness.measuring.progress import progress, say
 from harness.measuring.prompts.encoding import Encoder
 from harness.measuring.prompts.transcripts import Reading
@@ -107,7 +107,7 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
             raise SettingError("prompts", rule, settings.prompts.name)
         if self.source.kind == "served":
             typed = engine_of(settings).columns(settings).get("num_draft_tokens")
-            drafted = typed or drafted_k(self.answers.requests)
+            drafted = typed or longest_of(self.answers.requests)
             if drafted is None:
                 raise SettingError(
                     "K", "must be typed (K=4): the server does not count what it drafts"
@@ -247,7 +247,7 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
         """Add the rows about a condition: one for all draft tokens, and one for each position."""
         k = self.compared_k
         if condition.cause == "command":
-            k = drafted_k(answers.requests) or k
+            k = longest_of(answers.requests) or k
         num_used = k - condition.num_unused
         own_texts = are_own(answers.read) if answers.read else None
         for offset in (None, *range(k)):
@@ -376,7 +376,7 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
 
     def _counted(self) -> dict[str, Any]:
         """The columns that an engine's own counts give, of a run without weights."""
-        columns = acceptance_columns(self.answers.requests)
+        columns = drafts_of(self.answers.requests).columns()
         tokens = Interval()
         if shares := self.answers.shares(self.compared_k):
             num_tokens, num_iterations = np.array([*shares.values()]).T

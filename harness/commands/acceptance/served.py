@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Self
 from harness.engines.door.reading import ReadText
 from harness.engines.requests import RequestRecord
 from harness.measuring.acceptance import tokens_in_burst
-from harness.results.acceptance import Acceptance
+from harness.results.drafts import Drafts
 from harness.results.judging.acceptance import MOST_DEVIATIONS, texts_statement
 from harness.results.rows.acceptance import AcceptanceRow
 from harness.results.statistics.interval import Interval
@@ -40,25 +40,22 @@ def reported(requests: Sequence[RequestRecord], offset: int | None) -> list[Shar
     Args:
         offset: of the draft token, from 0; None for tokens over iterations.
     """
+    counts = [request.counts for request in requests]
+    total = sum(counts, Drafts())
+    if not total.answers or total.iterations is None:
+        return []
     shares = []
-    is_reported = False
-    for request in requests:
-        drafts = request.drafts
-        is_reported |= bool(request.outcomes) or drafts is not None
-        number = request.num_iterations
-        if request.impossible or number is None:
-            return []
+    for drafts in counts:
         if offset is None:
-            shares.append(Share(request.num_tokens - 1, number))
-        elif drafts is None or request.outcomes:
-            counts = Acceptance.of(request.outcomes)
-            shares.append(Share(counts.num_accepted_at(offset), counts.num_tested_at(offset)))
-        elif drafts.iterations and drafts.accepted_at:
-            reached = [drafts.iterations, *drafts.accepted_at, *[0.0] * (offset + 1)]
-            shares.append(Share(reached[offset + 1], reached[offset]))
-        else:
+            shares.append(Share(drafts.decoded or 0, drafts.iterations or 0))
+            continue
+        if drafts.accepted_at is None or drafts.drafting is None:
             return []
-    return shares if is_reported else []
+        accepted = [*drafts.accepted_at, *[0] * (offset + 1)]
+        # Where iterations draft different numbers, those that accepted the token before it.
+        tested = [*(drafts.tested or [drafts.drafting, *accepted]), *[0] * (offset + 1)]
+        shares.append(Share(accepted[offset], tested[offset]))
+    return shares
 
 
 def expected(cut: Cut, num_draft_tokens: int, offset: int | None) -> Share:

@@ -29,7 +29,7 @@ from harness.measuring.measurement import identify, rows_of
 from harness.measuring.progress import say
 from harness.measuring.prompts.sets import Prompt
 from harness.measuring.session import Session
-from harness.results.acceptance import Acceptance
+from harness.results.drafts import Drafts
 from harness.results.files import append_rows, read_rows
 from harness.results.runs import grouped
 from harness.results.statistics.interval import Coverage
@@ -165,9 +165,7 @@ class EvalExperiment(Experiment[EvalSettings, EvalRow]):
             num_correct=sum(answer.correct for answer in arm_answers),
             num_parsed=sum(answer.answer is not None for answer in arm_answers),
             num_tokens=sum(answer.num_tokens for answer in arm_answers),
-            acceptance=Acceptance.of(
-                outcome for answer in arm_answers for outcome in answer.outcomes
-            ),
+            acceptance=sum((answer.drafts for answer in arm_answers), Drafts()),
             **columns,
             **figures,
         )
@@ -256,7 +254,7 @@ class EvalExperiment(Experiment[EvalSettings, EvalRow]):
             line, answer = parse_answer(text)
             yield session.row(
                 AnswerRow,
-                Acceptance.of(request.outcomes),
+                request.counts,
                 prompt_index=problem.index,
                 seed=problem.seed,
                 arm=answered.arm,
@@ -269,6 +267,7 @@ class EvalExperiment(Experiment[EvalSettings, EvalRow]):
                 num_tokens=request.num_tokens,
                 time_ms=1000 * answered.seconds / len(batch),
                 outcomes=[list(outcome) for outcome in request.outcomes],
+                impossible_counts=request.impossible or None,
                 server_started=session.identify().server_started,
                 measurement=self._measurement.digest,
             )

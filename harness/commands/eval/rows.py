@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from harness.results.drafts import DraftColumns, Drafts
 from harness.results.row import Row, circumstance, figure, setting
 from harness.results.schema import DecodedRow, MaybeBool, MaybeFloat, MaybeInt, MaybeText
 from harness.results.statistics.interval import Interval
@@ -53,7 +54,7 @@ class EvalRow(DecodedRow):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AnswerRow(Row):
+class AnswerRow(DraftColumns, Row):
     """`eval_prompts.csv`: one row per question and arm."""
 
     kind = "eval_prompts"
@@ -76,6 +77,16 @@ class AnswerRow(Row):
     measurement: MaybeText = circumstance(
         "digest of everything that determines an answer and its time"
     )
+
+    @property
+    def num_decoded(self) -> int:
+        """Its tokens after the first, which iterations decide."""
+        return max(0, self.num_tokens - 1)
+
+    @property
+    def drafts(self) -> Drafts:
+        """The counts as one value, of all iterations where these are known: older versions wrote nothing else."""
+        return Drafts.of(self.outcomes, self.num_decoded) if self.outcomes else super().drafts
 
     @property
     def is_whole(self) -> bool:

@@ -12,7 +12,7 @@ from harness.config.model_names import SECOND_COMMAND
 from harness.measuring.rows import LatencyRow
 from harness.reporting.table import Table
 from harness.results.prompt_times import pairs_of, wait_for
-from harness.results.rows.prompts import iterations_of
+from harness.results.rows.prompts import drafts_of
 from harness.results.runs import Run
 
 # An iteration has a pass of the target, so that it takes a regular step at least. Starts of one program differ by some
@@ -107,7 +107,7 @@ def share_of_iteration(run: Run[LatencyRow]) -> float | None:
         )
         if min(*steps, *decoding) > 0:
             # Of a server that reports no iterations, those that its tokens took at the run's mean.
-            num_iterations = iterations_of(answers) or decoding.num_tokens / tokens
+            num_iterations = drafts_of(answers).known_iterations or decoding.num_tokens / tokens
             share = (steps.ms / steps.num_tokens) / (decoding.ms / num_iterations)
     return share if 0 < share <= 1 / _LEAST_STEPS else None
 

@@ -37,7 +37,7 @@ from harness.results.prompt_times import (
     waits_by_unit,
 )
 from harness.results.published import DIFFERENCES, Published, published_for
-from harness.results.rows.prompts import LatencyPromptRow, iterations_of
+from harness.results.rows.prompts import LatencyPromptRow, drafts_of
 from harness.results.runs import Run, grouped
 from harness.results.statistics.interval import DASH, Interval
 from harness.results.statistics.ratios import ratio_of_totals
@@ -342,20 +342,13 @@ def categories_of(
             places = places_by_unit(prompts).values()
             unit = "lap" if any(len(together) > 1 for together in places) else "prompt"
             speedup = ratio_of_totals(regular_times, speculative_times, unit)
-        num_proposed = 0.0
-        num_accepted = 0
-        for prompt in drafted:
-            histogram = prompt.acceptance_histogram or []
-            num_proposed += sum(histogram) * (prompt.mean_proposed or 0)
-            num_accepted += sum(accepted * times for accepted, times in enumerate(histogram))
-        num_iterations = iterations_of(drafted)
-        num_decoded = sum(prompt.num_decoded for prompt in drafted)
+        columns = drafts_of(drafted).columns()
         part = Category(
             str(name),
             num_prompts,
             speedup,
-            acceptance_rate=num_accepted / num_proposed if num_proposed else None,
-            tokens_per_iteration=num_decoded / num_iterations if num_iterations else None,
+            acceptance_rate=columns["acceptance_rate"],
+            tokens_per_iteration=columns["tokens_per_iteration"],
         )
         parts.append(part)
     return parts

@@ -18,7 +18,6 @@ from harness.engines.door import local
 from harness.engines.protocol import Answered, Engine, Question
 from harness.engines.registry import engine_of
 from harness.engines.tokenizer import Tokenizer, text_of
-from harness.measuring.acceptance import acceptance_columns
 from harness.measuring.asking import batches_to_ask, first_turns, laps_to_ask, warmup_question
 from harness.measuring.figures.measured import MeasuredArm, MeasuredRun, StoppedBy, figures_of
 from harness.measuring.figures.paired import paired_times
@@ -399,11 +398,8 @@ def prompt_rows(
         prompt = run.prompt_set.at(request.index)
         occurrence = run.prompt_set.occurrence(request.index)
         divergence = run.arms[generation.arm].divergences.get(request.index)
-        acceptance = acceptance_columns([request])
-        columns = {name: acceptance[name] for name in row_columns & acceptance.keys()}
-        # A request without reported outcomes may have drafted nothing.
-        is_reported = request.outcomes or request.draft_tokens[0]
-        columns["num_iterations"] = request.num_iterations if is_reported else None
+        columns = request.counts.counts() | request.counts.columns()
+        columns = {name: columns[name] for name in row_columns & columns.keys()}
         if request.error is not None:
             columns["error"] = str(request.error)
         if request.impossible:
@@ -423,8 +419,15 @@ def prompt_rows(
             num_tokens=request.num_tokens,
             time_ms=1000 * generation.seconds_of(request),
             time_to_first_token_ms=request.time_to_first_token_ms,
+            last_token_ms=1000 * request.arrivals[-1] if request.arrivals else None,
+            num_arrivals=len(request.bursts) or None,
             cached_tokens=request.num_cached,
             unit=generation.question.unit,
+            moment=generation.question.moment,
+            lap_ms=1000 * generation.seconds,
+            num_prompt_tokens=request.num_prompt_tokens,
+            read_tokens=request.num_read,
+            compared=request.index in run.arms[generation.arm].divergences or None,
         )
         rows.append(row)
     return rows

@@ -24,7 +24,7 @@ from harness.engines.protocol import Arm, Request, in_batches
 from harness.engines.registry import engine_of
 from harness.engines.requests import RequestRecord
 from harness.engines.timing import quick_garbage_collections
-from harness.measuring.acceptance import acceptance_columns
+from harness.measuring.acceptance import drafts_of
 from harness.measuring.progress import progress, say
 from harness.results.statistics.drawn_tokens import TokenResult, TokenTest
 
@@ -116,7 +116,7 @@ class Answer(NamedTuple):
 
 def acceptance_of(records: Sequence[RequestRecord]) -> Columns:
     """Columns about acceptance: without rejections much of the algorithm never ran."""
-    columns = acceptance_columns(records)
+    columns = drafts_of(records).columns()
     return {name: columns[name] for name in columns.keys() & RecoveryRow.columns().keys()}
 
 

@@ -36,7 +36,7 @@ from harness.commands.serve.served_model import ServedModel
 from harness.config.errors import SettingError
 from harness.config.machine import is_loopback
 from harness.engines.door.serving import ENDING, Piece, Refusal
-from harness.results.acceptance import Acceptance
+from harness.results.drafts import Drafts
 
 if TYPE_CHECKING:
     from harness.local.serving import ServedAnswer
@@ -385,16 +385,17 @@ async def _events(contents: AsyncIterator[dict[str, Any]]) -> AsyncIterator[str]
 def _metrics(answers: Sequence[ServedAnswer]) -> dict[str, Any] | None:
     """Acceptance over these answers with vLLM's names; None where nothing was drafted."""
     outcomes = [outcome for answer in answers for outcome in answer.outcomes]
-    acceptance = Acceptance.of(outcomes)
-    if not acceptance.num_iterations:
+    acceptance = Drafts.of(outcomes)
+    if not acceptance.drafting:
         return None
+    columns = acceptance.columns()
     figures = {
-        "mean_acceptance_length": acceptance.mean_acceptance_length,
-        "draft_acceptance_rate": acceptance.acceptance_rate,
-        "acceptance_histogram": acceptance.columns()["acceptance_histogram"],
-        "num_spec_steps": acceptance.num_iterations,
-        "num_accepted_draft_tokens": acceptance.num_accepted,
-        "num_draft_tokens": acceptance.num_proposed,
+        "mean_acceptance_length": columns["mean_acceptance_length"],
+        "draft_acceptance_rate": columns["acceptance_rate"],
+        "acceptance_histogram": acceptance.histogram,
+        "num_spec_steps": acceptance.drafting,
+        "num_accepted_draft_tokens": acceptance.accepted,
+        "num_draft_tokens": acceptance.proposed,
         "per_step_accepted": [accepted for _, accepted in outcomes],
         "per_step_drafted": [proposed for proposed, _ in outcomes],
     }

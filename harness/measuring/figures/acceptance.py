@@ -2,64 +2,66 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 from harness.measuring.figures.measured import Group, MeasuredArm, MeasuredRun
 from harness.measuring.figures.server import impossible_counts, traffic_columns
-from harness.results.row import Ratio, pooled
-from harness.results.schema import Accepted, MaybeFloat, MaybeText
+from harness.results.drafts import DraftColumns, Drafts
+from harness.results.row import pooled
+from harness.results.rows.prompts import drafts_of
+from harness.results.schema import Accepted, MaybeFloat, MaybeInt, MaybeText
 
 
 @dataclass(frozen=True, kw_only=True)
-class AcceptanceFigures(Group, Accepted):
+class AcceptanceFigures(Group, DraftColumns, Accepted):
     """How much is accepted: in all, by position, and what smaller K would have yielded."""
 
     acceptance_source: MaybeText = pooled(
         "same", "`metrics` where acceptance is that of the server's counters"
     )
     acceptance_by_position: list[float | None] | None = pooled(
-        Ratio(over="num_iterations"),
+        "mean",
         "accepted / tested at each draft position (conditional)",
     )
     marginal_acceptance_by_position: list[float | None] | None = pooled(
-        Ratio(over="num_iterations"),
+        "mean",
         "accepted / iterations that drafted, at each draft position (marginal), as vLLM and llama.cpp print it",
     )
-    acceptance_histogram: list[int] | None = pooled(
-        "sum", "iterations with 0, 1, ... accepted draft tokens"
+    num_decoded: MaybeInt = pooled(
+        "sum", "tokens after the first of each answer, which iterations decided", "tokens"
     )
-    mean_proposed: MaybeFloat = pooled(
-        Ratio(of="num_proposed"), "draft tokens per iteration that drafted", "tokens"
-    )
+    mean_proposed: MaybeFloat = pooled("mean", "draft tokens per iteration that drafted", "tokens")
     mean_num_draft_tokens: MaybeFloat = pooled(
-        Ratio(over="num_iterations"), "the same over all iterations: K of `auto`", "tokens"
+        "mean", "the same over all iterations: K of `auto`", "tokens"
     )
     tokens_per_iteration: MaybeFloat = pooled(
-        Ratio(of="num_tokens"), "tokens after the first of each answer / all iterations", "tokens"
+        "mean", "tokens after the first of each answer / all iterations", "tokens"
     )
 
     @classmethod
     def measured(cls, run: MeasuredRun, arm: MeasuredArm) -> Group:
-        return cls(**reported_acceptance(arm))
+        drafts, source = reported_drafts(run, arm)
+        counts = replace(drafts, tested_at=drafts.tested).counts()
+        impossible = impossible_counts(arm) if arm.was_sent else None
+        return cls(
+            acceptance_source=source, impossible_counts=impossible, **counts | drafts.columns()
+        )
 
 
-def reported_acceptance(arm: MeasuredArm) -> dict[str, Any]:
-    """Fields of `AcceptanceFigures` by name: those of the answers, else of a server's counters."""
-    from harness.measuring.acceptance import acceptance_columns, counted_acceptance
+def reported_drafts(run: MeasuredRun, arm: MeasuredArm) -> tuple[Drafts, str | None]:
+    """The draft tokens of an arm by its answers, or by a server's counters where these know more; and `metrics` for
+    counters.
+    """
+    from harness.measuring.acceptance import counted_acceptance
 
-    answered = arm.answered
-    reported = acceptance_columns(answered)
-    if arm.keeps_up_load and reported["acceptance_rate"] is not None:
-        # Counters have the requests that only keep up the load, too.
-        return reported
-    by_answers = any(
-        request.outcomes or (request.drafts and request.drafts.iterations) for request in answered
-    )
-    if arm.counted is None or by_answers or impossible_counts(arm):
-        return reported
-    requests = arm.counted_requests
-    if traffic_columns(arm.counted, requests).get("unseen_tokens"):
-        return reported
+    reported = drafts_of(row for row in run.rows_of(arm) if row.is_answered)
+    # Counters have the requests that only keep up the load, too.
+    if reported.drafting or (arm.keeps_up_load and reported.proposed):
+        return reported, None
+    if arm.counted is None or impossible_counts(arm):
+        return reported, None
+    if traffic_columns(arm.counted, arm.counted_requests).get("unseen_tokens"):
+        return reported, None
     counted = counted_acceptance(arm.counted, arm.begun_requests)
-    return counted | {name: value for name, value in reported.items() if value is not None}
+    knows_more = counted.drafting is not None or not reported.answers
+    return (counted, "metrics") if counted.answers and knows_more else (reported, None)

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.measuring.figures.measured import Group, MeasuredArm, MeasuredRun
-from harness.results.row import Ratio, pooled
+from harness.results.row import pooled
+from harness.results.rows.prompts import drafts_of
 from harness.results.schema import MaybeFloat, MaybeInt
 
 
@@ -15,20 +16,22 @@ class CostFigures(Group):
     """Where the time of an iteration goes, what a step must read, and the speed-up that theory predicts from that."""
 
     predicted_speedup: MaybeFloat = pooled(
-        Ratio(over="iteration_ms"),
+        "mean",
         "tokens per iteration / (tokens drafted c + v), with measured c and v",
+        per="iteration_ms",
     )
-    draft_ms: MaybeFloat = pooled(Ratio(over="num_iterations"), "drafting per iteration", "ms")
+    draft_ms: MaybeFloat = pooled("mean", "drafting per iteration", "ms", per="num_iterations")
     verify_ms: MaybeFloat = pooled(
-        Ratio(over="num_iterations"),
+        "mean",
         "verification per iteration: a pass over K + 1 tokens, and the verdict",
         "ms",
+        per="num_iterations",
     )
     target_step_ms: MaybeFloat = pooled(
         "mean", "a pass of the target over one token, and the draw of the next", "ms"
     )
     iteration_ms: MaybeFloat = pooled(
-        Ratio(over="num_iterations"), "a whole iteration in the timed run", "ms"
+        "mean", "a whole iteration in the timed run", "ms", per="num_iterations"
     )
     host_share: MaybeFloat = pooled(
         "mean",
@@ -59,7 +62,7 @@ class CostFigures(Group):
             columns["iteration_ms"] = _iteration_ms(arm)
         pair = run.pair(arm)
         if pair is not None:
-            columns["predicted_speedup"] = _prediction(*pair)
+            columns["predicted_speedup"] = _prediction(run, *pair)
         # One roof of the target, and one of a draft with weights of its own.
         for prefix, roof in zip(("", "draft_"), run.roofs, strict=False):
             if not prefix or pair is not None:
@@ -89,13 +92,13 @@ def _host_share(arm: MeasuredArm) -> float | None:
     return max(0.0, 1 - (forward_ms + drafting_ms) / whole_ms)
 
 
-def _prediction(regular: MeasuredArm, speculative: MeasuredArm) -> float | None:
+def _prediction(run: MeasuredRun, regular: MeasuredArm, speculative: MeasuredArm) -> float | None:
     """The speed-up that theory predicts from the phases; None where these were not measured.
 
     This is mean_acceptance_length / (K c + v) of Leviathan et al. 2023, theorem 3.8, with the cost of verifying K + 1
     tokens measured (v) instead of taken as one target step.
     """
-    length = speculative.acceptance.tokens_per_iteration
+    length = drafts_of(run.rows_of(speculative)).columns()["tokens_per_iteration"]
     step_ms = regular.phases.ms_per_iteration("forward")
     draft_ms = speculative.phases.ms_per_iteration("drafting")
     verify_ms = speculative.phases.ms_per_iteration("forward")

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from harness.engines.protocol import Phases
-from harness.results.acceptance import Acceptance
 from harness.results.statistics.interval import CONFIDENCE
 
 if TYPE_CHECKING:
@@ -60,11 +59,6 @@ class MeasuredArm:
         return [request for request in self.requests if request.answered]
 
     @property
-    def lengths(self) -> dict[int, int]:
-        """Tokens of each answer by index of its prompt."""
-        return {request.index: request.num_tokens for request in self.answered}
-
-    @property
     def evidence(self) -> dict[str, Any]:
         """Fields of `ArmEvidence` that no column holds."""
         read = {}
@@ -72,16 +66,15 @@ class MeasuredArm:
             for prompt, request in generation.with_prompts:
                 if request.num_read is not None:
                     read[request.index, *prompt] = request.num_read
-        return {"lengths": self.lengths, "read": read}
+        return {
+            "lengths": {request.index: request.num_tokens for request in self.answered},
+            "read": read,
+        }
 
     @property
     def was_sent(self) -> bool:
         """Whether prompts were requests, kept in flight, so that each has its own time."""
         return any(generation.has_request_times for generation in self.generations)
-
-    @property
-    def acceptance(self) -> Acceptance:
-        return sum((generation.acceptance for generation in self.generations), Acceptance())
 
     @property
     def counted(self) -> Counts | None:
@@ -109,13 +102,6 @@ class MeasuredArm:
         """The counted requests that the server worked on."""
         requests = self.counted_requests
         return [request for request in requests if request.answered or request.was_left]
-
-    @property
-    def tokens_per_arrival(self) -> float | None:
-        """Tokens that arrived together, on average; None where nothing was sent."""
-        arrived = [request for request in self.answered if request.arrivals]
-        num_bursts = sum(len(request.bursts) for request in arrived)
-        return sum(request.num_tokens for request in arrived) / num_bursts if num_bursts else None
 
     @property
     def keeps_up_load(self) -> bool:
@@ -164,6 +150,9 @@ class MeasuredRun:
     roofs: Sequence[Roof] = ()
     stopped_by: StoppedBy | None = None
     confidence: float = CONFIDENCE
+
+    def rows_of(self, arm: MeasuredArm) -> list[LatencyPromptRow]:
+        return [row for row in self.prompt_rows if row.arm == arm.name]
 
     def pair(self, arm: MeasuredArm) -> tuple[MeasuredArm, MeasuredArm] | None:
         """The regular arm and this one, where this one is compared with it."""

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from harness.config.amounts import counted
 from harness.measuring.figures.measured import Group, MeasuredArm, MeasuredRun
-from harness.results.row import Ratio, pooled, setting
+from harness.results.row import pooled, setting
 from harness.results.schema import MaybeBool, MaybeFloat, MaybeText, WithSpeedup
 from harness.results.statistics.interval import CONFIDENCE, Interval
 
 if TYPE_CHECKING:
     from harness.results.prompt_times import Pair
-    from harness.results.rows.prompts import LatencyPromptRow
     from harness.results.statistics import Floats
     from harness.results.statistics.ratios import Rejections
 
@@ -34,8 +34,9 @@ class SpeedupFigures(Group, WithSpeedup):
         " its intervals have a level of 97 %; or `budget` of any run",
     )
     decode_speedup: Interval | None = pooled(
-        Ratio(over="ms_per_token_after_first"),
+        "mean",
         "`speedup` without the time until the first tokens",
+        per="ms_per_token_after_first",
     )
     rare_units: MaybeText = pooled(
         "none", "one or two units with most of the speed-up's variance, in words"
@@ -147,7 +148,7 @@ def paired_times(
     from harness.results.prompt_times import common_times, pairs_by_unit, waits_by_unit
 
     regular = run.arms["regular"]
-    moment_of = _moment_of(regular) if in_time else None
+    moment_of = attrgetter("moment") if in_time else None
     units = pairs_by_unit(run.prompt_rows, moment_of)
     waits = waits_by_unit(units, not regular.was_sent, after_first=decode_only)
     [regular_times], [speculative_times] = common_times([waits])
@@ -163,40 +164,26 @@ def paired_times(
     return PairedTimes(regular_times, speculative_times, name, np.array(lengths), rejections)
 
 
-def _moment_of(arm: MeasuredArm) -> Callable[[LatencyPromptRow], int]:
-    """Finds the number of the batch or lap in which a prompt was asked."""
-    moments = {
-        request.index: generation.question.moment
-        for generation in arm.generations
-        for request in generation.requests
-        if generation.question is not None
-    }
-    return lambda row: moments[row.prompt_index or 0]
-
-
-def _rejections(arm: MeasuredArm, units: Iterable[Sequence[Pair]]) -> Rejections | None:
+def _rejections(arm: MeasuredArm, units: Sequence[Sequence[Pair]]) -> Rejections | None:
     """Iterations of an arm by unit, and the fewest that its tokens need; None where they are not known."""
     import numpy as np
 
-    from harness.measuring.acceptance import drafted_k
     from harness.results.prompt_times import batches_of
     from harness.results.statistics.iterations import fewest_iterations
     from harness.results.statistics.ratios import Rejections
 
-    k = drafted_k(arm.answered)
-    if k is None:
+    k = max((answer.drafts.longest for pairs in units for _, answer in pairs), default=0)
+    if not k:
         return None
     totals = []
     for pairs in units:
         iterations = fewest = 0.0
         for batch in batches_of([answer for _, answer in pairs], not arm.was_sent):
-            numbers = [
-                number for answer in batch if (number := answer.counted_iterations) is not None
-            ]
-            if len(numbers) < len(batch):
+            numbers = [answer.drafts.iterations for answer in batch]
+            if None in numbers:
                 return None
             # A batch goes on until its last row has ended.
-            iterations += max(numbers)
+            iterations += max(number or 0.0 for number in numbers)
             fewest += max(fewest_iterations([answer.num_decoded for answer in batch], k))
         totals.append((iterations, fewest))
     return Rejections(*np.array(totals, dtype=np.float64).reshape(-1, 2).T)

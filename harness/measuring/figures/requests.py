@@ -10,10 +10,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from harness.engines.requests import EMPTY
-from harness.measuring.figures.acceptance import reported_acceptance
+from harness.measuring.figures.acceptance import reported_drafts
 from harness.measuring.figures.machine import QUIET
 from harness.measuring.figures.measured import Group, MeasuredArm, MeasuredRun
-from harness.results.row import Ratio, pooled
+from harness.results.prompt_times import times_over
+from harness.results.row import pooled
 from harness.results.schema import MaybeBool, MaybeFloat, MaybeInt
 
 
@@ -40,9 +41,10 @@ class AnswerFigures(Group):
     shortest_answer: MaybeInt = pooled("smallest", "tokens of the shortest answer", "tokens")
     longest_answer: MaybeInt = pooled("largest", "tokens of the longest answer", "tokens")
     ms_per_token: MaybeFloat = pooled(
-        Ratio(over="num_tokens"),
+        "mean",
         "time per token of a row, with the prompt's pass: all waits over all tokens",
         "ms",
+        per="num_tokens",
     )
     ms_per_token_per_answer: MaybeFloat = pooled(
         "mean", "mean over answers of each one's time per token", "ms"
@@ -51,13 +53,15 @@ class AnswerFigures(Group):
         "quadratic mean", "standard deviation of the same, over prompts or batches", "ms"
     )
     tokens_per_second: MaybeFloat = pooled(
-        Ratio(of="num_tokens"), "tokens of all rows over total time", "tokens/s"
+        "mean", "tokens of all rows over total time", "tokens/s", per="measured_s"
     )
     tokens_per_second_per_user: MaybeFloat = pooled(
-        Ratio(of="num_tokens"),
+        "mean",
         "1000 / `ms_per_token`: what a row's reader gets",
         "tokens/s",
+        per="measured_s",
     )
+    measured_s: MaybeFloat = pooled("mean", "time of all batches or laps", "s")
     time_to_first_token_ms: MaybeFloat = pooled(
         "mean",
         "mean time to the first token; empty where answers came whole",
@@ -69,36 +73,28 @@ class AnswerFigures(Group):
 
     @classmethod
     def measured(cls, run: MeasuredRun, arm: MeasuredArm) -> Group:
-        answered = arm.answered
-        lengths = [request.num_tokens for request in answered]
-        asked = [run.prompt_set.at(request.index) for request in arm.requests]
+        rows = run.rows_of(arm)
+        answered = [row for row in rows if row.is_answered]
+        lengths = [row.num_tokens or 0 for row in answered]
+        asked = [run.prompt_set.at(row.prompt_index or 0) for row in rows]
         # As they were sent, whatever else their rows hold.
         different = {
             str((prompt.chat(), prompt.turns[: prompt.turn], prompt.num_tokens)) for prompt in asked
         }
         num_different = len(different) if len(different) < len(asked) else None
-        waits = [wait for generation in arm.generations for wait in generation.waits.values()]
-        mean_ms = None
-        if waits:
-            mean_ms = sum(wait.ms for wait in waits) / sum(wait.num_tokens for wait in waits)
-        ms_per_token = [wait.ms / wait.num_tokens for wait in waits]
         first_ms = first_token_times(run, arm)
         peaks = [generation.peak_memory_bytes or 0 for generation in arm.generations]
         return cls(
-            num_prompts=len(arm.requests),
+            num_prompts=len(rows),
             num_different_prompts=num_different,
             num_prompts_in_set=len(run.prompt_set.prompts),
             num_tokens=sum(lengths),
-            num_prompt_tokens=sum(request.num_prompt_tokens for request in answered),
+            num_prompt_tokens=sum(row.num_prompt_tokens or 0 for row in answered),
             shortest_answer=min(lengths, default=None),
             longest_answer=max(lengths, default=None),
-            ms_per_token=mean_ms,
-            ms_per_token_per_answer=statistics.fmean(ms_per_token) if ms_per_token else None,
-            ms_per_token_std=statistics.stdev(ms_per_token) if len(ms_per_token) > 1 else None,
-            tokens_per_second=sum(lengths) / arm.seconds if arm.seconds else None,
-            tokens_per_second_per_user=1000 / mean_ms if mean_ms else None,
             time_to_first_token_ms=statistics.fmean(first_ms) if first_ms else None,
             peak_memory_bytes=max(peaks, default=0) or None,
+            **times_over(rows, not arm.was_sent),
         )
 
 
@@ -135,10 +131,12 @@ class RequestFigures(Group):
     inter_token_latency_p99_ms: MaybeFloat = pooled(
         "mean", "99th percentile of `inter_token_latency`", "ms"
     )
+    num_arrivals: MaybeInt = pooled("mean", "arrivals of one or more tokens together")
     tokens_per_arrival: MaybeFloat = pooled(
-        Ratio(of="num_tokens"),
+        "mean",
         "tokens that arrived together, on average",
         "tokens",
+        per="num_arrivals",
     )
     held_back: MaybeBool = pooled(
         "any",
@@ -148,14 +146,16 @@ class RequestFigures(Group):
         "largest", "share of the answers' time after their last token"
     )
     mean_in_flight: MaybeFloat = pooled(
-        Ratio(over="seconds"),
+        "mean",
         "mean requests in flight, with those that only keep up the load",
         "requests",
+        per="measured_s",
     )
     requests_per_second: MaybeFloat = pooled(
-        Ratio(of="num_prompts"),
+        "mean",
         "answered requests per second, without those that only kept up the load",
         "requests/s",
+        per="measured_s",
     )
     num_failed: MaybeInt = pooled(
         "largest", "requests that failed, time-outs too; the other figures leave them out"
@@ -178,17 +178,21 @@ class RequestFigures(Group):
         loads = [generation.load for generation in arm.generations if generation.load is not None]
         load_s = sum(load.seconds for load in loads)
         is_held_back = were_held_back(run, arm)
-        per_output_token = [request.time_per_output_token_ms for request in answered]
-        arrived = [request for request in answered if request.arrivals]
-        late_s = sum(request.seconds - request.arrivals[-1] for request in arrived)
-        all_s = sum(request.seconds for request in arrived)
+        rows = [row for row in run.rows_of(arm) if row.is_answered]
+        per_output_token = [row.time_per_output_token_ms for row in rows]
+        arrived = [row for row in rows if row.num_arrivals]
+        num_arrivals = sum(row.num_arrivals or 0 for row in arrived)
+        num_arrived = sum(row.num_tokens or 0 for row in arrived)
+        all_ms = sum(row.time_ms or 0.0 for row in arrived)
+        late_ms = all_ms - sum(row.last_token_ms or 0.0 for row in arrived)
         return cls(
             requests_per_second=len(answered) / arm.seconds,
             num_failed=sum(request.has_failed for request in requests),
             num_empty=sum(request.error == EMPTY for request in requests),
-            tokens_per_arrival=arm.tokens_per_arrival,
+            num_arrivals=num_arrivals or None,
+            tokens_per_arrival=num_arrived / num_arrivals if num_arrivals else None,
             held_back=is_held_back,
-            share_after_last_token=late_s / all_s if all_s else None,
+            share_after_last_token=late_ms / all_ms if all_ms else None,
             mean_in_flight=sum(load.request_seconds for load in loads) / load_s if loads else None,
             **percentile_columns(
                 time_to_first_token=first_token_times(run, arm),
@@ -221,9 +225,9 @@ def were_held_back(run: MeasuredRun, arm: MeasuredArm) -> bool:
         len(request.arrivals if is_late and not request.came_at_once else request.bursts)
         for request in answered
     )
-    reported = reported_acceptance(arm)
-    yielded = reported.get("tokens_per_iteration")
-    if arm.name == "regular" and reported.get("acceptance_rate") is None:
+    reported = reported_drafts(run, arm)[0].columns()
+    yielded = reported["tokens_per_iteration"]
+    if arm.name == "regular" and reported["acceptance_rate"] is None:
         yielded = 1.0
     if num_arrivals == 0:
         return False

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from harness.config.amounts import counted, length_in_common
 from harness.measuring.figures.measured import Group, MeasuredArm, MeasuredRun
 from harness.results.row import pooled
-from harness.results.schema import MaybeBool, MaybeFloat, MaybeInt, MaybeText
+from harness.results.schema import MaybeBool, MaybeFloat, MaybeInt
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,10 +54,6 @@ class ServerFigures(Group):
     drafted: MaybeBool = pooled(
         "any", "whether the server drafted tokens, by its answers or its metrics"
     )
-    impossible_counts: MaybeText = pooled(
-        "same",
-        "counts of the server that cannot be true, with its words; no figure follows from them",
-    )
     cached_tokens: MaybeInt = pooled(
         "largest",
         "tokens of prompts that the server took from a cache, by its answers or its metrics",
@@ -81,13 +77,13 @@ class ServerFigures(Group):
         if not arm.was_sent:
             return cls(**columns)
         answered = arm.answered
-        impossible = impossible_counts(arm)
-        cached = [request.num_cached for request in answered if request.num_cached is not None]
-        read = [request.num_read for request in answered if request.num_read is not None]
+        rows = [row for row in run.rows_of(arm) if row.is_answered]
+        cached = [row.cached_tokens for row in rows if row.cached_tokens is not None]
+        read = [row.read_tokens for row in rows if row.read_tokens is not None]
         drafted = [request.drafts.proposed for request in answered if request.drafts is not None]
         if cached:
             columns["cached_tokens"] = sum(cached)
-        if read and len(read) == len(answered):
+        if read and len(read) == len(rows):
             columns["read_prompt_tokens"] = sum(read)
         first_ms = [request.prompt_ms for request in answered if request.prompt_ms is not None]
         # Others wait in the server's queue, which answers leave out.
@@ -101,8 +97,8 @@ class ServerFigures(Group):
             columns |= traffic
             if not traffic.get("unseen_tokens"):
                 columns = counter_columns(arm.counted) | columns
-        if impossible is not None:
-            columns |= {"impossible_counts": impossible, "cached_tokens": None, "drafted": None}
+        if impossible_counts(arm) is not None:
+            columns |= {"cached_tokens": None, "drafted": None}
         return cls(**columns)
 
 

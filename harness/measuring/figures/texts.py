@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -11,7 +12,7 @@ from harness.config.amounts import length_in_common
 from harness.engines.divergence import first_divergence
 from harness.engines.tokenizer import TextTokenizer
 from harness.measuring.figures.measured import Group, MeasuredArm, MeasuredRun
-from harness.results.row import Ratio, pooled
+from harness.results.row import pooled
 from harness.results.schema import MaybeFloat, MaybeInt
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ class TextFigures(Group):
         "greedy texts that part from the regular arm's; turns after such a text are in neither number",
     )
     tokens_per_difference: MaybeFloat = pooled(
-        Ratio(of="num_tokens"),
+        "mean",
         "with requests in flight: greedy tokens per difference that rounding is not known to explain",
         "tokens",
     )
@@ -42,29 +43,22 @@ class TextFigures(Group):
 
     @classmethod
     def measured(cls, run: MeasuredRun, arm: MeasuredArm) -> Group:
-        if not arm.divergences:
+        compared = [row for row in run.rows_of(arm) if row.compared]
+        if not compared:
             return cls()
+        parted = [row for row in compared if row.divergence_position is not None]
         num_alike = 0
-        num_unexplained = 0
-        excesses = []
-        for request in arm.answered:
-            if request.index not in arm.divergences:
-                continue
-            divergence = arm.divergences[request.index]
-            if divergence is None:
-                num_alike += request.num_tokens
-                continue
-            num_alike += divergence.position
-            num_unexplained += divergence.excess > 1
-            if divergence.logit_margin is not None:
-                excesses.append(divergence.excess)
+        for row in compared:
+            position = row.divergence_position
+            num_alike += (row.num_tokens or 0) if position is None else position
+        excesses = [row.excess for row in parted]
+        num_unexplained = sum(excess > 1 for excess in excesses)
         is_counted = arm.was_sent and num_unexplained > 0
-        num_identical = list(arm.divergences.values()).count(None)
         return cls(
-            identical_prompts=num_identical,
-            differing_prompts=len(arm.divergences) - num_identical,
+            identical_prompts=len(compared) - len(parted),
+            differing_prompts=len(parted),
             tokens_per_difference=num_alike / num_unexplained if is_counted else None,
-            margin_over_rounding=max(excesses, default=None),
+            margin_over_rounding=max(filter(math.isfinite, excesses), default=None),
         )
 
 
@@ -120,8 +114,9 @@ class EndFigures(Group):
     """
 
     share_after_end: MaybeFloat = pooled(
-        Ratio(over="num_tokens"),
+        "mean",
         "share of the tokens after the end of their text, with `ignore_eos`",
+        per="num_tokens",
     )
 
     @classmethod

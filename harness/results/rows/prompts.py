@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.results.drafts import DraftColumns, Drafts
 from harness.results.files import rows_in
 from harness.results.row import Row, figure
-from harness.results.schema import MaybeFloat, MaybeInt, MaybeText
+from harness.results.schema import MaybeBool, MaybeFloat, MaybeInt, MaybeText
 
 # In the directory of a run.
 PROMPTS_FILE = "latency_prompts.csv"
@@ -17,7 +19,7 @@ _MOST_MS = 3e9
 
 
 @dataclass(frozen=True, kw_only=True)
-class LatencyPromptRow(Row):
+class LatencyPromptRow(DraftColumns, Row):
     """`latency_prompts.csv`: one row per prompt and arm."""
 
     kind = "latency_prompts"
@@ -40,14 +42,17 @@ class LatencyPromptRow(Row):
     num_tokens: MaybeInt = figure("generated tokens", "tokens")
     time_ms: MaybeFloat = figure("time of the prompt's batch, or of its request to a server", "ms")
     time_to_first_token_ms: MaybeFloat = figure("time to the first token", "ms")
+    last_token_ms: MaybeFloat = figure("time to the last token", "ms")
+    num_arrivals: MaybeInt = figure("arrivals of one or more tokens together")
     cached_tokens: MaybeInt = figure(
         "tokens of the prompt that the server took from a cache, by its own count", "tokens"
     )
     unit: MaybeInt = figure("number of the batch or lap that it was part of, from 0")
+    moment: MaybeInt = figure("the same, but counting on where a batch or lap is asked again")
+    lap_ms: MaybeFloat = figure("time of its batch or lap", "ms")
+    num_prompt_tokens: MaybeInt = figure("tokens of the prompt", "tokens")
+    read_tokens: MaybeInt = figure("the same by the server's count", "tokens")
     error: MaybeText = figure("why the request failed")
-    impossible_counts: MaybeText = figure(
-        "counts of the server that cannot be true, with its words; no figure follows from them"
-    )
     acceptance_rate: MaybeFloat = figure("accepted / proposed draft tokens")
     conditional_acceptance_rate: MaybeFloat = figure("accepted / tested draft tokens")
     mean_acceptance_length: MaybeFloat = figure(
@@ -56,14 +61,11 @@ class LatencyPromptRow(Row):
     mean_proposed: MaybeFloat = figure(
         "draft tokens per iteration that proposed something", "tokens"
     )
-    num_iterations: MaybeInt = figure("iterations, also those that proposed nothing")
     tokens_per_iteration: MaybeFloat = figure("tokens per iteration, over all of them", "tokens")
     acceptance_by_position: list[float | None] | None = figure(
         "accepted / tested at each draft position"
     )
-    acceptance_histogram: list[int] | None = figure(
-        "iterations with 0, 1, ... accepted draft tokens"
-    )
+    compared: MaybeBool = figure("whether its greedy text was compared with the regular arm's")
     divergence_position: MaybeInt = figure(
         "first token at which a greedy text differs from the regular arm's"
     )
@@ -86,21 +88,37 @@ class LatencyPromptRow(Row):
     def is_timed(self) -> bool:
         """Whether it was answered, and how long that took is known. A damaged file may hold any number."""
         has_time = 0 < (self.time_ms or 0) < _MOST_MS
-        return has_time and (self.num_tokens or 0) > 0 and not self.error
+        return has_time and self.is_answered
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether it came to its end, with a token."""
+        return (self.num_tokens or 0) > 0 and not self.error
+
+    @property
+    def time_per_output_token_ms(self) -> float | None:
+        """Mean time of a token after the first, however many come at once: TPOT. None where all came together."""
+        first_ms, last_ms = self.time_to_first_token_ms, self.last_token_ms
+        if first_ms is None or last_ms is None or last_ms <= first_ms or not self.num_decoded:
+            return None
+        return (last_ms - first_ms) / self.num_decoded
+
+    @property
+    def excess(self) -> float:
+        """The logit margin where its text parts, over what rounding explains; infinite where no margin is known."""
+        if self.logit_margin is None or self.logit_tolerance is None:
+            return math.inf
+        return abs(self.logit_margin) / self.logit_tolerance
 
     @property
     def num_decoded(self) -> int:
         """Its tokens after the first, which iterations decide."""
         return max(0, (self.num_tokens or 0) - 1)
 
-    @property
-    def counted_iterations(self) -> int | None:
-        """Its iterations as they count beside those of other answers: one per token where it reports none, as llama.cpp
-        leaves out answers that drafted nothing. None where it reports draft tokens alone.
-        """
-        if self.num_iterations:
-            return self.num_iterations
-        return None if self.acceptance_rate is not None else self.num_decoded
+
+def drafts_of(rows: Iterable[LatencyPromptRow]) -> Drafts:
+    """The draft tokens of answers together."""
+    return sum((row.drafts for row in rows), Drafts())
 
 
 def read_prompts(directory: str | Path | None, run: str | None) -> list[LatencyPromptRow]:
@@ -109,11 +127,3 @@ def read_prompts(directory: str | Path | None, run: str | None) -> list[LatencyP
         return []
     rows = rows_in(Path(directory, PROMPTS_FILE), LatencyPromptRow)
     return [row for row in rows if row.run == run]
-
-
-def iterations_of(rows: Sequence[LatencyPromptRow]) -> int | None:
-    """Iterations of an arm over these answers; None where those of one are unknown, or none of them reports any."""
-    numbers = [row.counted_iterations for row in rows]
-    if None in numbers or not any(row.num_iterations for row in rows):
-        return None
-    return sum(filter(None, numbers))

@@ -24,7 +24,7 @@ from harness.commands.acceptance.served import (
 from harness.engines.counts import DraftCounts
 from harness.engines.door.reading import ReadText
 from harness.engines.requests import RequestRecord
-from harness.measuring.acceptance import drafted_k
+from harness.measuring.acceptance import longest_of
 from harness.results.judging.acceptance import engine_statement
 from harness.results.rows.acceptance import AcceptanceRow, row_in_question
 from harness.results.statistics.interval import Interval
@@ -214,7 +214,7 @@ def test_the_k_of_a_server_is_that_which_its_totals_show(
     answer: dict[str, Any], expected: int | None
 ) -> None:
     request = RequestRecord(0, 3, **{"num_tokens": 41, "max_new_tokens": 41} | answer)
-    assert drafted_k([request]) == expected
+    assert longest_of([request]) == expected
 
 
 def test_the_k_that_was_served_is_in_the_headline() -> None:

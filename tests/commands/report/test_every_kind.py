@@ -9,8 +9,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
+from benchmarks import recompute
 from harness.cli.sweep import exit_code, job_line, print_sweep
 from harness.commands.command import Command
 from harness.commands.plan.rows import PlanRow
@@ -222,6 +224,16 @@ def test_the_report_of_a_run_is_its_page(harness: Harness, case: str) -> None:
         Path(f"{name}.jsonl").write_text("\n".join(map(json.dumps, prompts)))
     typed = OTHERS.get(case) or (*SIMULATED, *RUNS[case])
     assert harness.as_reported(harness(*typed, code=None))
+    if typed[0] in ("latency", "eval") and case != "failed":
+        assert recompute.main(["outputs"]) == 0
+
+
+def test_a_figure_that_is_not_that_of_the_answers_is_found(harness: Harness) -> None:
+    harness(*SIMULATED)
+    file = next(Path("outputs").rglob("latency.csv"))
+    rows = pd.read_csv(file)
+    rows.assign(acceptance_rate=rows.acceptance_rate + 1e-6).to_csv(file, index=False)
+    assert recompute.main(["outputs"]) == 1
 
 
 def test_single_runs_are_asked_for_by_their_ids(harness: Harness) -> None:

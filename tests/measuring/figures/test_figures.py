@@ -111,8 +111,7 @@ DIVERGENCES = {0: None, 1: Divergence(4, -0.75, 0.5), 2: Divergence(6, 0.5, 0.5)
 def found(batch: BatchTimes | None = None) -> Any:
     requests = [RequestRecord(index, 3, num_tokens=10) for index in range(5)]
     answered = [Answered(requests=requests, seconds=1.0, batch=batch)]
-    run = run_of(answered, answered)
-    run.arms["speculative"].divergences.update(DIVERGENCES)
+    run = run_of(answered, answered, divergences=DIVERGENCES)
     return TextFigures.measured(run, run.arms["speculative"])
 
 

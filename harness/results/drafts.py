@@ -1,0 +1,229 @@
+"""Draft tokens by count, of one answer or of many: the value from which all figures of acceptance follow, and its
+columns.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from itertools import accumulate, pairwise, zip_longest
+from typing import Any
+
+from harness.results.row import pooled
+
+Counts = Sequence[float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drafts:
+    """Counts over iterations, with `+`. None is a count that the source does not know: a sum with it is unknown, too.
+
+    For example three iterations, of which the second accepted all and the last proposed nothing:
+
+        Drafts.of([(4, 2), (4, 4), (0, 0)]).columns()
+            acceptance_rate 6 / 8, mean_acceptance_length 4 = (2 + 6) / 2, tokens_per_iteration 3 = 9 / 3
+            acceptance_by_position [1, 1, 1/2, 1], marginal_acceptance_by_position [1, 1, 1/2, 1/2]
+
+    Attributes:
+        answers: answers that report anything about drafts. The others drafted nothing where some report drafts, because
+            llama.cpp leaves zeros out; where none does, nothing is known.
+        decoded: tokens after the first of each answer, which iterations decided.
+        iterations: all of them, also those that drafted nothing.
+        drafting: iterations that drafted something.
+        proposed, accepted: draft tokens.
+        accepted_at, tested_at: by position from 0, the draft tokens that were accepted there, or tested. A token is
+            tested if those before it were accepted.
+        k: mean draft tokens of an iteration that drafted, where all answers have the same mean; nan where they differ.
+    """
+
+    answers: int = 0
+    decoded: float | None = 0
+    iterations: float | None = 0
+    drafting: float | None = 0
+    proposed: float | None = 0
+    accepted: float | None = 0
+    accepted_at: Counts | None = ()
+    tested_at: Counts | None = ()
+    k: float = 0
+
+    @classmethod
+    def of(cls, outcomes: Iterable[Sequence[int]], decoded: int | None = None) -> Drafts:
+        """From [num_proposed, num_accepted] of each iteration.
+
+        Args:
+            decoded: None for the tokens that these iterations yield.
+        """
+        pairs = [*outcomes]
+        drafting = [pair for pair in pairs if pair[0]]
+        accepted = sum(accepted for _, accepted in drafting)
+        places = range(max((proposed for proposed, _ in drafting), default=0))
+        return cls(
+            answers=1 if pairs else 0,
+            decoded=len(pairs) + accepted if decoded is None else decoded,
+            iterations=len(pairs),
+            drafting=len(drafting),
+            proposed=sum(proposed for proposed, _ in drafting),
+            accepted=accepted,
+            accepted_at=[sum(place < number for _, number in drafting) for place in places],
+            # The accepted tokens and the first rejected one.
+            tested_at=[
+                sum(place < min(number + 1, proposed) for proposed, number in drafting)
+                for place in places
+            ],
+        )
+
+    def __add__(self, other: Drafts) -> Drafts:
+        sums: dict[str, Any] = {}
+        for name in _COUNTS:
+            first, second = getattr(self, name), getattr(other, name)
+            if first is None or second is None:
+                sums[name] = None
+            elif name.endswith("_at"):
+                sums[name] = [*map(sum, zip_longest(first, second, fillvalue=0))]
+            else:
+                sums[name] = first + second
+        means = {part.k for part in (self, other) if part.proposed != 0}
+        k = means.pop() if len(means) == 1 else math.nan if means else 0
+        return Drafts(**sums, k=k)
+
+    @property
+    def tested(self) -> Counts | None:
+        """`tested_at`. Where only the mean number of draft tokens is known, and it is a whole one in all answers alike,
+        each iteration drafted that many.
+        """
+        accepted_at, drafting = self.accepted_at, self.drafting
+        if self.tested_at is not None or accepted_at is None or drafting is None or self.k % 1:
+            return self.tested_at
+        if math.isnan(self.k) or sum(number > 0 for number in accepted_at) > self.k:
+            return None
+        return [drafting, *accepted_at, *[0] * int(self.k)][: int(self.k)]
+
+    @property
+    def longest(self) -> int:
+        """The most draft tokens of an iteration, as positions or else totals show it; 0 where neither does."""
+        if self.tested is not None:
+            return len(self.tested)
+        return math.ceil((self.proposed or 0) / (self.iterations or math.inf))
+
+    @property
+    def known_iterations(self) -> float | None:
+        """All iterations; None where no answer reports anything."""
+        return self.iterations if self.answers else None
+
+    @property
+    def histogram(self) -> list[int] | None:
+        """Iterations that drafted, by how many tokens they accepted, 0, 1, ..."""
+        if not self.drafting or self.accepted_at is None:
+            return None
+        reached = [self.drafting, *self.accepted_at, 0]
+        return [round(here - further) for here, further in pairwise(reached)]
+
+    def counts(self) -> dict[str, Any]:
+        """The counts as columns of a row (`DraftColumns`), by name; None for all where no answer reports anything."""
+        numbers = {
+            "num_decoded": self.decoded,
+            "num_iterations": self.iterations,
+            "num_drafting": self.drafting,
+            "num_proposed": self.proposed,
+            "num_accepted": self.accepted,
+        }
+        columns: dict[str, Any] = {
+            name: None if number is None or not self.answers else round(number)
+            for name, number in numbers.items()
+        }
+        tested_at = self.tested_at if self.answers else None
+        columns["tested_by_position"] = tested_at and [round(number) for number in tested_at]
+        return columns
+
+    def columns(self) -> dict[str, Any]:
+        """The rates (`AcceptanceFigures`) by name; None for those that do not follow from what is known."""
+        is_known = self.answers > 0
+        tokens = _ratio(self.decoded, self.iterations) if is_known else None
+        accepted_per_draft = _ratio(self.accepted, self.drafting)
+        tested = self.tested
+        accepted_at = [*(self.accepted_at or ())]
+        if tested is not None:
+            accepted_at = [*accepted_at, *[0] * len(tested)][: len(tested)]
+        marginal = [_ratio(number, self.drafting) for number in accepted_at if self.drafting]
+        return {
+            "acceptance_rate": _ratio(self.accepted, self.proposed),
+            "conditional_acceptance_rate": _ratio(self.accepted, sum(tested) if tested else None),
+            "mean_acceptance_length": None
+            if accepted_per_draft is None
+            else 1 + accepted_per_draft,
+            "mean_proposed": _ratio(self.proposed, self.drafting),
+            "mean_num_draft_tokens": _ratio(self.proposed, self.iterations) if is_known else None,
+            "tokens_per_iteration": max(1.0, tokens) if tokens else None,
+            "acceptance_by_position": _rounded(map(_ratio, accepted_at, tested or ())),
+            "marginal_acceptance_by_position": _rounded(marginal),
+            "acceptance_histogram": self.histogram,
+        }
+
+
+_COUNTS = [entry.name for entry in fields(Drafts) if entry.name != "k"]
+# Of an answer whose counts are impossible.
+UNKNOWN = Drafts(answers=1, k=math.nan, **{name: None for name in _COUNTS if name != "answers"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftColumns:
+    """Counts of the draft tokens of an answer, or of an arm."""
+
+    num_iterations: int | None = pooled("sum", "iterations, also those that proposed nothing")
+    num_drafting: int | None = pooled("sum", "iterations that proposed something")
+    num_proposed: int | None = pooled("sum", "draft tokens", "tokens")
+    num_accepted: int | None = pooled("sum", "accepted draft tokens", "tokens")
+    tested_by_position: list[int] | None = pooled(
+        "sum", "draft tokens at each position that were tested: those before them were accepted"
+    )
+    acceptance_histogram: list[int] | None = pooled(
+        "sum", "iterations with 0, 1, ... accepted draft tokens"
+    )
+    impossible_counts: str | None = pooled(
+        "same",
+        "counts of the server that cannot be true, with its words; no figure follows from them",
+    )
+
+    @property
+    def drafts(self) -> Drafts:
+        """The counts as one value. Older versions wrote a histogram and rates alone, from which most of them follow."""
+        row: Any = self
+        if self.impossible_counts:
+            return UNKNOWN
+        decoded, iterations = row.num_decoded, self.num_iterations
+        drafting, proposed, accepted = self.num_drafting, self.num_proposed, self.num_accepted
+        histogram, rate = self.acceptance_histogram or [], row.acceptance_rate
+        if iterations is None and proposed is None and rate is None:
+            return Drafts(decoded=decoded, iterations=decoded)
+        if histogram and proposed is None:
+            drafting, accepted = sum(histogram), sum(positions(histogram))
+            proposed = round(drafting * (row.mean_proposed or 0))
+        is_idle = iterations is not None and proposed is None and rate is None
+        return Drafts(
+            answers=1,
+            decoded=decoded,
+            iterations=iterations,
+            drafting=0 if is_idle else drafting,
+            proposed=0 if is_idle else proposed,
+            accepted=0 if is_idle else accepted,
+            accepted_at=positions(histogram) if histogram or not accepted else None,
+            tested_at=() if is_idle else self.tested_by_position,
+            k=(proposed or 0) / drafting if drafting else 0,
+        )
+
+
+def positions(histogram: Sequence[int]) -> list[int]:
+    """Iterations that accepted the first draft token, the second, ..., from how many accepted 0, 1, 2, ... tokens."""
+    reached = [*accumulate(reversed(histogram))]
+    # At one place at least, so that a histogram of none is one.
+    return reached[-2::-1] or [0] * len(histogram)
+
+
+def _ratio(numerator: float | None, denominator: float | None) -> float | None:
+    return None if numerator is None or not denominator else numerator / denominator
+
+
+def _rounded(rates: Iterable[float | None]) -> list[float | None] | None:
+    """Four decimals; None for no rates."""
+    return [rate if rate is None else round(rate, 4) for rate in rates] or None
