@@ -237,13 +237,17 @@ def _other_servers(regular: ArmEvidence, speculative: ArmEvidence) -> str | None
     """Why the arms are not the same model under the same prompts, with and without drafts."""
     for arm in (regular, speculative):
         if arm.num_restarts:
-            return f"the {arm.arm} server was restarted meanwhile, perhaps with other flags"
+            return (
+                f"the {arm.arm} server's counters fell: it was restarted, perhaps with other flags, or several servers"
+                " answer at this address"
+            )
     if regular.drafted:
         rate = regular.acceptance_rate
         accepted = "" if rate is None else f": {percent(rate)} of its draft tokens were accepted"
         return f"the regular server drafts{accepted}"
     if speculative.drafted is False:
-        return "the speculative server drafted nothing; its log may say why"
+        name = "second" if speculative.draft == SECOND_COMMAND else "speculative"
+        return f"the {name} server drafted nothing; its log may say why"
     return _other_prompts(regular, speculative) or _other_texts(speculative)
 
 
@@ -408,7 +412,8 @@ def judged(
         if rows[1].has_one_server or is_second:
             # One server is both arms, or the first of two commands is any other: it may draft too.
             regular = replace(regular, drafted=None)
-            if rows[1].has_one_server or not rows[1].num_draft_tokens:
+            is_asked = rows[1].num_draft_tokens or getattr(rows[1], "flags_draft", None)
+            if rows[1].has_one_server or not is_asked:
                 speculative = replace(speculative, drafted=None)
         reason = refusal(regular, speculative, _interval_of(rows[1]))
     if reason is None:

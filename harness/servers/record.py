@@ -72,7 +72,8 @@ class ServerRecord(EngineRecord):
         if settings.takes_k or is_typed("num_draft_tokens"):
             columns["num_draft_tokens"] = run.decoding.num_draft_tokens
         if settings.start_command and run.draft is not None:
-            columns["draft_remembers"] = commands_of(run)[-1].has_pool
+            command = commands_of(run)[-1]
+            columns |= {"draft_remembers": command.has_pool, "flags_draft": command.drafts}
         return columns
 
     def check_installed(self, run: RunSettings) -> None:

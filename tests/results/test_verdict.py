@@ -100,7 +100,7 @@ def test_failures_refuse_where_they_could_change_the_verdict(
         ({"drafted": False}, {"drafted": False}, "the speculative server drafted nothing"),
         ({"drafted": False}, {"drafted": True}, None),
         ({}, {}, None),
-        ({"num_restarts": 1}, {}, "the regular server was restarted"),
+        ({"num_restarts": 1}, {}, "the regular server's counters fell"),
     ],
 )
 def test_one_server_must_draft_and_the_other_must_not(
@@ -114,11 +114,12 @@ def test_one_server_must_draft_and_the_other_must_not(
     assert judged([replace(pair[0], drafted=True), pair[1]])[1].speedup == Interval(2.0, 1.9, 2.1)
     pair[1] = replace(pair[1], served_model=["m", "m-eagle3"])
     assert judged([replace(pair[0], drafted=True), pair[1]])[1].speedup is None
-    # Of two commands either may draft, and one whose K is known must.
-    second = rows(drafted=False, draft=SECOND_COMMAND)
+    # Of two commands either may draft. The second one must where its K is known, or its flags make it draft.
+    second = rows(drafted=False, draft=SECOND_COMMAND, flags_draft=False)
     assert judged(second)[1].speedup is not None
-    [_, judgement] = judged([second[0], replace(second[1], num_draft_tokens=4)])
-    assert judgement.error == "the speculative server drafted nothing; its log may say why"
+    for asked in ({"num_draft_tokens": 4}, {"flags_draft": True}):
+        [_, judgement] = judged([second[0], replace(second[1], **asked)])
+        assert judgement.error == "the second server drafted nothing; its log may say why"
 
 
 @pytest.mark.parametrize(

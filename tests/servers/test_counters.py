@@ -166,7 +166,7 @@ def test_answers_come_before_counters_and_a_worker_of_several_counts_for_nothing
     assert (found.cached_tokens, found.read_prompt_tokens, found.drafted) == (3, 7, False)
     found = figures(ServerFigures, lap(counted=replace(COUNTED, generated=5)) + lap(counted=None))
     assert found.unseen_tokens == 6
-    assert (found.cached_tokens, found.drafted) == (None, None)
+    assert (found.cached_tokens, found.drafted, found.foreign_tokens) == (None, None, None)
 
 
 def test_counts_that_cannot_be_are_kept_and_no_figure_follows_from_them() -> None:
@@ -256,7 +256,7 @@ def test_a_restart_is_a_new_start_or_else_a_counter_that_fell(tmp_path: Path) ->
 
 def test_traffic_of_others_is_what_is_not_ours() -> None:
     ours = requests(100, 100)
-    for generated, foreign, unseen in ((204, 0, 0), (205, 5, 0), (196, 0, 0), (100, 0, 100)):
+    for generated, foreign, unseen in ((204, 0, 0), (205, 5, 0), (196, 0, 0), (100, None, 100)):
         columns = traffic_columns(Counts(generated=generated), ours)
         assert columns["server_tokens"] == generated
         assert (columns["foreign_tokens"], columns["unseen_tokens"]) == (foreign, unseen)

@@ -98,7 +98,7 @@ def _page_of_run(pair: RankedRun) -> Page:
         ],
         [
             *(("Why", reason) for reason in reasons(run, verdict)),
-            *(("Checked", held) for held in checks_that_held(run.rows)),
+            *(("Checked", held) for held in checks_that_held(run)),
             *(("Ended", ended) for ended in end(run.last)),
         ],
         steps_after_run(run.last, verdict),

@@ -28,6 +28,7 @@ class AnswerFigures(Group):
         "different ones among them, where a small set is asked again",
     )
     num_prompts_in_set: MaybeInt = pooled("same", "prompts that the set or file has")
+    flags_draft: MaybeBool = pooled("same", "whether flags of a server's command make it draft")
     draft_remembers: MaybeBool = pooled(
         "same",
         "whether a server drafts from a pool of its own answers, as its command says",

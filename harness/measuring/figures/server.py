@@ -162,14 +162,17 @@ def traffic_columns(counts: Counts, requests: Sequence[RequestRecord]) -> dict[s
         for each in requests
     )
     tolerated = len(requests) + _TOLERATED * ours + most - ours
+    num_unseen = round(-foreign) if -foreign > tolerated else 0
     num_foreign = _foreign_prompt_tokens(counts, requests)
     if foreign > tolerated:
         num_foreign += round(foreign)
+    # Counters that missed our tokens may have missed those of others. Of requests that were running before ours nobody
+    # knows how much was done meanwhile.
+    is_unknown = num_unseen or (counts.running and not num_foreign)
     return {
         "server_tokens": round(counts.generated),
-        # Of requests that were running before ours nobody knows how much was done meanwhile.
-        "foreign_tokens": None if counts.running and not num_foreign else num_foreign,
-        "unseen_tokens": round(-foreign) if -foreign > tolerated else 0,
+        "foreign_tokens": None if is_unknown else num_foreign,
+        "unseen_tokens": num_unseen,
     }
 
 

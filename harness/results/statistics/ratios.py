@@ -112,14 +112,14 @@ class Rejections(NamedTuple):
         """The coverage of these units, with what rejections that they do not show may add.
 
         Where a draft is hardly ever rejected, few units have iterations beyond the fewest. Where these are less than
-        half of the units, in effect (`effective_units`), they do not show how rejections vary. The long run may then
-        have more such iterations: up to Poisson's upper bound of their number, or of the number of units with some,
-        times the mean of these (Garwood 1936). `unseen` is the log by which the iterations would grow.
+        half of the units, both counted as `effective_units`, they do not show how rejections vary. The long run may
+        then have more such iterations: up to Poisson's upper bound of their number, or of the number of units with
+        some, times the mean of these (Garwood 1936). `unseen` is the log by which the iterations would grow.
         """
         beyond = np.maximum(self.iterations - self.fewest, 0.0)
         total = float(beyond.sum())
         num_rejecting = effective_units(beyond) if total else 0.0
-        if 2 * num_rejecting >= beyond.size:
+        if 2 * num_rejecting >= effective_units(self.iterations):
             return covers
         from scipy import special
 
@@ -128,7 +128,7 @@ class Rejections(NamedTuple):
         mean = total / num_rejecting if total else 1.0
         most_beyond = max(float(most[0]), float(most[1]) * mean)
         unseen = math.log1p((most_beyond - total) / (float(self.fewest.sum()) + total))
-        return replace(covers, num_rejecting=round(num_rejecting), unseen=unseen)
+        return replace(covers, num_rejecting=int(np.count_nonzero(beyond)), unseen=unseen)
 
 
 def ratio_of_totals(

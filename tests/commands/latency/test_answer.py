@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 import string
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
@@ -14,17 +15,20 @@ from typing import Any
 import numpy as np
 import pytest
 
+from harness.commands.latency.answer import checks_that_held, reasons
 from harness.commands.latency.costs import StepCosts, held_back, main_limit, share_of_iteration
 from harness.commands.latency.doubts import DOUBTS, doubts, notes
 from harness.commands.latency.figures import Category, categories_of
 from harness.commands.latency.page import latency_page
 from harness.commands.report.command import build
 from harness.config.command_line import Words
+from harness.config.model_names import SECOND_COMMAND
 from harness.measuring.rows import LatencyRow
 from harness.reporting.files import html_page
 from harness.results.files import append_rows
 from harness.results.rows.prompts import LatencyPromptRow
 from harness.results.runs import Run
+from harness.results.verdict import verdict_of
 from pages import short
 from report_files import latency_run, over, prompt_rows
 from wording import mentions
@@ -376,6 +380,66 @@ def test_repeated_prompts_are_said(texts: str, num_different: int | None, said: 
     ]
     assert said in " ".join(found := doubts(run))
     assert bool(found) == bool(said)
+
+
+def test_a_check_whose_figures_are_unknown_has_no_tick() -> None:
+    known = {
+        "cached_tokens": 0,
+        "foreign_tokens": 0,
+        "drafted": True,
+        "identical_prompts": 15,
+        "drifted": False,
+    }
+    rows = latency_run(**known, processor_share=1.0, lowest_gpu_clock_mhz=1400, num_tokens=960)
+    run = Run([replace(rows[0], drafted=False), rows[1]])
+    (held,) = checks_that_held(run)
+    assert held.split(" · ") == [
+        "equal work", "equal texts", "caches cold", "no other client", "regular arm drafted nothing",
+        "machine quiet", "clocks not lowered",
+    ]  # fmt: skip
+    for index, name in itertools.product((0, 1), [*known, "num_tokens"]):
+        run.rows[index] = replace(rows := run.rows[index], **{name: None})
+        (found,) = checks_that_held(run)
+        run.rows[index] = rows
+        is_needed = index == 1 or name in (
+            "cached_tokens",
+            "foreign_tokens",
+            "drafted",
+            "num_tokens",
+        )
+        assert (found == held) != is_needed, name
+
+
+def test_equal_work_of_several_runs_is_that_of_each() -> None:
+    """Means over runs are equal here, and no run had equal work."""
+
+    def run(
+        *num_tokens: int, parts: Sequence[Run[LatencyRow]] = (), **changes: Any
+    ) -> Run[LatencyRow]:
+        rows = [
+            replace(row, num_tokens=number, **changes)
+            for row, number in zip(latency_run(), num_tokens, strict=True)
+        ]
+        return Run(rows, parts=parts)
+
+    unequal = [run(960, 880), run(880, 960)]
+    assert checks_that_held(run(920, 920, parts=unequal, repeat="all")) == []
+    assert checks_that_held(run(920, 920, repeat="all")) == [], "its runs were not read"
+    equal = [run(960, 960), run(880, 880)]
+    assert checks_that_held(run(920, 920, parts=equal, repeat="all")) == ["equal work"]
+
+
+def test_two_servers_that_draft_have_a_reason_each() -> None:
+    regular, row = latency_run(
+        draft=SECOND_COMMAND, requests_per_second=1.0, mean_num_draft_tokens=3.9, verify_ms=None
+    )
+    first = replace(regular, acceptance_rate=0.58, tokens_per_iteration=3.2)
+    second = replace(row, acceptance_rate=0.9, tokens_per_iteration=3.1, mean_num_draft_tokens=2.3)
+    said = reasons(Run([first, second]), verdict_of(second))
+    assert said == [
+        "first: 3.9 drafted per iteration, 58 % accepted: 3.2 tokens per iteration",
+        "second: 2.3 drafted per iteration, 90 % accepted: 3.1 tokens per iteration",
+    ]
 
 
 def test_the_first_error_is_named() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.results.statistics.interval import Interval
+from harness.results.statistics.interval import Coverage, Interval
 from harness.results.statistics.iterations import (
     Cut,
     acceptance_chances,
@@ -216,6 +216,16 @@ def test_the_lower_bound_allows_for_rejections_that_hardly_any_text_has(
         assert unseen == pytest.approx(math.log1p(more / iterations.sum()), rel=1e-3)
     often = found(np.full(15, 53.0))
     assert often.low == pytest.approx(often.estimate)
+
+
+def test_unlike_lengths_are_no_rare_rejections() -> None:
+    """Each of 15 answers had rejections, in proportion to its length, which a few long ones dominate."""
+    fewest = np.array([4, 8, 5, 32, 6, 10, 5, 7, 6, 60, 9, 5, 12, 7, 6], dtype=np.float64)
+    every = Rejections(2 * fewest, fewest)
+    assert every.noted_in(Coverage(15, "prompt")).num_rejecting is None
+    # Of equal lengths, with three units that had any: these are the number that is said.
+    few = Rejections(np.r_[np.full(12, 20.0), 22, 23, 21], np.full(15, 20.0))
+    assert few.noted_in(Coverage(15, "prompt")).num_rejecting == 3
 
 
 def test_the_ends_of_short_answers_are_no_rejections() -> None:
