@@ -19,6 +19,7 @@ ROW: dict[str, Any] = {
     "model": "30B", "draft": "7B", "devices": "2 pretended GPUs of 40GB", "status": "ok", "error": None,
     "batch_size": 1, "num_draft_tokens": 4, "prompt_length": 128, "max_new_tokens": 64, "placement": "balanced",
     "quantization": "none", "draft_quantization": "8bit", "dtype": "float16", "draft_dtype": "float16",
+    "program": "this program's own loop, which holds each cache twice",
     "num_gpus": 2, "free_bytes": 40 * GB, "reserve_bytes": 2 * GB, "num_parameters": 30 * GB,
     "draft_num_parameters": 7 * GB, "model_bytes": 60 * GB, "draft_bytes": 7 * GB, "cache_bytes": GB,
     "draft_cache_bytes": None, "needed_bytes": 68 * GB, "read_bytes": 60 * GB, "speculative_read_bytes": 20 * GB,
@@ -61,6 +62,20 @@ SPREAD = {"cuda:0": on(30, 2, 1), "cuda:1": on(0), "cpu": on(3)}
 UNKNOWN_CACHE = {"needed_bytes": None, "cache_bytes": None, "read_bytes": None}
 
 
+IN_A_SERVER = {
+    "program": "a server that reads the GGUF file",
+    "model": "./a.gguf",
+    "draft": "./b.gguf",
+    "dtype": "IQ4_NL",
+    "draft_quantization": "none",
+    "draft_dtype": "Q8_0",
+    "most_requests": 3,
+    "regular_most_requests": 7,
+    "request_caches": {
+        "model": {"16": 5 * GB, "8": 2.7 * GB},
+        "draft": {"16": 5.7 * GB, "8": 3 * GB},
+    },
+}
 EIGHT = {f"cuda:{gpu}": on(size) for gpu, size in enumerate([30, 31, 31, 31, 20, 32, 10, 33])}
 MIXTURE = {"verification_steps": 2.04, "batch_size": 2, "bandwidths": RATES, "placement": "auto"}
 PLANS: dict[str, list[dict[str, Any]]] = {
@@ -74,6 +89,8 @@ PLANS: dict[str, list[dict[str, Any]]] = {
     "does not fit": [TOO_LARGE],
     "fits nowhere": [TOO_LARGE | {"instead": None, "reserve_bytes": 0, "needed_bytes": None}],
     "more GPUs": [TOO_LARGE | {"instead": [MORE_GPUS]}],
+    "a GGUF file": [IN_A_SERVER],
+    "a slow draft": [{"highest_speedup": 0.24}],
     "over K and batches": [PREDICTED, PREDICTED | {"num_draft_tokens": 2}, {"batch_size": 8}],
     "over pairs": [{"bandwidths": RATES}, ALONE | {"model": "13B", "highest_speedup": 9.0}, TOO_LARGE, FAILED],
     "over machines": [{"needed_bytes": None}, {"devices": "H100", "settings": {"gpus": 1}}],

@@ -8,6 +8,7 @@ import re
 import subprocess
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from harness.servers.command import read_command
@@ -117,3 +118,25 @@ def test_every_flag_of_vllm_that_is_about_speculation_is_in_the_table() -> None:
     flags -= {"--specialize-active-lora"}  # of LoRA
     assert "--speculative-config" in flags
     assert not missing(VLLM, flags)
+
+
+def test_what_llama_server_holds_is_what_plan_says(harness: Harness, tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    flags = f"-c 512 -np 1 --no-repack -v --log-file {log} --spec-type draft-simple".split()
+    model, draft = gguf_pair()
+    with llama_serving(model, "-md", draft, *flags):
+        text = log.read_text()
+    pair = [f"model={model}", f"draft={draft}", "prompt_length=444", "tokens=64", "K=4"]
+    harness("plan", *pair, "gpu_memory=24GB", "results.file=plans.csv")
+    row = pd.read_csv("plans.csv").iloc[0]
+    caches = json.loads(row["request_caches"])
+    # Before the pair llama.cpp loads each model once without memory, to see what it would take.
+    sizes = re.findall(r"(model|KV) buffer size = +([\d.]+) MiB", text)
+    held = {(kind, float(size)) for kind, size in sizes if float(size)}
+    planned = {
+        ("model", round(row["model_bytes"] / 2**20, 2)),
+        ("model", round(row["draft_bytes"] / 2**20, 2)),
+        ("KV", round(caches["model"]["16"] / 2**20, 2)),
+        ("KV", round(caches["draft"]["16"] / 2**20, 2)),
+    }
+    assert held == planned

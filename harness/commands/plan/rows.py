@@ -18,6 +18,9 @@ class PlanRow(RunRow):
 
     temperature: MaybeFloat = setting("temperature; 0 is greedy", "decoding.temperature")
     prompt_length: MaybeInt = setting("tokens of the longest prompt", "prompt_length", "tokens")
+    program: MaybeText = figure(
+        "whose memory this is: this program's own loop, or for a GGUF file a server that reads it"
+    )
     num_gpus: MaybeInt = figure("GPUs that were planned for; 0 is main memory")
     free_bytes: MaybeInt = figure(
         "free memory of the GPU that has least; of main memory without a GPU", "bytes"
@@ -35,10 +38,14 @@ class PlanRow(RunRow):
     draft_cache_bytes: MaybeInt = figure("KV cache of the draft", "bytes")
     needed_bytes: MaybeInt = figure("weights and caches of both", "bytes")
     most_requests: MaybeInt = figure(
-        "requests of `prompt_length` and `max_new_tokens` whose caches fit beside the weights at once, on all GPUs"
-        " together"
+        "requests of `prompt_length` and `max_new_tokens` that a server holds at once beside the weights, on all GPUs"
+        " together, with caches at 16 bits"
     )
     regular_most_requests: MaybeInt = figure("the same without the draft")
+    request_caches: dict[str, dict[str, int]] | None = figure(
+        "KV cache of one such request in a server, by model (`model`, `draft`) and bits (`16`, `8`)",
+        "bytes",
+    )
     read_bytes: MaybeInt = figure("what one forward pass of the target must read", "bytes")
     speculative_read_bytes: MaybeInt = figure(
         "the same per token with the draft, all tokens accepted", "bytes"

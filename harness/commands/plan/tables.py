@@ -24,6 +24,10 @@ _NO_GPU = "Which GPU? None is here, so this is for main memory: type gpu_memory=
 _COSTLY_VERIFICATION = 1.2
 # A larger one reads further experts, whose number is an expectation: texts may agree on them.
 _OTHER_EXPERTS = 1.01
+# Formats in which any implementation reads the weights.
+_HALF = ("bfloat16", "float16")
+# Of `program`.
+_IN_SERVER = "a server"
 # Equal for plans of which a reader needs one.
 _IDENTITY = attrgetter(
     *"model draft num_draft_tokens batch_size devices devices_bytes read_bytes bandwidths"
@@ -42,11 +46,11 @@ def plan_page(runs: Sequence[Run[PlanRow]]) -> Page | None:
     fastest = max(
         fitting or rows, key=lambda row: row.predicted_speedup or row.highest_speedup or 0.0
     )
-    steps = (
-        [_measure(fastest, len(rows))] if fitting else [*map(_would_fit, _remedies(fastest)[:1])]
-    )
+    steps = [*_steps(fastest, len(rows))]
     if len(rows) > 1:
-        finding = Line(f"{len(fitting)} of {len(rows)} fit", "good" if fitting else "bad")
+        programs = sorted({f"in {row.program.partition(',')[0]}" for row in rows if row.program})
+        num_fitting = f"{len(fitting)} of {len(rows)} fit"
+        finding = Line(num_fitting, "good" if fitting else "bad", " or ".join(programs))
         slowest = sorted({_rates(row)[-1][0] for row in rows if row.bandwidths})
         least = f"the least that reading the weights takes on {' or '.join(slowest)}"
         if any((row.num_gpus or 0) > 1 for row in rows):
@@ -85,18 +89,19 @@ def _finding(row: PlanRow) -> Line:
     tightest, used, free = min(_uses(row), key=lambda use: use[2] - use[1])
     where = "in main memory" if tightest == "cpu" else f"on {_device(tightest)}"
     stays = f"{amount(free - used)} stay free {where}"
+    program = f"in {row.program}: " if row.program else ""
     needed = f"{amount((row.model_bytes or 0) + (row.draft_bytes or 0))} of weights"
     if row.needed_bytes is not None:
         needed = f"{amount(row.needed_bytes)} of weights and KV cache"
     if row.status != "ok":
         count = f"{row.num_gpus} × " if row.num_gpus else ""
-        text = f"{needed}, and {count}{gigabytes(row.free_bytes or 0)} GB are free"
+        text = f"{program}{needed}, and {count}{gigabytes(row.free_bytes or 0)} GB are free"
         if row.num_gpus and row.reserve_bytes:
             text += f" less {amount(row.reserve_bytes)} reserve"
         return Line("does not fit", "bad", text)
     if row.needed_bytes is None:
         return Line("the weights fit", "strong", f"{stays}, for a KV cache of unknown size")
-    return Line("fits", "good", f"{needed}; {stays}")
+    return Line("fits", "good", f"{program}{needed}; {stays}")
 
 
 def _why(row: PlanRow) -> Iterator[tuple[str, str]]:
@@ -106,14 +111,26 @@ def _why(row: PlanRow) -> Iterator[tuple[str, str]]:
         return
     if row.most_requests:
         alone = f", {row.regular_most_requests:,} without the draft" if row.draft else ""
-        yield "Load", f"{row.most_requests:,} such requests fit beside the weights at once{alone}"
+        yield (
+            "Load",
+            f"{row.most_requests:,} such requests fit beside the weights at once in a server{alone}",
+        )
+    if row.request_caches:
+        at_16, at_8 = (
+            [amount(size[bits]) for size in row.request_caches.values()] for bits in ("16", "8")
+        )
+        roles = [
+            f"{size} of the {role}" for role, size in zip(row.request_caches, at_16, strict=True)
+        ]
+        caches = f"{' and '.join(roles)} at 16 bits, {' and '.join(at_8)} at 8 bits"
+        yield "Cache", f"one such request takes {caches}"
     batch = f" for the {row.batch_size} rows of a batch" if (row.batch_size or 1) > 1 else ""
     is_mixture = (row.verification_steps or 1) > _OTHER_EXPERTS
     about = "about " if is_mixture and batch else ""
-    yield (
-        "Time",
-        f"a forward must read {about}{amount(row.read_bytes)}{batch}, by any implementation",
-    )
+    reader = f", in {row.program.partition(',')[0]}" if row.program else ""
+    if row.dtype in _HALF and row.quantization == "none":
+        reader = ", by any implementation with 16-bit caches"
+    yield "Time", f"a forward must read {about}{amount(row.read_bytes)}{batch}{reader}"
     num_gpus = row.num_gpus or 1
     at_a_time = ", one GPU at a time" if num_gpus > 1 else ""
     rates = _rates(row) or [("at bandwidth=100, as none is known", 100.0)]
@@ -144,7 +161,23 @@ def _why(row: PlanRow) -> Iterator[tuple[str, str]]:
         )
 
 
-def _measure(row: PlanRow, num_plans: int) -> NextStep:
+def _steps(row: PlanRow, num_plans: int) -> Iterator[NextStep]:
+    """Measure the pair, or change what makes it fit; nothing for a pair that cannot gain."""
+    if row.highest_speedup is not None and row.highest_speedup < 1:
+        return
+    if row.status != "ok":
+        for remedy in _remedies(row)[:1]:
+            # GPUs that are not here can be planned for.
+            change = remedy.change if remedy.num_gpus is None else f"gpus={remedy.num_gpus}"
+            yield NextStep("would fit", change)
+        return
+    if _IN_SERVER in (row.program or ""):
+        if row.draft is not None and row.draft.endswith(".gguf"):
+            files = shlex.join(["-m", str(row.model), "-md", row.draft])
+            flags = f"--spec-type draft-simple --spec-draft-n-max {row.num_draft_tokens}"
+            command = f"harness latency -- llama-server {files} {flags}"
+            yield NextStep("measure it", command=command)
+        return
     changes = []
     leaving_out = [*_OWN_SETTINGS]
     if num_plans > 1:
@@ -154,13 +187,7 @@ def _measure(row: PlanRow, num_plans: int) -> NextStep:
     if row.predicted_speedup is not None or (num_plans > 1 and row.draft):
         changes.append(f"K={row.num_draft_tokens}")
     command = typed_again(shlex.join(changes), command="latency", leaving_out=leaving_out)
-    return NextStep("measure it", command=command)
-
-
-def _would_fit(remedy: Remedy) -> NextStep:
-    # GPUs that are not here can be planned for.
-    change = remedy.change if remedy.num_gpus is None else f"gpus={remedy.num_gpus}"
-    return NextStep("would fit", change)
+    yield NextStep("measure it", command=command)
 
 
 def _remedies(row: PlanRow) -> list[Remedy]:
@@ -238,8 +265,8 @@ def _devices(row: PlanRow) -> Table:
     instead: list[str] = []
     if row.status != "ok":
         remedies = _remedies(row)
-        beginning = "What would fit instead:" if remedies else "A smaller model is needed."
-        instead = [beginning, *(f"  {remedy}" for remedy in remedies)]
+        beginning = ["What would fit instead:"] if remedies else []
+        instead = [*beginning, *(f"  {remedy}" for remedy in remedies)]
     return Table("devices", "", columns, tuple(rows), notes=tuple(instead), look="plain")
 
 

@@ -7,6 +7,7 @@ memory-bound side of Williams et al. 2009, "Roofline"). The rate is measured, or
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections import Counter
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from typing import Any
 import psutil
 import torch
 
+from harness.config.amounts import amount
 from harness.config.demand import Demand, Remedy
 from harness.config.errors import SettingError
 from harness.config.gpus import known_gpu, known_gpus
@@ -34,10 +36,11 @@ from harness.local.models.fit import (
     PlacementProblem,
     fit,
     fit_regardless,
+    needed_instead,
     remedies,
 )
 from harness.local.models.quiet import quiet_libraries
-from harness.local.models.sketch import device_name
+from harness.local.models.sketch import Sketch, as_served, device_name
 from harness.local.models.tokenizers import check_vocabularies, max_context
 
 
@@ -124,9 +127,12 @@ def _pretended_machine(pretended: PretendedGpus) -> Machine:
     # What is pretended has memory of its own.
     with_memory = [gpu for gpu in known_gpus() if gpu.memory == "own"]
     # A gigabyte of a GPU, as sold, is about 2^30 bytes.
-    enough = [gpu for gpu in with_memory if gpu.memory_gb * 2**30 >= 0.99 * memory]
-    similar = [gpu for gpu in enough if gpu.memory_gb * 1e9 < 1.1 * memory]
-    possible = pretended.kinds or similar or enough
+    similar = [
+        gpu
+        for gpu in with_memory
+        if gpu.memory_gb * 2**30 >= 0.99 * memory and gpu.memory_gb * 1e9 < 1.1 * memory
+    ]
+    possible = pretended.kinds or similar
     bandwidths = {gpu.name: gpu.bandwidth_gb_s for gpu in possible}
     gpus = "GPU" if pretended.number == 1 else "GPUs"
     size = pretended.size or f"{memory / 1e9:.1f} GB"
@@ -166,6 +172,12 @@ def plan_on(machine: Machine, settings: RunSettings, prompt_length: int) -> Pair
         runner=settings.runner,
     )
     problem = pair.problem(machine.free, demand)
+    notes = []
+    if any(checkpoint.settings.gguf_file for checkpoint in pair.checkpoints):
+        notes.append(_in_own_loop(problem))
+        pair = dataclasses.replace(pair, sketches=[*map(as_served, pair.sketches)])
+        problem = pair.problem(machine.free, demand)
+    notes += _notes(problem)
     misfit = None
     advice: list[Remedy] = []
     try:
@@ -173,12 +185,31 @@ def plan_on(machine: Machine, settings: RunSettings, prompt_length: int) -> Pair
     except Misfit as error:
         misfit = str(error)
         advice = remedies(problem)
+        if not advice:
+            notes.append(needed_instead(problem))
         placements = fit_regardless(problem)
     reads = pass_bytes(pair, demand)
     sizes = _sizes(machine, problem, placements)
+    sizes["note"] = notes or None
     if reads is None:
         sizes["needed_bytes"] = None
     return PairPlan(sizes, misfit, tuple(advice), reads)
+
+
+def _in_own_loop(problem: PlacementProblem) -> str:
+    """What this program's own loop would take for models of which one is a GGUF file."""
+    weights = [amount(sketch.weight_bytes) for sketch in problem.models]
+    caches = sum(sum(problem.cache_sizes(sketch)) for sketch in problem.models)
+    dtype = str(problem.models[0].dtype).removeprefix("torch.")
+    try:
+        fit(problem)
+        fits = "fits too"
+    except Misfit:
+        fits = "does not fit"
+    return (
+        f"in {problem.program}, a GGUF file is held in {dtype}: {' + '.join(weights)} of weights and {amount(caches)}"
+        f" of KV cache, which {fits}"
+    )
 
 
 def _sizes(
@@ -200,7 +231,7 @@ def _sizes(
             by_device[name] = {"free": free, **used}
     frees = [free for device, free in machine.free.items() if device != "cpu"]
     columns: dict[str, Any] = {
-        "note": _notes(problem) or None,
+        "program": problem.program,
         "num_gpus": machine.num_gpus,
         "free_bytes": min(frees, default=machine.free["cpu"]),
         "reserve_bytes": problem.reserve_bytes if machine.num_gpus else 0,
@@ -208,39 +239,52 @@ def _sizes(
         "devices_bytes": by_device,
         "device_map": dict(target.device_map),
     }
-    requests = capacity(problem)
-    if requests is not None:
-        columns["regular_most_requests"], columns["most_requests"] = requests
+    if all(sketch.knows_cache for sketch in problem.models):
+        columns["regular_most_requests"], columns["most_requests"] = capacity(problem)
+        columns["request_caches"] = {
+            sketch.role: request_cache(sketch, problem.demand) for sketch in problem.models
+        }
     for prefix, sketch, placement in zip(("", "draft_"), problem.models, placements, strict=False):
         has_cache = sketch.cache_bytes or sketch.state_bytes
         cache = sum(placement.cache_per_device.values())
-        columns[f"{prefix}dtype"] = str(sketch.dtype).removeprefix("torch.")
+        columns[f"{prefix}dtype"] = sketch.stored or str(sketch.dtype).removeprefix("torch.")
         columns[f"{prefix}num_parameters"] = sketch.num_parameters
         columns[f"{prefix or 'model_'}bytes"] = sum(placement.bytes_per_device.values())
         columns[f"{prefix}cache_bytes"] = cache if has_cache else None
     return columns
 
 
-def capacity(problem: PlacementProblem) -> tuple[int, int] | None:
-    """How many requests of this length fit beside the weights at once, of the target alone and of the pair; None if
-    the size of a cache is not known.
+def capacity(problem: PlacementProblem) -> tuple[int, int]:
+    """How many requests of this length a server holds at once beside the weights, of the target alone and of the pair.
 
     GPUs count together, and layers keep no more than their window: so servers do it, which page caches.
     """
-    if not all(sketch.knows_cache for sketch in problem.models):
-        return None
     demand = problem.demand
-    room = sum(problem.room[device] for device in problem.devices)
+    reserve = int(problem.settings.reserve_gb * 1e9)
+    if problem.is_served:
+        reserve = problem.reserve_bytes
+    room = sum(problem.free[device] for device in problem.devices)
+    room -= reserve * len(problem.run_gpus)
     numbers = []
     for sketches, num_draft_tokens in (
         (problem.models[:1], 0),
         (problem.models, demand.num_draft_tokens),
     ):
-        row_tokens = demand.prompt_tokens + demand.new_tokens + num_draft_tokens
-        row_bytes = sum(sketch.row_bytes(row_tokens) for sketch in sketches)
+        length = dataclasses.replace(demand, num_draft_tokens=num_draft_tokens)
+        row_bytes = sum(request_cache(sketch, length)["16"] for sketch in sketches)
         left = room - sum(sketch.weight_bytes for sketch in sketches)
         numbers.append(max(0, left // row_bytes))
     return numbers[0], numbers[1]
+
+
+def request_cache(sketch: Sketch, demand: Demand) -> dict[str, int]:
+    """The bytes of one request's cache in a server, by its bits, 16 and 8: llama.cpp's q8_0 for a GGUF file, which has
+    a scale for every 32 numbers. Recurrent states stay as they are.
+    """
+    at_16 = dataclasses.replace(sketch, dtype=torch.float16).row_bytes(demand.row_tokens)
+    states = sketch.state_bytes
+    bits = 8 if sketch.settings.gguf_file is None else 8.5
+    return {"16": at_16, "8": round(states + (at_16 - states) * bits / 16)}
 
 
 def _notes(problem: PlacementProblem) -> list[str]:

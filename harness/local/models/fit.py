@@ -120,7 +120,11 @@ class PlacementProblem:
 
     @property
     def reserve_bytes(self) -> int:
-        """Bytes that stay free on each GPU: `placement.reserve_gb`, or more if reading prompts takes more."""
+        """Bytes that stay free on each GPU: `placement.reserve_gb`, or more if reading prompts takes more; in a server
+        llama.cpp's own margin (`--fit-target`), if no other one is set.
+        """
+        if self.is_served and self.settings.reserve_gb == PlacementSettings.reserve_gb:
+            return 2**30
         return max(int(self.settings.reserve_gb * 1e9), self.prompt_bytes)
 
     @property
@@ -157,6 +161,8 @@ class PlacementProblem:
         """Return the bytes of each layer's cache at its largest, of all rows."""
         demand = self.demand
         num_rows = demand.batch_size
+        if sketch.is_served:
+            return [num_rows * size for size in sketch.row_sizes(demand.row_tokens)]
         if sketch.state_bytes:
             # With a draft there are two copies of all that a row has: before the draft tokens, and after them.
             num_copies = num_rows * (2 if demand.num_draft_tokens else 1)
@@ -179,6 +185,24 @@ class PlacementProblem:
         used = {device: size for device, size in caches.items() if size}
         return Placement(device_map, dict(weights), used)
 
+    @property
+    def is_served(self) -> bool:
+        """Whether a server holds the models (`as_served`), and not this program's own loop."""
+        return any(sketch.is_served for sketch in self.models)
+
+    @property
+    def program(self) -> str:
+        """The program whose memory this is, in words."""
+        if self.is_served:
+            return "a server that reads the GGUF file"
+        demand = self.demand
+        held = sum(sum(self.cache_sizes(sketch)) for sketch in self.models)
+        once = sum(
+            demand.batch_size * sketch.row_bytes(demand.row_tokens) for sketch in self.models
+        )
+        own_loop = "this program's own loop"
+        return f"{own_loop}, which holds each cache twice" if held > 1.5 * once else own_loop
+
     def misfit(self) -> Misfit:
         """Return the error for models that do not fit."""
         names = " with ".join(f"{sketch.role}={sketch.settings.name}" for sketch in self.models)
@@ -198,7 +222,7 @@ class PlacementProblem:
             if self.prompt_bytes > self.settings.reserve_gb * 1e9:
                 reserve = f"the {amount(self.reserve_bytes)} that reading the prompts takes"
             free = f"{count} {rooms} free beyond {reserve}"
-        return Misfit(f"{names} does not fit: {needed}, {free}")
+        return Misfit(f"{names} does not fit in {self.program}: {needed}, {free}")
 
 
 def fit(problem: PlacementProblem) -> list[Placement]:
@@ -260,6 +284,9 @@ def _maps(problem: PlacementProblem, sketch: Sketch, room: Memory) -> Iterator[D
         [device] = room
         yield {"": device}
         return
+    if sketch.is_served and sketch.settings.gguf_file:
+        yield _map_of_file(sketch, room)
+        return
     caches = problem.cache_sizes(sketch)
     indivisible = list(getattr(sketch.model, "_no_split_modules", None) or ())
     if not indivisible or sketch.weight_bytes + sum(caches) > sum(room.values()):
@@ -281,6 +308,18 @@ def _maps(problem: PlacementProblem, sketch: Sketch, room: Memory) -> Iterator[D
         has_room_for_all = "disk" not in device_map.values()
         if has_room_for_all:
             yield device_map
+
+
+def _map_of_file(sketch: Sketch, room: Memory) -> DeviceMap:
+    """Divide a GGUF file as llama.cpp does: layers in proportion to the room on each GPU, the output on the last."""
+    layers = [cache.module for cache in sketch.caches]
+    first, *_, last = room
+    devices: dict[str, Device] = {"": last, "token_embd": first}
+    ends = [*itertools.accumulate(room.values())]
+    for number, layer in enumerate(layers):
+        place = bisect.bisect_right(ends, number / (len(layers) + 1) * ends[-1])
+        devices[layer] = [*room][place]
+    return devices
 
 
 def _bytes(number: int) -> torch.Tensor:
@@ -308,7 +347,7 @@ def fit_or_explain(problem: PlacementProblem, *, force: bool = False) -> list[Pl
         if force:
             return fit_regardless(problem)
         texts = ", ".join(map(str, remedies(problem)))
-        advice = f"what would fit: {texts}" if texts else "a smaller model is needed"
+        advice = f"what would fit: {texts}" if texts else needed_instead(problem)
         raise RunError(f"{misfit}\n{advice} (force=true tries anyway)") from None
 
 
@@ -324,6 +363,17 @@ def fit_regardless(problem: PlacementProblem) -> list[Placement]:
 def remedies(problem: PlacementProblem) -> list[Remedy]:
     """Return changes of the settings or of the machine, each of which makes the models fit."""
     return [*_smaller_batch(problem), *_fewer_bits(problem), *_more_gpus(problem)]
+
+
+def needed_instead(problem: PlacementProblem) -> str:
+    """What is needed where no change of settings makes the models fit."""
+    bare = []
+    for sketch in problem.models:
+        caches = [replace(cache, numbers_per_token=0, state_bytes=0) for cache in sketch.caches]
+        bare.append(replace(sketch, caches=tuple(caches), pass_numbers=0, vocabulary_size=0))
+    if _fits(problem.with_models(bare)):
+        return "the weights alone fit: shorter prompts are needed"
+    return "the weights alone do not fit: a smaller model is needed"
 
 
 def _fits(problem: PlacementProblem) -> bool:

@@ -14,6 +14,8 @@ import copy
 import functools
 import importlib.util
 import math
+import re
+from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -26,6 +28,7 @@ from transformers.pytorch_utils import Conv1D
 from transformers.quantizers.auto import AutoHfQuantizer
 from transformers.quantizers.base import HfQuantizer
 from transformers.quantizers.quantizers_utils import should_convert_module
+from transformers.utils import cached_file
 
 from harness.config.failures import explain_configuration
 from harness.config.settings import ModelSettings, Quantization
@@ -123,6 +126,7 @@ class Sketch:
             where unknown.
         estimated_cache: whether cache sizes were estimated from the configuration, because the
             model's code does not reveal them.
+        is_served: whether the sizes are those in a server (`as_served`).
     """
 
     role: str
@@ -141,6 +145,7 @@ class Sketch:
     drafts_in_one_pass: bool = False
     pass_numbers: int = 0
     estimated_cache: bool = False
+    is_served: bool = False
 
     def tensor_bytes(self, tensor: TensorSketch) -> int:
         """Return the bytes of one of its tensors in memory."""
@@ -201,13 +206,17 @@ class Sketch:
         """
         return self.read_bytes(num_rows * num_tokens) + num_rows * self.row_bytes(context)
 
-    def row_bytes(self, context: int) -> int:
-        """Return the bytes of one row's caches, of each layer within its window."""
-        total = 0
+    def row_sizes(self, context: int) -> list[int]:
+        """Return the bytes of one row's cache in each layer, within the layer's window."""
+        sizes = []
         for cache in self.caches:
             num_seen = context if cache.window is None else min(context, cache.window)
-            total += cache.nbytes(self.dtype, num_seen, 1)
-        return total
+            sizes.append(cache.nbytes(self.dtype, num_seen, 1))
+        return sizes
+
+    def row_bytes(self, context: int) -> int:
+        """Return the bytes of one row's caches in all layers."""
+        return sum(self.row_sizes(context))
 
 
 def eight_bit_bytes(count: int, outputs: int) -> int:
@@ -319,6 +328,73 @@ def sketch_model(checkpoint: Checkpoint, dtype: torch.dtype) -> Sketch:
         pass_numbers=pass_numbers,
         estimated_cache=not measured,
     )
+
+
+def as_served(sketch: Sketch) -> Sketch:
+    """Return the sizes of a model in a server, which holds each request's cache once, at 16 bits and within the windows
+    of the layers, and reads prompts in pieces. Of a GGUF file each tensor counts as it is stored.
+
+    Raises:
+        OSError: a part of a divided file is missing.
+    """
+    served = replace(sketch, dtype=torch.float16, pass_numbers=0, vocabulary_size=0, is_served=True)
+    if sketch.settings.gguf_file is None:
+        return served
+    readers = _gguf_readers(sketch.settings, sketch.settings.gguf_file)
+    stored = [tensor for reader in readers for tensor in reader.tensors]
+    names = {tensor.name for tensor in stored}
+    # Layers of multi-token prediction draft: a step of the target does not read them.
+    mtp_layers = {gguf_layer(name) for name in names if ".nextn." in name}
+    looked_up = ["per_layer_token_embd", "position_embd"]
+    if "output.weight" in names:
+        looked_up.append("token_embd")
+    bytes_by_type: Counter[str] = Counter()
+    tensors = []
+    for tensor in stored:
+        share = 1.0
+        if gguf_layer(tensor.name) in mtp_layers or tensor.name.startswith(tuple(looked_up)):
+            share = 0.0
+        elif "_exps." in tensor.name:
+            share = _gguf_number(readers[0], "expert_used_count")
+            share /= _gguf_number(readers[0], "expert_count")
+        num_bytes = int(tensor.n_bytes)
+        tensors.append(TensorSketch(num_bytes, 1, read_per_token=share, name=tensor.name))
+        bytes_by_type[tensor.tensor_type.name] += num_bytes
+    caches = [replace(cache, module=f"blk.{layer}") for layer, cache in enumerate(sketch.caches)]
+    return replace(
+        served,
+        tensors=tuple(tensors),
+        caches=tuple(cache for cache in caches if cache.module not in mtp_layers),
+        stored=max(bytes_by_type, key=bytes_by_type.__getitem__),
+    )
+
+
+def gguf_layer(name: str) -> str:
+    """The layer of a tensor of a GGUF file, `blk.3` of `blk.3.attn_q.weight`; of others the first part of the name."""
+    kind, number, *_ = name.split(".")
+    return f"{kind}.{number}" if kind == "blk" else kind
+
+
+def _gguf_readers(settings: ModelSettings, file: str) -> list[Any]:
+    """Readers of a GGUF file, or of all parts of a divided one (`X-00001-of-00003.gguf`)."""
+    from gguf import GGUFReader  # of an extra
+
+    files = [file]
+    parts = re.fullmatch(r"(.+)-\d{5}-of-(\d{5})\.gguf", file)
+    if parts is not None:
+        numbers = range(1, int(parts[2]) + 1)
+        files = [f"{parts[1]}-{number:05}-of-{parts[2]}.gguf" for number in numbers]
+    paths: Any = [
+        cached_file(settings.repository, name, revision=settings.revision) for name in files
+    ]
+    return [*map(GGUFReader, paths)]
+
+
+def _gguf_number(reader: Any, name: str) -> int:
+    """A number of a GGUF file's header, whose name there begins with the architecture's."""
+    architecture = reader.fields["general.architecture"].contents()
+    number: int = reader.fields[f"{architecture}.{name}"].contents()
+    return number
 
 
 def _pass_numbers(model: PreTrainedModel) -> int:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import gguf
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -218,9 +221,17 @@ def test_requests_that_fit_beside_the_weights(plan: Plan) -> None:
         left // (1068 * 2 * token),
     )
     said = (
-        f"{row['most_requests']} such requests fit beside the weights at once, {alone:.0f} without"
+        f"{row['most_requests']} such requests fit beside the weights at once in a server,"
+        f" {alone:.0f} without"
     )
-    assert said in outcome.stdout
+    assert mentions(outcome.stdout, said)
+    # In a server neither a batch nor the reading of its prompts changes them.
+    in_batches = plan(*asked, "draft=7B_4bit", "K=4", "batch_size=8", code=None).row
+    assert in_batches["most_requests"] == row["most_requests"]
+    assert in_batches["regular_most_requests"] == row["regular_most_requests"]
+    caches = json.loads(row["request_caches"])
+    assert caches["model"] == {"16": 1068 * token, "8": 1068 * token // 2}
+    assert caches["draft"] == caches["model"]
 
 
 def test_requests_of_a_published_server() -> None:
@@ -269,3 +280,150 @@ def test_gpus_by_their_names(plan: Plan, typed: list[str], gigabytes: int, gpus:
     assert row["num_gpus"] == numbers.get(typed[0], 1)
     assert row["free_bytes"] == gigabytes * 10**9
     assert set(json.loads(row["bandwidths"])) == gpus
+
+
+# Layers, width, inner width, heads, key heads, head size: of Llama 3.1 8B, Llama 3.2 1B and Qwen3 30B-A3B.
+SHAPES = {
+    "8B": ("llama", 32, 4096, 14336, 32, 8, 128),
+    "1B": ("llama", 16, 2048, 8192, 32, 8, 64),
+    "30B": ("qwen3moe", 48, 2048, 768, 32, 4, 128),
+}
+VOCABULARY = 128256
+NUM_EXPERTS, NUM_USED = 128, 8
+
+
+def write_gguf(
+    file: Path, shape: str, kind: str, *, is_tied: bool = False, has_mtp: bool = False
+) -> dict[str, int]:
+    """Writes the header of a GGUF file of a published shape, and no weights -> the bytes of its tensors."""
+    architecture, layers, width, inner, heads, key_heads, head_size = SHAPES[shape]
+    is_mixture = architecture == "qwen3moe"
+    writer = gguf.GGUFWriter(file, architecture)
+    writer.add_block_count(layers + has_mtp)
+    writer.add_context_length(131072)
+    writer.add_embedding_length(width)
+    writer.add_feed_forward_length(inner)
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(key_heads)
+    writer.add_key_length(head_size)
+    writer.add_value_length(head_size)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_vocab_size(VOCABULARY)
+    experts = (NUM_EXPERTS,) if is_mixture else ()
+    if is_mixture:
+        writer.add_expert_count(NUM_EXPERTS)
+        writer.add_expert_used_count(NUM_USED)
+        writer.add_expert_feed_forward_length(inner)
+    sizes = {}
+    numbers_per_block, block_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+
+    def add(name: str, *dimensions: int) -> None:
+        if len(dimensions) == 1:
+            sizes[name] = 4 * dimensions[0]
+            writer.add_tensor_info(name, dimensions, np.dtype(np.float32), sizes[name])
+            return
+        row_bytes = dimensions[-1] // numbers_per_block * block_bytes
+        sizes[name] = int(np.prod(dimensions[:-1])) * row_bytes
+        stored = (*dimensions[:-1], row_bytes)
+        quantization = gguf.GGMLQuantizationType[kind]
+        writer.add_tensor_info(name, stored, np.dtype(np.uint8), sizes[name], quantization)
+
+    add("token_embd.weight", VOCABULARY, width)
+    if not is_tied:
+        add("output.weight", VOCABULARY, width)
+    add("output_norm.weight", width)
+    suffix = "_exps" if is_mixture else ""
+    for layer in range(layers + has_mtp):
+        add(f"blk.{layer}.attn_q.weight", heads * head_size, width)
+        add(f"blk.{layer}.attn_k.weight", key_heads * head_size, width)
+        add(f"blk.{layer}.attn_v.weight", key_heads * head_size, width)
+        add(f"blk.{layer}.attn_output.weight", width, heads * head_size)
+        add(f"blk.{layer}.attn_norm.weight", width)
+        add(f"blk.{layer}.ffn_norm.weight", width)
+        add(f"blk.{layer}.ffn_gate{suffix}.weight", *experts, inner, width)
+        add(f"blk.{layer}.ffn_up{suffix}.weight", *experts, inner, width)
+        add(f"blk.{layer}.ffn_down{suffix}.weight", *experts, width, inner)
+    if has_mtp:
+        add(f"blk.{layers}.nextn.eh_proj.weight", width, 2 * width)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    writer.close()
+    os.truncate(file, file.stat().st_size + sum(sizes.values()) + 64 * len(sizes))
+    return sizes
+
+
+@pytest.mark.parametrize(
+    ("shape", "kind", "options"),
+    [
+        ("8B", "IQ4_NL", {}),
+        ("8B", "Q8_0", {"has_mtp": True}),
+        ("1B", "F16", {"is_tied": True}),
+        ("30B", "Q4_0", {}),
+    ],
+)
+def test_a_gguf_file_counts_as_it_is_stored(
+    plan: Plan, tmp_path: Path, shape: str, kind: str, options: dict[str, bool]
+) -> None:
+    _, layers, *_, key_heads, head_size = SHAPES[shape]
+    sizes = write_gguf(tmp_path / "target.gguf", shape, kind, **options)
+    draft_sizes = write_gguf(tmp_path / "draft.gguf", "1B", "Q8_0", is_tied=True)
+    files = [f"model={tmp_path}/target.gguf", f"draft={tmp_path}/draft.gguf"]
+    typed = [*files, "gpu_memory=5090", "prompt_length=936", "batch_size=2"]
+    planned = plan(*typed)
+    row = planned.row
+    assert row["model_bytes"] == sum(sizes.values())
+    assert row["draft_bytes"] == sum(draft_sizes.values())
+    assert row["dtype"] == kind
+    # Prompt, 64 new tokens and K; each once, of both requests, in two bytes.
+    token = layers * 2 * key_heads * head_size
+    assert row["cache_bytes"] == 2 * 1004 * token * 2
+    caches = json.loads(row["request_caches"])
+    assert caches["model"] == {"16": 1004 * token * 2, "8": 1004 * token * 34 // 32}
+    read = 2 * 968 * token * 2
+    for name, size in sizes.items():
+        is_read = not name.startswith((f"blk.{layers}.", "token_embd"))
+        share = 1 - (1 - NUM_USED / NUM_EXPERTS) ** 2 if "_exps" in name else 1
+        read += share * size * (is_read or "output.weight" not in sizes)
+    assert row["read_bytes"] == pytest.approx(read, rel=1e-6)
+    assert "any implementation" not in planned.stdout
+    assert mentions(planned.stdout, "llama-server -m", "target.gguf -md")
+    # Over several GPUs by layers; one of them has the draft, too.
+    shared = plan(
+        *files, "gpus=4", f"gpu_memory={(row['model_bytes'] // 2 + 2**31) // 10**6}MB", "K=1"
+    ).row
+    parts = [device["model"] for device in json.loads(shared["devices_bytes"]).values()]
+    assert sum(parts) == row["model_bytes"]
+    assert max(parts) < row["model_bytes"]
+
+
+def test_a_divided_gguf_file_counts_whole(plan: Plan, tmp_path: Path) -> None:
+    first = write_gguf(tmp_path / "a-00001-of-00002.gguf", "1B", "Q8_0")
+    second = write_gguf(tmp_path / "a-00002-of-00002.gguf", "8B", "IQ4_NL")
+    row = plan(f"model={tmp_path}/a-00001-of-00002.gguf", "draft=none", "gpu_memory=24GB").row
+    assert row["model_bytes"] == sum(first.values()) + sum(second.values())
+
+
+def test_whether_a_gguf_file_fits_is_said_of_a_server(plan: Plan, tmp_path: Path) -> None:
+    """4.5 and 1.3 GB with caches of 0.3 GB, in this program 16.1 and 2.5 GB with 0.7 GB."""
+    write_gguf(tmp_path / "target.gguf", "8B", "IQ4_NL")
+    write_gguf(tmp_path / "draft.gguf", "1B", "Q8_0", is_tied=True)
+    files = [f"model={tmp_path}/target.gguf", f"draft={tmp_path}/draft.gguf"]
+    planned = plan(*files, "gpu_memory=8GB", "prompt_length=2000")
+    assert mentions(planned.stdout, "fits in a server that reads the GGUF file", "6.17 GB")
+    own = ["own loop, which holds each cache twice", "bfloat16", "16.1 GB + 2.47 GB", "not fit"]
+    assert mentions(planned.stdout, *own)
+    # llama.cpp's margin is a GiB; another is typed.
+    plan(*files, "gpu_memory=8GB", "prompt_length=2000", "placement.reserve_gb=1.9", code=1)
+
+
+def test_a_size_of_no_card_lists_none(plan: Plan) -> None:
+    planned = plan("gpu_memory=3.012GB")
+    assert mentions(planned.stdout, "at bandwidth=100, as none is known")
+    assert not json.loads(planned.row["bandwidths"] or "{}")
+
+
+def test_a_draft_larger_than_its_target_is_no_next_step(plan: Plan) -> None:
+    planned = plan("model=tinyllama", "draft=7B", "gpu_memory=24GB")
+    assert planned.row["highest_speedup"] < 1
+    assert "Next" not in planned.stdout

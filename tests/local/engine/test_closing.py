@@ -151,7 +151,7 @@ def test_a_kept_pair_stays_where_it_fits_and_is_placed_again_where_it_does_not(
     assert keeper.place(settings, demand(8)) is placed
     assert keeper.load() is loaded
     free["cpu"] = 10**9
-    with pytest.raises(RunError, match=r"does not fit: .* KV caches"):
+    with pytest.raises(RunError, match=r"does not fit in .* KV caches"):
         keeper.place(settings, demand(10**7))
     assert keeper.place(settings, demand(1)) is not placed
     assert keeper.load() is not loaded

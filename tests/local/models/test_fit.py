@@ -209,6 +209,19 @@ def test_gpus_are_no_remedy_on_the_cpu() -> None:
     assert "GPU" not in second
 
 
+def test_what_is_needed_where_no_setting_helps() -> None:
+    in_4_bits = {"settings": {"quantization": "4bit"}, "cache": 5000}
+    asked = case(sketch(14, **in_4_bits), free=machine(cpu_gb=3))
+    assert "the weights alone do not fit: a smaller model" in refused(asked)[1]
+    demand = Demand(1, prompt_tokens=9000, new_tokens=9, num_draft_tokens=0, runner="static")
+    first, second = refused(case(sketch(14, **in_4_bits), free=machine(cpu_gb=5), demand=demand))
+    assert "does not fit in this program's own loop, which holds each cache twice: " in first
+    assert "the weights alone fit: shorter prompts" in second
+    demand = dataclasses.replace(demand, runner="eager")
+    first, _ = refused(case(sketch(14, **in_4_bits), free=machine(cpu_gb=3), demand=demand))
+    assert "does not fit in this program's own loop: " in first
+
+
 def test_a_path_takes_no_suffix() -> None:
     found = remedies(case(sketch(26, settings={"name": "owner/13B"}), free=machine(16)))
     assert found[0] == "model.quantization=8bit (13.2 GB)"
