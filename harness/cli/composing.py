@@ -31,10 +31,14 @@ from harness.cli.invocation import WANTS_TRACEBACK, Invocation
 from harness.cli.manifest import claimed
 from harness.cli.typed import Typed
 from harness.commands.registry import configured, whose_setting
+from harness.config.amounts import rates_by_position
 from harness.config.command_line import INSTEAD
 from harness.config.errors import RunError, SettingError, nearest
 from harness.config.installation import CONF, install_command
 from harness.results.locked_files import DISK_ERRORS
+
+# Settings of an acceptance, and how a length with its K is typed in place of rates by position.
+_LENGTHS = {"acceptance": "acceptance={:.3f}@{}", "card": "card={:.3f} K={}"}
 
 
 @contextmanager
@@ -173,7 +177,9 @@ def _explained(error: Exception, command: str) -> Exception | None:
     if several := re.match(r"Ambiguous value for argument '([^=]+)=(.*)'", text):
         hint = conversion.setting_hints(configured(command).settings).get(several[1])
         rule = "has several values: -m measures each"
-        if any(typing.get_origin(kind) is tuple for kind in conversion.alternatives(hint)):
+        if several[1] in _LENGTHS:
+            rule = rates_by_position(several[2], _LENGTHS[several[1]]) or rule
+        elif any(typing.get_origin(kind) is tuple for kind in conversion.alternatives(hint)):
             rule = f"must be typed as a list: '{several[1]}=[{several[2]}]'"
         return SettingError(several[1], rule, several[2])
     # "In 'experiment/tiny': Could not override 'prompts'. No match in the defaults list."

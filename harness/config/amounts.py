@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import operator
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -57,3 +59,26 @@ def quantity(text: str, units: Mapping[str, float]) -> float | None:
     if parts is None or parts[2] not in units:
         return None
     return float(parts[1]) * units[parts[2]]
+
+
+def rates_by_position(text: str, length_at_k: str) -> str:
+    """What to type in place of acceptance rates by position, `0.763,0.623,0.459`; empty for any other text.
+
+    Args:
+        length_at_k: how a length and its K are typed: `{:.3f}@{}`.
+    """
+    rates = []
+    for part in text.strip("[]() ").split(","):
+        match = re.fullmatch(r" *(\d*\.?\d+) *(%?) *", part)
+        if match is None:
+            return ""
+        rates.append(float(match[1]) / (100 if match[2] else 1))
+    if len(rates) == 1 or max(rates) > 1:
+        return ""
+    of_all = length_at_k.format(1 + sum(rates), len(rates))
+    given_earlier = sum(itertools.accumulate(rates, operator.mul))
+    of_reached = length_at_k.format(1 + given_earlier, len(rates))
+    return (
+        f"has a rate for each position: type {of_all} if each is a share of all drafts, as vLLM prints"
+        f" them (1 + their sum), or {of_reached} if each counts only drafts accepted up to there"
+    )

@@ -85,7 +85,8 @@ def names_key(name: str) -> bool:
     if len(flag) >= _SHORTEST_FLAG and any(known.startswith(flag) for known in _ABBREVIATED):
         return True
     parts = re.split(r"[-.]+", flag.lstrip("-"))
-    if parts[0] in _SWITCHES or parts[-1] in _ABOUT:
+    is_rate = "per" in parts  # ms_per_token
+    if parts[0] in _SWITCHES or parts[-1] in _ABOUT or is_rate:
         return False
     return any(part in _WORDS or part.endswith(_ENDINGS) for part in parts)
 

@@ -8,6 +8,7 @@ from typing import Literal
 
 from harness.commands.command import Command
 from harness.config.acceptance_rules import RULES, changed_parameters
+from harness.config.amounts import quantity
 from harness.config.engines import Abilities
 from harness.config.errors import CANNOT_TELL, SettingError, VerdictError
 from harness.config.model_names import SERVED
@@ -44,7 +45,7 @@ class AcceptanceSettings(PromptedSettings):
             where all would be the same.
         up_to: K from 1 to this number, or to a larger one that is typed or that a server drafts with.
         batch_size: texts that the target writes together, where there are no answers.
-        card: the acceptance length that the draft's card promises at K, or a rate below 1; None for none.
+        card: what the draft's card promises at K: the acceptance length, or a rate, `82.2%` or below 1; None for none.
         causes: conditions to measure as well: names divided by commas, `all` or `none`; `auto` measures all where an
             engine does not accept what its weights do, a card is missed, or less than 20 % is accepted.
     """
@@ -54,7 +55,7 @@ class AcceptanceSettings(PromptedSettings):
     num_prompts: int | Literal["auto"] = "auto"
     texts_per_prompt: int = 4
     up_to: int = 16
-    card: float | None = None
+    card: float | str | None = None
     causes: str = "auto"
 
     def __post_init__(self) -> None:
@@ -65,7 +66,12 @@ class AcceptanceSettings(PromptedSettings):
             require(
                 self.num_prompts >= 1, "num_prompts", "must be auto or at least 1", self.num_prompts
             )
-        require(self.card is None or self.card > 0, "card", "must be above 0", self.card)
+        if isinstance(self.card, str):
+            rate = quantity(self.card, {"%": 0.01})
+            rule = "must be an acceptance length, 3.24, or a rate of proposed tokens, 56% or 0.56"
+            require(rate is not None and 0 < rate <= 1, "card", rule, self.card)
+        else:
+            require(self.card is None or self.card > 0, "card", "must be above 0", self.card)
         rule = f"must be auto, all, none, or some of {','.join(CAUSES)}"
         is_known = self.causes in ("auto", "all", "none") or set(self.causes.split(",")) <= {
             *CAUSES
@@ -102,9 +108,12 @@ class AcceptanceSettings(PromptedSettings):
     @property
     def promised_tokens(self) -> float | None:
         """The tokens per iteration that the card promises."""
-        if self.card is None or self.card >= 1:
-            return self.card
-        return 1 + self.card * self.decoding.most_draft_tokens
+        rate = self.card
+        if isinstance(rate, str):
+            rate = quantity(rate, {"%": 0.01})
+        elif rate is not None and rate >= 1:
+            return rate
+        return None if rate is None else 1 + rate * self.decoding.most_draft_tokens
 
     @property
     def chosen_causes(self) -> set[str]:

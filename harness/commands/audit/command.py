@@ -14,7 +14,7 @@ from harness.commands.audit.rows import (
     NUMBERS,
     PRINTED,
     SHORT_NAMES,
-    Iteration,
+    UNKNOWN,
     PrintedFigure,
     PrintedRow,
     stated_rows,
@@ -44,12 +44,14 @@ class Check(NamedTuple):
     to `limit`. With nan, of an unknown K, there is no such check.
 
     Attributes:
+        compared: what is compared with what: `speed-up with tokens per iteration`.
         reason: why it is not consistent, in one sentence that follows the claim.
         nearly: above this it differs from what the others give.
     """
 
     row: PrintedRow
     claim: str
+    compared: str
     least: float
     most: float
     limit: float
@@ -76,61 +78,80 @@ def judge(row: PrintedRow) -> list[Check]:
 
 
 def _checks(row: PrintedRow) -> Iterator[Check]:
-    most = row.k + 1
-    above = f"is above {most:g}: K={row.k:g} draft tokens and the target's own"
+    k = row.figure("num_draft_tokens").low
+    most = k + 1
+    above = f"is above {most:g}: K={k:g} draft tokens and the target's own"
     length, rate = row.figures.get("tokens_per_iteration"), row.figures.get("acceptance_rate")
     if length:
-        claim = f"tokens per iteration {length.text}"
-        yield Check(row, claim, length.low, most, most * _ANSWER / (_ANSWER - 1), above)
+        claim, compared = f"tokens per iteration {length.text}", "tokens per iteration with K"
+        limit = most * _ANSWER / (_ANSWER - 1)
+        yield Check(row, claim, compared, length.low, most, limit, above)
         below = "is below 1: it leaves out the target's own token, so that 1 is to be added to all lengths"
         if length.high < 1:
             # Unlikely, but not impossible.
-            yield Check(row, claim, 1, 0, 1, below)
+            yield Check(row, claim, compared, 1, 0, 1, below)
     if rate:
         claim = f"acceptance rate {rate.text}"
         # A rate alone may be any share.
         if rate.low > 1:
-            yield Check(row, claim, rate.low, 1, 1, "is no share")
+            yield Check(row, claim, "acceptance rate as a share", rate.low, 1, 1, "is no share")
         if length and row.readings:
-            reason = (
-                f"of proposed tokens gives {row.readings['proposed']} per iteration, of tested or emitted ones other"
-                " lengths: it may be of first draft tokens, a mean of prompts, or the length leaves out the target's"
-                " own token"
-            )
-            nearest = min(_apart(length, tokens) for tokens in row.readings.values())
-            yield Check(row, claim, nearest, _MEANS, math.inf, reason, 1 + NOISE)
+            compared = "acceptance rate with tokens per iteration"
+            nearest = min(map(length.apart, row.readings.values()))
+            reason = _unlike_lengths(row, length)
+            yield Check(row, claim, compared, nearest, _MEANS, math.inf, reason, 1 + NOISE)
     for what, speedup in row.speedups.items():
         claim = f"speed-up {speedup:×} {what}"
         if what == PRINTED:
             claim = f"speed-up {row.figures['speedup'].text}"
         no_less = "in no less than a regular step"
-        yield Check(row, claim, speedup.low, most, (1 + NOISE) * most, f"{above}, {no_less}")
-        if row.yields:
-            tokens = max(row.yields.values(), key=lambda tokens: tokens.high)
+        limit = (1 + NOISE) * most
+        yield Check(row, claim, "speed-up with K", speedup.low, most, limit, f"{above}, {no_less}")
+        possible = [length] if length else row.readings.values()
+        if possible:
+            compared = "speed-up with tokens per iteration"
+            tokens = max(possible, key=lambda tokens: tokens.high)
             # A stated length may leave out the target's own token.
             limit = tokens.high + 1 if length else math.inf
             other = "more than speculation differs between the arms, or a figure is of another kind"
             reason = f"is above the {tokens} tokens per iteration, {no_less}: {other}"
-            yield Check(row, claim, speedup.low, (1 + NOISE) * tokens.high, limit, reason)
+            likely = (1 + NOISE) * tokens.high
+            yield Check(row, claim, compared, speedup.low, likely, limit, reason)
             steps = tokens.over(speedup).low
             reason = (
                 f"means that an iteration costs {steps:.0f} regular steps, which no engine takes"
             )
-            yield Check(row, claim, steps, _MOST_STEPS, math.inf, reason)
+            yield Check(row, claim, compared, steps, _MOST_STEPS, math.inf, reason)
         ratios = [ratio for other, ratio in row.speedups.items() if other != PRINTED]
         if what == PRINTED and ratios:
             # The nearest one: what is printed may be of users or of the server, which differ where requests queue.
-            ratio = min(ratios, key=lambda ratio: _apart(speedup, ratio))
+            ratio = min(ratios, key=speedup.apart)
+            apart = speedup.apart(ratio)
             why = (
                 "one is of other requests, counts the prompt's time, or is a mean over few prompts"
             )
             reason = f"is not the ratio of both speeds, {ratio:×}, unless {why}"
-            yield Check(row, claim, _apart(speedup, ratio), _MEANS, math.inf, reason, 1 + NOISE)
+            compared = "speed-up with both speeds"
+            yield Check(row, claim, compared, apart, _MEANS, math.inf, reason, 1 + NOISE)
 
 
-def _apart(one: PrintedFigure, other: PrintedFigure) -> float:
-    """The least ratio of two figures, the larger over the smaller."""
-    return max(one.low / other.high, other.low / one.high)
+def _unlike_lengths(row: PrintedRow, length: PrintedFigure) -> str:
+    """What the rate gives in place of a printed length, and the cause that the figures show, if they show one."""
+    tokens = row.readings.get(row.reading, UNKNOWN)
+    gives = f"of {row.reading} tokens gives {tokens} per iteration"
+    if not row.tool:
+        gives += ", of tested or emitted ones other lengths"
+    if row.is_width:
+        return (
+            f"{gives}; with K={row.k:g} both agree: a width or block counts the target's own token"
+        )
+    if length.transformed(lambda printed: printed + 1).apart(tokens) <= 1 + NOISE:
+        return (
+            f"{gives}; with 1 added to the length both agree: it leaves out the target's own token"
+        )
+    if length.low > tokens.high:
+        return f"{gives}: one of both is a mean over prompts"
+    return f"{gives}: fewer than K were drafted, or one of both is a mean over prompts"
 
 
 _EXAMPLE = "audit baseline=22.7 speed=40.6 acceptance=73.9% K=3"
@@ -172,22 +193,22 @@ def main(words: Words) -> None:
         raise VerdictError(str(worst), 1 if worst.verdict == "impossible" else CANNOT_TELL)
 
 
-def _printed(name: str) -> Callable[[Iteration], str]:
-    return lambda iteration: iteration.row.figure(name).text
+def _printed(name: str) -> Callable[[PrintedRow], str]:
+    return lambda row: row.figure(name).text
 
 
-def _other_speedups(iteration: Iteration) -> str:
-    texts = [f"{ratio:×} {what}" for what, ratio in iteration.row.speedups.items()]
+def _other_speedups(row: PrintedRow) -> str:
+    texts = [f"{ratio:×} {what}" for what, ratio in row.speedups.items()]
     return ", ".join(texts[1:])
 
 
 _COLUMNS = (
-    Column("row", of="row.place", text=True),
+    Column("row", of="place", text=True),
     Column("K", of=_printed("num_draft_tokens"), optional=True),
     Column("accepted", of=_printed("acceptance_rate"), optional=True),
     Column("yields,\ntokens", of="tokens", optional=True),
     Column("costs,\nsteps", of="steps", optional=True),
-    Column("speed-up", "{:×}".format, "row.speedup", optional=True),
+    Column("speed-up", "{:×}".format, "speedup", optional=True),
     Column("others", of=_other_speedups, text=True, optional=True),
     Column("held\nback by", of="held_back_by", text=True, optional=True),
     Column("all\naccepted", "{:×}".format, "at_most", optional=True),
@@ -202,13 +223,15 @@ def audit_page(stated: Sequence[PrintedRow], judged: Sequence[Check]) -> Page:
     if judged:
         counts = Counter(claim.verdict for claim in judged)
         verdicts = ", ".join(f"{number} {verdict}" for verdict, number in counts.items())
-        checked = f"{counted(len(judged), 'figure')}, {verdicts}"
+        compared = ", ".join(dict.fromkeys(claim.compared for claim in judged))
         unseen = "a raised rate or length mostly passes"
+        checked = f"{counted(len(judged), 'figure')}, {verdicts} ({compared})"
         finding.append(Line(f"checked against each other: {checked}; {unseen}", "strong"))
     accused = [claim for claim in judged if claim.verdict != "consistent"]
     finding += [Line(f"{claim.verdict}: {claim}") for claim in accused]
-    iterations = [row.iterations[0] for row in rows]
     others = [*filter(None, (row.other_readings for row in rows))]
-    table = Table.of("costs", "", iterations, _COLUMNS, notes=tuple(others), look="plain")
+    table = Table.of("costs", "", rows, _COLUMNS, notes=tuple(others), look="plain")
     heading = f"figures · {counted(len(stated), 'row')} with speculation"
+    if stated[0].tool:
+        heading += f" · rates are of {stated[0].reading} tokens, as {stated[0].tool} prints them"
     return Page(heading, finding, tables=[table] if rows else ())

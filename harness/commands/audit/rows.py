@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from typing import NamedTuple
 
+from harness.config.amounts import rates_by_position
 from harness.config.errors import SettingError
 
 # Speeds, which both arms have. Those of one user come first.
@@ -101,6 +102,10 @@ class PrintedFigure(NamedTuple):
     def over(self, other: PrintedFigure) -> PrintedFigure:
         value = self.value / other.value
         return PrintedFigure(value, self.low / other.high, self.high / other.low)
+
+    def apart(self, other: PrintedFigure) -> float:
+        """The least ratio of two figures, the larger over the smaller."""
+        return max(self.low / other.high, other.low / self.high)
 
     def transformed(self, function: Callable[[float], float], text: str = "") -> PrintedFigure:
         """The figure that an increasing function makes of it."""
@@ -196,26 +201,90 @@ _SPEEDS_BY_UNIT = {"ms": "ms_per_token", "s": "latency_s"}
 READINGS = {"llama.cpp": "proposed", "vllm": "proposed", "dflash": "emitted", "": "proposed"}
 
 
-class Iteration(NamedTuple):
-    """An iteration of a row, by one reading of its acceptance; figures that do not follow are `UNKNOWN`.
+@dataclass(frozen=True)
+class PrintedRow:
+    """The figures of a row.
 
     Attributes:
-        reading: tokens that the printed rate is a share of; empty where the tokens per iteration are stated.
+        place: of the row: `row 3`.
+        figures: by our names, as far as they are stated.
+        tool: that printed the acceptance rate, of `READINGS`.
     """
 
-    row: PrintedRow
-    reading: str
-    tokens: PrintedFigure
+    place: str
+    figures: dict[str, PrintedFigure] = field(default_factory=dict)
+    tool: str = ""
+
+    def figure(self, name: str) -> PrintedFigure:
+        return self.figures.get(name, UNKNOWN)
+
+    @property
+    def reading(self) -> str:
+        """The tokens that the printed rate is taken as a share of."""
+        return READINGS[self.tool]
+
+    @property
+    def is_width(self) -> bool:
+        """Whether the printed K is a width or a block, which counts the target's own token: the rate gives the printed
+        length with one draft token less, and not as it is.
+        """
+        length, k = self.figure("tokens_per_iteration"), self.figure("num_draft_tokens").low
+        as_printed, narrower = self._readings(k), self._readings(k - 1)
+        if not length.is_known or self.reading not in narrower:
+            return False
+        is_nearly = 1 + NOISE
+        agrees = any(length.apart(tokens) <= is_nearly for tokens in as_printed.values())
+        return not agrees and length.apart(narrower[self.reading]) <= is_nearly
+
+    @property
+    def k(self) -> float:
+        return self.figure("num_draft_tokens").low - self.is_width
+
+    @property
+    def most_tokens(self) -> float:
+        """Tokens per iteration if all were accepted; NaN where K is unknown, or a limit or the depth of a tree."""
+        return math.nan if self._is_limit else self.k + 1
+
+    @property
+    def _is_limit(self) -> bool:
+        return self.figure("topk").low > 1 or self.figure("p_min").low > 0.01
+
+    @property
+    def readings(self) -> dict[str, PrintedFigure]:
+        """Tokens per iteration, by what the printed rate may be a share of; by the tool's reading alone where a tool is
+        named, and nothing where K is not known.
+        """
+        return self._readings(self.figure("num_draft_tokens").low)
+
+    def _readings(self, k: float) -> dict[str, PrintedFigure]:
+        rate = self.figure("acceptance_rate")
+        if self._is_limit or not (k >= 1 and rate.low <= 1):
+            return {}
+        yields = {"proposed": rate.transformed(lambda share: 1 + k * share)}
+        # Of nothing accepted all readings are the same.
+        if 0 < rate.high < k / (k + 1):
+            yields["emitted"] = rate.transformed(lambda share: 1 / (1 - share))
+        if 0 < rate.high < 1 < k:
+            yields["tested"] = rate.transformed(lambda share: (1 - share ** (k + 1)) / (1 - share))
+        if not self.tool:
+            return yields
+        return {name: tokens for name, tokens in yields.items() if name == self.reading}
+
+    @property
+    def tokens(self) -> PrintedFigure:
+        """Tokens per iteration: the printed ones, or those of the usual reading of the rate."""
+        printed = self.figure("tokens_per_iteration")
+        return printed if printed.is_known else self.readings.get(self.reading, UNKNOWN)
 
     @property
     def steps(self) -> PrintedFigure:
-        """Its time, in regular steps."""
-        return self.tokens.over(self.row.speedup)
+        """The time of an iteration, in regular steps."""
+        return self.tokens.over(self.speedup)
 
     @property
     def at_most(self) -> PrintedFigure:
         """The speed-up if all draft tokens were accepted; unknown where the figures are impossible together."""
-        most = self.row.most_tokens
+        most = self.most_tokens
         is_possible = self.steps.high >= 1 - NOISE and self.tokens.middle <= most
         return PrintedFigure.exactly(most).over(self.steps) if is_possible else UNKNOWN
 
@@ -238,76 +307,21 @@ class Iteration(NamedTuple):
         by_steps = self.tokens.middle / fewer_steps
         return "cost" if by_steps > self.at_most.middle else "acceptance"
 
-
-@dataclass(frozen=True)
-class PrintedRow:
-    """The figures of a row.
-
-    Attributes:
-        place: of the row: `row 3`.
-        figures: by our names, as far as they are stated.
-        tool: that printed the acceptance rate, of `READINGS`.
-    """
-
-    place: str
-    figures: dict[str, PrintedFigure] = field(default_factory=dict)
-    tool: str = ""
-
-    def figure(self, name: str) -> PrintedFigure:
-        return self.figures.get(name, UNKNOWN)
-
-    @property
-    def k(self) -> float:
-        return self.figure("num_draft_tokens").low
-
-    @property
-    def most_tokens(self) -> float:
-        """Tokens per iteration if all were accepted; NaN where K is unknown, or a limit or the depth of a tree."""
-        is_limit = self.figure("topk").low > 1 or self.figure("p_min").low > 0.01
-        return math.nan if is_limit else self.k + 1
-
-    @property
-    def readings(self) -> dict[str, PrintedFigure]:
-        """Tokens per iteration, by what the printed rate may be a share of; nothing where K is not known."""
-        rate, k = self.figure("acceptance_rate"), self.most_tokens - 1
-        if not (k >= 1 and rate.low <= 1):
-            return {}
-        yields = {"proposed": rate.transformed(lambda share: 1 + k * share)}
-        # Of nothing accepted all readings are the same.
-        if 0 < rate.high < k / (k + 1):
-            yields["emitted"] = rate.transformed(lambda share: 1 / (1 - share))
-        if 0 < rate.high < 1 < k:
-            yields["tested"] = rate.transformed(lambda share: (1 - share ** (k + 1)) / (1 - share))
-        return yields
-
-    @property
-    def yields(self) -> dict[str, PrintedFigure]:
-        """Tokens per iteration: the stated ones, or those of each reading of the rate, the tool's first."""
-        length = self.figures.get("tokens_per_iteration")
-        if length:
-            return {"": length}
-        readings = self.readings
-        usual = READINGS[self.tool]
-        return {usual: readings.pop(usual), **readings} if usual in readings else readings
-
-    @property
-    def iterations(self) -> list[Iteration]:
-        """An iteration for each of its yields; one of which nothing is known where it has none."""
-        return [
-            Iteration(self, reading, tokens)
-            for reading, tokens in (self.yields or {"": UNKNOWN}).items()
-        ]
-
     @property
     def other_readings(self) -> str:
-        """`row 3: the rate is read as of proposed tokens; as of emitted it gives 6.74`; empty where a length counts."""
-        first, *others = self.iterations
-        read = [f"{self.place}: the rate is read as of {first.reading} tokens"]
-        read += [
-            f"as of {iteration.reading} it gives {iteration.tokens} tokens, {iteration.steps} steps"
-            for iteration in others
-        ]
-        return "; ".join(read) if first.reading else ""
+        """`row 3: the rate is read as of proposed tokens; as of emitted it gives 6.74 tokens, 2.58 steps`; empty where
+        a length counts, or a tool is named.
+        """
+        readings = self.readings
+        if self.tool or not readings or self.figure("tokens_per_iteration").is_known:
+            return ""
+        texts = [f"{self.place}: the rate is read as of {self.reading} tokens"]
+        for name, tokens in readings.items():
+            if name != self.reading:
+                steps = tokens.over(self.speedup)
+                cost = f", {steps} steps" if steps.is_known else ""
+                texts.append(f"as of {name} it gives {tokens} tokens{cost}")
+        return "; ".join(texts)
 
     @property
     def speedups(self) -> dict[str, PrintedFigure]:
@@ -349,6 +363,10 @@ def stated_rows(typed: Mapping[str, Sequence[str]], tool: str = "") -> list[Prin
             try:
                 row.figures[name] = PrintedFigure.read(name, text)
             except ValueError as error:
+                if name == "acceptance_rate" and (
+                    length := rates_by_position(text, "length={:.3f} K={}")
+                ):
+                    raise SettingError(short, length, text) from error
                 forms = "write 40.6, 24.6ms, 73.9%, 1.79x or +79%, and type a name again for another row"
                 raise SettingError(short, f"{error}; {forms}", text[:40]) from error
         rows.append(row)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from harness.commands.command import Command
 from harness.commands.plan.rows import PlanRow
-from harness.config.amounts import quantity
+from harness.config.amounts import quantity, rates_by_position
 from harness.config.errors import SettingError, VerdictError
 from harness.config.gpus import Gpu, gpus_named
 from harness.config.machine import gpu_names
@@ -42,7 +42,7 @@ class PlanSettings(RunSettings):
     gpu_memory: str | None = None
     bandwidth: float | None = None
     prompt_length: int = 128
-    acceptance: str | tuple[float, ...] | None = None
+    acceptance: str | tuple[float | str, ...] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -65,7 +65,7 @@ class PlanSettings(RunSettings):
         if self.acceptance is not None:
             self._check_acceptance(self.acceptance)
 
-    def _check_acceptance(self, typed: str | tuple[float, ...]) -> None:
+    def _check_acceptance(self, typed: str | tuple[float | str, ...]) -> None:
         rule = "must be null without a draft: nothing is accepted"
         require(self.draft is not None, "acceptance", rule, typed)
         if self.length_at_k is not None:
@@ -73,7 +73,8 @@ class PlanSettings(RunSettings):
             rule = f"must be from 1 to {k + 1} tokens per iteration at K={k}, or a rate of proposed tokens, 56%@{k}"
             require(k >= 1 and 1 <= length <= k + 1, "acceptance", rule, typed)
             return
-        rule = (
+        by_position = typed if isinstance(typed, str) else ",".join(map(str, typed))
+        rule = rates_by_position(by_position, "acceptance={:.3f}@{}") or (
             "must be a draft token's chance given those before it, 0.7 or 70%, or as engines print it at one K:"
             " tokens per iteration, 3.24@4, or the rate of proposed tokens, 56%@4"
         )
