@@ -149,10 +149,10 @@ class Scores:
         draft = None if draft_logits is None else sampling.probabilities_along(draft_logits)
         for answer in alike:
             text = answer.record.token_ids
-            places = rejected_places(answer.record)
+            places = verified_places(answer.record)
             recovered = None
             if draft is not None and places is not None:
-                recovered = Recovered.of(exact, draft, text, places)
+                recovered = Recovered.of(exact, draft, text, places.recovered)
             impossible = np.flatnonzero(exact[range(len(text)), text] == 0).tolist()
             drawn = DrawnText.of(
                 exact,
@@ -162,6 +162,7 @@ class Scores:
                 is_at_place=answer.request.is_at_place,
                 explained=sampling.explained_by_rounding(logits, text, impossible, tolerances),
                 recovered=recovered,
+                bonus=places.bonus if places is not None else (),
             )
             self.drawn.append(ScoredText(answer, drawn, entropies))
             if self._asking.with_logprobs:
@@ -223,19 +224,32 @@ def is_lossy(checks: Sequence[Columns]) -> bool:
     return any(check["verdict"] == "lossy" for check in checks)
 
 
-def rejected_places(record: RequestRecord) -> list[int] | None:
-    """The places of tokens that took the place of a rejected one; None where they are not known."""
-    rejected = []
+class VerifiedPlaces(NamedTuple):
+    """The places in a text of tokens that the target decided after a proposal.
+
+    Attributes:
+        recovered: of tokens in place of a rejected one.
+        bonus: of tokens behind a proposal that was accepted whole.
+    """
+
+    recovered: list[int]
+    bonus: list[int]
+
+
+def verified_places(record: RequestRecord) -> VerifiedPlaces | None:
+    """Where each proposal of a text ended; None where that is not known."""
+    places = VerifiedPlaces([], [])
     # The first token is decided without a proposal.
     index = 1
     for num_proposed, num_accepted in record.outcomes:
         index += num_accepted
-        if num_accepted < num_proposed and index < record.num_tokens:
-            rejected.append(index)
+        if num_proposed and index < record.num_tokens:
+            is_bonus = num_accepted == num_proposed
+            (places.bonus if is_bonus else places.recovered).append(index)
         index += 1
     # Only a last token may be decided without one as well: iterations that propose nothing are left out.
     is_whole = index >= record.num_tokens - 1
-    return rejected if record.outcomes and record.outcomes_in_order and is_whole else None
+    return places if record.outcomes and record.outcomes_in_order and is_whole else None
 
 
 def choose_place(texts: Sequence[ScoredText]) -> tuple[int, ...]:
@@ -251,8 +265,8 @@ def choose_place(texts: Sequence[ScoredText]) -> tuple[int, ...]:
     best = texts[0].text.prompt
     most = 0.0
     for answer, text, entropies in texts:
-        rejected = rejected_places(answer.record)
-        for recovered in range(1, len(text.tokens)) if rejected is None else rejected:
+        places = verified_places(answer.record)
+        for recovered in range(1, len(text.tokens)) if places is None else places.recovered:
             expected_entropy = float(text.widths[recovered - 1]) * float(entropies[recovered])
             if expected_entropy > most:
                 most = expected_entropy

@@ -34,7 +34,7 @@ class Learner(NamedTuple):
     share: float = 1.0
 
 
-LEARNERS = (Learner(10.0), Learner(100.0, 0.3), Learner(300.0, 0.5), Learner(1000.0))
+LEARNERS = (Learner(10.0), Learner(100.0, 0.3), Learner(1000.0))
 # The shares of draws that bettors on the support expect where there is no mass.
 SHARES_OUTSIDE = (0.002, 0.01)
 

@@ -9,7 +9,8 @@ Bettors share a capital of 1. Some bet on the part that a token is from: which o
 token itself where many texts go on after the same one, and some that tokens come which cannot be drawn at all. Where
 the draft's distribution is known too, some bet in the same two ways on recovered tokens, which take the place of
 rejected ones: these follow what the target's distribution has above the draft's, so that a wrong residual does not
-cancel between texts.
+cancel between texts. One bets on bonus tokens alone, which follow wholly accepted drafts: they are few, and what is
+wrong with them is little among all tokens.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ _ROUNDING_ALLOWANCE = 2.0
 # Numbers of parts between which a shift is found, whatever its form; and as many parts as make up any of these.
 SCALES = (2, 4, 8, 10, 16)
 NUM_FINE = math.lcm(*SCALES)
-# Scales; texts; the support; the finest parts and the support of recovered tokens.
-NUM_BETTORS = len(SCALES) + len(LEARNERS) + len(SHARES_OUTSIDE) + 1 + len(SHARES_OUTSIDE)
+# Scales; texts; the support; the finest parts of bonus tokens; these and the support of recovered tokens.
+NUM_BETTORS = len(SCALES) + len(LEARNERS) + len(SHARES_OUTSIDE) + 1 + 1 + len(SHARES_OUTSIDE)
 # The least share of tokens outside the support that is tolerated.
 _LEAST_OUTSIDE = 1e-4
 # Nothing is bet on a recovered token where the target has less than this above the draft: it is mostly rounding.
@@ -116,6 +117,7 @@ class DrawnText:
         part_masses: [n, `NUM_FINE`], of all parts.
         ranks: [n], how many tokens are likelier.
         recovered: its recovered tokens; None where the draft's distributions are not known.
+        bonus: the places of its bonus tokens; none where they are not known.
     """
 
     prompt: tuple[int, ...]
@@ -128,6 +130,7 @@ class DrawnText:
     part_masses: Floats
     ranks: Sequence[int]
     recovered: Recovered | None = None
+    bonus: Sequence[int] = ()
 
     @classmethod
     def of(
@@ -140,6 +143,7 @@ class DrawnText:
         is_at_place: bool = False,
         explained: Sequence[int] = (),
         recovered: Recovered | None = None,
+        bonus: Sequence[int] = (),
     ) -> Self:
         """A text by the exact distributions [n, V] before its tokens.
 
@@ -163,6 +167,7 @@ class DrawnText:
             part_masses=masses_of_parts(exact, parts),
             ranks=(exact > drawn).sum(-1).tolist(),
             recovered=recovered,
+            bonus=bonus,
         )
 
 
@@ -237,6 +242,21 @@ class TokenTest:
             )
             on_scales.append(np.where(is_decided, bets, 0.0))
 
+        starts = np.cumsum([0, *lengths[:-1]])
+        bonus = [
+            start + place for start, text in zip(starts, texts, strict=True) for place in text.bonus
+        ]
+        finest = SCALES[-1]
+        on_bonus = np.zeros((1, len(positions)))
+        on_bonus[:, bonus] = bets_on_parts(
+            parts[finest][bonus],
+            masses[finest][bonus],
+            [None] * len(bonus),
+            [learner_on_parts(finest, self.shift)],
+            allowed_masses[finest][bonus],
+        )
+        on_recovered = self._on_recovered(texts, starts, allowed_total)
+
         contexts = [
             (text.prompt, text.setting, text.tokens[:index])
             for text in texts
@@ -258,9 +278,7 @@ class TokenTest:
         shifts = np.arange(1, 501) / 1000
         visible = shifts[self.power(num_decided, allowed_shift, shifts) >= REQUIRED_POWER]
         return self._result(
-            np.concatenate(
-                [*on_scales, on_tokens, on_support, self._on_recovered(texts, allowed_total)]
-            ),
+            np.concatenate([*on_scales, on_tokens, on_support, on_bonus, on_recovered]),
             power=float(self.power(num_decided, allowed_shift)),
             allowed_shift=allowed_shift,
             visible_shift=next(iter(visible.tolist()), None),
@@ -268,17 +286,19 @@ class TokenTest:
             num_explained=int((widths == 0).sum() - is_impossible.sum()),
         )
 
-    def _on_recovered(self, texts: Sequence[DrawnText], allowed_total: Floats) -> Floats:
+    def _on_recovered(
+        self, texts: Sequence[DrawnText], starts: Ints, allowed_total: Floats
+    ) -> Floats:
         """Bets on recovered tokens, by parts and by the support of their residuals; nothing on other tokens.
 
         Args:
+            starts: of the texts, among all tokens.
             allowed_total: [n], how much of the mass at each token of the texts may be elsewhere.
         """
         bets = np.zeros((1 + len(SHARES_OUTSIDE), len(allowed_total)))
-        starts = np.cumsum([0, *(len(text.tokens) for text in texts)])
         known = [
             (start, text.recovered)
-            for start, text in zip(starts[:-1], texts, strict=True)
+            for start, text in zip(starts, texts, strict=True)
             if text.recovered is not None and len(text.recovered.places)
         ]
         if not known:

@@ -12,7 +12,7 @@ import torch
 
 from harness.commands.recovery.record import RecoverySettings
 from harness.commands.recovery.sampling import Sampling, exact_probabilities, samplings
-from harness.commands.recovery.scores import Scores
+from harness.commands.recovery.scores import Scores, verified_places
 from harness.commands.recovery.workload import Answer, Asking, PlannedRequest
 from harness.config.settings import DecodingSettings
 from harness.engines.door.reading import KernelDeviations
@@ -130,6 +130,31 @@ def test_recovered_tokens_follow_what_the_target_has_above_the_draft() -> None:
     assert found([0.75, 0.2, 0.05]).verdict == "lossy"
     nothing_above = Recovered.of(exact[:1], exact[:1], [0], [0])
     assert not len(nothing_above.places)
+
+
+def test_bonus_tokens_are_bet_on_by_themselves() -> None:
+    """One in twenty tokens of 14,400, drawn as if the target had 0.7, 0.2 and 0.1: 1 % of all between any parts."""
+    exact = np.tile([0.5, 0.3, 0.2], (20, 1))
+    generator = np.random.default_rng(0)
+    texts = []
+    for number in range(720):
+        tokens = generator.choice(3, 20, p=exact[0])
+        tokens[7] = generator.choice(3, p=[0.7, 0.2, 0.1])
+        texts += texts_of(exact, tokens.tolist(), 20, prompt=number)
+    assert exactly_checked(texts).verdict != "lossy"
+    known = [dataclasses.replace(text, bonus=[7]) for text in texts]
+    assert exactly_checked(known).verdict == "lossy"
+    honest = [dataclasses.replace(text, bonus=[8]) for text in texts]
+    assert exactly_checked(honest).verdict != "lossy"
+
+
+def test_places_by_what_was_proposed_and_accepted() -> None:
+    record = RequestRecord(0, 3, num_tokens=9, outcomes=[(2, 2), (2, 0), (2, 1), (0, 0), (2, 1)])
+    # The first token, two accepted and a bonus, one recovered, one accepted and one recovered, a regular one, ...
+    assert verified_places(record) == ([4, 6], [3])
+    unknown = dataclasses.replace(record, outcomes_in_order=False)
+    assert verified_places(unknown) is None
+    assert verified_places(dataclasses.replace(record, outcomes=[(2, 2)])) is None
 
 
 def continuations(second: list[list[float]], seed: int = 0) -> list[DrawnText]:
