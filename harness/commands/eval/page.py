@@ -37,6 +37,9 @@ from harness.results.statistics.proportions import p_value_of_difference
 _LEVEL = 0.05
 # Of rows that do not say which difference matters.
 _MARGIN = 0.05
+# Times as many questions as make half of the interval as wide as the margin. Of runs of equal arms 80 % then exclude a
+# difference of the margin: ((1.96 + 1.28) / 1.96)^2 = 2.7, and some more because the width is an estimate.
+_ENDING = 3.0
 
 
 def judged_differences(rows: Sequence[Any]) -> Sequence[Statement]:
@@ -159,12 +162,31 @@ def _next_steps(rows: Sequence[EvalRow], statement: Statement) -> list[NextStep]
     operands = re.fullmatch(r"(\d{1,10})-(\d{1,10})", row.operands or "")
     if operands is None:
         return []
-    num_asked = rows[0].num_prompts or 0
     low, high = map(int, operands.groups())
-    # As many that the interval around no difference would leave out one of the margin.
+    num_possible = (high - low + 1) ** 2
     margins = (row.difference.high - row.difference.low) / 2 / (row.margin or _MARGIN)
-    number = math.ceil(min(num_asked * max(2.0, margins * margins), (high - low + 1) ** 2))
-    return [NextStep("more questions", f"num_prompts={number}")] if number > num_asked else []
+    number, changes = _more_questions(rows, max(2.0, _ENDING * margins**2), num_possible)
+    is_more = number > (rows[0].num_prompts or 0)
+    return [NextStep("more questions", f"{changes}num_prompts={number}")] if is_more else []
+
+
+def _more_questions(rows: Sequence[EvalRow], growth: float, num_possible: int) -> tuple[int, str]:
+    """How many questions for each seed are so many times as many that count, and what else to change for them.
+
+    Greedy answers count once for each different question, of which seeds draw some alike.
+    """
+    row, num_asked = merged_rows(rows)[-1], rows[0].num_prompts or 1
+    num_different = row.num_different_prompts or row.num_prompts or 0
+    share_left = 1 - growth * num_different / num_possible
+    draws_by_seed = num_asked / (row.num_prompts or num_asked)
+    number = num_asked * growth
+    if row.temperature == 0 and share_left <= 0:
+        return num_possible, "replacement=false " if row.replacement else ""
+    if row.temperature == 0 and row.replacement:
+        number = draws_by_seed * math.log(share_left) / math.log1p(-1 / num_possible)
+    elif row.temperature == 0:
+        number = num_possible * (1 - share_left**draws_by_seed)
+    return math.ceil(number if row.replacement else min(number, num_possible)), ""
 
 
 def accuracy_table(runs: Sequence[Named[EvalRow]], statements: Sequence[Statement]) -> Table:

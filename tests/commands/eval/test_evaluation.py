@@ -9,11 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
 from forked import HALTED, halting, run, start
 from harness.cli.conversion import from_config
+from harness.commands.eval.page import eval_page
 from harness.commands.eval.record import EvalSettings
 from harness.commands.eval.tasks import (
     Problem,
@@ -23,10 +25,18 @@ from harness.commands.eval.tasks import (
     tokens_with,
 )
 from harness.commands.run import record_failure, run_command
+from harness.config.command_line import Words
 from harness.config.errors import RunError, SettingError
 from harness.measuring import interleaving
-from harness.results.statistics.proportions import wald_interval, wilson_interval
+from harness.results.runs import Run
+from harness.results.statistics.interval import Interval
+from harness.results.statistics.proportions import (
+    difference_of_paired_proportions,
+    wald_interval,
+    wilson_interval,
+)
 from processes import end
+from report_files import eval_run
 from taught_pair import OPERANDS, TARGET_SAYS, save_taught_pair
 from tiny_checkpoints import make_tokenizer
 
@@ -333,3 +343,55 @@ def test_a_limit_that_cuts_answers_off_is_refused() -> None:
     check_answer_length(make_tokenizer(), questions, 5)
     with pytest.raises(SettingError, match=r"=4: must be at least 5: the answer 9\d\d\d would"):
         check_answer_length(make_tokenizer(), questions, 4)
+
+
+def next_changes(difference: Interval, **row: Any) -> str:
+    """What the page of a run proposes to type."""
+    Words.divide(["eval"]).note()
+    bounds = {"difference_low": difference.low, "difference_high": difference.high}
+    row |= bounds | {"difference": difference.estimate, "mcnemar_p_value": 1.0}
+    page = eval_page([Run(eval_run((0,), **row))])
+    assert page is not None
+    return " ".join(step.changes for step in page.next)
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "alike", "first"), [(0.82, 0.5, 48), (0.6, 0.5, 100), (0.5, 0.0, 200)]
+)
+def test_as_many_questions_as_next_says_end_most_runs_of_equal_arms(
+    accuracy: float, alike: float, first: int
+) -> None:
+    generator = np.random.default_rng(0)
+
+    def difference(number: int) -> Interval:
+        quantiles = generator.random((2, number))
+        is_alike = generator.random(number) < alike
+        answers = np.where(is_alike, quantiles[0], quantiles) < accuracy
+        return difference_of_paired_proportions(*answers)
+
+    ended = []
+    while len(ended) < 100:
+        found = difference(first)
+        if found.low < 0 < found.high and max(-found.low, found.high) > 0.05:
+            changes = next_changes(found, num_prompts=first, num_different_prompts=first)
+            again = difference(int(changes.removeprefix("num_prompts=")))
+            ended.append(max(-again.low, again.high) <= 0.05)
+    # 80 % are meant; fewer than 70 of 100 come once in 150 such tests.
+    assert sum(ended) >= 70
+
+
+@pytest.mark.parametrize(
+    ("replacement", "num_different", "proposed"),
+    [
+        (False, 40, "num_prompts=81"),
+        # More different questions than there are, and 62 different ones of 81.
+        (True, 48, "replacement=false num_prompts=81"),
+        (True, 30, "num_prompts=119"),
+    ],
+)
+def test_next_counts_different_questions(
+    replacement: bool, num_different: int, proposed: str
+) -> None:
+    counts = {"num_prompts": 40, "num_different_prompts": num_different}
+    asked = {"temperature": 0.0, "operands": "1-9", "replacement": replacement, "margin": 0.06}
+    assert next_changes(Interval(0.0, -0.05, 0.05), **counts, **asked) == proposed
