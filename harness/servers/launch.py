@@ -34,11 +34,13 @@ _MOST_STOPPING_S = 30.0
 # The end of a server is noticed within this time.
 _MOST_ENDING_S = 2.0
 _MOST_OF_LOG = 4_000_000
-# Lines with the reason why a server ended. The last ones of vLLM and llama.cpp only point to a line above, and
-# `"POST /v1/completions HTTP/1.1" 500 Internal Server Error` is one of uvicorn's about each request.
+# Lines with the reason why a server ended. The last lines of vLLM and llama.cpp only point to a line above, and
+# `"POST /v1/completions HTTP/1.1" 500 Internal Server Error` is one of uvicorn's lines about each request.
 _REASON = re.compile(
     r"\w*(error|exception|out of memory|cannot|failed|died unexpectedly)\b", re.IGNORECASE
 )
+# llama.cpp's lines of the level of errors, `0.00.015.367 E llama_prepare_model_devices: ...`.
+_ERROR_OF_LLAMA_CPP = re.compile(r"[\d.]+ E ")
 _POINTS_ELSEWHERE = re.compile(
     r"see root cause above|traceback|failed core proc|\braise \w+\(|exiting due to| HTTP/\d\.\d\" \d{3}",
     re.IGNORECASE,
@@ -145,8 +147,13 @@ class StartedServer:
             how = f"was ended by {ended_by.name}" + (f" ({meaning})" if meaning else "")
         lines = self._log or ["it wrote nothing"]
         reason = lines[-1]
+        was_error = False
         for line in lines:
-            if _REASON.search(line) and not _POINTS_ELSEWHERE.search(line):
+            is_error = _ERROR_OF_LLAMA_CPP.match(line) is not None
+            # The first of several errors in a row is the reason, and the others are its consequences.
+            is_reason = not was_error if is_error else _REASON.search(line)
+            was_error = is_error
+            if is_reason and not _POINTS_ELSEWHERE.search(line):
                 reason = line
         return f"the {self.name} server {how}: {reason} (all of it: {self._launch.log})"
 

@@ -291,6 +291,17 @@ def test_a_server_that_is_never_ready(
     assert line.endswith(f"(all of it: {log})")
 
 
+# The reason, and what llama.cpp says of it: on a GPU without room, and after a start that was tried again.
+LLAMA_CPP_ENDS = """0.03.656.949 E ggml_backend_cuda_buffer_type_alloc_buffer: cudaMalloc failed: out of memory
+0.03.656.999 E llama_kv_cache: failed to allocate buffer for kv cache
+0.03.657.612 E srv    load_model: failed to load draft model, 'D.gguf'
+0.03.657.700 I srv    operator(): operator(): cleaning up before exit...
+0.03.657.800 E srv  llama_server: exiting due to model loading error"""
+LLAMA_CPP_RETRIES = """0.00.013.105 E llama_init_from_model: failed to initialize the context: std::bad_alloc
+0.00.013.120 E common_fit_params: encountered an error while trying to fit params
+0.00.013.500 W llama_context: n_ctx_seq (900000000) > n_ctx_train (512)
+0.00.015.367 E llama_prepare_model_devices: LLAMA_SPLIT_MODE_TENSOR needs >= 1 devices
+0.00.015.486 E llama_model_load_from_file_impl: failed to load model"""
 VLLM_ENDS = """ERROR Worker proc VllmWorker-0 died unexpectedly (exit code: -4)
 INFO:     127.0.0.1:46124 - "POST /v1/completions HTTP/1.1" 500 Internal Server Error"""
 
@@ -305,6 +316,8 @@ INFO:     127.0.0.1:46124 - "POST /v1/completions HTTP/1.1" 500 Internal Server 
         ("sys.exit(0)", "ended with exit code 0: it wrote nothing"),
         ("sys.stdout.write('error: ' + 'y' * 500_000); sys.stdout.flush(); os._exit(1)", "exit code 1: error: yyy"),
         ("sys.exit('OSError: no room\\n$ rm model\\nbye')", "exit code 1: OSError: no room"),
+        (f"sys.exit({LLAMA_CPP_ENDS!r})", "E ggml_backend_cuda_buffer_type_alloc_buffer: cudaMalloc failed: out of"),
+        (f"sys.exit({LLAMA_CPP_RETRIES!r})", "LLAMA_SPLIT_MODE_TENSOR needs >= 1 devices ("),
         (f"sys.exit({VLLM_ENDS!r})", "exit code 1: ERROR Worker proc VllmWorker-0 died unexpectedly (exit code: -4)"),
         # A file of a terabyte, without its bytes.
         ("os.ftruncate(1, 1 << 40); sys.exit('\\nerror: full')", "exit code 1: error: full"),

@@ -53,6 +53,12 @@ def test_a_command_that_names_no_model_is_told_so(
     assert "its command names no model: add -m" in refused
 
 
+def test_the_first_error_of_llama_server_is_the_reason_of_its_end(harness: Harness) -> None:
+    command = [*drafting(), "-dev", "none", "-sm", "tensor"]
+    refused = harness("latency", *SHORT, "--", *command, code=1).stderr
+    assert "LLAMA_SPLIT_MODE_TENSOR needs >= 1 devices" in refused
+
+
 def test_what_llama_server_prints_is_beside_our_figures(harness: Harness) -> None:
     """Of a single request, because its log has a line for each."""
     asked = "num_prompts=1 num_warmup=0 tokens=40 prompts=tiny decoding=greedy engine.blocks=0"
