@@ -6,7 +6,6 @@ import asyncio
 import functools
 import json
 import os
-import re
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping
 from concurrent.futures import Future
@@ -28,8 +27,8 @@ _PAGE_TIMEOUT_S = 5.0
 _MOST_OF_ERROR = 4_000_000
 _MOST_OF_EVENT = 64_000_000
 _MOST_OF_ANSWER = 2**30
-# Addresses of this machine, which no proxy is asked for.
-_HERE = re.compile(r"https?://(127\.[\d.]+|0\.0\.0\.0|localhost|\[::1\])(:|/|$)", re.IGNORECASE)
+# Variables of the environment that name a proxy, in small letters. No proxy is asked: its time would be measured.
+_PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 # HTTP's statuses of a request whose key is missing or wrong.
 KEY_REFUSED = (401, 403)
 # HTTP's status of what is too large, and of a request that came to the wrong server.
@@ -54,36 +53,41 @@ class RequestFailed(RunError):
 
 
 @functools.cache
-def _certificates() -> ssl.SSLContext:
-    """Whom a client trusts, read once in a process: it takes tens of milliseconds, also where no address has https."""
+def _certificates(is_https: bool) -> ssl.SSLContext:
+    """Whom a client trusts, read once in a process: it takes tens of milliseconds, also where no address has https.
+
+    Args:
+        is_https: whether the environment may name the certificates; an http address needs none.
+
+    Raises:
+        SettingError: the environment names certificates that cannot be read.
+    """
     import httpx2
 
-    return httpx2.create_ssl_context()
+    try:
+        return httpx2.create_ssl_context(trust_env=is_https)
+    except OSError as error:
+        # The error names the file of keys alone.
+        variable = "SSLKEYLOGFILE" if error.filename else "SSL_CERT_FILE"
+        rule = f"cannot be used: {error.strerror}"
+        raise SettingError(variable, rule, os.environ.get(variable)) from error
 
 
 def _client(url: str, key: str | None, timeout_s: float, **settings: Any) -> httpx2.AsyncClient:
-    """A client that asks one server, with the key of its API if it has one.
-
-    Raises:
-        SettingError: a proxy in the environment has no address that can be used.
-    """
+    """A client that asks one server, with the key of its API if it has one."""
     import httpx2
 
     headers = {"Accept-Encoding": "identity"}
     if key:
         headers["Authorization"] = f"Bearer {key}"
-    try:
-        return httpx2.AsyncClient(
-            headers=headers,
-            timeout=timeout_s,
-            verify=_certificates(),
-            follow_redirects=True,
-            trust_env=not _HERE.match(url),
-            **settings,
-        )
-    except ValueError as error:
-        rule = "must be the address of a proxy, http://HOST:PORT"
-        raise SettingError(" or ".join(_proxy_variables(url)), rule) from error
+    return httpx2.AsyncClient(
+        headers=headers,
+        timeout=timeout_s,
+        verify=_certificates(httpx2.URL(url).scheme == "https"),
+        follow_redirects=True,
+        trust_env=False,
+        **settings,
+    )
 
 
 def new_client(url: str, key: str | None, timeout_s: float) -> httpx2.AsyncClient:
@@ -235,15 +239,11 @@ def _why_unanswered(url: str, error: Exception) -> str:
     cause = str(error) or type(error).__name__
     if "CERTIFICATE_VERIFY_FAILED" in cause:
         cause += "; SSL_CERT_FILE=FILE names a certificate to trust"
-    for variable in _proxy_variables(url):
-        cause += f"; {variable} is set"
-    return f"nothing answers at {url} ({cause}): is the server running?"
-
-
-def _proxy_variables(url: str) -> list[str]:
-    """Variables of the environment that name a proxy for an address."""
-    names = ("http_proxy", "https_proxy", "all_proxy")
-    return [name for name in os.environ if not _HERE.match(url) and name.lower() in names]
+    reason = f"nothing answers at {url} ({cause}): is the server running?"
+    proxies = [name for name in os.environ if name.lower() in _PROXIES]
+    if proxies:
+        reason += f" The proxy of {proxies[0]} is not asked: a server behind it needs a tunnel"
+    return reason
 
 
 async def body_of(response: httpx2.Response, most: int = _MOST_OF_EVENT) -> bytes:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import gzip
+import os
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
@@ -325,22 +326,42 @@ def test_a_compressed_page_is_not_unpacked() -> None:
         assert len(http.page(f"{url}/models", None)) < 200_000
 
 
-def test_a_proxy_without_an_address_is_a_setting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HTTP_PROXY", "htp://user:secret@proxy")
-    with pytest.raises(SettingError, match=r"^HTTP_PROXY: must be the address of a proxy") as error:
-        http.page("http://server.example/v1/models", None)
-    assert "secret" not in str(error.value)
+@pytest.mark.parametrize("name", ["http_proxy", "ALL_PROXY"])
+def test_no_proxy_of_the_environment_is_asked(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Its time would be the server's."""
+    proxy = EchoServer()
+    with serving(proxy) as address:
+        monkeypatch.setenv(name, address)
+        with pytest.raises(RunError) as error:
+            engine_of(url="http://server.example/v1", chat=False)
+    assert mentions(str(error.value), "server running?", f"proxy of {name} is not asked", "tunnel")
+    assert not proxy.bodies
 
 
-def test_what_in_the_environment_keeps_a_server_from_answering_is_named(
-    open_engine: Open, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("SSL_CERT_FILE", "gone.pem"),
+        ("SSL_CERT_FILE", os.devnull),
+        ("SSLKEYLOGFILE", "gone/keys"),
+        ("ALL_PROXY", "socks5://127.0.0.1:1080"),
+        ("HTTP_PROXY", "htp://user:secret@proxy"),
+    ],
+)
+def test_variables_of_a_shell_stop_no_run(
+    open_engine: Open, monkeypatch: pytest.MonkeyPatch, name: str, value: str
 ) -> None:
-    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
-    engine = open_engine(EchoServer())
-    assert answered(engine).tokens, "no proxy is asked for a server of this machine"
-    with pytest.raises(RunError, match=r"; HTTP_PROXY is set\): is the server"):
-        engine_of(url="http://server.example/v1", chat=False)
+    http._certificates.cache_clear()
+    monkeypatch.delenv("SSL_CERT_FILE", raising=False)
+    monkeypatch.setenv("SSL_CERT_DIR", ".")
+    monkeypatch.setenv(name, value)
+    assert answered(open_engine(EchoServer())).tokens
+    if name.startswith("SSL"):
+        with pytest.raises(SettingError, match=f"^{name}={value}: cannot be used: "):
+            http.new_client("https://server.example/v1", None, 1.0)
 
+
+def test_a_certificate_that_is_not_trusted_is_named() -> None:
     def refuse(request: httpx2.Request) -> httpx2.Response:
         raise httpx2.ConnectError("CERTIFICATE_VERIFY_FAILED: self-signed")
 
