@@ -55,15 +55,17 @@ _FORM = re.compile(
 _TEXTS = re.compile(r"\+*prompt(s\.(system|template))?=")
 # The variable that a setting names as the one with a key.
 _KEY_VARIABLE = re.compile(r"api_key_variable[\"=: ]+(\w+)")
-# Shorter values of the environment may be in a word by chance.
+# Shorter values of the environment may be in a word by chance, and shorter keys of a server are words such as `none`.
 _SHORTEST_VALUE = 12
+_SHORTEST_KEY = 8
 # The keys that were read in this process.
 _KEYS: set[str] = set()
 
 
 def note_key(key: str) -> None:
-    """Keep a key out of every message from now on."""
-    _KEYS.add(key)
+    """Keep a key of `_SHORTEST_KEY` characters or more out of every message from now on."""
+    if len(key) >= _SHORTEST_KEY:
+        _KEYS.add(key)
 
 
 def keys_here() -> set[str]:
@@ -100,7 +102,7 @@ def _is_key(name: str, value: str) -> bool:
 
 
 def _is_key_of_environment(name: str, value: str) -> bool:
-    return _is_key(name, value) and len(value) >= _SHORTEST_VALUE
+    return len(value) >= _SHORTEST_VALUE and _is_key(name, value)
 
 
 def secrets_in(words: Sequence[str]) -> Iterator[str]:

@@ -16,6 +16,7 @@ from pydantic_core import PydanticUndefined
 
 from harness.config.errors import RunError, from_outside
 from harness.config.installation import install_command, missing_local
+from harness.config.secrets import masked
 from harness.engines.counts import MOST_ACCEPTED, DraftCounts, ImpossibleCounts
 from harness.engines.requests import EMPTY, RequestError, RequestRecord
 from harness.engines.tokenizer import TextTokenizer, Tokenizer
@@ -336,7 +337,7 @@ def settle(
     request: RequestRecord, tokenizer: Tokenizer, is_chat: object, may_be_empty: bool
 ) -> None:
     """Decide the tokens of an answer that has ended, and their number: those that came as ids, else as many as the
-    server counts, else those of the text here.
+    server counts, else those of the text here. A key in the text is masked.
 
     Args:
         is_chat: True where its parser may hold tokens back.
@@ -345,11 +346,14 @@ def settle(
     # JSON may hold an emoji as two surrogates, even in two events. One without its other half becomes a replacement
     # character.
     text = request.text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    request.text = text
+    request.num_tokens = request.num_tokens or len(request.token_ids)
+    request.text = masked(text)
+    if request.text != text:
+        # A tokenizer would read the key in its ids.
+        request.token_ids = request.shown_ids = []
     if isinstance(tokenizer, TextTokenizer):
         # Nobody here can count tokens or read ids: those of the text take their place.
         request.num_prompt_tokens = request.num_read or request.num_prompt_tokens
-        request.num_tokens = request.num_tokens or len(request.token_ids)
         request.shown_ids = request.token_ids or request.shown_ids
         request.token_ids = []
         is_whole = request.error is None and not request.has_enough
@@ -364,7 +368,7 @@ def settle(
         request.token_ids = request.token_ids or request.shown_ids
     if not request.token_ids:
         request.from_text = True
-        request.token_ids = tokenizer.encode(text, add_special_tokens=False)
+        request.token_ids = tokenizer.encode(request.text, add_special_tokens=False)
     request.num_tokens = request.num_tokens or len(request.token_ids)
     request.count_undrafted()
     if request.error is None and not request.num_tokens and not may_be_empty:

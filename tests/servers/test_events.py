@@ -8,8 +8,11 @@ from typing import Any
 import httpx2
 import pytest
 
+from echo_questions import TOKENIZER
 from harness.config.errors import RunError
+from harness.config.secrets import masked, note_key
 from harness.engines.requests import RequestRecord
+from harness.engines.tokenizer import TextTokenizer, Tokenizer
 from harness.measuring.acceptance import drafts_of
 from harness.servers.events import (
     AnswerError,
@@ -18,6 +21,7 @@ from harness.servers.events import (
     note_event,
     note_reports,
     read_event,
+    settle,
 )
 from harness.servers.http import events
 from wording import mentions
@@ -262,3 +266,20 @@ def test_calls_of_tools_are_text_that_arrived(part: str) -> None:
         note_event(request, read_event({"choices": [{"index": 0, part: one}]}), float(place))
     assert request.text == 'I count: sum{"of": [1, 2]}'
     assert request.arrivals == [1.0, 2.0, 3.0, 4.0]
+
+
+@pytest.mark.parametrize("tokenizer", [TextTokenizer(), TOKENIZER])
+def test_a_key_in_an_answer_is_masked_with_its_ids(tokenizer: Tokenizer) -> None:
+    note_key("sk-s3cret")
+    text = "my key is sk-s3cret"
+    ids = tokenizer.encode(text)
+    request = RequestRecord(0, 1, text=text, token_ids=ids, shown_ids=ids)
+    settle(request, tokenizer, False, may_be_empty=True)
+    assert request.text == tokenizer.decode(request.token_ids) == "my key is ***"
+    assert (request.shown_ids, request.num_tokens) == ([], len(ids))
+
+
+@pytest.mark.parametrize("key", ["x", "tiny", "EMPTY", "1234567"])
+def test_a_word_in_place_of_a_key_is_not_masked(key: str) -> None:
+    note_key(key)
+    assert masked(f"exiting: {key}") == f"exiting: {key}"

@@ -151,7 +151,13 @@ def test_servers_are_told_apart_by_what_they_say(harness: Harness, serve: Serve)
 def test_failed_requests_are_counted_and_the_key_is_nowhere(
     harness: Harness, serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = EchoServer(key="sk-s3cret", fail_every=4)
+    def repeat_key(event: Any) -> Any:
+        for choice in (event or {}).get("choices", ()):
+            choice["text"] += " sk-s3cret"
+        return event
+
+    # Without token ids, so that its text counts.
+    server = EchoServer(key="sk-s3cret", fail_every=4, dialect="openai", twist=repeat_key)
     asked = "engine.api_key_variable=A_KEY", "num_warmup=0"
     addresses = serve(server)
     monkeypatch.setenv("A_KEY", "sk-s3cret")
