@@ -121,6 +121,11 @@ def require_possible_path(setting: str, path: str | None) -> None:
         raise SettingError(setting, rule, path)
 
 
+def _last_part(name: str) -> str:
+    """`org/Tiny` and `./tiny.gguf` -> `tiny`."""
+    return name.rpartition("/")[2].lower().removesuffix(".gguf")
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelSettings:
     """A model with weights: where they are, and how they are loaded.
@@ -164,6 +169,12 @@ class ModelSettings:
             place = getattr(self, name)
             if place is not None:
                 check_files(name, place)
+
+    def is_served_as(self, served: str) -> bool:
+        """Whether a server's name for its model, `tiny.gguf` or `m (org/Tiny)`, is a name of this one."""
+        listed = served.removesuffix(")").split(" (")
+        own = (self.name, self.repository, self.gguf_file or "")
+        return not set(map(_last_part, listed)).isdisjoint(map(_last_part, own))
 
     def is_same(self, other: ModelSettings) -> bool:
         """Whether both are one model, whatever it is called."""

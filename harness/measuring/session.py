@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from harness.config.demand import Demand
-from harness.config.errors import HarnessError, RunError, SettingError
-from harness.config.model_names import SERVED
+from harness.config.errors import PANIC, HarnessError, RunError, SettingError
 from harness.config.run import RunSettings
 from harness.config.settings import DecodingSettings
 from harness.engines.keeper import PairKeeper
@@ -101,7 +100,9 @@ class Session:
         except KeyboardInterrupt as interrupt:
             self.status, self.error = "interrupted", str(interrupt) or "stopped by the user"
             raise
-        except Exception as exception:
+        except BaseException as exception:
+            if not isinstance(exception, Exception) and type(exception).__name__ != PANIC:
+                raise
             # Recorded before explaining it can fail: a row without a reason would look like a good one.
             self.status, self.error = "failed", _message(exception)
             from harness.config.failures import as_run_error
@@ -126,6 +127,12 @@ class Session:
     def tokenizer(self) -> Tokenizer:
         """The tokenizer that the pair shares."""
         return self.planned.tokenizer
+
+    @property
+    def served_instead(self) -> Sequence[str]:
+        """The models that servers name, if none of the names is that of `model=`; [] otherwise."""
+        served = self.engine.servers.models if self.engine and self.engine.servers else []
+        return [] if any(map(self.settings.model.is_served_as, served)) else served
 
     @property
     def encoder(self) -> Encoder:
@@ -292,9 +299,9 @@ class Session:
                 columns |= _selected(engine.columns(self.settings), kind)
             if self.settings.draft is None or figures.get("arm") == "regular":
                 columns["num_draft_tokens"] = None
-            servers = self.engine.servers if self.engine else None
-            if columns["model"] == SERVED and servers is not None and servers.models:
-                columns["model"] = servers.models[0]
+            # `model=` may name another model, for its tokenizer alone.
+            if self.served_instead:
+                columns["model"] = self.served_instead[0]
         if issubclass(kind, PromptedRow):
             columns |= {"num_skipped": 0, "num_truncated": 0}
         if acceptance is not None:

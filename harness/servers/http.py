@@ -33,7 +33,7 @@ _PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 KEY_REFUSED = (401, 403)
 # HTTP's status of what is too large, and of a request that came to the wrong server.
 _TOO_LARGE = 413
-_MISDIRECTED = 421
+MISDIRECTED = 421
 
 Result = TypeVar("Result")
 
@@ -74,35 +74,36 @@ def _certificates(is_https: bool) -> ssl.SSLContext:
 
 
 def _client(url: str, key: str | None, timeout_s: float, **settings: Any) -> httpx2.AsyncClient:
-    """A client that asks one server, with the key of its API if it has one."""
-    import httpx2
-
-    headers = {"Accept-Encoding": "identity"}
-    if key:
-        headers["Authorization"] = f"Bearer {key}"
-    return httpx2.AsyncClient(
-        headers=headers,
-        timeout=timeout_s,
-        verify=_certificates(httpx2.URL(url).scheme == "https"),
-        follow_redirects=True,
-        trust_env=False,
-        **settings,
-    )
-
-
-def new_client(url: str, key: str | None, timeout_s: float) -> httpx2.AsyncClient:
-    """A client of one server, with as many connections as there are requests. It does not follow that server to another
-    one, whose times would be measured, and which would get the prompts.
+    """A client that asks one server, with the key of its API if it has one. It does not follow that server to another
+    one, which would be measured in its place, and which would get the prompts.
     """
     import httpx2
 
     home = httpx2.URL(url)
+    headers = {"Accept-Encoding": "identity"}
+    if key:
+        headers["Authorization"] = f"Bearer {key}"
 
     async def check(request: httpx2.Request) -> None:
         there = request.url
         if (there.host, there.port) != (home.host, home.port):
             reason = f"{url} sends requests on to {there}, another server: name that one"
-            raise RequestFailed(reason, _MISDIRECTED)
+            raise RequestFailed(reason, MISDIRECTED)
+
+    return httpx2.AsyncClient(
+        headers=headers,
+        timeout=timeout_s,
+        verify=_certificates(home.scheme == "https"),
+        follow_redirects=True,
+        trust_env=False,
+        event_hooks={"request": [check]},
+        **settings,
+    )
+
+
+def new_client(url: str, key: str | None, timeout_s: float) -> httpx2.AsyncClient:
+    """A client of one server, with as many connections as there are requests."""
+    import httpx2
 
     return _client(
         url,
@@ -113,7 +114,6 @@ def new_client(url: str, key: str | None, timeout_s: float) -> httpx2.AsyncClien
         limits=httpx2.Limits(
             max_connections=None, max_keepalive_connections=None, keepalive_expiry=None
         ),
-        event_hooks={"request": [check]},
     )
 
 
@@ -126,7 +126,7 @@ def page(url: str, key: str | None) -> str:
     """The body of a page of a server, on a connection of its own.
 
     Args:
-        key: of the server's API. It is not sent on where another server is pointed to.
+        key: of the server's API.
 
     Raises:
         RequestFailed: nothing answers in time, what answers is malformed, or it is an error.

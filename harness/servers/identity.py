@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from harness.config.errors import SettingError, from_outside
 from harness.engines.record import ServerIdentity
 from harness.servers.dialects import DIALECTS, Dialect, known_pages
-from harness.servers.http import KEY_REFUSED, RequestFailed, page, root_of
+from harness.servers.http import KEY_REFUSED, MISDIRECTED, RequestFailed, page, root_of
 
 if TYPE_CHECKING:
     from prometheus_client.samples import Sample
@@ -87,6 +87,9 @@ def server_report(url: str, key: str | None) -> ServerReport | None:
 
     Args:
         key: of the API.
+
+    Raises:
+        RequestFailed: another server has its list.
     """
     root = root_of(url)
     about: dict[str, Any] = {}
@@ -101,7 +104,9 @@ def server_report(url: str, key: str | None) -> ServerReport | None:
             if _is_count(context):
                 models = [model._replace(context=model.context or context) for model in models]
         metrics = _answer(f"{root}/metrics", key, is_optional=True) or ""
-    except RequestFailed:
+    except RequestFailed as failed:
+        if failed.code == MISDIRECTED:
+            raise
         return None
     about["models"] = sorted(f"{model.name} {model.root}" for model in models)
     return ServerReport(about, start_time(metrics), models)

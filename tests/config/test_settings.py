@@ -77,6 +77,21 @@ class HonestWhenDrawn(Honest):
 
 
 @pytest.mark.parametrize(
+    ("served", "is_it"),
+    [
+        ("tiny.gguf", True),
+        ("/models/Tiny.gguf", True),
+        ("m (org/Tiny-1.1B)", True),
+        ("m", False),
+        ("tiny_draft.gguf", False),
+        ("tiny-1.1b-q4_k_m.gguf", False),
+    ],
+)
+def test_a_model_is_known_by_the_name_that_a_server_has_for_it(served: str, is_it: bool) -> None:
+    assert ModelSettings(name="tiny", repository="org/Tiny-1.1B").is_served_as(served) == is_it
+
+
+@pytest.mark.parametrize(
     ("rule", "greedily", "drawn"),
     [(AcceptanceRule(), False, False), (Honest(), True, True), (HonestWhenDrawn(), False, True)],
 )

@@ -10,9 +10,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tokenizers import Regex
+from tokenizers.pre_tokenizers import Split
 
 from harness.commands.plan.record import PlanSettings
 from harness.config.engines import EngineSettings
+from harness.config.errors import RunError
 from harness.engines.protocol import Traits
 from harness.measuring import progress as progress_module
 from harness.measuring import quietness
@@ -42,6 +45,17 @@ def test_a_failure_is_noted_even_where_explaining_it_fails(
     with pytest.raises(ModuleNotFoundError), session.watch():
         raise ValueError("what  is\nwrong")
     assert (session.status, session.error) == ("failed", "what is wrong")
+
+
+def test_a_panic_of_the_tokenizers_is_one_line(session: Session) -> None:
+    """It is no `Exception`. A tokenizer.json may have such a regular expression."""
+    split = Split(Regex("(a+)+$|([a-z ]+)*x"), "isolated")
+    with pytest.raises(RunError) as failed, session.watch():
+        split.pre_tokenize_str("once upon a time there was a lazy puppy")
+    assert str(failed.value).startswith("the tokenizer's library panicked: Onig: Regex search")
+    assert (session.status, session.error) == ("failed", str(failed.value))
+    with pytest.raises(SystemExit), session.watch():
+        raise SystemExit
 
 
 def test_the_bar_says_what_is_left_after_the_step_behind_the_warm_up(

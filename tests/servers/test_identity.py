@@ -45,14 +45,19 @@ LIST = {"data": [{"id": "m", "owned_by": "llamacpp"}]}
 
 
 @contextmanager
-def pages(**answers: int | Mapping[str, Any]) -> Iterator[str]:
-    """The API of a server with these pages, by the last part of their path: a status, or content."""
+def pages(**answers: int | str | Mapping[str, Any]) -> Iterator[str]:
+    """The API of a server with these pages, by the last part of their path: a status, content, or where it is."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             answer = answers.get(self.path.rpartition("/")[2], 404)
+            if isinstance(answer, str):
+                self.send_response(307)
+                self.send_header("Location", answer)
+                answer = {}
+            else:
+                self.send_response(answer if isinstance(answer, int) else 200)
             body = b"" if isinstance(answer, int) else json.dumps(answer).encode()
-            self.send_response(answer if isinstance(answer, int) else 200)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
@@ -87,6 +92,19 @@ def test_a_broken_page_takes_only_its_own_part_of_the_report() -> None:
     assert report.about["/version version"] == "1.2"
     with pages(models=503) as url:
         assert server_report(url, None) is None
+
+
+def test_a_page_of_another_server_is_not_read() -> None:
+    with pages(models=LIST, version={"version": "1.2"}) as other:
+        with pages(models=f"{other}/models") as url, pytest.raises(RunError) as refused:
+            server_report(url, None)
+        with pages(models=LIST, version=f"{other}/version") as url:
+            report = server_report(url, None)
+        with pages(models=f"{other}/models") as url:
+            assert f"sends requests on to {other}/models" in str(why_not_ready(url, None))
+    assert f"sends requests on to {other}/models, another server: name" in str(refused.value)
+    assert report is not None
+    assert "/version version" not in report.about
 
 
 @pytest.mark.parametrize(

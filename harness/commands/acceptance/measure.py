@@ -27,6 +27,7 @@ from harness.commands.command import Experiment
 from harness.config.command_line import is_typed
 from harness.config.demand import Demand
 from harness.config.errors import SettingError
+from harness.engines.divergence import check_known
 from harness.engines.door import local
 from harness.engines.door.reading import TOGETHER, ReadText
 from harness.engines.registry import engine_of
@@ -320,6 +321,8 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
     ) -> list[ReadText]:
         """Read the answers of transcripts as an engine drafts under a condition, for each K up to the most."""
         settings = condition.settings
+        for reading in readings:
+            check_known(reading.transcript.token_ids, pair.vocabulary_size)
         is_greedy = settings.draft_sampling == "greedy"
         reader: PairReader = local("engine.reading").PairReader(
             pair,
@@ -355,6 +358,8 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
             return [session.row(AcceptanceRow, **common, **self._counted())]
         cuts = [text.cut for text in self.answers.read]
         common |= likelihood_columns(self.answers.read)
+        # The weights that read, whatever a server calls its own.
+        common["model"] = self.settings.model.name
         if self.served:
             common["draft_sampling"] = self.settings.draft_sampling
         rows = []

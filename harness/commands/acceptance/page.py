@@ -20,6 +20,7 @@ from harness.results.judging.acceptance import (
     believed,
     excluded,
     finding_of,
+    texts_statement,
 )
 from harness.results.judging.statement import Statement
 from harness.results.rows.acceptance import (
@@ -143,6 +144,9 @@ def engine_in_words(engine: Statement) -> str:
     4.05 (3.80 to 4.31)`.
     """
     row = engine.subject
+    texts = texts_statement(row)
+    if texts is not None and texts.is_conclusion:
+        return "the texts are not the model's, so its weights say nothing of the engine"
     weights = row.weights_tokens_per_iteration or Interval()
     words = engine.words
     figures = row.engine_unknown

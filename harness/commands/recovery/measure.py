@@ -176,6 +176,7 @@ class RecoveryExperiment(Experiment[RecoverySettings, RecoveryRow]):
         self.prompts = self.prompt_set.take(settings.num_prompts)
         self.refused: Sequence[str] = ()
         self.num_too_long: Mapping[str, int] = {}
+        self.has_weights = False
         self.checks: list[Columns] = []
 
     def measure(self, session: Session) -> None:
@@ -187,12 +188,17 @@ class RecoveryExperiment(Experiment[RecoverySettings, RecoveryRow]):
         """One row per check, or one without a check."""
         arm = self.settings.arms[-1]
         prepared_share = None
+        finding = None
         if session.engine is not None:
             arm = session.engine.arms[-1].name  # of a server alone, known since it was asked
             prepared_share = session.engine.prepared_share
+            if self.has_weights and session.served_instead:
+                weights = f"compared with the weights of {self.settings.model.name}"
+                finding = f"{weights}, and the servers name {' and '.join(session.served_instead)}"
         common: dict[str, Any] = {
             "arm": arm,
             "prepared_share": prepared_share,
+            "finding": finding,
             "prompts_digest": self.prompt_set.digest,
             "refused": ", ".join(self.refused) or None,
             **self.num_too_long,
@@ -245,19 +251,20 @@ class RecoveryExperiment(Experiment[RecoverySettings, RecoveryRow]):
         asking = Asking(settings, prompts, taken, end_tokens, can_end, keep=keep)
         regular = engine.arms[0] if len(engine.arms) > 1 else None
         if reference is not None:
+            self.has_weights = not isinstance(reference, ReportedReference)
             yield from scored_checks(asking, arm, reference)
             return
-        has_weights = references.for_texts() is not None
-        if regular is not None or has_weights:
-            whose = "the weights write" if has_weights else "the regular server writes"
+        self.has_weights = references.for_texts() is not None
+        if regular is not None or self.has_weights:
+            whose = "the weights write" if self.has_weights else "the regular server writes"
             say(f"greedy texts are compared with those that {whose}")
             yield greedy_check(asking, arm, regular, references)
             if not taken:
                 return
-        why = self._untested_draws(has_weights) if taken else self._nothing_known()
+        why = self._untested_draws() if taken else self._nothing_known()
         yield {"check": "reference", "verdict": "undecided", "finding": why}
 
-    def _untested_draws(self, has_weights: bool) -> str:
+    def _untested_draws(self) -> str:
         """Why drawn texts are not tested, and how to change that."""
         beyond_model = self.settings.engine.beyond_model
         if beyond_model is not None:
@@ -265,7 +272,7 @@ class RecoveryExperiment(Experiment[RecoverySettings, RecoveryRow]):
                 f"no log-probabilities know of {beyond_model}, so drawn texts cannot be tested:"
                 f" temperature=0 compares greedy ones with those of {_REGULAR}"
             )
-        if has_weights:
+        if self.has_weights:
             return (
                 "drawn texts are tested by token ids, which not every server here sends:"
                 " vLLM and llama.cpp do"

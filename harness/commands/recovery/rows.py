@@ -45,7 +45,9 @@ class RecoveryRow(PromptedRow):
     verdict: MaybeText = figure(
         "`lossless` (never of a rule that is lossy by definition), `lossy` or `undecided`"
     )
-    finding: MaybeText = figure("of `reference`: why there is none")
+    finding: MaybeText = figure(
+        "of `reference`: why there is none; else the weights that judged, if the servers name another model"
+    )
     num_prompts: MaybeInt = figure("greedy texts compared")
     num_tokens: MaybeInt = figure("of `greedy`: tokens compared", "tokens")
     num_cut_short: MaybeInt = figure("greedy texts that ended early, without an end token")

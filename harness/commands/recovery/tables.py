@@ -129,6 +129,8 @@ class Checks:
         findings += [_sampled_findings(self.sampled)] if self.sampled else []
         if self.kernels is not None and self.kernels.verdict == "lossy":
             findings.append(f"the kernels that decode are {_kernel_findings(self.kernels)}")
+        if findings and self.row.finding:
+            findings.append(self.row.finding)
         self.findings = "; ".join(findings)
         lossy_by = ""
         if self.row.lossy:
@@ -235,6 +237,8 @@ def _next_steps(checks: Checks) -> list[NextStep]:
         return []
     if row.lossy:
         return [*filter(None, [lossless_again(row)])]
+    if row.finding and (row.regular_url or row.server_command):
+        return [NextStep("or compare with the regular server", "reference=regular")]
     is_suspect = row.runner not in (None, "eager")
     return [NextStep("is the runner the cause?", "runner=eager")] if is_suspect else []
 

@@ -121,6 +121,18 @@ def test_a_server_alone_is_counted_by_position(harness: Harness) -> None:
     assert places[[1, 2]].tolist() == pytest.approx([1, 0.5])
 
 
+def test_a_server_of_another_vocabulary_is_named(harness: Harness) -> None:
+    def raise_ids(event: Any) -> Any:
+        for choice in event["choices"] if event else ():
+            choice["token_ids"] = [token + 10**9 for token in choice["token_ids"]]
+        return event
+
+    with serving(EchoServer(num_draft_tokens=4, twist=raise_ids)) as url:
+        asked = [f"engine.url={url}", "engine=server", *QUICK_MODELS, *ASKED]
+        complaint = harness("acceptance", *asked, code=1).complaint
+    assert "is not in the model's vocabulary of 960 tokens: is another model served?" in complaint
+
+
 def test_text_that_repeats_itself() -> None:
     assert repeated_share([[1, 2] * 10, [*range(20)]]) == pytest.approx(15 / 40)
 

@@ -22,15 +22,19 @@ from wording import mentions
 QUICK = ["engine=server", "model=tiny", "num_prompts=9", "decoding.max_new_tokens=8"]
 
 
-def test_a_line_with_addresses_alone_measures_the_model_that_they_serve(
-    harness: Harness, serve: Serve
+@pytest.mark.parametrize("typed", [[], ["model=tiny"]])
+def test_the_title_and_rows_name_the_model_that_is_served(
+    harness: Harness, serve: Serve, typed: list[str]
 ) -> None:
-    """As it is documented: through the chat endpoint. That all documented lines are right is in tests/conf."""
+    """As it is documented: through the chat endpoint, where no model is typed. `model=` chooses the tokenizer."""
     servers = EchoServer(models={"m": None}), EchoServer(models={"m": None}, num_draft_tokens=4)
-    harness("latency", *(word.removeprefix("engine.") for word in serve(*servers)))
+    addresses = [word.removeprefix("engine.") for word in serve(*servers)]
+    page = harness("latency", *typed, "n=8", "tokens=8", *addresses).stdout
+    assert page.startswith("m with its own draft")
     assert set(results()["model"]) == {"m"}
     for server in servers:
-        assert all(body["model"] == "m" and "messages" in body for body in server.bodies)
+        assert all(body["model"] == "m" for body in server.bodies)
+        assert all(("messages" in body) != bool(typed) for body in server.bodies)
 
 
 def test_a_run_that_only_sends_requests_waits_for_no_torch(tmp_path: Path, serve: Serve) -> None:

@@ -118,6 +118,10 @@ def test_drawn_texts_without_log_probabilities_are_undecided(
     assert (reference["check"], reference["verdict"]) == ("reference", "undecided")
     assert advice in reference["finding"]
     assert (advice in outcome.complaint) == (greedy_verdict == "lossless")
+    # Lossy against another model is said so.
+    weights = "compared with the weights of tiny_draft, and the servers name tiny"
+    assert (weights in outcome.complaint) == (greedy_verdict == "lossy")
+    assert ("reference=regular" in outcome.stdout) == (greedy_verdict == "lossy")
 
 
 @pytest.mark.parametrize("chat", [True, False])
