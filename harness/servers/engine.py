@@ -306,7 +306,7 @@ class ServerArm(Arm):
             context = f"{place} has a context of {model.context} tokens"
             rule = f"leaves too little room: {context}, and a prompt has {opening.longest_prompt}"
             raise SettingError("decoding.max_new_tokens", rule, max_new_tokens)
-        in_flight = opening.settings.batch_size
+        in_flight = opening.batch_size
         slots = report.about.get("/props total_slots") if report else None
         if isinstance(slots, int) and slots < in_flight:
             room = counted(slots, "slot")
@@ -341,7 +341,9 @@ class ServerArm(Arm):
             self.process = None
 
     def _say(self, message: str) -> None:
-        self._engine.say(f"{self.name}: {message}")
+        # A server alone has its name when it has answered.
+        name = self.name if len(self._engine.arms) > 1 else "the server"
+        self._engine.say(f"{name}: {message}")
 
     @property
     def failure(self) -> str | None:

@@ -154,7 +154,7 @@ class AnswerSource:
                 encoded = encoded.part(repeated.tolist())
             num_rows = min(settings.batch_size, len(encoded.prompts))
             session.place(num_rows, encoded.longest, new_tokens)
-            engine = session.open(settings.batch_size, encoded.longest)
+            engine = session.open(num_rows, encoded.longest)
             questions = []
             num_asked: Counter[int] = Counter()
             for batch in in_batches(range(len(encoded.prompts)), settings.batch_size):
@@ -183,7 +183,7 @@ class AnswerSource:
             for prompt, token_ids, request in zip(
                 encoded.prompts, encoded.token_ids, records, strict=True
             )
-            if len(request.token_ids) > 1
+            if request.num_tokens > 1
         ]
         requests = [request for _, request in kept] if self.kind == "served" else []
         return Answers([reading for reading, _ in kept], requests)

@@ -31,6 +31,7 @@ from harness.engines.divergence import check_known
 from harness.engines.door import local
 from harness.engines.door.reading import TOGETHER, ReadText
 from harness.engines.registry import engine_of
+from harness.engines.requests import RequestRecord
 from harness.measuring.acceptance import drafts_of, longest_of, tokens_in_burst
 from harness.measuring.progress import progress, say
 from harness.measuring.prompts.encoding import Encoder
@@ -296,11 +297,19 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
         # Texts of equal prompts are counted together, by the index of the first.
         first_index: dict[str, int] = {}
         answers = self.answers
-        read: Sequence[ReadText | None] = answers.read or [None] * len(answers.spans)
-        for (reading, answer, turn), token_ids, text in zip(
-            answers.spans, answers.token_ids, read, strict=True
+        number = len(answers.spans)
+        read: Sequence[ReadText | None] = answers.read or [None] * number
+        requests: Sequence[RequestRecord | None] = answers.requests or [None] * number
+        for (reading, answer, turn), token_ids, text, request in zip(
+            answers.spans, answers.token_ids, read, requests, strict=True
         ):
             prompt = reading.prompt
+            known_ids: list[int] | None = [*token_ids]
+            num_tokens = len(answer)
+            if text is None and request is not None:
+                # Nobody here read the text: its tokens are those that the server counts.
+                num_tokens = request.num_tokens
+                known_ids = None if request.from_text else known_ids
             row = session.row(
                 AcceptanceTextRow,
                 prompt_index=first_index.setdefault(repr(prompt.opening.chat()), prompt.index),
@@ -309,8 +318,8 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
                 context=answer.start,
                 prompt=prompt.text if turn is None else None,
                 completion=session.tokenizer.decode([*token_ids], skip_special_tokens=True),
-                token_ids=[*token_ids],
-                num_tokens=len(answer) - 1,
+                token_ids=known_ids,
+                num_tokens=num_tokens - 1,
                 iterations_by_num_draft_tokens=text and text.cut.iterations.round(6).tolist(),
             )
             rows.append(row)
@@ -351,9 +360,10 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
         if not self.answers.readings:
             return [session.row(AcceptanceRow, **common)]
         token_ids = self.answers.token_ids
-        num_tokens = sum(map(len, token_ids)) - len(token_ids)
-        common |= {"num_texts": len(token_ids), "num_tokens": num_tokens}
-        common |= {"repeated_share": repeated_share(token_ids), "fits": self.fits}
+        num_tokens = sum(text.num_tokens or 0 for text in self.texts) or None
+        common |= {"num_texts": len(token_ids), "num_tokens": num_tokens, "fits": self.fits}
+        known_ids = [text.token_ids for text in self.texts if text.token_ids]
+        common["repeated_share"] = repeated_share(known_ids) if known_ids else None
         if not self.answers.read:
             return [session.row(AcceptanceRow, **common, **self._counted())]
         cuts = [text.cut for text in self.answers.read]

@@ -217,6 +217,11 @@ def _reasons(row: AcceptanceRow, found: AcceptanceFinding) -> list[tuple[str, st
     if row.repeated_share is not None:
         share = percent(row.repeated_share)
         reasons.append(("Texts", f"{share} of the text repeats itself (four tokens in a row)"))
+    is_shared = (row.batch_size or 1) > 1 and row.served_tokens_per_iteration is not None
+    places = [place.served for place in found.typed if place.position]
+    if is_shared and places and not any(places):
+        counts = "the engine's acceptance by draft token: batch_size=1 reads it from counters"
+        reasons.append(("Missing", counts))
     if found.engine is None and row.text_source == "served":
         reasons.append(
             ("Missing", "the weights: model= and draft= say what the draft would accept")

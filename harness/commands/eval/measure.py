@@ -193,7 +193,7 @@ class EvalExperiment(Experiment[EvalSettings, EvalRow]):
         Both arms answer a batch before the next begins, and then it is written: a question is
         answered by all arms or by none.
         """
-        size = self.settings.batch_size
+        size = min(self.settings.batch_size, len(token_ids))
         engine = session.open(size, max(map(len, token_ids)))
         problems = {problem.key: problem for problem in self.problems}
         pending = self._pending(session, token_ids)

@@ -97,7 +97,7 @@ class AcceptanceTextRow(Row):
     context: MaybeInt = figure("tokens before the text", "tokens")
     prompt: MaybeText = figure("the prompt; the user's last message of a chat; empty for turns")
     completion: MaybeText = figure("the text")
-    token_ids: list[int] | None = figure("its tokens")
+    token_ids: list[int] | None = figure("its tokens; empty where only a server knows them")
     num_tokens: MaybeInt = figure("tokens that iterations decide, without the first", "tokens")
     iterations_by_num_draft_tokens: list[float] | None = figure(
         "expected iterations for K from 1 on"

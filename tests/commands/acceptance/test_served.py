@@ -33,6 +33,7 @@ from in_process import QUICK_MODELS, Harness, only, results
 from planted_faults import planted
 from served import served
 from shipped_copies import copy_shipped
+from wording import mentions
 
 ASKED = [
     *["num_prompts=10", "texts_per_prompt=1", "batch_size=10"],
@@ -100,9 +101,13 @@ def test_a_planted_fault_is_seen(
     assert (rows.draft_sampling == "greedy").all() == (plant is greedily)
 
 
-def test_a_server_alone_is_counted_by_position(harness: Harness) -> None:
-    """Four draft tokens, of which three, one and one are accepted: 3 + 1 + 1 of 3, 1 and 1 tests."""
-    server = EchoServer(drafts=((4, 3), (4, 1), (4, 1)), drafts_until="end")
+@pytest.mark.parametrize("dialect", ["vllm", "llama.cpp"])
+def test_a_server_alone_is_counted_by_position(harness: Harness, dialect: Any) -> None:
+    """Four draft tokens, of which three, one and one are accepted: 3 + 1 + 1 of 3, 1 and 1 tests. llama.cpp's answers
+    have totals alone.
+    """
+    drafts = ((4, 3), (4, 1), (4, 1))
+    server = EchoServer(dialect=dialect, version="1", drafts=drafts, drafts_until="end")
     with serving(server) as url:
         outcome = harness(
             "acceptance",
@@ -113,12 +118,22 @@ def test_a_server_alone_is_counted_by_position(harness: Harness) -> None:
             "causes=none",
             "T=0",
         )
-    assert "Missing  the weights" in outcome.stdout
+    assert mentions(outcome.stdout, "Missing", "the weights: model=")
+    is_by_position = dialect == "vllm"
+    assert ("by draft token: batch_size=1 reads it" in outcome.stdout) != is_by_position
     [row] = results("acceptance").to_dict("records")
+    # Nobody here knows the tokens of a text: they are the server's, 12 behind the first of each answer.
+    assert row["num_tokens"] == 8 * 12
+    texts = pd.read_csv(only("acceptance_texts.csv"))
+    assert set(texts.num_tokens) == {12}
+    assert pd.isna(row["repeated_share"])
+    assert texts.token_ids.isna().all()
+    assert texts.completion.notna().all()
     # One token, then 4 + 2 + 2 + 4 of 13.
     assert row["tokens_per_iteration"] == pytest.approx(3)
     places = pd.read_csv(only("acceptance_causes.csv")).set_index("position").served
-    assert places[[1, 2]].tolist() == pytest.approx([1, 0.5])
+    if is_by_position:
+        assert places[[1, 2]].tolist() == pytest.approx([1, 0.5])
 
 
 def test_a_server_of_another_vocabulary_is_named(harness: Harness) -> None:
