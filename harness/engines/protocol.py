@@ -77,6 +77,7 @@ class Request:
             they are not known.
         salt: a server's prefix cache takes the same prompt under another salt for a new one; None where caches may
             answer.
+        follows_up: whether its prompt goes on after an earlier answer, which a server's cache may keep.
         ends: texts that end the answer, for servers that know no `stop_tokens`; such a server leaves
             the text out of the answer.
         with_logprobs: whether a server sends the log-probability of each token with it.
@@ -92,6 +93,7 @@ class Request:
     stop_tokens: frozenset[int] = frozenset()
     chat: Chat | None = None
     salt: str | None = None
+    follows_up: bool = False
     ends: Sequence[str] = ()
     with_logprobs: bool = False
     leave_after: int | None = None

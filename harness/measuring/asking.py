@@ -169,12 +169,18 @@ def first_turns(
         places, repeats = zip(*part.prompts, strict=True)
         prompts = encoded.part(places)
         # The places in `prompt_set`, of which the measured prompts may be a selection.
-        pairs = zip(prompts.indices, repeats, strict=True)
+        pairs = list(zip(prompts.indices, repeats, strict=True))
+        # A cache may keep the turns of one conversation, and nothing of another.
+        turns = [prompt_set.prompts[index].turns for index, _ in pairs]
+        salts = [
+            f"{repeat} {index}" if len(asked) > 1 else str(repeat)
+            for (index, repeat), asked in zip(pairs, turns, strict=True)
+        ]
         requests = session.requests(
             prompts.token_ids,
             [prompt_set.index(Occurrence(index, 0, repeat)) for index, repeat in pairs],
             chats=prompts.chats,
-            salts=[str(repeat) for repeat in repeats],
+            salts=salts,
             seed=seed,
         )
         questions.append(Question(requests, in_flight, extra, part.unit, moment))

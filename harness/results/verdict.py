@@ -76,6 +76,7 @@ class ArmEvidence:
         read: tokens of each prompt by the server's count, by the prompt; empty where only the total is known.
         drawn: whether its texts are drawn and end by themselves.
         salted: whether its prefix cache heeds salts; None without a cache.
+        in_turns: whether conversations are asked turn by turn, of which caches may keep the turns before.
         drafted: whether a server drafted anything; None where that is not known, or does not matter.
     """
 
@@ -93,6 +94,7 @@ class ArmEvidence:
     cached_tokens: int = 0
     cached_from_before: int = 0
     salted: bool | None = None
+    in_turns: bool = False
     drafted: bool | None = None
     draft: str | None = None
     acceptance_rate: float | None = None
@@ -341,7 +343,7 @@ def _answered_by_caches(regular: ArmEvidence, speculative: ArmEvidence) -> str |
     """Why prefix caches make the arms incomparable.
 
     What the prompts of a run share may be cached in one arm alone, by the servers' own settings. That is refused only
-    where a cache heeds no salt: there the same prompts came twice.
+    where a cache heeds no salt: there the same prompts came twice. In conversations it may be what speculation costs.
     """
     for arm in (regular, speculative):
         if arm.cached_from_before > MOST_CACHED * arm.num_prompt_tokens:
@@ -351,7 +353,8 @@ def _answered_by_caches(regular: ArmEvidence, speculative: ArmEvidence) -> str |
             )
     num_prompt_tokens = max(regular.num_prompt_tokens, speculative.num_prompt_tokens)
     difference = abs(regular.cached_tokens - speculative.cached_tokens)
-    if speculative.salted is not False or difference <= MOST_CACHED * num_prompt_tokens:
+    is_refused = speculative.salted is False and not speculative.in_turns
+    if not is_refused or difference <= MOST_CACHED * num_prompt_tokens:
         return None
     return (
         f"the arms took different numbers of the {num_prompt_tokens} prompt tokens from a cache,"
@@ -400,7 +403,8 @@ def judged(
         further: of each arm, fields of its evidence that no column holds; None for rows of a file.
     """
     drawn = rows[0].ignore_eos is False and bool(rows[0].temperature)
-    evidence = [ArmEvidence.of(vars(row), drawn=drawn) for row in rows]
+    in_turns = (rows[0].settings or {}).get("prompts.turns") == "all"
+    evidence = [ArmEvidence.of(vars(row), drawn=drawn, in_turns=in_turns) for row in rows]
     if [arm.arm for arm in evidence] != ["regular", "speculative"] or not evidence[1].num_prompts:
         return list(rows)
     reason = rows[1].error

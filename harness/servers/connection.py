@@ -104,7 +104,10 @@ class RequestForm:
             if request.salt is not None and self.salts:
                 salt = f"{self.salt_prefix} {request.salt}"
                 for name, value in (dialect.salt or {}).items():
-                    extensions[name] = salt if value == "{salt}" else value
+                    if value == "{salt}":
+                        extensions[name] = salt
+                    elif not request.follows_up:
+                        extensions[name] = value
             extensions |= extra
             extra = dict(dialect.parameters)
             for name, value in extensions.items():

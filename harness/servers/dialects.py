@@ -35,7 +35,8 @@ class Dialect(Record):
         about: pages where it describes itself, with the keys of what does not change while it runs.
         version: page and key of its version, `/version version`.
         salt: parameters that keep a prefix cache from answering a request that was sent under
-            another salt; `{salt}` stands for it. None where no parameter is known.
+            another salt; `{salt}` stands for it. Other values are left out of the later turns of a conversation, as
+            they switch the cache off. None where no parameter is known.
         stops_at_tokens: whether it ends an answer at any of `stop_token_ids`, and not at texts.
         words: its names of sampling parameters that vLLM calls otherwise, by vLLM's.
         parameters: further entries of every request's body.

@@ -310,7 +310,7 @@ class ServerArm(Arm):
         slots = report.about.get("/props total_slots") if report else None
         if isinstance(slots, int) and slots < in_flight:
             room = counted(slots, "slot")
-            self._say(f"it has {room} for {in_flight} requests in flight: the others wait")
+            engine.say(f"{place} has {room} for {in_flight} requests in flight: the others wait")
         typed_dialect = UNKNOWN_DIALECT if command is None else command.dialect
         dialect = dialect_of(model.owner or typed_dialect.name, self._settings.dialect)
         server = (report and dialect.named(report.about)) or None
@@ -341,9 +341,7 @@ class ServerArm(Arm):
             self.process = None
 
     def _say(self, message: str) -> None:
-        # A server alone has its name when it has answered.
-        name = self.name if len(self._engine.arms) > 1 else "the server"
-        self._engine.say(f"{name}: {message}")
+        self._engine.say(f"{self.name}: {message}")
 
     @property
     def failure(self) -> str | None:

@@ -270,6 +270,9 @@ def test_nothing_is_faster_than_its_tokens_per_iteration() -> None:
         ({"cached_tokens": 900}, {"cached_tokens": 100}, False),
         ({"cached_tokens": 900, "salted": False}, {"cached_tokens": 100, "salted": False}, True),
         ({"salted": False}, {"cached_tokens": 21, "salted": False}, True),
+        # Speculation may cost the cache of the turns before.
+        ({"cached_tokens": 900}, {"salted": False, "in_turns": True}, False),
+        ({"cached_from_before": 21}, {"salted": False, "in_turns": True}, True),
         ({"salted": False}, {"cached_tokens": 20, "salted": False}, False),
         ({"cached_tokens": 900, "cached_from_before": 21}, {"cached_tokens": 900}, True),
         ({"cached_tokens": 900}, {"cached_tokens": 900, "cached_from_before": 20}, False),
@@ -292,6 +295,10 @@ def test_rows_of_arms_that_cannot_be_compared_lose_their_speedup() -> None:
     alone = [replace(rows()[0], ignore_eos=False)]
     assert judged(alone) == alone
     assert judged(rows()) == rows()
+    other_caches = rows(salted=False, cached_tokens=50, num_prompt_tokens=100)
+    assert judged(other_caches)[1].speedup is None
+    in_turns = [replace(row, settings={"prompts.turns": "all"}) for row in other_caches]
+    assert judged(in_turns) == in_turns
     refused = judged(rows(num_tokens=30))
     assert [row.status for row in refused] == ["no_verdict", "no_verdict"]
     assert "30" in str(refused[0].error)

@@ -75,7 +75,7 @@ def test_what_llama_server_prints_is_beside_our_figures(harness: Harness) -> Non
 def test_llama_server_alone_is_counted_in_its_own_tokens(harness: Harness) -> None:
     with llama_serving(*drafting()[2:], "-c", "512", "-np", "1") as url:
         outcome = harness("acceptance", f"url={url}/v1", "K=3", *SHORT)
-    assert "the server: it has 1 slot for 3 requests in flight" in outcome.stderr
+    assert f"engine.url={url}/v1 has 1 slot for 3 requests in flight" in outcome.stderr
     [row] = results("acceptance").to_dict("records")
     assert row["num_tokens"] == 3 * 15
     assert math.isnan(row["repeated_share"])

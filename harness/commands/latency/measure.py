@@ -146,7 +146,9 @@ class Conversations:
                 if turn < len(prompt.turns):
                     [token_ids] = self._encoder.encode([prompt.after([""] * turn)])
                     index = self._prompt_set.index(occurrence._replace(turn=turn))
-                    later = dataclasses.replace(request, prompt=token_ids, index=index, chat=None)
+                    later = dataclasses.replace(
+                        request, prompt=token_ids, index=index, chat=None, follows_up=True
+                    )
                     requests.append(later)
             if not requests:
                 break

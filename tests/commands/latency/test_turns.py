@@ -279,9 +279,31 @@ def test_each_arm_goes_on_from_its_own_answers(harness: Harness, serve: Serve) -
         chats = [[one["content"] for one in body["messages"]] for body in server.bodies]
         assert all(chat in chats for chat in whole)
         later = [body for body in server.bodies if len(body["messages"]) > 1]
-        assert all(body["cache_salt"].endswith(" 0") for body in later)
+        assert all(body["cache_salt"].endswith((" 0 0", " 0 2")) for body in later)
         assistants.append(arm_answers[first])
     assert assistants[0] != assistants[1]
+
+
+@pytest.mark.parametrize("dialect", ["vllm", "llama.cpp"])
+def test_a_cache_may_keep_the_turns_of_one_conversation(
+    harness: Harness, serve: Serve, dialect: Any
+) -> None:
+    """In both arms alike; the first turn finds no cache, in whatever order conversations are asked."""
+    servers = EchoServer(dialect=dialect, version="1"), EchoServer(dialect=dialect, version="1")
+    harness(*TALK, "engine=server", "model=tiny", "prompts.turns=all", *serve(*servers))
+    salts = []
+    for server in servers:
+        # The first request finds out the form.
+        measured = [body for body in server.bodies if body["max_tokens"] == 6]
+        if dialect == "llama.cpp":
+            salts.append([body.get("cache_prompt") for body in measured])
+        else:
+            salts.append([body["cache_salt"].split(maxsplit=1)[1] for body in measured])
+    cold_then_kept = [False, None, None, False, False, None]
+    assert salts[0] == salts[1]
+    assert salts[0] == (
+        cold_then_kept if dialect == "llama.cpp" else ["0 0", "0 0", "0 0", "0", "0 2", "0 2"]
+    )
 
 
 def test_the_first_turn_alone_is_the_default(harness: Harness) -> None:
