@@ -29,12 +29,10 @@ class RequestError:
         code: HTTP's; 204 for an answer without a token, 408 for a time-out, 499 for a cancelled request, 0 without an
             answer.
         message: for the user, in our words or the server's.
-        retry_after_s: seconds after which the server wants to be asked again; None where it names none.
     """
 
     code: int
     message: str
-    retry_after_s: float | None = None
 
     def __str__(self) -> str:
         return self.message

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -155,9 +154,6 @@ _FORMS = (
 )
 # Statuses of a request in a form that a server does not take; of others the form is not the reason.
 _FORM_ERRORS = (400, 404, 422, 500)
-# HTTP's status of a server that is busy, and the seconds that it is waited for in all.
-_TOO_MANY = 429
-_MOST_WAITED_S = 60.0
 # New tokens of the request that finds out the form: enough that a server that speculates drafts something.
 _PROBE_TOKENS = 8
 
@@ -218,19 +214,10 @@ async def connect(
     decoding = DecodingSettings(max_new_tokens=_PROBE_TOKENS, temperature=0)
     probe = Request(tokenizer("a")["input_ids"], decoding, seed=0, index=0, salt="form")
     error: RequestError | None = None
-    waited_s = 0.0
     try:
         for form in _forms(opening, asked):
-            record = await _answered(sender, form, probe)
-            # Nothing is measured yet, so that waiting costs nothing.
-            while record.error is not None and record.error.retry_after_s is not None:
-                pause_s = max(1.0, record.error.retry_after_s)
-                if record.error.code != _TOO_MANY or waited_s + pause_s > _MOST_WAITED_S:
-                    break
-                say(f"{url} takes no more requests: it is asked again in {pause_s:.0f} s")
-                await asyncio.sleep(pause_s)
-                waited_s += pause_s
-                record = await _answered(sender, form, probe)
+            record = probe.record()
+            await sender.send(Outgoing(form.body(probe), record))
             error = record.error
             if error is None:
                 return Connection(
@@ -252,12 +239,6 @@ async def connect(
     if url not in error.message and served.launch is None:
         place += f"={url}"
     raise RunError(f"{place}: {error}{_advice(error, asked, served, settings)}")
-
-
-async def _answered(sender: Sender, form: RequestForm, probe: Request) -> RequestRecord:
-    record = probe.record()
-    await sender.send(Outgoing(form.body(probe), record))
-    return record
 
 
 def _forms(opening: Opening, asked: AskedServer) -> Iterator[RequestForm]:

@@ -43,13 +43,11 @@ class RequestFailed(RunError):
 
     Attributes:
         code: HTTP's, 400 or more; 0 without an answer.
-        retry_after_s: seconds after which the server wants to be asked again; None where it names none.
     """
 
-    def __init__(self, message: str, code: int = 0, retry_after_s: float | None = None) -> None:
+    def __init__(self, message: str, code: int = 0) -> None:
         super().__init__(message)
         self.code = code
-        self.retry_after_s = retry_after_s
 
 
 @functools.cache
@@ -198,9 +196,7 @@ async def answer_to(
             if response.is_error:
                 text = (await body_of(response, _MOST_OF_ERROR)).decode(errors="replace")
                 code = response.status_code
-                reason = f"{code} {response.reason_phrase}: {text}"
-                wait = response.headers.get("retry-after", "")
-                raise RequestFailed(reason, code, float(wait) if wait.isdecimal() else None)
+                raise RequestFailed(f"{code} {response.reason_phrase}: {text}", code)
             yield response
         finally:
             await response.aclose()

@@ -124,11 +124,9 @@ class Sender:
             raise
         except Exception as error:
             code = 0
-            retry_after_s = None
             was_answered = isinstance(error, HarnessError)
             if isinstance(error, RequestFailed):
                 code = error.code
-                retry_after_s = error.retry_after_s
                 was_answered = code > 0
             message = str(error)
             if isinstance(error, json.JSONDecodeError):
@@ -136,7 +134,7 @@ class Sender:
             reason = from_outside(message).rstrip(".")
             if not isinstance(error, HarnessError):
                 reason = f"{type(error).__name__}: {reason}"
-            request.error = RequestError(code, reason, retry_after_s)
+            request.error = RequestError(code, reason)
         finally:
             self.request_seconds()
             self.num_in_flight -= 1

@@ -65,25 +65,13 @@ def test_an_answer_that_cannot_be_fails_its_request(
     assert all(str(request.error).endswith(error) for request in requests)
 
 
-def test_a_server_that_is_busy_at_first_is_asked_again(
-    open_engine: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As it wishes, and a line says so; not for ever, and not where something is measured."""
-    pauses: list[float] = []
-
-    async def pause(seconds: float) -> None:
-        pauses.append(seconds)
-
-    planted = SimpleNamespace(**vars(asyncio) | {"sleep": pause})
-    monkeypatch.setattr("harness.servers.connection.asyncio", planted)
-    server = EchoServer(num_busy=2)
+def test_a_server_that_is_busy_is_named(open_engine: Open) -> None:
+    server = EchoServer()
     engine = open_engine(server)
-    assert pauses == [1, 1]
-    server.num_busy = 10_000
+    server.is_busy = True
     assert {request.error.code for request in answered(engine).requests} == {429}
     with pytest.raises(RunError, match=r"engine.url=.*429"):
-        open_engine(EchoServer(num_busy=10_000))
-    assert len(pauses) == 2 + 60
+        open_engine(server)
 
 
 def test_a_line_that_is_no_json_is_shown() -> None:

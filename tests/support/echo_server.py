@@ -111,7 +111,7 @@ class EchoServer:
         lengths: tokens of answers, by prompt in turn of its hash; as many as asked for where empty.
         context: that it tells, in tokens.
         fail_every: this request and every so many after it get status 500.
-        num_busy: so many first requests get status 429, and are to come again after a second.
+        is_busy: requests get status 429.
         break_every: the same for connections that end in the middle.
         die_after: it answers so many requests, and none after them.
         stop_after: its answers end after so many tokens.
@@ -148,7 +148,7 @@ class EchoServer:
     context: int | None = None
     fail_every: int = 0
     break_every: int = 0
-    num_busy: int = 0
+    is_busy: bool = False
     die_after: int = 0
     stop_after: int = 1_000_000
     metrics: bool = False
@@ -290,8 +290,8 @@ class EchoServer:
         number = len(self.bodies)
         if self.die_after and number > self.die_after:
             return False
-        if number <= self.num_busy:
-            self._send(writer, 429, {"error": {"message": "busy"}}, head="retry-after: 1\r\n")
+        if self.is_busy:
+            self._send(writer, 429, {"error": {"message": "busy"}})
             return True
         if self.fail_every and number % self.fail_every == 0:
             self._send(writer, 500, {"error": {"message": self.error_text}})
@@ -403,10 +403,9 @@ class EchoServer:
         status: int,
         content: Any,
         is_text: bool = False,
-        head: str = "",
     ) -> None:
         data = (content if is_text else json.dumps(content)).encode()
-        head = f"content-type: application/json\r\ncontent-length: {len(data)}\r\n{head}\r\n"
+        head = f"content-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
         writer.write(f"HTTP/1.1 {status} X\r\n{head}".encode() + data)
 
 
