@@ -46,8 +46,6 @@ class SettingError(HarnessError):
         return f"{self.setting}={_shortened(as_typed(self.value))}: {self.rule}"
 
 
-# The class of what a library in Rust raises, such as tokenizers, where it panics: no `Exception`, and in no module.
-PANIC = "PanicException"
 # The exit code where a question was asked well and cannot be answered: of arms that could not be compared, for example.
 CANNOT_TELL = 3
 

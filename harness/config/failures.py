@@ -14,7 +14,7 @@ from typing import Any, Literal
 import psutil
 
 from harness.config.amounts import amount
-from harness.config.errors import PANIC, HarnessError, RunError, SettingError, UnreachableError
+from harness.config.errors import HarnessError, RunError, SettingError, UnreachableError
 from harness.config.installation import is_installed
 from harness.config.settings import ModelSettings
 
@@ -85,7 +85,8 @@ def as_run_error(exception: BaseException) -> RunError | None:
     if isinstance(exception, RunError):
         return exception
     text = str(exception)
-    if type(exception).__name__ == PANIC:
+    # The class is in no module.
+    if type(exception).__name__ == "PanicException":
         return RunError(f"the tokenizer's library panicked: {first_line(exception)}")
     # If torch was not imported, as in a run that only asks servers, the error is not torch's.
     torch: Any = sys.modules.get("torch")

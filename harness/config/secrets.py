@@ -53,8 +53,6 @@ _FORM = re.compile(
 )
 # Settings with texts of prompts, which may speak of keys.
 _TEXTS = re.compile(r"\+*prompt(s\.(system|template))?=")
-# The variable that a setting names as the one with a key.
-_KEY_VARIABLE = re.compile(r"api_key_variable[\"=: ]+(\w+)")
 # Shorter values of the environment may be in a word by chance, and shorter keys of a server are words such as `none`.
 _SHORTEST_VALUE = 12
 _SHORTEST_KEY = 8
@@ -131,10 +129,8 @@ def secrets_in_word(word: str) -> Iterator[str]:
                 yield name
     if _FORM.search(word):
         yield "a key or password"
-    key_variables = _KEY_VARIABLE.findall(word)
     for variable, value in os.environ.items():
-        has_key = variable in key_variables or _is_key_of_environment(variable, value)
-        if has_key and len(value) >= _SHORTEST_VALUE and value in word:
+        if value in word and _is_key_of_environment(variable, value):
             yield f"the value of {variable}"
 
 

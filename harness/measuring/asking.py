@@ -171,10 +171,9 @@ def first_turns(
         # The places in `prompt_set`, of which the measured prompts may be a selection.
         pairs = list(zip(prompts.indices, repeats, strict=True))
         # A cache may keep the turns of one conversation, and nothing of another.
-        turns = [prompt_set.prompts[index].turns for index, _ in pairs]
         salts = [
-            f"{repeat} {index}" if len(asked) > 1 else str(repeat)
-            for (index, repeat), asked in zip(pairs, turns, strict=True)
+            f"{repeat} {index}" if len(prompt_set.prompts[index].turns) > 1 else str(repeat)
+            for index, repeat in pairs
         ]
         requests = session.requests(
             prompts.token_ids,

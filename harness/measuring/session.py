@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from harness.config.demand import Demand
-from harness.config.errors import PANIC, HarnessError, RunError, SettingError
+from harness.config.errors import HarnessError, RunError, SettingError
 from harness.config.run import RunSettings
 from harness.config.settings import DecodingSettings
 from harness.engines.keeper import PairKeeper
@@ -94,15 +94,16 @@ class Session:
 
     @contextmanager
     def watch(self) -> Iterator[None]:
-        """Record the error that ends the block; a known failure is raised as a RunError that explains it."""
+        """Record the error that ends the block; a known failure is raised as a RunError that explains it.
+
+        A panic of a library in Rust is no `Exception`.
+        """
         try:
             yield
         except KeyboardInterrupt as interrupt:
             self.status, self.error = "interrupted", str(interrupt) or "stopped by the user"
             raise
         except BaseException as exception:
-            if not isinstance(exception, Exception) and type(exception).__name__ != PANIC:
-                raise
             # Recorded before explaining it can fail: a row without a reason would look like a good one.
             self.status, self.error = "failed", _message(exception)
             from harness.config.failures import as_run_error

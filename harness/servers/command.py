@@ -386,7 +386,6 @@ def _locate_program(words: Sequence[str], dialects: Sequence[Dialect]) -> Server
             for program in startup.programs:
                 first, *others = program.split()
                 name = word if first.startswith("-") else PurePosixPath(word).name
-                name = name.removesuffix(".exe")
                 is_named = name == first or (not others and name.startswith(f"{first}-"))
                 end = index + 1 + len(others)
                 if is_named and list(words[index + 1 : end]) == others:

@@ -20,8 +20,6 @@ _PAGES = ("/metrics", "/prometheus/metrics")
 # How often a page is read again where it could not be read, and after how many seconds.
 _ATTEMPTS = 3
 _RETRY_S = 0.1
-# A page that takes longer to read is read once a question.
-_SLOW_S = 0.5
 # Seconds to wait for a server that still answers others before it is measured, and between two looks.
 _MOST_DRAINING_S = 10.0
 _DRAIN_LOOK_S = 0.05
@@ -87,7 +85,6 @@ class CounterPage:
         self._key = key
         self._candidates = [pages] if pages else [(root + path,) for path in _PAGES]
         self._last: Counts | None = None
-        self._reading_s = 0.0
         self._num_missed = 0
         self._newest_start: float | None = None
         self._say = say
@@ -105,13 +102,11 @@ class CounterPage:
         """
         for _ in range(1 if self._last is None else _ATTEMPTS):
             for pages in self._candidates:
-                began = time.monotonic()
                 try:
                     texts = [page(url, self._key) for url in pages]
                 except RequestFailed:
                     continue
                 counts = read_counters("\n".join(texts))
-                self._reading_s = time.monotonic() - began
                 if counts.is_known:
                     self._candidates = [pages]
                     starts = [float(start) for start in map(start_time, texts) if start]
@@ -146,17 +141,11 @@ class CounterPage:
     def begin(self) -> None:
         """Read the counters once the server is idle, or has stayed busy with requests of others for `_MOST_DRAINING_S`.
 
-        After such a wait in vain a server is not waited for again, nor one whose page takes long to read: there the
-        growth begins with the question before.
+        After such a wait in vain a server is not waited for again.
         """
         until = time.monotonic() + _MOST_DRAINING_S
-        is_slow = self._reading_s > _SLOW_S
-        if is_slow and self._before is None:
-            self._say(
-                f"its page of counters takes {self._reading_s:.1f} s and is read once a question"
-            )
-        counts = self._last if is_slow else self.read()
-        while counts is not None and counts.running and not (is_slow or self._is_always_busy):
+        counts = self.read()
+        while counts is not None and counts.running and not self._is_always_busy:
             if time.monotonic() > until:
                 self._is_always_busy = True
                 whose = "this run"

@@ -141,15 +141,11 @@ class ServerEngine(Engine):
             self.blocks = Blocks(num_blocks, self._restart_if_asked)
 
     def _announce_blocks(self, number: int, start_s: float) -> None:
-        """Show how long it takes to start one server after the other."""
+        """Show how long it takes to start one server after the other. A run may end before, if it is precise enough."""
         num_starts = number * len(self.arms)
-        minutes = num_starts * start_s / 60
-        duration = f"about {minutes:.0f} min" if minutes >= 1 else "less than a minute"
-        # Such a run ends as soon as its interval is narrow enough.
-        up_to = "up to " if self.opening.settings.is_until_precise else ""
         self.say(
-            f"engine.blocks={number}: the servers take turns on the same devices, each started {up_to}"
-            f"{counted(number, 'time')}; {num_starts} starts take {duration}"
+            f"engine.blocks={number}: the servers take turns on the same devices;"
+            f" up to {num_starts} starts take about {num_starts * start_s / 60:.1f} min"
         )
 
     def _quick_starts(self, most_starts: int, start_s: float) -> int:
@@ -404,9 +400,6 @@ class ServerArm(Arm):
             probe = Request([0], decoding, seed=0, index=0, chat=chat)
             record = probe.record()
             self._engine.run(connection.sender.send(Outgoing(connection.form.body(probe), record)))
-            if record.error is not None:
-                rule = f"have tools, which the {self.name} server refuses: {record.error}"
-                raise SettingError("prompts", rule)
             lengths.append(record.num_read)
         if lengths[0] is not None and lengths[0] == lengths[1]:
             rule = f"have tools, and the chat template of the {self.name} server shows none: {self.url}"

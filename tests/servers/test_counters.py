@@ -291,26 +291,6 @@ def test_a_server_without_counters_is_soon_not_asked_again(
     assert (page.read() is not None) == is_asked
 
 
-def test_a_page_that_takes_long_is_read_once_a_question(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reads: list[str] = []
-    file = tmp_path / "metrics"
-    monkeypatch.setattr(counters, "page", lambda url, key: reads.append(url) or read_file(url, key))
-    monkeypatch.setattr(counters, "_SLOW_S", -1.0)
-    said: list[str] = []
-    page = CounterPage("http://localhost/v1", None, [file.as_posix()], said.append)
-    file.write_text("llamacpp:tokens_predicted_total 2\n")
-    page.show_drafts()
-    for number in (5, 9):
-        page.begin()
-        file.write_text(f"llamacpp:tokens_predicted_total {number}\n")
-        grown = page.end(0)
-        assert grown is not None
-        assert grown.generated == (3 if number == 5 else 4)
-    assert (len(reads), len(said)) == (3, 1)
-
-
 def test_counters_of_several_pages_are_added_up(tmp_path: Path) -> None:
     """One that cannot be read makes all of them unknown, and requests that run are no counter."""
     files = [tmp_path / "first", tmp_path / "second"]

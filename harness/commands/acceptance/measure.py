@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +32,6 @@ from harness.engines.divergence import check_known
 from harness.engines.door import local
 from harness.engines.door.reading import TOGETHER, ReadText
 from harness.engines.registry import engine_of
-from harness.engines.requests import RequestRecord
 from harness.measuring.acceptance import drafts_of, longest_of, tokens_in_burst
 from harness.measuring.progress import progress, say
 from harness.measuring.prompts.encoding import Encoder
@@ -297,11 +297,8 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
         # Texts of equal prompts are counted together, by the index of the first.
         first_index: dict[str, int] = {}
         answers = self.answers
-        number = len(answers.spans)
-        read: Sequence[ReadText | None] = answers.read or [None] * number
-        requests: Sequence[RequestRecord | None] = answers.requests or [None] * number
-        for (reading, answer, turn), token_ids, text, request in zip(
-            answers.spans, answers.token_ids, read, requests, strict=True
+        for (reading, answer, turn), token_ids, text, request in itertools.zip_longest(
+            answers.spans, answers.token_ids, answers.read, answers.requests
         ):
             prompt = reading.prompt
             known_ids: list[int] | None = [*token_ids]
