@@ -24,7 +24,7 @@ from hydra.core.plugins import Plugins
 from hydra.core.utils import run_job
 from hydra.types import HydraContext, RunMode
 from hydra.version import setbase
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from harness.cli import conversion, names
 from harness.cli.invocation import WANTS_TRACEBACK, Invocation
@@ -108,15 +108,18 @@ def _sweep(command: str, config: DictConfig, context: HydraContext, invocation: 
     """Run the jobs of a sweep, and print its table, however it ends."""
     from harness.cli import sweep
 
-    manifest = sweep.begin(command, config, context.config_loader)
+    manifest, jobs = sweep.begin(command, config, context.config_loader)
     is_interrupted = False
     try:
         with invocation.reporting(), explaining(command):
-            sweeper = Plugins.instance().instantiate_sweeper(
+            launcher = Plugins.instance().instantiate_launcher(
                 config=config, hydra_context=context, task_function=invocation
             )
-            typed: Any = OmegaConf.to_container(config.hydra.overrides.task, resolve=False)
-            sweeper.sweep(arguments=typed)
+            at_once = config.hydra.sweeper.get("max_batch_size") or len(jobs)
+            for first in range(0, len(jobs), at_once):
+                ended = launcher.launch(jobs[first : first + at_once], initial_job_idx=first)
+                # Raises what a job has raised.
+                _ = [job.return_value for job in ended]
     except KeyboardInterrupt:
         is_interrupted = True
         raise

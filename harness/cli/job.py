@@ -14,7 +14,6 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from harness.cli import conversion, signals
 from harness.cli.manifest import Manifest
-from harness.cli.names import method_name
 from harness.cli.typed import ROUND, SERVER
 from harness.cli.worker import Job
 from harness.commands.command import ConfiguredCommand, Service
@@ -22,10 +21,9 @@ from harness.commands.registry import configured, measurement
 from harness.config.command_line import check_settings_have_no_key
 from harness.config.errors import SettingError, VerdictError
 from harness.config.installation import require_local
-from harness.config.methods import METHODS
 from harness.config.repositories import check_place
 from harness.config.run import PromptedSettings, RunSettings
-from harness.engines.registry import ENGINES, engine_of
+from harness.engines.registry import engine_of
 from harness.measuring.prompts.sets import load_prompts
 
 Servers = Sequence[Sequence[str]]
@@ -69,12 +67,8 @@ def settings_of(
     command = configured(plain.pop("command"))
     put_servers(servers, plain)
     choices = {} if manifest is None else manifest.choices
-    # `-m draft=lookup,tiny draft.max_ngram=2`: a job leaves out what only other jobs' methods or engines have.
-    # `pair=7B+lookup` sets both models.
-    pair_drafts = [pair.partition("+")[2] for pair in choices.get("pair", ())]
-    methods = {method_name(draft) for draft in [*choices.get("draft", ()), *pair_drafts]}
-    plain["draft"] = METHODS.without_others(plain["draft"], methods)
-    plain["engine"] = ENGINES.without_others(plain["engine"], choices.get("engine", ()))
+    if manifest is not None:
+        manifest.leave_out(plain)
     settings = conversion.from_config(command.settings, plain)
     limit = settings.job_timeout_s
     if manifest is None and limit is not None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import filelock
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
@@ -22,12 +23,16 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, read_write
 from omegaconf.errors import OmegaConfBaseException
 
+from harness.cli.names import method_name
 from harness.cli.typed import ROUND, SERVER
 from harness.commands.command import Command
 from harness.commands.registry import configured
 from harness.config.command_line import check_settings_have_no_key
 from harness.config.engines import EngineSettings
 from harness.config.errors import SettingError
+from harness.config.methods import METHODS
+from harness.engines.registry import ENGINES
+from harness.measuring.measurement import OF_THE_DRAFT
 from harness.results.files import append_rows, as_csv, rows_in
 from harness.results.locked_files import LOCKS, locked, replace_file
 from harness.results.schema import RunRow
@@ -46,14 +51,11 @@ class Manifest:
     Attributes:
         choices: the values of each setting in which jobs differ, the one that varies slowest first, as typed:
             `{"draft": ["lookup", "tiny_draft"], "seed": ["1", "2"]}`.
+        num_jobs: in all rounds together.
     """
 
     choices: dict[str, list[str]]
-
-    @property
-    def num_jobs(self) -> int:
-        """Jobs in all rounds together."""
-        return math.prod(map(len, self.choices.values()))
+    num_jobs: int
 
     @property
     def jobs_per_round(self) -> int:
@@ -81,7 +83,48 @@ class Manifest:
             params = config.hydra.sweeper.get("params") or {}
             with read_write(config.hydra):
                 config.hydra.sweeper.params = {ROUND: ",".join(choices[ROUND]), **params}
-        return cls(choices)
+        return cls(choices, num_jobs)
+
+    def jobs(self, config: DictConfig, loader: ConfigLoader) -> Iterator[tuple[list[str], Any]]:
+        """The overrides of each job, and its configuration. A job goes without settings that have no effect in it, and
+        jobs that are the same without them are one: with `draft=lookup,none K=2,4` there are three.
+
+        Raises:
+            SettingError: or one of Hydra's errors, for a job that cannot be composed.
+        """
+        (product,) = BasicSweeper.split_arguments(overrides_of(config, loader), None)
+        earlier = set()
+        for overrides in product:
+            composed = loader.load_sweep_config(config, overrides)
+            groups: dict[str, Any] = {
+                name: OmegaConf.to_container(composed[name])
+                for name in ("draft", "engine", "decoding")
+            }
+            self.leave_out(groups)
+            # The command of a server may name K in either arm.
+            if groups["draft"]["name"] == "none" and groups["engine"]["name"] != "server":
+                for name in OF_THE_DRAFT:
+                    groups["decoding"].pop(name, None)
+            kept = []
+            for override in overrides:
+                key = override.lstrip("+").partition("=")[0]
+                group, *names = key.split(".")
+                is_fixed = key not in self.choices or group not in groups
+                if is_fixed or not names or names[0] in groups[group]:
+                    kept.append(override)
+            if tuple(kept) not in earlier:
+                earlier.add(tuple(kept))
+                yield kept, composed
+
+    def leave_out(self, groups: dict[str, Any]) -> None:
+        """Take from a job's configuration what only other jobs' drafts or engines have, as `draft.max_ngram` in the job
+        of a model beside `lookup`.
+        """
+        # `pair=7B+lookup` sets both models.
+        pair_drafts = [pair.partition("+")[2] for pair in self.choices.get("pair", ())]
+        methods = {method_name(draft) for draft in [*self.choices.get("draft", ()), *pair_drafts]}
+        groups["draft"] = METHODS.without_others(groups["draft"], methods)
+        groups["engine"] = ENGINES.without_others(groups["engine"], self.choices.get("engine", ()))
 
     @classmethod
     def read(cls, directory: Path) -> Manifest:

@@ -16,7 +16,6 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
@@ -24,7 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from harness.cli import signals
 from harness.cli.job import Servers, check_machine, require_files, settings_of
-from harness.cli.manifest import Manifest, SweepFile, overrides_of, results_file
+from harness.cli.manifest import Manifest, SweepFile, results_file
 from harness.cli.worker import Job, Worker
 from harness.commands.pages import pages_about
 from harness.commands.registry import measurement
@@ -51,20 +50,29 @@ from harness.results.schema import NO_VERDICT, REFUSED, ComparedRow, RunRow
 Rows = Sequence[Any]
 
 
-def begin(command: str, config: DictConfig, loader: ConfigLoader) -> Manifest:
-    """Write the manifest, before the first job, and remove the rows of an earlier sweep there."""
+def begin(
+    command: str, config: DictConfig, loader: ConfigLoader
+) -> tuple[Manifest, list[list[str]]]:
+    """Write the manifest, before the first job, and remove the rows of an earlier sweep there.
+
+    Returns:
+        The manifest, and the overrides of each job.
+    """
     directory = Path(config.hydra.sweep.dir)
     manifest = Manifest.of(config, loader)
-    if not manifest.num_jobs:
+    jobs = [overrides for overrides, _ in manifest.jobs(config, loader)]
+    manifest = dataclasses.replace(manifest, num_jobs=len(jobs))
+    if not jobs:
         rule = "there are no jobs, because glob(...) matches no preset"
         raise SettingError("-m", f"{rule}; directories are listed, with commas between them")
     manifest.write(directory)
+    OmegaConf.save(config, directory / "multirun.yaml")
     SweepFile(directory, measurement(command).row).remove_jobs()
     print(f"{counted(manifest.num_jobs, 'job')} in {directory}", file=sys.stderr)
     if config.hydra.launcher._target_.endswith((".SlurmLauncher", ".RayLauncher")):
         # From now on this process only waits for jobs that run elsewhere: a signal ends that with the sweep's table.
         signals.raise_postponed()
-    return manifest
+    return manifest, jobs
 
 
 class Crew:
@@ -383,8 +391,7 @@ def preview(config: DictConfig, loader: ConfigLoader, servers: Servers) -> str:
     manifest = None
     if config.hydra.mode is RunMode.MULTIRUN:
         manifest = Manifest.of(config, loader)
-        (chosen,) = BasicSweeper.split_arguments(overrides_of(config, loader), None)
-        jobs = [(words, loader.load_sweep_config(config, words)) for words in chosen]
+        jobs = [*manifest.jobs(config, loader)]
     lines = []
     for number, (words, composed) in enumerate(jobs, start=1):
         HydraConfig.instance().set_config(composed)

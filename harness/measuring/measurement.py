@@ -113,8 +113,8 @@ _NOT_MEASURED = (
     "job_timeout_s",
     "force",
 )
-# Without a draft these have no effect: one measurement serves all their values.
-_DRAFT_SETTINGS = ("num_draft_tokens", "rule", *PARAMETERS, "synthetic_acceptance")
+# Of `decoding`. Without a draft these have no effect: one measurement serves all their values.
+OF_THE_DRAFT = ("num_draft_tokens", "rule", *PARAMETERS, "synthetic_acceptance")
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _SOURCES = (".py", ".csv")
@@ -193,7 +193,7 @@ def _digest(
     for name in (*_NOT_MEASURED, *leaving_out):
         asked.pop(name, None)
     if settings.draft is None:
-        for name in _DRAFT_SETTINGS:
+        for name in OF_THE_DRAFT:
             asked["decoding"].pop(name, None)
     prompts = asked.pop("prompts", None)
     if prompts:

@@ -156,12 +156,12 @@ QUICK = [
 
 @pytest.mark.slow
 def test_every_job_runs_once_before_any_runs_again(harness: Harness) -> None:
-    asked = [*QUICK, "-m", "K=1,2", "repeats=2", "hydra.sweep.dir=sweep"]
+    asked = [*QUICK, "-m", "draft=lookup,none", "K=1,2", "repeats=2", "hydra.sweep.dir=sweep"]
     ended = harness(*asked)
-    lines = [line for line in ended.stderr.splitlines() if line.startswith("[")]
-    assert len(lines) == 4
-    for line, repeat, k in zip(lines, (1, 1, 2, 2), (1, 2, 1, 2), strict=True):
-        assert f"repeat={repeat} K={k}" in line
+    jobs = ["draft=lookup K=1", "draft=lookup K=2", "draft=none"]
+    assert re.findall(r"^job \d of 6: (.*)$", ended.stderr, re.M) == [
+        f"repeat={repeat} {job}" for repeat in (1, 2) for job in jobs
+    ]
     rows = results()
     rows = rows[rows["arm"] == "speculative"]
     pooled = rows[rows["repeat"] == "all"]
@@ -174,17 +174,17 @@ def test_every_job_runs_once_before_any_runs_again(harness: Harness) -> None:
     report = harness("report", "results").stdout
     # Where the machine was busy, only the verdicts are said.
     assert mentions(report, "8 prompts and 2 runs") or "faster than regular decoding in" in report
-    shown = [line for line in report.splitlines() if re.match(r" +\d +\d\.\d\d×", line)]
+    shown = [line for line in report.splitlines() if re.match(r".* \d +\d\.\d\d×", line)]
     assert len(shown) == 2
     # A pooled row is cited with the command of its runs.
     assert "`harness latency" in harness("report", pooled["run"].iloc[0], "format=row").stdout
     # The same again, in the same directory, which has the pooled rows already.
     again = harness(*asked)
-    assert again.stderr.count("measured before") == 4
-    assert "4 of 4 jobs" in again.stderr
+    assert again.stderr.count("measured before") == 6
+    assert "6 of 6 jobs" in again.stderr
     rows_of_sweep = read_rows("sweep/latency.csv", LatencyRow)
-    assert len([row for row in rows_of_sweep if row.repeat == "all"]) == 2 * 2
-    assert list(results()["repeat"]).count("all") == 2 * 2
+    assert len([row for row in rows_of_sweep if row.repeat == "all"]) == 5
+    assert list(results()["repeat"]).count("all") == 5
 
 
 @pytest.mark.slow
@@ -225,6 +225,23 @@ def test_a_dry_run_lists_jobs_and_makes_nothing(
     assert harness.refused("latency", "dry_run=yes") == "dry_run=yes: must be true or false"
     harness("latency", "engine=simulated", "dry_run=false")
     assert Path("results/latency.csv").exists()
+
+
+@pytest.mark.parametrize(
+    ("typed", "jobs"),
+    [
+        ("draft=lookup,none K=2,4", ["draft=lookup K=2", "draft=lookup K=4", "draft=none"]),
+        ("model=tiny,7B K=2,4", ["model=tiny K=2", "model=tiny K=4", "model=7B"]),
+        ("draft=lookup,tiny_draft draft.max_ngram=2,3",
+         ["draft=lookup draft.max_ngram=2", "draft=lookup draft.max_ngram=3", "draft=tiny_draft"]),
+        ("draft=none lenience=1.0,0.5 seed=1,2", ["seed=1", "seed=2"]),
+    ],
+)  # fmt: skip
+def test_jobs_go_without_settings_that_have_no_effect(
+    harness: Harness, typed: str, jobs: list[str]
+) -> None:
+    preview = harness("latency", "-m", *typed.split(), "dry_run=true").stdout
+    assert re.findall(r"\] (.*): 15 prompts", preview) == jobs
 
 
 def test_a_dry_run_needs_neither_the_program_nor_the_weights(harness: Harness) -> None:

@@ -214,6 +214,7 @@ MANY: dict[str, list[tuple[float, Changes]]] = {
     "three rivals": [(2.0, draft | SURE) for draft in DRAFTS[:4]],
     "four rivals": [(2.0, draft | SURE) for draft in DRAFTS[:5]],
     "no draft": [(1.0, ALONE), (1.0, ALONE | {"model": "30B"})],
+    "no draft, over loads": [(1.0, ALONE | {"batch_size": load}) for load in (1, 4)],
     "no draft, stopped": [(1.0, ALONE | {"status": "interrupted", "ms_per_token": 90.0}), (1.0, ALONE)],
     "eight targets": [(2.0, SURE | {"model": str(number), "repeats": 2}) for number in range(8)],
     "a target with a draft": [(1.0, ALONE), (2.0, SURE | {"model": "30B"})],

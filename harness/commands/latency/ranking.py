@@ -248,9 +248,8 @@ def schedules(pairs: Sequence[RankedRun]) -> list[Schedule]:
     found = []
     curves = grouped(pairs, attrgetter("row.prompts", "curve"))
     for (_, curve), members in curves.items():
-        if len({pair.load for pair in members}) < 2 or any(
-            pair.regular is None for pair in members
-        ):
+        have_both_arms = all(len(pair.run.rows) == 2 for pair in members)
+        if len({pair.load for pair in members}) < 2 or not have_both_arms:
             continue
         ranges, why_none = schedule_of(judged_at_once([pair.run for pair in members]))
         whose = f"{', '.join(curve)}: " if len(curves) > 1 else ""
