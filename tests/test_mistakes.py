@@ -36,6 +36,8 @@ MISTAKES = {
     "latency --info trees": "--info: no such option",
     "latency -m K=2,4 --cfg job": "-m: has no --cfg: leave one of them out",
     "latency -m 'seed=range(0,3,0)'": "settings: range() arg 3 must not be zero",
+    "latency ~draft": "~draft: cannot be deleted: draft=none measures without one",
+    "latency -m ~prompts K=2,4": "~prompts: cannot be deleted: type prompts=VALUE",
     "latency K=2,4": "decoding.num_draft_tokens=2,4: has several values: -m measures each",
     "latency hydra/launcher=joblib -m K=2,4": "hydra/launcher=joblib: is not installed; pip install ",
     "latency -- llama-server -m a.gguf":

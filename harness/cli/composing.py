@@ -84,6 +84,8 @@ def run(command: str, typed: Typed, invocation: Invocation) -> str:
         is_sweep = config.hydra.mode is RunMode.MULTIRUN
         if is_sweep and not configured(command).sweeps:
             raise SettingError("-m", f"{command} has no sweeps: leave it out")
+        if not is_sweep and config.hydra.runtime.choices["hydra/launcher"] != "basic":
+            raise SettingError("+launcher", "starts the jobs of a sweep: type -m, also for one job")
         if "dry_run" in options:
             from harness.cli import sweep
 

@@ -92,7 +92,7 @@ def read(words: Words, command: str) -> Typed:
                 raise SettingError(name, "must be true or false", value)
             if value == "true":
                 options[name] = value
-        # `+name=value` adds a setting, and `~name` deletes one.
+        # `+name=value` adds a setting, and `~name` deletes one of Hydra's.
         elif name.strip("+~") and (equals or name[0] == "~"):
             # The user makes up the names behind `vary.`, so that none is known.
             full = f"engine.{name}" if name.startswith("vary.") else _meant_by(name, known)
@@ -172,6 +172,9 @@ def _check_names(settings: Sequence[str], command: str, known: Mapping[str, Any]
         removed = f"{name}={value}" if name in known else name
         if removed in REMOVED:
             raise SettingError(removed, f"is gone: {REMOVED[removed]}")
+        if key[0] == "~" and name in known:
+            instead = "draft=none measures without one" if name == "draft" else f"type {name}=VALUE"
+            raise SettingError(key, f"cannot be deleted: {instead}")
         if name not in known and key[0] != "+" and not name.startswith(tuple(takes_any_key)):
             names = [*known, "+experiment", "+launcher", "+pair"]
             suggestion = did_you_mean(settings_meant_by(name, known)[:3]) or nearest(name, names)

@@ -53,9 +53,6 @@ def typed_again(changes: str, *, command: str = "", leaving_out: Collection[str]
             kept.append(word)
     if command:
         kept = [command, *kept[1:]]
-    if not any("," in word and "[" not in word for word in [*kept, *changing]):
-        # Nothing varies any more.
-        kept = [word for word in kept if word not in ("-m", "--multirun")]
     return str(Words([*kept, *changing], words.servers))
 
 

@@ -38,6 +38,8 @@ def test_a_launcher_of_ones_own_has_the_words_of_its_cluster(
     )
     shown = harness("latency", "--config-dir", "mine", "+launcher=ours", "--cfg", "hydra").stdout
     assert "module load cuda" in shown
+    refused = harness.refused("latency", "--config-dir", "mine", "+launcher=ours", "K=6")
+    assert refused == "+launcher: starts the jobs of a sweep: type -m, also for one job"
 
 
 @pytest.mark.slow

@@ -163,11 +163,21 @@ def test_rows_are_named_by_what_they_differ_in(rows: list[Any], labels: list[str
     assert [name.label() for name in named] == labels
 
 
-@pytest.mark.parametrize(("seeds", "again"), [("seed=1", ""), ("seed=1,2", "-m ")])
-def test_another_command_is_a_sweep_where_something_varies(seeds: str, again: str) -> None:
-    Words.divide(["eval", "-m", "K=2,4", "laps=[1,2]", seeds]).note()
-    command = typed_again("K=4", command="latency")
-    assert command == f"harness latency {again}'laps=[1,2]' {seeds} K=4"
+@pytest.mark.parametrize(
+    ("typed", "changes", "again"),
+    [
+        ("-m K=2,4 laps=[1,2] seed=1", "K=4", "-m 'laps=[1,2]' seed=1 K=4"),
+        ("-m draft=glob(tiny*) num_prompts=8", "num_prompts=32", "-m 'draft=glob(tiny*)' num_prompts=32"),
+        ("+launcher=slurm --multirun K=range(2,5)", "K=8", "+launcher=slurm --multirun K=8"),
+        ("K=4 -m", "-m K=2,4,8", "-m K=2,4,8"),
+        ("K=4", "K=8", "K=8"),
+    ],
+)  # fmt: skip
+def test_another_command_is_a_sweep_where_one_was_typed(
+    typed: str, changes: str, again: str
+) -> None:
+    Words.divide(["eval", *typed.split()]).note()
+    assert typed_again(changes, command="latency") == f"harness latency {again}"
 
 
 HEADINGS = ["regular\nms/token", "spec.\nms/token", "speed-up", "95 %\ninterval", "predicted"]
