@@ -112,7 +112,6 @@ MISTAKES = {
     f"latency engine={FILE}:Wicked engine.url=http://h/v1": "engine.url: needs engine=server",
     "latency K=auto": "decoding.num_draft_tokens=auto: must be a number with engine=local; engine=huggingface has",
     "plan draft=early_exit_8": "draft=early_exit_8: needs engine=huggingface",
-    "latency draft=tiny": "draft=tiny: is the model itself, which always agrees and costs as much",
     "latency draft=lookup sampling=greedy": "draft.sampling=greedy: is for models, heads and mtp, not for draft=lookup",
     "latency weights=random model=gpt2 draft=7B": "draft=7B: must have the vocabulary of model=gpt2",
     "latency decoding.synthetic_acceptance=5.5":

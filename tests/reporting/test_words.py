@@ -19,13 +19,11 @@ from harness.commands.plan.record import PlanSettings
 from harness.commands.plan.rows import PlanRow
 from harness.commands.recovery.record import RecoverySettings
 from harness.commands.recovery.rows import RecoveryRow
-from harness.config.command_line import Words
 from harness.measuring.measurement import further_settings
 from harness.measuring.rows import LatencyRow
 from harness.reporting.names import distinct_names
 from harness.reporting.table import Column, Line, Table
 from harness.reporting.terminal import as_text, print_document
-from harness.reporting.words import typed_again
 from harness.results.schema import RunRow
 from some_settings import settings_of
 
@@ -161,23 +159,6 @@ def test_commands_that_differ_in_k_alone_have_one_name(flags: str, names: list[s
 def test_rows_are_named_by_what_they_differ_in(rows: list[Any], labels: list[str]) -> None:
     named = distinct_names([LatencyRow(**{"model": "13B", "draft": "7B"} | row) for row in rows])
     assert [name.label() for name in named] == labels
-
-
-@pytest.mark.parametrize(
-    ("typed", "changes", "again"),
-    [
-        ("-m K=2,4 laps=[1,2] seed=1", "K=4", "-m 'laps=[1,2]' seed=1 K=4"),
-        ("-m draft=glob(tiny*) num_prompts=8", "num_prompts=32", "-m 'draft=glob(tiny*)' num_prompts=32"),
-        ("+launcher=slurm --multirun K=range(2,5)", "K=8", "+launcher=slurm --multirun K=8"),
-        ("K=4 -m", "-m K=2,4,8", "-m K=2,4,8"),
-        ("K=4", "K=8", "K=8"),
-    ],
-)  # fmt: skip
-def test_another_command_is_a_sweep_where_one_was_typed(
-    typed: str, changes: str, again: str
-) -> None:
-    Words.divide(["eval", *typed.split()]).note()
-    assert typed_again(changes, command="latency") == f"harness latency {again}"
 
 
 HEADINGS = ["regular\nms/token", "spec.\nms/token", "speed-up", "95 %\ninterval", "predicted"]

@@ -239,8 +239,6 @@ class ModelDraft(SampledMethod):
         from harness.local.drafting.heads.checkpoint import read_head
         from harness.local.models.random_weights import checkpoint_for
 
-        rule = "is the model itself, which always agrees and costs as much: name another one"
-        require(not settings.is_same(target.settings), "draft", rule, settings.name)
         head = read_head(settings, target, layers=settings.layers, weights=weights == "stored")
         plan = DraftPlan(settings, head=head)
         if head is None:
