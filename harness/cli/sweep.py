@@ -10,7 +10,7 @@ import shlex
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from datetime import timedelta
 from operator import attrgetter
 from pathlib import Path
@@ -25,12 +25,13 @@ from harness.cli import signals
 from harness.cli.job import Servers, check_machine, require_files, settings_of
 from harness.cli.manifest import Manifest, SweepFile, results_file
 from harness.cli.worker import Job, Worker
+from harness.commands.command import Command, ConfiguredCommand
 from harness.commands.pages import pages_about
 from harness.commands.registry import measurement
 from harness.config.amounts import counted
 from harness.config.errors import HarnessError, RunError, SettingError, UnreachableError
 from harness.config.machine import share_cores
-from harness.config.run import RepeatedSettings, RunSettings
+from harness.config.run import PromptedSettings, RepeatedSettings, RunSettings
 from harness.engines.registry import engine_of, pair_key
 from harness.measuring.measurement import identify, measured_rows
 from harness.measuring.progress import say, show
@@ -155,9 +156,14 @@ def run_job(config: Any, servers: Servers) -> Sequence[RunRow]:
         return rows
     started = time.monotonic()
     error: HarnessError | None = None
-    if not sys.stderr.isatty():
+    doubt = ""
+    with suppress(HarnessError):
+        # Its worker says it again, as the failure of this job.
+        _, doubt = _outlook(command, settings)
+    if doubt or not sys.stderr.isatty():
         # A terminal has the job's line about progress.
-        say(f"job {number + 1} of {manifest.num_jobs}: {label}")
+        about = ": ".join(filter(None, [label, doubt]))
+        say(f"job {number + 1} of {manifest.num_jobs}: {about}")
     try:
         if command.measures:
             error = _crew.run(job)
@@ -396,18 +402,25 @@ def preview(config: DictConfig, loader: ConfigLoader, servers: Servers) -> str:
     for number, (words, composed) in enumerate(jobs, start=1):
         HydraConfig.instance().set_config(composed)
         own = OmegaConf.masked_copy(composed, [key for key in composed if key != "hydra"])
-        _, settings = settings_of(own, servers, manifest)
+        command, settings = settings_of(own, servers, manifest)
         require_files(settings)
         draft = settings.draft.name if settings.draft else "none"
         names = f"model={settings.model.name} draft={draft}"
         label = " ".join(words) if manifest is None else manifest.label(words, settings.engine)
-        num_prompts = getattr(settings, "num_asked", 0)
-        prompts = counted(num_prompts, "prompt") if num_prompts else ""
-        text = ": ".join(filter(None, [label or names, prompts]))
+        outlook = ", ".join(filter(None, _outlook(command, settings)))
+        text = ": ".join(filter(None, [label or names, outlook]))
         lines.append(f"  [{number}/{len(jobs)}] {text}")
         lines += [f"      {arm}: {line}" for arm, line in _server_lines(settings)]
     lines.append(f"{counted(len(jobs), 'job')}. Nothing was measured.")
     return "\n".join(lines)
+
+
+def _outlook(command: ConfiguredCommand[Any], settings: RunSettings) -> tuple[str, str]:
+    """See `Experiment.outlook`; nothing of prompts that are on a hub."""
+    is_here = isinstance(settings, PromptedSettings) and settings.prompts.repository is None
+    if not isinstance(command, Command) or not is_here:
+        return "", ""
+    return command.begin(settings).outlook()
 
 
 def _server_lines(settings: RunSettings) -> list[tuple[str, str]]:

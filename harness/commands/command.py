@@ -172,6 +172,12 @@ class Experiment(Protocol[SomeSettings, MadeRow]):
 
     settings: SomeSettings
 
+    def outlook(self) -> tuple[str, str]:
+        """What will be asked, `15 prompts`, and why that gives no verdict, with what would; empty where nothing is
+        known of that.
+        """
+        return "", ""
+
     def measure(self, session: Session) -> None:
         """Measure. If anything ends this early, earlier measurements are kept."""
 

@@ -216,11 +216,17 @@ def test_a_dry_run_lists_jobs_and_makes_nothing(
         assert preview.stderr == ""
         assert preview.stdout.splitlines() == [
             "  [1/2] batch_size=1: 16 prompts",
-            "  [2/2] batch_size=4: 16 prompts",
+            "  [2/2] batch_size=4: 16 prompts, no interval from fewer than 8 laps: num_prompts=32 has one",
             "2 jobs. Nothing was measured.",
         ]
     assert not [*tmp_path.iterdir()]
-    for wrong in ("K=0", "prompts=./nothere.jsonl", "rule=./nothere.py:Rule"):
+    Path("trace.jsonl").write_text('{"timestamp": 3, "input_length": 100}')
+    for wrong in (
+        "K=0",
+        "prompts=./nothere.jsonl",
+        "rule=./nothere.py:Rule",
+        "prompts=./trace.jsonl",
+    ):
         assert harness("latency", wrong, "dry_run=true", code=2).stdout == ""
     assert harness.refused("latency", "dry_run=yes") == "dry_run=yes: must be true or false"
     harness("latency", "engine=simulated", "dry_run=false")
@@ -242,6 +248,43 @@ def test_jobs_go_without_settings_that_have_no_effect(
 ) -> None:
     preview = harness("latency", "-m", *typed.split(), "dry_run=true").stdout
     assert re.findall(r"\] (.*): 15 prompts", preview) == jobs
+
+
+SERVER = "-- llama-server -m a.gguf -md b.gguf --spec-type draft-simple"
+
+
+@pytest.mark.parametrize(
+    ("typed", "asked"),
+    [
+        ("", "15 prompts"),
+        ("batch_size=4 num_prompts=auto", "32 prompts"),
+        ("num_prompts=7", "7 prompts, no interval from fewer than 8 prompts: num_prompts=8 has one"),
+        ("num_prompts=8 batch_size=2", "8 prompts, no interval from fewer than 8 batches: num_prompts=16 has one"),
+        ("num_prompts=16 batch_size=2", "16 prompts"),
+        ("num_prompts=8 batch_size=2 draft=none", "8 prompts"),
+        ("engine=simulated laps=4", "15 prompts, no interval from fewer than 8 laps: laps=8 has one"),
+        ("prompts=./one.txt", "15 requests of 1 prompt, no interval from fewer than 8 prompts: the set has 1"),
+        ("prompts=./one.txt num_prompts=16 batch_size=2", "16 requests of 1 prompt"),
+        ("prompts=mt_bench", ""),
+        ("url=http://h/v1 num_prompts=3", "3 prompts"),
+        (f"num_prompts=3 {SERVER}", "3 prompts, no interval from fewer than 8 prompts: num_prompts=8 has one"),
+        (f"engine.blocks=2 {SERVER}", "15 prompts, no interval from fewer than 4 blocks: engine.blocks=4 has one"),
+    ],
+)  # fmt: skip
+def test_a_dry_run_says_what_is_asked_and_what_that_cannot_show(
+    harness: Harness, typed: str, asked: str
+) -> None:
+    Path("one.txt").write_text("Hello\n")
+    first = harness("latency", "dry_run=true", *typed.split()).stdout.splitlines()[0]
+    assert first.partition(": ")[2] == asked
+
+
+def test_a_job_without_an_interval_is_said_before_it_runs_and_next(harness: Harness) -> None:
+    shown = harness(*QUICK, "-m", "batch_size=1,2")
+    assert "\njob 1 of 2: batch_size=1\n" in shown.stderr
+    doubt = "no interval from fewer than 8 laps: num_prompts=16 has one"
+    assert f"\njob 2 of 2: batch_size=2: {doubt}\n" in shown.stderr
+    assert mentions(shown.stdout, "Next an interval", "-m batch_size=1,2 num_prompts=16")
 
 
 def test_a_dry_run_needs_neither_the_program_nor_the_weights(harness: Harness) -> None:

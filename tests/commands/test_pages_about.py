@@ -40,7 +40,7 @@ def test_a_terminal_shows_five_series(tmp_path: Path) -> None:
     [
         # Of two settings with one last name only the one that is typed goes.
         ("prompts.file=a.jsonl results.file=b.csv", "results.file=c.csv", "prompts.file=a.jsonl results.file=c.csv"),
-        ("-m draft=a draft.b=2 K=2,4", "decoding.num_draft_tokens=8", "-m draft=a draft.b=2 decoding.num_draft_tokens=8"),
+        ("-m draft=a draft.b=2 K=2,4", "decoding.K=8", "-m draft=a draft.b=2 decoding.K=8"),
         ("-m 'draft=glob(tiny*)' n=8", "num_prompts=32", "-m 'draft=glob(tiny*)' num_prompts=32"),
         ("+launcher=slurm --multirun K=range(2,5)", "K=8", "+launcher=slurm --multirun K=8"),
         ("draft.max_ngram=2 hydra.run.dir=x details=true", "draft=suffix", "draft=suffix"),

@@ -76,6 +76,8 @@ def latency_page(runs: Sequence[Run[LatencyRow]]) -> Page | None:
         unjudged = [pair for pair in pairs if not pair.has_verdict]
         others = [pair.run for pair in unjudged if not pair.member.is_same_setting]
         page = replace(page, statements=statements, without_verdict=others)
+        if judged:
+            page = replace(page, next=[*steps_without_interval(unjudged), *page.next])
         page = replace(page, doubts=[*page.doubts, *(f"{line}." for line in same)])
     return replace(page, plots=plots)
 

@@ -108,8 +108,9 @@ def steps_after_runs(pairs: Sequence[RankedRun]) -> list[NextStep]:
 
 
 def steps_without_interval(pairs: Sequence[RankedRun]) -> list[NextStep]:
-    """What gives an interval to the run with the most in flight, and so to all."""
-    largest = max(pairs, key=lambda pair: pair.load)
-    if largest.row.status != "ok":
+    """What gives an interval to the run with the most in flight of those that lack one, and so to all."""
+    lacking = [pair for pair in pairs if pair.row.status == "ok" and not pair.interval.has_bounds]
+    if not lacking:
         return []
+    largest = max(lacking, key=lambda pair: pair.load)
     return _better_interval(largest.row, largest.member.verdict)
