@@ -36,6 +36,8 @@ MISTAKES = {
     "latency --info trees": "--info: no such option",
     "latency -m K=2,4 --cfg job": "-m: has no --cfg: leave one of them out",
     "latency -m 'seed=range(0,3,0)'": "settings: range() arg 3 must not be zero",
+    "latency prompts='One day, in a/b'": "prompts=One day, in a/b: a text goes into a file, one prompt on each line:",
+    "latency prompts=./": "prompts=./: a run's directory has acceptance_texts.csv or latency_prompts.csv: type one",
     "latency ~draft": "~draft: cannot be deleted: draft=none measures without one",
     "latency -m ~prompts K=2,4": "~prompts: cannot be deleted: type prompts=VALUE",
     "latency K=2,4": "decoding.num_draft_tokens=2,4: has several values: -m measures each",

@@ -35,6 +35,7 @@ from omegaconf import OmegaConf
 from harness.cli.conversion import fixed_groups, value_types
 from harness.commands.command import ConfiguredCommand
 from harness.commands.registry import COMMANDS
+from harness.config.errors import SettingError
 from harness.config.installation import CONF, PACKAGE
 from harness.config.machine import gpu_names
 from harness.config.methods import METHODS
@@ -124,7 +125,13 @@ def _prompts(name: str) -> dict[str, Any] | None:
     if name.endswith("/") or ("/" in name and Path(name).is_dir()):
         # A run's directory: its texts, else its prompts with their answers.
         files = [Path(name) / file for file in ("acceptance_texts.csv", "latency_prompts.csv")]
-        name = str(next(filter(Path.exists, files), files[0]))
+        found = next(filter(Path.exists, files), None)
+        if found is None and Path(name).is_dir():
+            rule = (
+                "a run's directory has acceptance_texts.csv or latency_prompts.csv: type one file"
+            )
+            raise SettingError("prompts", rule, name)
+        name = str(found or files[0])
     if "/" in name or name.endswith(PROMPT_FILES):
         # `./mine.txt` is `mine.txt`.
         preset = {"name": Path(name).stem, "file": str(Path(name))}

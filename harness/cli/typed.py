@@ -24,7 +24,7 @@ from harness.config.command_line import SYNONYMS, Words
 from harness.config.errors import SettingError, as_typed, did_you_mean, nearest
 from harness.config.removed import REMOVED
 from harness.config.run import MOST_REPEATS
-from harness.config.settings import require_possible_path
+from harness.config.settings import PROMPT_FILES, require_possible_path
 from harness.measuring.progress import say
 
 # Hydra's options that a word follows. Other options, but for `-m`, are refused: they compose another configuration or
@@ -168,6 +168,11 @@ def _check_names(settings: Sequence[str], command: str, known: Mapping[str, Any]
             # Hydra looks for a file of this name, and its error would be about another place.
             for choice in value.split(","):
                 require_possible_path(name, choice)
+        is_file = any(ending in value for ending in PROMPT_FILES) or os.path.exists(value)
+        # Two words without a comma between them.
+        if name == "prompts" and re.search(r"\w\s+\w", value) and not is_file:
+            rule = "a text goes into a file, one prompt on each line: prompts=./FILE.txt"
+            raise SettingError(name, rule, value)
         # It lists settings by name, and values of those that stay as name=value.
         removed = f"{name}={value}" if name in known else name
         if removed in REMOVED:

@@ -111,11 +111,13 @@ def _page_of_run(pair: RankedRun) -> Page:
 def _page_of_runs(pairs: Sequence[RankedRun]) -> Page:
     """A part for each series of several runs, those with a conclusion first, and one for all other runs."""
     by_series = grouped(pairs, attrgetter("series")).values()
-    parts = [_part(group) for group in by_series if len(group) > 1]
+    have_times = len(by_series) > 1
+    parts = [_part(group, have_times=have_times) for group in by_series if len(group) > 1]
     parts.sort(key=lambda part: not any(line.style in ("good", "bad") for line in part.finding))
     single = [group[0] for group in by_series if len(group) == 1]
     if single:
-        parts.append(_part(single, "single run" if parts else "run"))
+        noun = "single run" if parts else "run"
+        parts.append(_part(single, noun, have_times=have_times))
     page = parts[0]
     if len(parts) > 1:
         page = Page(title_of_many([pair.row for pair in pairs]), parts=parts)
@@ -130,12 +132,13 @@ def _page_of_runs(pairs: Sequence[RankedRun]) -> Page:
     return replace(page, doubts=doubts, why=why, next=steps_after_runs(pairs))
 
 
-def _part(group: Sequence[RankedRun], noun: str = "run") -> Page:
+def _part(group: Sequence[RankedRun], noun: str = "run", *, have_times: bool = False) -> Page:
     """What is said of one series, or of single runs, and a row for each.
 
     Args:
         group: named among all on the page.
         noun: for what the runs are called.
+        have_times: see `answers`.
     """
     pairs = among_themselves(group)
     title = title_of_many([pair.row for pair in pairs], noun).split(" · ")
@@ -145,7 +148,7 @@ def _part(group: Sequence[RankedRun], noun: str = "run") -> Page:
     shown = [pair for pair in pairs if pair.is_best_of_draft or pair.speedup is None]
     return Page(
         " · ".join(dict.fromkeys(title)),
-        answers(pairs),
+        answers(pairs, have_times=have_times),
         [f"{doubt}: pairs that are close are not ordered." for doubt in doubts],
         [
             pairs_table(pairs),

@@ -178,15 +178,24 @@ def shared_details(pairs: Sequence[RankedRun]) -> list[str]:
     return details
 
 
-def answers(pairs: Sequence[RankedRun]) -> list[Line]:
+def answers(pairs: Sequence[RankedRun], *, have_times: bool = False) -> list[Line]:
     """The sentences about one series: its reference, bold if it has a conclusion, and how the others compare with it;
     of single runs one each.
+
+    Args:
+        have_times: whether they say how long a token takes: the speed-ups of other series are relative to other times.
     """
+
+    def named(pair: RankedRun) -> str:
+        name = pair.name.label(", ")
+        ms = pair.row.ms_per_token
+        return f"{name}, {ms:.3g} ms/token" if have_times and ms is not None else name
+
     first = next((pair for pair in pairs if pair.is_first), None)
     others = [pair for pair in pairs if pair.member.standing is not None]
     if first is None or not others:
         compared = [pair for pair in pairs if pair.speedup is not None]
-        said = [(pair.name.label(", "), headline(pair.member.verdict)) for pair in compared]
+        said = [(named(pair), headline(pair.member.verdict)) for pair in compared]
         return [replace(line, text=f"{name}: {line.text}") for name, line in said]
     others.sort(key=lambda pair: -(pair.speedup or 0.0))
     by_words = grouped(others, attrgetter("member.standing.words"))
@@ -201,7 +210,7 @@ def answers(pairs: Sequence[RankedRun]) -> list[Line]:
         beginning = "None is shown to pay; the highest"
     answer = headline(first.member.verdict)
     style = answer.style if first.member.verdict.is_conclusion else "plain"
-    lines = [Line(f"{beginning}: {first.name.label(', ')}: {answer.text}", style, answer.more)]
+    lines = [Line(f"{beginning}: {named(first)}: {answer.text}", style, answer.more)]
     for words, sentence in _STANDINGS.items():
         by_reason = grouped(by_words.get(words, []), attrgetter("member.standing.why"))
         for why, rivals in by_reason.items():

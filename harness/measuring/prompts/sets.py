@@ -51,7 +51,9 @@ _KEYS = tuple(column for column in PROMPT_COLUMNS if column != "category")
 _PARTS = """
     context input passage passages document documents article story choices options
     system system_prompt instructions image images image_url audio video files
-    max_tokens max_completion_tokens temperature top_p top_k stop tool_choice
+    max_tokens max_completion_tokens max_new_tokens max_output_tokens output_tokens output_len output_length
+    n_predict num_predict max_length min_tokens temperature temp top_p top_k min_p stop stop_sequences
+    repetition_penalty repeat_penalty frequency_penalty presence_penalty logit_bias tool_choice
     chat_template_kwargs response_format continue_final_message
 """.split()
 # Keys whose text has a subject of its own.

@@ -51,6 +51,8 @@ ASKED = {"role": "user", "content": "a"}
         ({"prompt": "a", "context": "b", "input": ""}, ("context",)),
         ({"question": "a", "image": "b.png", "max_tokens": 8}, ("image", "max_tokens")),
         ({"prompt": "a", "system": "b"}, ("system",)),
+        ({"prompt": "a", "output_tokens": 5, "n_predict": 5, "max_new_tokens": 5, "temp": 1},
+            ("max_new_tokens", "output_tokens", "n_predict", "temp")),
         ({"question": ["a", "c"], "context": "b"}, ("context",)),
         ({"question": "a", "choices": ["b"], "passage": "c", "images": []}, ("passage", "choices")),
         ({"turns": ["a"], "system_prompt": "b"}, ("system_prompt",)),
