@@ -157,7 +157,8 @@ def _paths_of_settings(rows: Sequence[RunRow]) -> dict[str, str]:
 
 def _words_of_servers(rows: Sequence[RunRow], names: Sequence[Name]) -> list[str]:
     """The words in which each row's server differs from others', or from the first command, then `against` and those
-    that only the server it is compared with has.
+    that only the server it is compared with has: `-k 2 against -p 1`. Of two commands `--spec-type ngram-simple against
+    none of it, both -np 1`, where those of another row have `-np 2`.
     """
     typed = [[(row.settings or {}).get(name) for name in STARTS_SERVERS] for row in rows]
     if any(typed[0]) and all(words == typed[0] for words in typed):
@@ -166,15 +167,18 @@ def _words_of_servers(rows: Sequence[RunRow], names: Sequence[Name]) -> list[str
     commands = [getattr(row, "server_command", None) or [] for row in rows]
     ks = [name.num_draft_tokens for name in names]
     measured = _differing_words([" ".join(words[-1:]) for words in commands], ks)
-    for index, (row, words) in enumerate(zip(rows, commands, strict=True)):
-        if row.draft == SECOND_COMMAND and len(words) == 2:
-            first, second = (re.findall(_FLAG_OR_WORD, command) for command in words)
-            measured[index] = [word for word in second if word not in first] or measured[index]
     regular = _differing_words([" ".join(words[:-1]) for words in commands], ks)
     texts = []
-    for its_words, others in zip(measured, regular, strict=True):
+    for row, words, its_words, others in zip(rows, commands, measured, regular, strict=True):
+        in_both: list[str] = []
         alone = [word for word in others if word not in its_words]
-        texts.append(" ".join([*its_words, *(["against", *alone] if alone else [])]))
+        if row.draft == SECOND_COMMAND and len(set(words)) == 2:
+            first, second = (re.findall(_FLAG_OR_WORD, command) for command in words)
+            in_both = [word for word in others if word in second]
+            its_words = [word for word in second if word not in first]
+            alone = [word for word in first if word not in second] or ["none of it"]
+        text = " ".join([*its_words, *(["against", *alone] if alone else [])])
+        texts.append(f"{text}, both {' '.join(in_both)}" if in_both else text)
     return texts
 
 

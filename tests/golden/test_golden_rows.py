@@ -243,6 +243,10 @@ MANY: dict[str, list[tuple[float, Changes]]] = {
         for draft, factor in zip(DRAFTS, (1.0, 1.1), strict=False)
     ],
     "regular arms apart": [(2.0, DRAFTS[ms] | SURE | {"ms_per_token": 10.0 * ms}) for ms in (5, 4, 3)],
+    "regular arms apart in three series": [
+        (2.0, DRAFTS[ms] | SURE | {"ms_per_token": 10.0 * ms, "batch_size": size, "temperature": temperature})
+        for size, temperature in ((1, 0.0), (2, 0.0), (2, 0.7)) for ms in (5, 3)
+    ],
 }  # fmt: skip
 
 

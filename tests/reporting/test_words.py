@@ -19,6 +19,7 @@ from harness.commands.plan.record import PlanSettings
 from harness.commands.plan.rows import PlanRow
 from harness.commands.recovery.record import RecoverySettings
 from harness.commands.recovery.rows import RecoveryRow
+from harness.config.model_names import SECOND_COMMAND
 from harness.measuring.measurement import further_settings
 from harness.measuring.rows import LatencyRow
 from harness.reporting.names import distinct_names
@@ -140,6 +141,14 @@ def test_commands_that_differ_in_k_alone_have_one_name(flags: str, names: list[s
          ["13B with 7B · -k 2", "13B with 7B · -k 3 5 -z", "13B with 7B"]),
         ([{"server_command": ["s -p 1", "s -k 2"]}, {"server_command": ["s -p 2", "s -k 3"]}],
          ["13B with 7B · -k 2 against -p 1", "13B with 7B · -k 3 against -p 2"]),
+        ([{"engine": "server", "draft": SECOND_COMMAND, "server_command": [f"s -np {n}", f"s -np {n} {more}"]}
+          for n, more in ((1, "-k 2"), (2, "-k 2"), (2, "-k 3"))],
+         ["13B against the first command · -k 2 against none of it, both -np 1",
+          "13B against the first command · -k 2 against none of it, both -np 2",
+          "13B against the first command · -k 3 against none of it, both -np 2"]),
+        ([{"engine": "server", "draft": SECOND_COMMAND, "server_command": ["s -np 1 -k 2", f"s -np 1{more}"]}
+          for more in ("", " -k 3")],
+         ["13B against the first command · against -k 2", "13B against the first command · -k 3 against -k 2"]),
         # A circumstance only where settings do not suffice.
         ([{"torch_version": "1"}, {"torch_version": "2"}, {"torch_version": "3", "draft": "lookup"}],
          ["13B with 7B · torch_version 1", "13B with 7B · torch_version 2", "13B with lookup"]),

@@ -143,13 +143,18 @@ def _part(group: Sequence[RankedRun], noun: str = "run", *, have_times: bool = F
     pairs = among_themselves(group)
     title = title_of_many([pair.row for pair in pairs], noun).split(" · ")
     title += shared_details(group)
-    doubts = {f"{pair.model}: {pair.series.why_not}" for pair in pairs if pair.series.why_not}
+    doubts = []
+    for members in grouped(group, attrgetter("series")).values():
+        why_not = members[0].series.why_not
+        if why_not:
+            whose = ", ".join([members[0].model, *shared_details(members)])
+            doubts.append(f"{whose}: {why_not}: pairs that are close are not ordered.")
     # At their best K, and targets alone.
     shown = [pair for pair in pairs if pair.is_best_of_draft or pair.speedup is None]
     return Page(
         " · ".join(dict.fromkeys(title)),
         answers(pairs, have_times=have_times),
-        [f"{doubt}: pairs that are close are not ordered." for doubt in doubts],
+        doubts,
         [
             pairs_table(pairs),
             *divided_tables(pairs),
