@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 import pytest
 
-from browser import CHROMIUM, Page, browser
+from browser import Page, browser
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(page.stem for page in (ROOT / "docs").glob("*.md"))
@@ -54,8 +54,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    if CHROMIUM is None:
-        pytest.skip("needs Chromium")
     with browser(tmp_path_factory.mktemp("profile")) as page:
         yield page
 

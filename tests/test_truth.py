@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-
-from benchmarks.truth import COMMANDS, page
+from truth import COMMANDS, page
 
 # Those of several runs take longer.
 NUM_PAGES = {

@@ -376,7 +376,7 @@ class Writer:
 
 
 def parted(own: str, text: str, num_tokens: int = 9) -> Divergence | None:
-    return text_divergence(Writer(own), TOKENIZER, PROMPT, text, num_tokens)  # type: ignore[arg-type]
+    return text_divergence(Writer(own), TOKENIZER, PROMPT, text, num_tokens)
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ def test_every_rejection_of_the_text_is_found() -> None:
         speculative([4], [4, 4, 0], 2),  # the text ended with an accepted token
     ]
     lap = Answered(requests=[], seconds=0.0, arrivals=arrivals, arm="speculative")
-    found = find_rejections(lap, Digits())  # type: ignore[arg-type]
+    found = find_rejections(lap, Digits())
     assert found == [Rejection(2, "8", pytest.approx(0.2), pytest.approx(0.7), "7")]
     shown = race.race_page_data(lap, make_tokenizer(), [])
     tokens = [token for step in shown["steps"] for token in step["tokens"]]
@@ -121,7 +121,7 @@ def test_a_longer_text_is_compared_up_to_the_end_of_the_shorter(
     laps = regular_lap, lap_of("speculative", [[1] * number for number in pieces], seconds)
     compared = comparison_columns(None, QUESTION, *laps)
     assert (compared["speedup"], compared.get("num_compared")) == (speedup, num_compared)
-    assert race.arm_columns(regular_lap, Digits())["regular_tokens_per_second"] == 1  # type: ignore[arg-type]
+    assert race.arm_columns(regular_lap, Digits())["regular_tokens_per_second"] == 1
 
 
 def lap_of(name: str, pieces: Sequence[list[int]], seconds: float) -> Answered:

@@ -182,9 +182,9 @@ def printed(width: int, *pairs: str) -> str:
         for place, column in enumerate(columns)
     ]
     items = [(pair, k) for pair in pairs for k in (2, 4)]
-    console = Console(file=io.StringIO(), width=width)
-    print_document([Table.of("pairs", "Speed-up", items, filled)], console)
-    return console.file.getvalue()
+    text = io.StringIO()
+    print_document([Table.of("pairs", "Speed-up", items, filled)], Console(file=text, width=width))
+    return text.getvalue()
 
 
 @pytest.mark.parametrize("width", [60, 80, 100])

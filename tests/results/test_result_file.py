@@ -65,7 +65,7 @@ def test_a_failed_run_says_why(harness: Harness) -> None:
     assert content["status"] == "failed"
     assert "127.0.0.1:9" in content["error"]
     # Others fail before it is decided whether texts go on past their end.
-    row = read_file(Path("results/latency.csv"), [LatencyRow]).rows[0]
+    row: Any = read_file(Path("results/latency.csv"), [LatencyRow]).rows[0]
     append_rows(Path("undecided.csv"), [dataclasses.replace(row, ignore_eos="auto")])
     assert read_file(Path("undecided.csv"), [LatencyRow]).rows[0].values()["ignore_eos"] == "auto"
     assert content["statements"] == []

@@ -11,6 +11,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from browser import browser
 from harness.servers.command import read_command
 from harness.servers.dialects import DIALECTS
 from harness.servers.startup import LLAMA_CPP, VLLM, Startup
@@ -24,6 +25,24 @@ SHORT = "num_prompts=3 tokens=16 prompts=tiny decoding=greedy".split()
 def drafting() -> list[str]:
     model, draft = gguf_pair()
     return [llama_server(), "-m", model, "-md", draft, "--spec-type", "draft-simple"]
+
+
+@pytest.mark.parametrize("on_github", [False, True])
+def test_a_program_that_is_missing_skips_its_tests_but_fails_on_github(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, on_github: bool
+) -> None:
+    monkeypatch.delenv("LLAMA_SERVER", raising=False)
+    monkeypatch.delenv("GITHUB_ACTIONS", raising=False)
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr("browser.CHROMIUM", None)
+    ends = pytest.skip.Exception
+    if on_github:
+        monkeypatch.setenv("GITHUB_ACTIONS", "true")
+        ends = pytest.fail.Exception
+    with pytest.raises(ends):
+        llama_server()
+    with pytest.raises(ends), browser(tmp_path):
+        pass
 
 
 def test_a_verdict_from_the_command_that_starts_the_server(harness: Harness) -> None:

@@ -205,7 +205,7 @@ def test_requests_are_counted() -> None:
 
 @pytest.mark.parametrize("dialect", ["llama.cpp", "openai", "vllm"])
 def test_servers_that_know_no_tokens_to_stop_at_get_texts(open_engine: Open, dialect: str) -> None:
-    server = EchoServer(dialect=dialect, version="1")  # type: ignore[arg-type]
+    server = EchoServer(dialect=dialect, version="1")
     engine = open_engine(server)
     question = changed(ask(top_k=0), ends=("m", "no", "o", "p", "q"))
     timed_answer(engine, engine.arms[0], question)
@@ -218,7 +218,7 @@ def test_servers_that_know_no_tokens_to_stop_at_get_texts(open_engine: Open, dia
 @pytest.mark.parametrize("dialect", ["vllm", "sglang", "openai"])
 def test_an_answer_has_what_arrived(open_engine: Open, dialect: str) -> None:
     """Tokens as their ids came, or all of a text at its end."""
-    engine, question = open_engine(EchoServer(delay_s=0.01, dialect=dialect)), ask(4, top_k=0)  # type: ignore[arg-type]
+    engine, question = open_engine(EchoServer(delay_s=0.01, dialect=dialect)), ask(4, top_k=0)
     answered = timed_answer(engine, engine.arms[0], question)
     shown: dict[int, list[int]] = {row: [] for row in range(4)}
     for arrival in answered.arrivals:

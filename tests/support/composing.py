@@ -68,7 +68,7 @@ def composed_line(command: str, words: list[str]) -> Any:
 def collected() -> Iterator[list[NextStep]]:
     """Every step of the answers that are made within the block, each with its command in full."""
     steps: list[NextStep] = []
-    original = NextStep.typed
+    original: Any = NextStep.typed
 
     def typed(self: NextStep) -> str:
         command = original.fget(self)

@@ -48,7 +48,7 @@ def _number_of(file: Any) -> int:
     return int(file.detach())
 
 
-class Forked(CONTEXT.Process):
+class Forked(CONTEXT.Process):  # type: ignore[name-defined]
     """A forked process, with the methods of `subprocess.Popen` that the sweep and the tests use.
 
     Args:

@@ -31,6 +31,6 @@ from harness.local.engine import planning  # noqa: E402
 kept_pairs.keep()
 remembered_configs.remember()
 # Any figure will do.
-planning._SECONDS = 0.01
+planning._COPYING_S = 0.01
 gc.enable()
 gc.unfreeze = lambda: None

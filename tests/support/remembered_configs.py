@@ -37,7 +37,7 @@ def remember() -> None:
     config_loader_impl.create_defaults_list = _choose_once
     ConfigLoaderImpl._compose_config_from_defaults_list = _merge_once
     # Each composition copies it in depth, and then replaces its list of sources at most.
-    ConfigRepository.__deepcopy__ = lambda repository, memo: copy.copy(repository)
+    setattr(ConfigRepository, "__deepcopy__", lambda repository, memo: copy.copy(repository))  # noqa: B010
     Hydra.get_mode = _mode_of_a_run
 
 

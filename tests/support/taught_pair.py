@@ -53,7 +53,7 @@ def _teach(model: GPT2LMHeadModel, tokenizer: object, says: dict[tuple[int, int]
         f"{prompt(a, b)}{answer}".ljust(len(prompt(1, 1)) + 5, "\n")
         for (a, b), answer in says.items()
     ]
-    tokens = torch.tensor([tokenizer(text)["input_ids"] for text in texts])  # type: ignore[operator]
+    tokens = torch.tensor([tokenizer(text)["input_ids"] for text in texts])
     labels = tokens.clone()
     labels[:, : len(prompt(1, 1))] = -100
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)

@@ -165,7 +165,7 @@ def load_pair(
     return planned.place(SMALL_DEMAND).load()
 
 
-def as_draft(model: ModelSettings | DraftSettings) -> DraftSettings:
+def as_draft(model: ModelSettings | DraftSettings) -> Any:
     """The settings of a draft that is this model; those of any other draft as they are."""
     return model if isinstance(model, DraftSettings) else ModelDraftSettings(**vars(model))
 
@@ -200,6 +200,6 @@ def pair_of(target: PreTrainedModel, draft: PreTrainedModel) -> Pair:
     loaded = []
     for name, model in (("model", target), ("draft", draft)):
         settings = ModelSettings(name=name, repository=name)
-        loaded.append(LoadedModel(model, settings, None, model.dtype, [cpu], cpu))  # type: ignore[arg-type]
+        loaded.append(LoadedModel(model, settings, None, model.dtype, [cpu], cpu))
     draft_settings = as_draft(loaded[1].settings)
-    return Pair(*loaded, tokenizer=None, draft_settings=draft_settings)  # type: ignore[arg-type]
+    return Pair(*loaded, tokenizer=None, draft_settings=draft_settings)

@@ -7,10 +7,11 @@ import re
 import shlex
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import audit as benchmark
 import pytest
 
-from benchmarks import audit as benchmark
 from harness.commands.audit.command import Check, judge, main
 from harness.commands.audit.rows import PrintedFigure, PrintedRow, stated_rows
 from harness.config.command_line import Words
@@ -94,7 +95,7 @@ def test_anything_else_is_no_number(name: str, text: str) -> None:
 
 
 # Limits worked out by hand from the definitions: the last cell within each and the first beyond.
-LIMITS: list[tuple[str, dict[str, object], dict[str, str]]] = [
+LIMITS: list[tuple[str, dict[str, Any], dict[str, str]]] = [
     ("speedup", {"num_draft_tokens": 4}, {"5.0×": "consistent", "5.2×": "unlikely", "5.4×": "impossible"}),
     # Noise of 5 %, and one more where a length leaves out the target's own token.
     (

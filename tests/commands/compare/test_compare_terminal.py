@@ -244,7 +244,7 @@ class Words:
 
 def lane_of(screen: Console, words: dict[str, Origin], arm: str = "speculative") -> Lane:
     """A lane in which each word is a token of its origin."""
-    lane = Lane(screen, arm, Words(list(words)), [])  # type: ignore[arg-type]
+    lane = Lane(screen, arm, Words(list(words)), [])
     lane.show(lap_of(arm, [Arrival(0, 1.0, range(len(words)), list(words.values()))], 1.0))
     lane.end()
     return lane

@@ -145,7 +145,7 @@ def test_a_server_alone_that_speculates_is_a_speculative_arm(
 def test_servers_are_told_apart_by_what_they_say(harness: Harness, serve: Serve) -> None:
     for dialect, version in (("vllm", "0.32.0"), ("llama.cpp", "b6000-abc"), ("sglang", "\x1b[2J")):
         servers = [
-            EchoServer(dialect=dialect, version=version, num_draft_tokens=count)  # type: ignore[arg-type]
+            EchoServer(dialect=dialect, version=version, num_draft_tokens=count)
             for count in (None, 4)
         ]
         harness("latency", *QUICK, "num_prompts=2", *serve(*servers))

@@ -127,7 +127,7 @@ def test_a_server_is_asked_past_its_cache(
     harness: Harness, serve: Serve, dialect: str, salted: bool
 ) -> None:
     Path("three.txt").write_text("one\ntwo\nthree")
-    server, other = (EchoServer(dialect=dialect, version="1") for _ in range(2))  # type: ignore[arg-type]
+    server, other = (EchoServer(dialect=dialect, version="1") for _ in range(2))
     asked = ["engine=server", "model=tiny", *serve(server, other)]
     load = ["batch_size=4", "num_prompts=32", "num_warmup=0", "prompts=./three.txt"]
     harness(*QUICK, *asked, *load)

@@ -282,7 +282,7 @@ def test_rounding_at_the_place_where_most_tokens_are_drawn_is_no_loss(seed: int)
 
     settings = settings_of(RecoverySettings, false_alarm_rate=1e-9, shift=0.05, batch_size=8)
     asking = Asking(settings, [], [sampling], frozenset())
-    scores = Scores(reference, asking)  # type: ignore[arg-type]
+    scores = Scores(reference, asking)
     scores.add([answer((index % 8,), 8, index) for index in range(40)])
     scores.add([answer((9,), 4, index) for index in range(40, 340)])
     assert scores.sampled().verdict != "lossy"

@@ -274,7 +274,7 @@ def test_tokens_that_are_not_shown_share_what_is_left_or_are_as_likely_as_the_la
     arm = SimpleNamespace(
         scores=lambda *_: [[dict(zip((3, 7), shown, strict=True))]], traits=Traits()
     )
-    reference = ReportedReference(arm, [1], 8, 2, 1)  # type: ignore[arg-type]
+    reference = ReportedReference(arm, [1], 8, 2, 1)
     [[even]] = np.exp(reference.logits_along([[1]], [[3]]))
     [uneven] = np.exp(reference.logits_by_another_route([1], [3]))
     assert even == pytest.approx([0.4 / 6] * 3 + [0.5] + [0.4 / 6] * 3 + [0.1])
@@ -291,7 +291,7 @@ def test_quantiles_in_the_likeliest_tokens_raise_no_false_alarm(
     generator = np.random.default_rng(3)
     rows = generator.dirichlet(np.full(60, 0.15), size=16)
     arm = Showing(rows, num_top if num_top > 0 else 60)
-    reference = ReportedReference(arm, [1], 60, num_top, 1)  # type: ignore[arg-type]
+    reference = ReportedReference(arm, [1], 60, num_top, 1)
     sampling = Sampling("any", DecodingSettings(temperature=temperature, top_p=top_p))
     exact = sampling.probabilities_along(np.log(rows))
     settings = settings_of(RecoverySettings, false_alarm_rate=0.01, shift=0.1, batch_size=8)

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from browser import CHROMIUM, browser, contrast
+from browser import browser, contrast
 from harness.commands.report.command import build
 from harness.reporting.files import ReportContents, escape, html_page
 from pages import Elements
@@ -105,7 +105,6 @@ def test_markdown_interprets_nothing(text: str, expected: str) -> None:
     assert escape(text) == expected
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium")
 def test_no_table_runs_past_the_edge_of_a_telephone(report: ReportContents, tmp_path: Path) -> None:
     page = tmp_path / "report.html"
     page.write_text(html_page(report, {}), encoding="utf-8")
@@ -124,7 +123,6 @@ def test_no_table_runs_past_the_edge_of_a_telephone(report: ReportContents, tmp_
         assert "accepted" in label
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium")
 def test_the_table_of_pairs_sorts_and_filters(tmp_path: Path) -> None:
     runs = [
         latency_run(k, 1 + k / 10, draft=draft)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from browser import CHROMIUM, Page, browser, contrast
+from browser import Page, browser, contrast
 from pages import Elements
 from served import served
 
@@ -73,7 +73,6 @@ def fits(page: Page) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium")
 def test_a_race_in_a_browser(url: str, page: Page) -> None:
     page.open(f"{url}/?prompt=Once%20upon%20a%20%3Cb%3E&max_tokens=60&temperature=0&seed=1", 400)
     html = page.wait_for("document.getElementById('outcome')?.hidden === false")

@@ -178,13 +178,13 @@ def test_a_row_is_judged_by_its_own_offer(rule: Rule, deterministic: bool) -> No
     ids=["plain", "lenient", "block"],
 )
 def test_a_deterministic_proposal_is_one_drawn_with_certainty(rule: Rule) -> None:
-    target, _, _, *numbers = arguments(3000, 3)
+    target, _, _, accept, following = arguments(3000, 3)
     tokens = target[:, :3].argmax(-1)
     certain = torch.nn.functional.one_hot(tokens, 6).float()
     lengths = torch.arange(3000) % 4
-    offer = offer_of(target, tokens, None, *numbers, lengths)
+    offer = offer_of(target, tokens, None, accept, following, lengths)
     ours = rule(offer)
-    dense = rule(offer_of(target, tokens, certain, *numbers, lengths))
+    dense = rule(offer_of(target, tokens, certain, accept, following, lengths))
     assert set(ours.num_accepted.tolist()) == {0, 1, 2, 3}
     assert torch.equal(ours.num_accepted, dense.num_accepted)
     assert torch.equal(ours.next_token, dense.next_token)

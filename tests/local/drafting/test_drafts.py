@@ -171,7 +171,7 @@ def test_targets_without_such_layers_are_refused() -> None:
     assert "GGUF" in refusal(as_checkpoint(config, gguf_file="a.gguf"))
     config.num_mtp_layers = 3
     assert "one is read" in refusal(as_checkpoint(config))
-    several = CONFIG_MAPPING["glm4_moe_lite"](num_nextn_predict_layers=2)
+    several = CONFIG_MAPPING["glm4_moe_lite"](**{"num_nextn_predict_layers": 2})
     assert "has 2 such layers, and one is read" in refusal(as_checkpoint(several))
     config.num_mtp_layers = 0
     assert "has none" in refusal(as_checkpoint(config))

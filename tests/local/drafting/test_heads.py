@@ -239,7 +239,7 @@ def test_the_stored_layers_count_and_not_the_number_that_is_stated(
 
 def test_layer_ids_can_be_overridden(tmp_path: Path) -> None:
     where = write_head("speculators eagle3", tmp_path)
-    assert read_head(where, target(), layers=[3, 5, 7]).config.layers == (3, 5, 7)  # type: ignore[union-attr]
+    assert read_head(where, target(), layers=[3, 5, 7]).config.layers == (3, 5, 7)
     where = write_head("Medusa", tmp_path)
     with pytest.raises(SettingError, match="reads one layer of the target, not 3"):
         read_head(where, target(), layers=[1, 2, 3])

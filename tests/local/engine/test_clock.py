@@ -87,7 +87,7 @@ def test_a_later_batch_has_its_own_time() -> None:
     question = question_of([[1], [2]], DecodingSettings())
     first = [RowStep(0, [5])]
     second = [RowStep(0, [6])]
-    clock = LoopClock(question.requests, FakeWeights())  # type: ignore[arg-type]
+    clock = LoopClock(question.requests, FakeWeights())
     with clock.running():
         time.sleep(0.02)
         clock.note(first)

@@ -99,7 +99,7 @@ def calls_of(
     preparation = dataclasses.replace(PREPARATION, decoding=decoding)
     runners = [(runner, [1, K + 1])]
     if isinstance(drafter, ModelDrafter):
-        runners.append((drafter.runner, [1, 2]))  # type: ignore[arg-type]
+        runners.append((drafter.runner, [1, 2]))
     for one, widths in runners:
         one.fix(ROWS, preparation.demand.slots, widths)
         if compiles:

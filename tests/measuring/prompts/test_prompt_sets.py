@@ -153,9 +153,9 @@ def test_the_preset_for_lengths_has_each_length_as_a_category(
 def test_a_table_that_does_not_fit_the_settings_is_refused(
     rows: object, changes: dict[str, object], rule: str, tmp_path: Path
 ) -> None:
-    write_rows(tmp_path / "mine.json", rows)  # type: ignore[arg-type]
+    write_rows(tmp_path / "mine.json", rows)
     with pytest.raises(SettingError, match=rule):
-        load_prompts(PromptSettings(name="m", file=str(tmp_path / "mine.json"), **changes))  # type: ignore[arg-type]
+        load_prompts(PromptSettings(name="m", file=str(tmp_path / "mine.json"), **changes))
 
 
 def test_an_absent_file_says_its_origin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

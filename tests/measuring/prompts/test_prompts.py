@@ -29,7 +29,7 @@ def load(tmp_path: Path) -> Load:
             content = "\n".join(json.dumps(row) for row in content)
         path = tmp_path / name
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
-        return load_prompts(PromptSettings(name="mine", file=str(path), **settings))  # type: ignore[arg-type]
+        return load_prompts(PromptSettings(name="mine", file=str(path), **settings))
 
     return write_and_load
 
