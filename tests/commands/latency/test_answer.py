@@ -398,9 +398,9 @@ def test_a_check_whose_figures_are_unknown_has_no_tick() -> None:
         "machine quiet", "clocks not lowered",
     ]  # fmt: skip
     for index, name in itertools.product((0, 1), [*known, "num_tokens"]):
-        run.rows[index] = replace(rows := run.rows[index], **{name: None})
-        (found,) = checks_that_held(run)
-        run.rows[index] = rows
+        arms = list(run.rows)
+        arms[index] = replace(arms[index], **{name: None})
+        (found,) = checks_that_held(Run(arms))
         is_needed = index == 1 or name in (
             "cached_tokens",
             "foreign_tokens",

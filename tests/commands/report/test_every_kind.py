@@ -11,8 +11,8 @@ from typing import Any
 
 import pandas as pd
 import pytest
+import recompute
 
-from benchmarks import recompute
 from harness.cli.sweep import exit_code, job_line, print_sweep
 from harness.commands.command import Command
 from harness.commands.plan.rows import PlanRow
@@ -218,8 +218,10 @@ OTHERS = {
 @pytest.mark.parametrize("case", [*RUNS, *OTHERS])
 def test_the_report_of_a_run_is_its_page(harness: Harness, case: str) -> None:
     """What a page needs is in its files."""
-    turns = [{"turns": [f"I like dogs {n}", "And cats"]} for n in range(9)]
-    categories = [{"prompt": f"I like {n} dogs", "category": "ab"[n % 2]} for n in range(9)]
+    turns: list[Any] = [{"turns": [f"I like dogs {n}", "And cats"]} for n in range(9)]
+    categories: list[Any] = [
+        {"prompt": f"I like {n} dogs", "category": "ab"[n % 2]} for n in range(9)
+    ]
     for name, prompts in {"turns": turns, "categories": categories}.items():
         Path(f"{name}.jsonl").write_text("\n".join(map(json.dumps, prompts)))
     typed = OTHERS.get(case) or (*SIMULATED, *RUNS[case])

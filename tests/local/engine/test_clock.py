@@ -60,7 +60,7 @@ def test_an_answer_collects_rows_and_outcomes() -> None:
     # The first row ends with an accepted token.
     assert [record.outcomes for record in answered.requests] == [[(2, 0), (0, 0)], [(2, 1)]]
     assert answered.batch.num_iterations == 2
-    assert answered.acceptance.num_proposed == 4
+    assert answered.acceptance.proposed == 4
 
 
 @pytest.mark.parametrize("drafts", [True, False])
@@ -80,7 +80,7 @@ def test_iterations_have_the_tokens_that_they_gave(stop: int) -> None:
     for record in answered.requests:
         assert record.token_ids[-1] == stop
         assert 1 + sum(1 + accepted for _, accepted in record.outcomes) == record.num_tokens
-    assert answered.acceptance.acceptance_rate == 1
+    assert answered.acceptance.columns()["acceptance_rate"] == 1
 
 
 def test_a_later_batch_has_its_own_time() -> None:

@@ -192,7 +192,7 @@ def test_shipped_heads_draft_well_and_change_no_text(head: str, least: float) ->
     engine = LocalEngine(pair, Preparation(decoding=decoding, runner="eager", batch_size=3))
     regular, speculative = (arm.answer(question.requests, 3) for arm in engine.arms)
     assert speculative.tokens == regular.tokens
-    assert speculative.acceptance.mean_acceptance_length > least
+    assert speculative.acceptance.columns()["mean_acceptance_length"] > least
 
 
 def test_stopwatches_count_every_pass(pair: Pair) -> None:
