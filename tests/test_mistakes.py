@@ -104,7 +104,7 @@ MISTAKES = {
     "plan acceptance=76.3%,62.3%,45.9%": 
         "acceptance=76.3%,62.3%,45.9%: has a rate for each position: type acceptance=2.845@3",
     "plan acceptance=0,7": "acceptance=0,7: has several values: -m measures each",
-    "acceptance card=0.8,0.7": "card=0.8,0.7: has a rate for each position: type card=2.500 K=2 if each",
+    "acceptance card=0.8,0.7": "card=0.8,0.7: has a rate for each position: type card=2.500 K=2, 1 +",
     "acceptance card=182%": "card=182%: must be an acceptance length, 3.24, or a rate of proposed tokens, 56% or 0.56",
     "plan gpu_memory=40": "gpu_memory=40: must be an amount with its unit, such as 40GB or 80GiB, or a GPU: A100",
     f"latency engine={FILE}:Wicked engine.step_ms=0": "engine.step_ms=0.0: must be at least",

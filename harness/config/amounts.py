@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import operator
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -75,10 +73,8 @@ def rates_by_position(text: str, length_at_k: str) -> str:
         rates.append(float(match[1]) / (100 if match[2] else 1))
     if len(rates) == 1 or max(rates) > 1:
         return ""
-    of_all = length_at_k.format(1 + sum(rates), len(rates))
-    given_earlier = sum(itertools.accumulate(rates, operator.mul))
-    of_reached = length_at_k.format(1 + given_earlier, len(rates))
+    length = length_at_k.format(1 + sum(rates), len(rates))
     return (
-        f"has a rate for each position: type {of_all} if each is a share of all drafts, as vLLM prints"
-        f" them (1 + their sum), or {of_reached} if each counts only drafts accepted up to there"
+        f"has a rate for each position: type {length}, 1 + their sum, if each is a share of all drafts, as vLLM prints"
+        " them, and not of those accepted up to there"
     )

@@ -165,28 +165,23 @@ def _next_steps(rows: Sequence[EvalRow], statement: Statement) -> list[NextStep]
     low, high = map(int, operands.groups())
     num_possible = (high - low + 1) ** 2
     margins = (row.difference.high - row.difference.low) / 2 / (row.margin or _MARGIN)
-    number, changes = _more_questions(rows, max(2.0, _ENDING * margins**2), num_possible)
-    is_more = number > (rows[0].num_prompts or 0)
-    return [NextStep("more questions", f"{changes}num_prompts={number}")] if is_more else []
-
-
-def _more_questions(rows: Sequence[EvalRow], growth: float, num_possible: int) -> tuple[int, str]:
-    """How many questions for each seed are so many times as many that count, and what else to change for them.
-
-    Greedy answers count once for each different question, of which seeds draw some alike.
-    """
-    row, num_asked = merged_rows(rows)[-1], rows[0].num_prompts or 1
-    num_different = row.num_different_prompts or row.num_prompts or 0
-    share_left = 1 - growth * num_different / num_possible
-    draws_by_seed = num_asked / (row.num_prompts or num_asked)
-    number = num_asked * growth
-    if row.temperature == 0 and share_left <= 0:
-        return num_possible, "replacement=false " if row.replacement else ""
-    if row.temperature == 0 and row.replacement:
-        number = draws_by_seed * math.log(share_left) / math.log1p(-1 / num_possible)
-    elif row.temperature == 0:
-        number = num_possible * (1 - share_left**draws_by_seed)
-    return math.ceil(number if row.replacement else min(number, num_possible)), ""
+    growth = max(2.0, _ENDING * margins**2)
+    num_asked = rows[0].num_prompts or 0
+    number = min(num_asked * growth, num_possible)
+    changes = ""
+    if row.replacement and row.temperature:
+        number = num_asked * growth
+    elif row.replacement:
+        # Greedy answers count once for each different question. So many draws leave this share of all questions out.
+        share_left = 1 - growth * (row.num_different_prompts or 0) / num_possible
+        if share_left > 0:
+            draws = math.log(share_left) / math.log1p(-1 / num_possible)
+            number = draws * num_asked / (row.num_prompts or 1)
+        else:
+            changes = "replacement=false "
+    if number <= num_asked:
+        return []
+    return [NextStep("more questions", f"{changes}num_prompts={math.ceil(number)}")]
 
 
 def accuracy_table(runs: Sequence[Named[EvalRow]], statements: Sequence[Statement]) -> Table:

@@ -21,7 +21,6 @@ from harness.config.demand import Demand, Remedy
 from harness.config.errors import SettingError
 from harness.config.gpus import known_gpu, known_gpus
 from harness.config.machine import cpu_name
-from harness.config.model_names import split_suffixes
 from harness.config.run import RunSettings
 from harness.config.settings import PlacementSettings
 from harness.engines.door.plans import Machine, PairPlan, PassBytes, PretendedGpus, Roof
@@ -177,7 +176,7 @@ def plan_on(machine: Machine, settings: RunSettings, prompt_length: int) -> Pair
         notes.append(_in_own_loop(problem))
         pair = dataclasses.replace(pair, sketches=[*map(as_served, pair.sketches)])
         problem = pair.problem(machine.free, demand)
-    notes += _notes(problem)
+    notes += [sketch.about_cache for sketch in problem.models if sketch.about_cache]
     misfit = None
     advice: list[Remedy] = []
     try:
@@ -260,11 +259,6 @@ def capacity(problem: PlacementProblem) -> tuple[int, int]:
     GPUs count together, and layers keep no more than their window: so servers do it, which page caches.
     """
     demand = problem.demand
-    reserve = int(problem.settings.reserve_gb * 1e9)
-    if problem.is_served:
-        reserve = problem.reserve_bytes
-    room = sum(problem.free[device] for device in problem.devices)
-    room -= reserve * len(problem.run_gpus)
     numbers = []
     for sketches, num_draft_tokens in (
         (problem.models[:1], 0),
@@ -272,7 +266,7 @@ def capacity(problem: PlacementProblem) -> tuple[int, int]:
     ):
         length = dataclasses.replace(demand, num_draft_tokens=num_draft_tokens)
         row_bytes = sum(request_cache(sketch, length)["16"] for sketch in sketches)
-        left = room - sum(sketch.weight_bytes for sketch in sketches)
+        left = problem.whole_room - sum(sketch.weight_bytes for sketch in sketches)
         numbers.append(max(0, left // row_bytes))
     return numbers[0], numbers[1]
 
@@ -285,20 +279,6 @@ def request_cache(sketch: Sketch, demand: Demand) -> dict[str, int]:
     states = sketch.state_bytes
     bits = 8 if sketch.settings.gguf_file is None else 8.5
     return {"16": at_16, "8": round(states + (at_16 - states) * bits / 16)}
-
-
-def _notes(problem: PlacementProblem) -> list[str]:
-    """Further sentences for the user."""
-    notes = [sketch.about_cache for sketch in problem.models]
-    draft = problem.models[-1]
-    if draft.role == "draft" and "8bit" in (draft.quantization, draft.stored) and problem.gpus:
-        parts = split_suffixes(draft.settings.name)
-        four_bit = f"draft={parts.base}_4bit" if parts.quantization else "a 4-bit one"
-        notes.append(
-            "an 8-bit draft is not compiled, and each of its layers waits for the host:"
-            f" {four_bit} drafts faster than {draft.settings.name}"
-        )
-    return [note for note in notes if note]
 
 
 def pass_bytes(pair: PlannedPair, demand: Demand) -> PassBytes | None:

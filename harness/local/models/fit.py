@@ -120,12 +120,21 @@ class PlacementProblem:
 
     @property
     def reserve_bytes(self) -> int:
-        """Bytes that stay free on each GPU: `placement.reserve_gb`, or more if reading prompts takes more; in a server
-        llama.cpp's own margin (`--fit-target`), if no other one is set.
-        """
+        """Bytes that stay free on each GPU: those of the settings, or more if reading prompts takes more."""
+        return max(self._set_reserve, self.prompt_bytes)
+
+    @property
+    def _set_reserve(self) -> int:
+        """`placement.reserve_gb`; in a server llama.cpp's own margin (`--fit-target`), if no other one is set."""
         if self.is_served and self.settings.reserve_gb == PlacementSettings.reserve_gb:
             return 2**30
-        return max(int(self.settings.reserve_gb * 1e9), self.prompt_bytes)
+        return int(self.settings.reserve_gb * 1e9)
+
+    @property
+    def whole_room(self) -> int:
+        """Bytes of all devices of the run beyond the reserve of the settings, for weights and requests' caches."""
+        free = sum(self.free[device] for device in self.devices)
+        return free - self._set_reserve * len(self.run_gpus)
 
     @property
     def prompt_bytes(self) -> int:
@@ -367,11 +376,7 @@ def remedies(problem: PlacementProblem) -> list[Remedy]:
 
 def needed_instead(problem: PlacementProblem) -> str:
     """What is needed where no change of settings makes the models fit."""
-    bare = []
-    for sketch in problem.models:
-        caches = [replace(cache, numbers_per_token=0, state_bytes=0) for cache in sketch.caches]
-        bare.append(replace(sketch, caches=tuple(caches), pass_numbers=0, vocabulary_size=0))
-    if _fits(problem.with_models(bare)):
+    if sum(sketch.weight_bytes for sketch in problem.models) <= problem.whole_room:
         return "the weights alone fit: shorter prompts are needed"
     return "the weights alone do not fit: a smaller model is needed"
 

@@ -334,7 +334,7 @@ def test_a_bad_argument_ends_in_one_line(audit: Audit) -> None:
         (["speedup=34%"], "speedup=34%: may be a part: write +34% for a gain"),
         (
             ["acceptance=0.763,0.623"],
-            "(1 + their sum), or length=2.238 K=2 if each",
+            "type length=2.386 K=2, 1 + their sum, if each",
         ),
     ):
         code, message = audit(*arguments)
