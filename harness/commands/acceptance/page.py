@@ -218,7 +218,8 @@ def _reasons(row: AcceptanceRow, found: AcceptanceFinding) -> list[tuple[str, st
         share = percent(row.repeated_share)
         reasons.append(("Texts", f"{share} of the text repeats itself (four tokens in a row)"))
     is_counted = row.served_tokens_per_iteration is not None and (row.batch_size or 1) > 1
-    if is_counted and not any(place.position and place.served for place in found.typed):
+    places = [place.served for place in found.typed if place.position]
+    if is_counted and places and not any(places):
         counts = "the engine's acceptance by draft token: batch_size=1 reads it from counters"
         reasons.append(("Missing", counts))
     if found.engine is None and row.text_source == "served":
