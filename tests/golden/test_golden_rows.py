@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -54,8 +56,14 @@ EVALS: dict[str, list[Changes]] = {
     "interrupted": [ONE | {"status": "interrupted", "accuracy": 0.0, "wald_high": 0.0}],
     "nothing to compare": [ONE | UNKNOWN],
     "without a draft": [ONE | {"draft": None, "identical_prompts": None, "temperature": 0.0}],
-    "several": [SEEDS, ONE | {"draft": "a", "mcnemar_p_value": 0.01}, ONE | {"status": "failed"}],
+    "several": [SEEDS, ONE | {"draft": "a", "mcnemar_p_value": 0.01}, ONE | {"status": "failed", "error": "killed"}],
 }  # fmt: skip
+
+
+def test_no_page_says_none_where_a_value_is_meant() -> None:
+    for file in Path(__file__).with_name("__snapshots__").glob("*.ambr"):
+        pages = file.read_text(encoding="utf-8")
+        assert re.findall(r".*\bNone\b(?! is | that ).*", pages) == [], file
 
 
 @pytest.mark.parametrize("case", EVALS)
@@ -108,7 +116,7 @@ LATENCIES: dict[str, tuple[Changes, Changes]] = {
                      {"num_tokens": 961, "cached_tokens": 1, "foreign_tokens": 1}),
     "not known to hold": (HELD | STEADY | {"processor_share": 0.9, "foreign_tokens": None, "url": "http://a/v1"},
                           {"drafted": False, "held_back": True, "tokens_per_arrival": 9.0}),
-    "starved": (STEADY | {"processor_share": 0.8}, {}),
+    "starved": (STEADY | {"num_cores": 2, "processor_share": 0.8}, {}),
     "as precise as asked": (PRECISE | {"speedup_low": 1.91}, {}),
     "less precise": (PRECISE, {}),
     "all prompts": (PRECISE | {"stopped_by": "num_prompts", "precision": 0.01}, {}),
@@ -128,6 +136,8 @@ LATENCIES: dict[str, tuple[Changes, Changes]] = {
     "runs": (UNSURE | {"speedup_covers": over(15, num_runs=3)}, {}),
     "no phases": ({"draft_ms": None}, {}),
     "slow": (SLOWER | {"mean_num_draft_tokens": 0.4}, {}),
+    "the draft proposes nothing": (UNSURE | {"mean_num_draft_tokens": 0.0, "tokens_per_iteration": 1.0,
+                                             "acceptance_rate": None, "speedup_covers": over(15)}, {}),
     "slow, and drafts seldom": (SLOWER | {"mean_num_draft_tokens": 0.02, "tokens_per_iteration": 1.02}, {}),
     "unknown": (UNKNOWN_COSTS, {}),
     "unknown, of a server": (UNKNOWN_COSTS | COMMANDS, {}),
@@ -135,7 +145,7 @@ LATENCIES: dict[str, tuple[Changes, Changes]] = {
     "nothing drafted": (UNKNOWN_COSTS | COMMANDS | {"drafted": False}, {}),
     "a regular step of a server": ({"requests_per_second": 1.0, "acceptance_rate": None}, {}),
     "failed": (NO_BOUNDS | {"status": "failed", "error": "wrong", "speedup_covers": over(1, "block")}, {}),
-    "a pipeline of layers": (TWO_GPUS | {"processor_share": 0.4}, {}),
+    "a pipeline of layers": (TWO_GPUS | {"num_cores": 2, "processor_share": 0.4}, {}),
     "a layer in main memory": (TWO_GPUS | {"weight_bytes": {"cuda:0": 1, "cpu": 1}}, {}),
     "too few batches": (NO_BOUNDS | {"speedup_covers": over(4, "batch"), "batch_size": 4}, {}),
     "too few prompts, asked again": (

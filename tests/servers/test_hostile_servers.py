@@ -300,11 +300,11 @@ def test_what_drips_is_no_page_and_no_answer(monkeypatch: pytest.MonkeyPatch, fi
 
 def test_a_compressed_page_is_not_unpacked() -> None:
     """A few bytes may be gigabytes; nobody asked for compression."""
+    packed = gzip.compress(b" " * 100_000_000)
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
         assert b"accept-encoding: identity" in head.lower()
-        packed = gzip.compress(b" " * 100_000_000)
         length = f"content-encoding: gzip\r\ncontent-length: {len(packed)}\r\n\r\n"
         writer.write(b"HTTP/1.1 200 OK\r\n" + length.encode() + packed)
         await writer.drain()

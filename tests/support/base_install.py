@@ -73,7 +73,8 @@ def check_commands(python: str, directory: Path) -> None:
     assert "steps" in harness("audit", "baseline=22.7", "speed=40.6", "acceptance=73.9%", "K=3")
     with (directory / "results" / "latency.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
-    assert {row["status"] for row in rows} == {"ok"}, rows
+    # Where one arm happens to be slow, a speed-up may be an impossible one.
+    assert {row["status"] for row in rows} <= {"ok", "no_verdict"}, rows
     speculative_row = next(row for row in rows if row["arm"] == "speculative")
     # The server counts the tokens, which nobody here can: a draft of 4, half of it accepted.
     assert (speculative_row["num_tokens"], speculative_row["mean_proposed"]) == ("32", "4.0")

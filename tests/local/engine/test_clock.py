@@ -47,9 +47,7 @@ def run(records: Iterable[list[RowStep]], num_rows: int, *, drafts: bool = True)
 
 def records() -> Iterator[list[RowStep]]:
     """Two rows; the second ends first."""
-    time.sleep(0.02)
     yield [RowStep(0, [5]), RowStep(1, [6])]
-    time.sleep(0.04)
     yield [RowStep(0, [7], [3, 4]), RowStep(1, [8, 9], [8, 4], 1)]
     yield [RowStep(0, [1], [1], 1)]
 
