@@ -144,6 +144,13 @@ def test_a_pooled_rate_is_the_total_over_the_total() -> None:
         assert getattr(pooled, name) == pytest.approx(getattr(expected, name)), name
 
 
+def test_a_failed_run_is_not_pooled() -> None:
+    runs = [
+        latency_run(status=status, run=status) for status in ("ok", "failed", "interrupted", "ok")
+    ]
+    assert pooled_rows(runs)[-1].repeats == 2
+
+
 def test_rates_by_position_are_those_of_all_iterations() -> None:
     """Where runs tested a position unequally often, no mean of their rates is the rate of all."""
     parts = [Drafts.of([(2, 2), (2, 0)]), Drafts.of([(2, 1), (2, 1), (2, 1), (1, 1)])]
