@@ -92,6 +92,7 @@ def test_every_rule_makes_one_figure_of_two(tmp_path: Path) -> None:
         "interleaved": (True, False, False),
         "num_skipped": (1, 2, 2),
         "verify_ms": (1.0, None, None),
+        "draft_ms": (None, 1.0, None),
         "ms_per_token_std": (3.0, 4.0, pytest.approx(math.sqrt(12.5))),
         # Of older versions, which wrote no counts.
         "acceptance_histogram": (None, None, None),
@@ -104,6 +105,22 @@ def test_every_rule_makes_one_figure_of_two(tmp_path: Path) -> None:
     pooled = pooled_rows(runs)[-1].values()
     expected = {name: values[2] for name, values in figures.items()}
     assert {name: pooled[name] for name in figures} == expected
+
+
+def test_only_runs_that_succeeded_are_pooled(tmp_path: Path) -> None:
+    """The seeds of those are their own where each differs."""
+    statuses = ("ok", "failed", "ok")
+    runs = [measured(tmp_path, repeat, 1.0, temperature=0.5) for repeat in (1, 2, 3)]
+    ended_so = [
+        [replace(row, status=status) for row in rows]
+        for rows, status in zip(runs, statuses, strict=True)
+    ]
+    last = pooled_rows(ended_so)[-1]
+    assert (last.repeats, last.pooled_runs, last.status) == (2, ["run-1", "run-3"], "ok")
+    assert last.speedup.covers.own_seeds
+    same = [[replace(row, seed=0) for row in rows] for rows in runs]
+    assert not pooled_rows(same)[-1].speedup.covers.own_seeds
+    assert pooled_rows(ended_so[:2]) == []
 
 
 # Figures that are one total over another, by these.

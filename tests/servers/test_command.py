@@ -193,12 +193,26 @@ def test_variables_of_a_container_go_with_their_flags(variable: str) -> None:
     [
         ("A=0 /home/me/vllm/vllm-env/bin/llama-server -m x.gguf", "llama.cpp"),
         ("./serve.sh /models/vllm/vllm-test {port}", ""),
+        ("./serve.sh vllm/vllm-openai {port}", ""),
         ("docker run -v /srv/vllm/vllm-a:/m me/server {port}", ""),
         ("sudo docker run -p {port}:80 vllm/vllm-openai --model A", "vLLM"),
     ],
 )
 def test_only_a_containers_image_is_a_program(command: str, title: str) -> None:
     assert read(command).dialect.title == title
+
+
+@pytest.mark.parametrize(
+    ("command", "program"),
+    [
+        ("env -u LLAMA_ARG_SPEC -u B A=1 ./bin/llama-server -m x", "./bin/llama-server"),
+        ("A=1 env B=2 ./serve.sh {port}", "./serve.sh"),
+        ("env --chdir=/ ./serve.sh {port}", "env"),
+        ("env -u A", "env"),
+    ],
+)
+def test_a_program_is_behind_env_and_what_it_sets(command: str, program: str) -> None:
+    assert ServerCommand(tuple(shlex.split(command)), DIALECTS["vllm"], 0).program == program
 
 
 def test_two_servers_on_a_cpu_bind_no_threads_to_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:

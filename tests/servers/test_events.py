@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import httpx2
@@ -176,6 +177,18 @@ def test_counts_are_compared_with_what_was_asked_and_what_arrived() -> None:
     check_length(answer(8, text="a" * 8 * 2048), 8)
     with pytest.raises(AnswerError, match="the server sent 16,385 letters for max_tokens=8"):
         check_length(answer(text="a" * 16_385), 8)
+
+
+@pytest.mark.parametrize("is_chat", [True, False, "auto"])
+def test_ids_that_llama_cpp_shows_are_tokens_unless_a_parser_holds_some_back(
+    is_chat: object,
+) -> None:
+    request = answer(shown_ids=[5, 6], num_tokens=2, text="ab")
+    tokenizer: Any = SimpleNamespace(encode=lambda text, **_: [7, 8, 9])
+    settle(request, tokenizer, is_chat, may_be_empty=False)
+    assert (request.token_ids, request.from_text) == (
+        ([7, 8, 9], True) if is_chat is True else ([5, 6], False)
+    )
 
 
 def answer(num_ids: int = 0, arrivals: Sequence[float] = (), **fields: Any) -> RequestRecord:

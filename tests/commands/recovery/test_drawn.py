@@ -81,11 +81,19 @@ def test_exact_draws_pass_and_draws_at_another_temperature_do_not(sampling: Samp
     exact = sampling.probabilities_along(logits)
     honest = checked(exact, drawn(exact))
     assert honest.verdict == "lossless"
+    assert 0 <= honest.evidence < 3
+    assert honest.p_value == pytest.approx(10**-honest.evidence)
     hotter = dataclasses.replace(sampling.decoding, temperature=2 * sampling.decoding.temperature)
     other = dataclasses.replace(sampling, decoding=hotter)
     assert checked(exact, drawn(other.probabilities_along(logits))).verdict == "lossy"
     likeliest = exact.argmax(-1).tolist()
-    assert checked(exact, likeliest).verdict == "lossy"
+    lossy = checked(exact, likeliest)
+    assert (lossy.verdict, lossy.p_value) == ("lossy", pytest.approx(10**-lossy.evidence))
+    assert lossy.evidence >= 9
+    # A text of one token has none that speculation decides.
+    for texts, p_value in ((texts_of(exact, likeliest, 1), 1.0), ([], None)):
+        nothing = exactly_checked(texts)
+        assert (nothing.verdict, nothing.p_value, nothing.evidence) == ("undecided", p_value, 0.0)
 
 
 def test_so_many_likeliest_tokens_determine_what_is_drawn() -> None:

@@ -30,7 +30,7 @@ from harness.local.decoding.iteration import Calls
 from harness.local.decoding.loop import Loop, RowRequest, RowStep
 from harness.local.decoding.protocols import NonFiniteError, Proposal, Step
 from harness.local.decoding.randomness import Purpose, inverse_cdf, uniforms
-from harness.local.decoding.state import Starts
+from harness.local.decoding.state import Column, Starts
 from harness.local.decoding.verify import (
     AcceptByCoin,
     Offer,
@@ -122,6 +122,25 @@ def test_no_rule_accepts_past_logits_that_are_not_finite(
     with pytest.raises(NonFiniteError) as caught:
         list(speculative(MarkovRunner(target), drafter, what, 4, verification=rule))
     assert (caught.value.role, caught.value.position) == (role, 3)
+
+
+def test_a_row_that_has_ended_rests_while_others_go_on() -> None:
+    loop = Loop(Calls(MarkovRunner(chain(0))))
+    loop.start(
+        [requests([[row]], length=length, num_positions=13)[0] for row, length in ((5, 3), (0, 12))]
+    )
+    while loop.num_running == 2:
+        loop.step()
+    running, decided = (
+        loop._state.numbers[column].tolist() for column in (Column.RUNNING, Column.DECIDED)
+    )
+    assert (running, decided) == ([0, 1], [3, 3])
+    while loop.num_running:
+        loop.step()
+    running, decided = (
+        loop._state.numbers[column].tolist() for column in (Column.RUNNING, Column.DECIDED)
+    )
+    assert (running, decided) == ([0, 0], [3, 12])
 
 
 # The method that is written to be read --------------------------------------------------------------------------------

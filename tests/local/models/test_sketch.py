@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import weakref
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from harness.local.models.sketch import (
     bare_model,
     four_bit_bytes,
     sketch_model,
+    sketch_tensor,
 )
 from harness.local.runners.snapshot import SnapshotRunner, map_tensors
 from sketches import GB, case, gpus_of, machine
@@ -201,6 +203,18 @@ def test_stored_quantization_is_read() -> None:
     # 256 scales, in float32 or in 8 bits.
     assert four_bit_bytes(64 * 256, nested=False) == 64 * 128 + 64 + 4 * 256
     assert four_bit_bytes(64 * 256) == 64 * 128 + 64 + 256 + 4 + 4 + 1024
+
+
+def test_weights_that_another_library_quantized_keep_their_bytes() -> None:
+    """Each number of a wider format has the format that the model is loaded in."""
+    sizes = {}
+    for dtype in (torch.int8, torch.float8_e4m3fn, torch.int32, torch.bfloat16):
+        module = torch.nn.Linear(4, 2, bias=False)
+        module.weight = torch.nn.Parameter(torch.zeros(2, 4, dtype=dtype), requires_grad=False)
+        model: Any = SimpleNamespace(config=make_config("llama"))
+        sketch = sketch_tensor(model, module, "weight", module.weight, quantizable=False)
+        sizes[dtype] = sketch.nbytes(torch.float32, "none")
+    assert [*sizes.values()] == [8, 8, 32, 32]
 
 
 def test_bytes_of_one_tensor_and_those_that_are_borrowed() -> None:

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from harness.measuring.rows import LatencyRow
-from harness.results.judging.series import Member, series_of
+from harness.results.judging.series import Member, series_of, why_same_setting
 from harness.results.rows.prompts import LatencyPromptRow
 from harness.results.runs import Run
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL
@@ -91,6 +91,36 @@ def test_runs_over_the_same_regular_measurement_are_a_series(
 
 
 @pytest.mark.parametrize(
+    ("changes", "is_same"),
+    [({}, True), ({"mean_num_draft_tokens": 4.1}, False), ({"draft": "1B"}, False), ({"batch_size": 2}, False)],
+)  # fmt: skip
+def test_a_larger_k_that_drafts_no_more_is_the_setting_of_the_smaller(
+    changes: dict[str, Any], is_same: bool
+) -> None:
+    smaller = Run(latency_run(4, mean_num_draft_tokens=4.0))
+    larger = Run(latency_run(8, **{"mean_num_draft_tokens": 4.0} | changes))
+    words = "K=8 drafts no more tokens than K=4: both are one setting"
+    assert why_same_setting(larger, [smaller, larger]) == (words if is_same else "")
+    assert why_same_setting(smaller, [smaller, larger]) == ""
+
+
+def test_a_busy_run_is_not_ranked_and_others_are_still_compared_prompt_by_prompt() -> None:
+    regular = np.random.default_rng(0).normal(100, 1, NUM_PROMPTS)
+    jitter = np.linspace(0.99, 1.01, NUM_PROMPTS)
+    runs = [
+        timed_run("A", regular, regular / 1.5),
+        timed_run("B", regular, regular / 1.48 * jitter),
+    ]
+    runs.append(timed_run("busy", regular, regular / 3, processor_share=0.5))
+    members = standings(runs)
+    assert members["busy"].standing.why == "drift or a busy machine"
+    share = members["B"].standing.interval
+    assert share.estimate == pytest.approx(1.48 / 1.5, rel=0.01)
+    # Their own intervals overlap by more than this.
+    assert share.high - share.low < 0.02
+
+
+@pytest.mark.parametrize(
     ("gains", "is_best"),
     [((1.2, 1.0), True), ((1.2, 1.2), False), ((1.0, 0.8), False), ((0.9, 0.8), False)],
 )
@@ -129,6 +159,7 @@ def test_without_common_prompts_intervals_decide(
     standing = standings([first, second])["second"].standing
     assert (standing.words, standing.why) == (words, "")
     assert standing.interval.low <= 1 / factor <= standing.interval.high
+    assert standing.interval.estimate == pytest.approx(1 / factor)
 
 
 def test_of_twelve_equal_members_none_is_called_the_best() -> None:
