@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import json
 import threading
+import time
 import zlib
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
@@ -37,11 +38,13 @@ class NotedAnswer:
     """What the server did for an answer.
 
     Attributes:
+        seconds: from the request to each burst of tokens that was sent; the first has one token.
         outcomes: (drafted, accepted) of each iteration after the first token, (0, 0) of one that drafted nothing.
     """
 
     num_tokens: int
     outcomes: Outcomes
+    seconds: list[float] = field(default_factory=list)
 
 
 def iterations_of(drafts: Outcomes, num_tokens: int, known_end: int | None) -> Outcomes:
@@ -331,6 +334,7 @@ class EchoServer:
         return entries
 
     async def _chunks(self, body: dict[str, Any]) -> AsyncIterator[dict[str, Any] | None]:
+        received = time.perf_counter()
         tokens = self._answer_to(body)
         ends = {"always": None, "end": len(tokens), "limit": body["max_tokens"]}
         outcomes = iterations_of(self.drafts, len(tokens), ends[self.drafts_until])
@@ -349,6 +353,7 @@ class EchoServer:
                 num_made += new
                 if num_made < min(self.held_tokens, len(tokens)):
                     continue
+                noted.seconds.append(time.perf_counter() - received)
                 yield self._event(body, tokens[num_sent:num_made], num_made == len(tokens))
                 num_sent = num_made
         self.noted.append(noted)

@@ -160,11 +160,12 @@ def _next_steps(rows: Sequence[EvalRow], statement: Statement) -> list[NextStep]
         return [lossless_again(row) or NextStep("is it lossless?", command=recovery)]
     # A damaged file may hold anything.
     operands = re.fullmatch(r"(\d{1,10})-(\d{1,10})", row.operands or "")
-    if operands is None:
+    width = row.difference.high - row.difference.low
+    if operands is None or not 0 <= width <= 2:
         return []
     low, high = map(int, operands.groups())
     num_possible = (high - low + 1) ** 2
-    margins = (row.difference.high - row.difference.low) / 2 / (row.margin or _MARGIN)
+    margins = width / 2 / (row.margin or _MARGIN)
     growth = max(2.0, _ENDING * margins**2)
     num_asked = rows[0].num_prompts or 0
     number = min(num_asked * growth, num_possible)
