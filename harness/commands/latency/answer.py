@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from harness.commands.latency.costs import costs_in_steps, held_back, share_of_iteration
 from harness.config.amounts import counted, percent
@@ -142,40 +143,37 @@ def checks_that_held(run: Run[LatencyRow]) -> list[str]:
     regular, row = run.rows[0], run.last
     if not has_verdict(run.rows) or not row.speedup or row.is_simulated:
         return []
-    held = [name for name, found in _checks(regular, row).items() if found]
+    held = _held(regular, row)
     if row.repeat == "all":
         # A mean over runs may be equal in both arms by chance: each run has to have done equal work.
-        parts = [_checks(part.rows[0], part.last) for part in run.parts]
-        if not parts or not all(checks["equal work"] for checks in parts):
+        parts = [_held(part.rows[0], part.last) for part in run.parts]
+        if not parts or not all("equal work" in names for names in parts):
             held = [name for name in held if name != "equal work"]
     return [" · ".join(held)] if held else []
 
 
-def _checks(regular: LatencyRow, row: LatencyRow) -> dict[str, bool | None]:
-    """Whether each check of a run held, by its name; None where a figure that it needs is not known."""
+def _held(regular: LatencyRow, row: LatencyRow) -> list[str]:
+    """The names of the checks of a run that held. None holds if a figure that it rests on is not known."""
     arms = (regular, row)
     cached = [arm.cached_tokens for arm in arms]
     foreign = [arm.foreign_tokens for arm in arms]
+    drafted = [arm.drafted for arm in arms]
     were_throttled = any(arm.num_throttled_units for arm in arms)
     are_gpus_quiet = not (row.other_gpu_processes or row.gpu_throttled or were_throttled)
-    is_time_known = None not in (row.drifted, row.processor_share) and row.url is None
     # Tokens that arrive several at a time were drafted, or held back so that nobody sees whether they were.
-    is_drafting_known = None not in (regular.drafted, row.drafted) and not regular.held_back
-    return {
-        "equal work": None if row.num_tokens is None else regular.num_tokens == row.num_tokens,
-        "equal texts": None
-        if row.identical_prompts is None
-        else row.identical_prompts == row.num_prompts,
-        "caches cold": None if None in cached else not any(cached),
-        "no other client": None if None in foreign else not any(foreign),
-        "regular arm drafted nothing": (row.drafted and not regular.drafted)
-        if is_drafting_known
-        else None,
-        "machine quiet": (row.was_quiet and not regular.was_starved and are_gpus_quiet)
-        if is_time_known
-        else None,
-        "clocks not lowered": not were_throttled if row.lowest_gpu_clock_mhz else None,
+    is_plain = drafted == [False, True] and not regular.held_back
+    is_quiet = row.was_quiet and not regular.was_starved and are_gpus_quiet and row.url is None
+    # Each with the figures that it rests on.
+    checks: dict[str, tuple[Sequence[Any], bool]] = {
+        "equal work": ([row.num_tokens], regular.num_tokens == row.num_tokens),
+        "equal texts": ([row.identical_prompts], row.identical_prompts == row.num_prompts),
+        "caches cold": (cached, not any(cached)),
+        "no other client": (foreign, not any(foreign)),
+        "regular arm drafted nothing": (drafted, is_plain),
+        "machine quiet": ([row.drifted, row.processor_share], is_quiet),
+        "clocks not lowered": ([row.lowest_gpu_clock_mhz or None], not were_throttled),
     }
+    return [name for name, (figures, is_held) in checks.items() if is_held and None not in figures]
 
 
 def end(row: LatencyRow) -> list[str]:

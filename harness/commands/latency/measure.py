@@ -456,7 +456,8 @@ def prompt_rows(
         prompt = run.prompt_set.at(request.index)
         occurrence = run.prompt_set.occurrence(request.index)
         divergence = run.arms[generation.arm].divergences.get(request.index)
-        columns = request.counts.counts() | request.counts.columns()
+        drafts = request.counts
+        columns = drafts.counts() | drafts.columns()
         columns = {name: columns[name] for name in row_columns & columns.keys()}
         if request.error is not None:
             columns["error"] = str(request.error)

@@ -258,11 +258,12 @@ def build(paths: Sequence[str | Path], ids: Sequence[str] = ()) -> ReportContent
         SettingError: a path that does not exist or holds no CSV file of ours.
     """
     findings = read([Path(path) for path in paths], ids)
-    pages = pages_about(measuring(), findings.runs, findings.failures)
     found = [*dict.fromkeys([*findings.runs, *findings.failures])]
     command = measurement(found[0].command)
     single = command.page(found) if len(found) == 1 and found[0].status != "incomplete" else None
-    if single is not None:
+    if single is None:
+        pages = pages_about(measuring(), findings.runs, findings.failures)
+    else:
         pages = {command.question or command.name: single}
     notes = findings.notes[:_MOST_NOTES]
     if len(findings.notes) > _MOST_NOTES:
