@@ -117,8 +117,8 @@ class Manifest:
                 yield kept, composed
 
     def leave_out(self, groups: dict[str, Any]) -> None:
-        """Take from a job's configuration what only other jobs' drafts or engines have, as `draft.max_ngram` in the job
-        of a model beside `lookup`.
+        """Remove from a job's configuration the settings that only the drafts or engines of other jobs have: with
+        `-m draft=lookup,tiny draft.max_ngram=2` the job of `tiny` has no `draft.max_ngram`.
         """
         # `pair=7B+lookup` sets both models.
         pair_drafts = [pair.partition("+")[2] for pair in self.choices.get("pair", ())]

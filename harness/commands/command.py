@@ -173,8 +173,10 @@ class Experiment(Protocol[SomeSettings, MadeRow]):
     settings: SomeSettings
 
     def outlook(self) -> tuple[str, str]:
-        """What will be asked, `15 prompts`, and why that gives no verdict, with what would; empty where nothing is
-        known of that.
+        """Says before a run what it asks, `15 prompts`, and why these can give no verdict, with the setting that would.
+
+        Returns:
+            Two texts, each empty if nothing is known.
         """
         return "", ""
 

@@ -60,7 +60,8 @@ def quantity(text: str, units: Mapping[str, float]) -> float | None:
 
 
 def rates_by_position(text: str, length_at_k: str) -> str:
-    """What to type in place of acceptance rates by position, `0.763,0.623,0.459`; empty for any other text.
+    """The rule that acceptance rates by position, `0.763,0.623,0.459`, break, with the length to type instead; empty
+    for any other text.
 
     Args:
         length_at_k: how a length and its K are typed: `{:.3f}@{}`.

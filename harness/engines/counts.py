@@ -92,7 +92,9 @@ class DraftCounts:
 
     @property
     def counts(self) -> Drafts:
-        """The same as a part of sums; what drafted nothing reports nothing."""
+        """These counts as a value that can be added to those of other answers. An answer that drafted nothing counts as
+        one that reports nothing.
+        """
         proposed, drafting = self.proposed, self.iterations
         return Drafts(
             answers=self.num_answers if proposed != 0 else 0,

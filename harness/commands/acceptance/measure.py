@@ -365,7 +365,7 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
             return [session.row(AcceptanceRow, **common, **self._counted())]
         cuts = [text.cut for text in self.answers.read]
         common |= likelihood_columns(self.answers.read)
-        # The weights that read, whatever a server calls its own.
+        # The model whose weights read the texts, even if the server names another one.
         common["model"] = self.settings.model.name
         if self.served:
             common["draft_sampling"] = self.settings.draft_sampling

@@ -136,7 +136,7 @@ def _checks(row: PrintedRow) -> Iterator[Check]:
 
 
 def _unlike_lengths(row: PrintedRow, length: PrintedFigure) -> str:
-    """What the rate gives in place of a printed length, and the cause that the figures show, if they show one."""
+    """The length that the printed rate implies, and why the printed length may differ from it."""
     tokens = row.readings.get(row.reading, UNKNOWN)
     gives = f"of {row.reading} tokens gives {tokens} per iteration"
     if not row.tool:

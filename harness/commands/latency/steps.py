@@ -108,7 +108,9 @@ def steps_after_runs(pairs: Sequence[RankedRun]) -> list[NextStep]:
 
 
 def steps_without_interval(pairs: Sequence[RankedRun]) -> list[NextStep]:
-    """What gives an interval to the run with the most in flight of those that lack one, and so to all."""
+    """The step that gives an interval to the runs without one: to that with the most requests in flight, which needs
+    most prompts, and so to all.
+    """
     lacking = [pair for pair in pairs if pair.row.status == "ok" and not pair.interval.has_bounds]
     if not lacking:
         return []

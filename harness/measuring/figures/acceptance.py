@@ -49,8 +49,10 @@ class AcceptanceFigures(Group, DraftColumns, Accepted):
 
 
 def reported_drafts(run: MeasuredRun, arm: MeasuredArm) -> tuple[Drafts, str | None]:
-    """The draft tokens of an arm by its answers, or by a server's counters where these know more; and `metrics` for
-    counters.
+    """The draft tokens of an arm, by its answers, or by the server's counters if only these know iterations.
+
+    Returns:
+        The counts, and `metrics` if they are those of counters, else None.
     """
     from harness.measuring.acceptance import counted_acceptance
 
