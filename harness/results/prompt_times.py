@@ -146,6 +146,12 @@ def common_times(runs: Sequence[Mapping[Unit, BothArms]]) -> tuple[Floats, Float
     return times[: len(runs)], times[len(runs) :]
 
 
+def seconds_over(rows: Sequence[LatencyPromptRow]) -> float:
+    """Seconds of all batches or laps of an arm's rows, failed ones included: all rows of one have its time."""
+    lap_times = {(row.moment, row.turn): row.lap_ms or 0.0 for row in rows}
+    return sum(lap_times.values()) / 1000
+
+
 def times_over(rows: Sequence[LatencyPromptRow], is_batched: bool) -> dict[str, Any]:
     """The columns about the time of an arm's answers, by name; None for those that do not follow from the rows."""
     answered = [row for row in rows if row.is_answered]
@@ -154,9 +160,7 @@ def times_over(rows: Sequence[LatencyPromptRow], is_batched: bool) -> dict[str, 
     if waits:
         mean_ms = sum(wait.ms for wait in waits) / sum(wait.num_tokens for wait in waits)
     ms_per_token = [wait.ms / wait.num_tokens for wait in waits]
-    # All answers of a batch or lap have its time.
-    lap_times = {(row.moment, row.turn): row.lap_ms or 0.0 for row in rows}
-    seconds = sum(lap_times.values()) / 1000
+    seconds = seconds_over(rows)
     num_tokens = sum(row.num_tokens or 0 for row in answered)
     return {
         "measured_s": seconds or None,

@@ -113,11 +113,6 @@ class MeasuredArm:
         """How often the server was restarted meanwhile, as its counters show."""
         return 0 if self.counted is None else round(self.counted.restarts)
 
-    @property
-    def seconds(self) -> float:
-        """The time of all generations, in seconds."""
-        return sum(generation.seconds for generation in self.generations)
-
 
 # What ended a run with `precision` or `budget`. `num_prompts` is the number asked for, `prompts` all that there are.
 StoppedBy = Literal["precision", "budget", "blocks", "num_prompts", "prompts"]

@@ -13,7 +13,7 @@ from harness.engines.requests import EMPTY
 from harness.measuring.figures.acceptance import reported_drafts
 from harness.measuring.figures.machine import QUIET
 from harness.measuring.figures.measured import Group, MeasuredArm, MeasuredRun
-from harness.results.prompt_times import times_over
+from harness.results.prompt_times import seconds_over, times_over
 from harness.results.row import pooled
 from harness.results.schema import MaybeBool, MaybeFloat, MaybeInt
 
@@ -179,7 +179,8 @@ class RequestFigures(Group):
         loads = [generation.load for generation in arm.generations if generation.load is not None]
         load_s = sum(load.seconds for load in loads)
         is_held_back = were_held_back(run, arm)
-        rows = [row for row in run.rows_of(arm) if row.is_answered]
+        asked = run.rows_of(arm)
+        rows = [row for row in asked if row.is_answered]
         per_output_token = [row.time_per_output_token_ms for row in rows]
         arrived = [row for row in rows if row.num_arrivals]
         num_arrivals = sum(row.num_arrivals or 0 for row in arrived)
@@ -187,7 +188,7 @@ class RequestFigures(Group):
         all_ms = sum(row.time_ms or 0.0 for row in arrived)
         late_ms = all_ms - sum(row.last_token_ms or 0.0 for row in arrived)
         return cls(
-            requests_per_second=len(answered) / arm.seconds,
+            requests_per_second=len(rows) / seconds_over(asked),
             num_failed=sum(request.has_failed for request in requests),
             num_empty=sum(request.error == EMPTY for request in requests),
             num_arrivals=num_arrivals or None,
