@@ -14,7 +14,7 @@ from typing import Any
 from harness.config.acceptance_rules import changed_parameters
 from harness.config.amounts import counted
 from harness.config.settings import DecodingSettings
-from harness.reporting.table import Document, Line, Table
+from harness.reporting.table import Column, Document, Line, Table
 from harness.reporting.words import (
     called,
     common_settings,
@@ -24,8 +24,10 @@ from harness.reporting.words import (
     typed_again,
 )
 from harness.results.judging.statement import Statement
+from harness.results.row import ColumnDescription
 from harness.results.runs import Run
 from harness.results.schema import RunRow
+from harness.results.statistics.interval import DASH, Interval
 
 # The most next steps that are shown; one fewer if there is a doubt.
 _MOST_STEPS = 2
@@ -132,6 +134,44 @@ def lossless_again(row: Any) -> NextStep | None:
     changes = [f"rule={plain.rule}"] if row.rule not in (None, plain.rule) else []
     changes += [f"{name}={getattr(plain, name):g}" for name in changed_parameters(row)]
     return NextStep("lossless", " ".join(changes))
+
+
+def figures_table(
+    rows: Sequence[RunRow], name_of: Callable[[Any], str], notes: Sequence[str] = ()
+) -> Table:
+    """Every known figure of a run: a line for each, with its value in each row, and what it means.
+
+    Args:
+        name_of: what a row's column is called.
+    """
+    columns = [
+        Column("figure", text=True, of="field"),
+        *(Column(name_of(row), _in_digits, partial(_value, row)) for row in rows),
+        Column(
+            "meaning",
+            text=True,
+            of=lambda figure: f"{figure.text} {figure.unit and f'({figure.unit})'}",
+        ),
+    ]
+    known = [
+        column
+        for column in rows[0].columns().values()
+        # An interval is a figure with its bounds.
+        if column.kind == "figure" and column.part in ("", "estimate")
+        if any(_value(row, column) is not None for row in rows)
+    ]
+    return Table.of("figures", "Every figure", known, columns, notes=tuple(notes), look="plain")
+
+
+def _value(row: RunRow, figure: ColumnDescription) -> Any:
+    return getattr(row, figure.field)
+
+
+def _in_digits(value: Any) -> str:
+    """`12.346`, `2.31 (2.18 to 2.42)`, and of a list `0.92 0.87 –`."""
+    if isinstance(value, list):
+        return " ".join(DASH if entry is None else _in_digits(entry) for entry in value)
+    return f"{value:.5g}" if isinstance(value, float | Interval) else str(value)
 
 
 def in_short(page: Page, *, rest: str = "details=true") -> Document:

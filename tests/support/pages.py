@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from html.parser import HTMLParser
 
@@ -16,8 +17,13 @@ def short(page: Page | None, width: int = 80) -> str:
 
 
 def full(page: Page | None, width: int = PLAIN_WIDTH) -> str:
-    """The page as `details=true` prints it; empty where there is none."""
-    return "" if page is None else as_text(in_full(page), width)
+    """The page as `details=true` prints it, without the lines of every figure; empty where there is none."""
+    return "" if page is None else without_figures(as_text(in_full(page), width))
+
+
+def without_figures(text: str) -> str:
+    """The text of a page without the lines of *Every figure*, which are as many as a row has columns."""
+    return re.sub(r"(?<=Every figure\n)\s*\n(?:.*\S.*\n)+", "", text)
 
 
 class Elements(HTMLParser):

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from harness.config.amounts import capitalised, counted, percent
 from harness.reporting.names import Named, named_runs
-from harness.reporting.page import NextStep, Page, heading, title_of_many
+from harness.reporting.page import NextStep, Page, figures_table, heading, title_of_many
 from harness.reporting.table import Column, Line, Table
 from harness.reporting.words import in_words, typed_again
 from harness.results.files import rows_in
@@ -122,6 +122,7 @@ def _page_of_draft(draft: Draft) -> Page:
     if found.causes or any(place.served for place in found.typed):
         title = f"Accepted by condition and draft token, K={k}"
         tables.append(Table.of("causes", title, conditions, _CONDITIONS))
+    tables.append(figures_table([row], lambda _: f"K={k}"))
     in_order = sorted(texts, key=lambda text: (text.turn or 0, text.context or 0))
     for name, group_of in _GROUPS.items():
         groups = grouped(in_order, group_of)

@@ -11,7 +11,14 @@ from typing import Any
 from harness.commands.eval.rows import EvalRow
 from harness.config.amounts import counted
 from harness.reporting.names import Named, named_runs
-from harness.reporting.page import NextStep, Page, heading, lossless_again, title_of_many
+from harness.reporting.page import (
+    NextStep,
+    Page,
+    figures_table,
+    heading,
+    lossless_again,
+    title_of_many,
+)
 from harness.reporting.table import (
     Column,
     Line,
@@ -109,9 +116,10 @@ def eval_page(runs: Sequence[Run[EvalRow]]) -> Page | None:
         title = title_of_many([run.last for run in measured])
         return Page(title, findings, (), [table], (), steps[:1], statements)
     (run,), (row,) = measured, rows
-    table = replace(table, notes=(*table.notes, *_notes(merged_rows(run.rows))))
+    merged = merged_rows(run.rows)
+    tables = [table, figures_table(merged, arm_name, [*_notes(merged)])]
     title = heading(row, settings_line(run.rows))
-    return Page(title, findings, _doubts(row), [table], (), steps, statements)
+    return Page(title, findings, _doubts(row), tables, (), steps, statements)
 
 
 def _finding(row: EvalRow, statement: Statement) -> Line:

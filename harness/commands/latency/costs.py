@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from harness.config.amounts import amount, percent
 from harness.config.model_names import SECOND_COMMAND
 from harness.measuring.rows import LatencyRow
-from harness.reporting.table import Table
 from harness.results.prompt_times import pairs_of, wait_for
 from harness.results.rows.prompts import drafts_of
 from harness.results.runs import Run
@@ -116,44 +114,3 @@ def _step_ms(regular: LatencyRow) -> float | None:
     """The time of a regular step; None where it is unknown, and of a first command, which may draft too."""
     is_regular = regular.arm == "regular" and regular.draft != SECOND_COMMAND
     return regular.ms_per_token_after_first if is_regular and not regular.drafted else None
-
-
-def times_table(regular: LatencyRow, row: LatencyRow) -> Table:
-    """The phases of an iteration, and other costs, in lines."""
-    lines = (
-        ("an iteration", _phases(regular, row)),
-        ("target reads", _roof(regular.step_bytes, regular.floor_ms, regular.target_step_ms)),
-        ("draft reads", _draft_reads(row)),
-    )
-    return Table.from_lines("reason", lines, "Where the time goes")
-
-
-def _phases(regular: LatencyRow, row: LatencyRow) -> str | None:
-    """The time of an iteration, and its phases; None where one is unknown."""
-    times = (row.iteration_ms, row.draft_ms, row.verify_ms, regular.target_step_ms)
-    if None in times:
-        return None
-    total, drafting, verifying, step = (f"{ms:.2f}" for ms in times)
-    phases = f"drafting {drafting}, verifying {verifying}; a target step {step}"
-    if row.host_share is not None:
-        phases += f"; this program's own host {percent(row.host_share)} of it"
-    batch = "; of a row, and a batch lasts as long as its slowest"
-    return f"{total} ms; {phases}{batch if (row.batch_size or 1) > 1 else ''}"
-
-
-def _draft_reads(row: LatencyRow) -> str | None:
-    proposed = row.mean_num_draft_tokens
-    step_ms = row.draft_ms / proposed if row.draft_ms and proposed else None
-    return _roof(row.draft_step_bytes, row.draft_floor_ms, step_ms)
-
-
-def _roof(num_bytes: int | None, floor_ms: float | None, step_ms: float | None) -> str | None:
-    """Bytes that a step must read, the least time for that, and how near a step comes to it."""
-    if not num_bytes or not floor_ms or not step_ms:
-        return None
-    rate = num_bytes / floor_ms / 1e6
-    in_caches = " (above 100%: caches hold much of it)" if floor_ms > step_ms else ""
-    return (
-        f"{amount(num_bytes)} per step: memory-bandwidth floor {floor_ms:.2f} ms ({rate:.4g} GB/s measured by a"
-        f" copy); measured {step_ms:.2f} ms, {percent(floor_ms / step_ms)} of bandwidth{in_caches}"
-    )

@@ -1,5 +1,5 @@
-"""The tables of `latency`, with every column that they have: pairs, why they are as fast, arms, requests, kernels,
-categories of prompts, turns of conversations, and published figures next to ours.
+"""The tables of `latency`, with every column that they have: pairs, why they are as fast, categories of prompts, turns
+of conversations, and published figures next to ours.
 
 `row.acceptance_rate` of a `RankedRun` reads the row of the speculative arm (of a run without a draft the regular one),
 `regular.ms_per_token` that of the regular one.
@@ -20,14 +20,12 @@ from harness.commands.latency.costs import (
     held_back,
     share_of_predicted,
 )
-from harness.commands.latency.doubts import caveats, notes
+from harness.commands.latency.doubts import caveats
 from harness.commands.latency.ranking import RankedRun
 from harness.config.acceptance_rules import tests_each_token
 from harness.config.amounts import percent
-from harness.measuring.figures.requests import PERCENTILES
 from harness.measuring.rows import LatencyRow
 from harness.reporting.table import Column, Table, number, share, stated, times, with_bounds
-from harness.reporting.words import arm_name
 from harness.results.acceptance import as_printed
 from harness.results.judging.statement import Statement
 from harness.results.prompt_times import (
@@ -41,23 +39,6 @@ from harness.results.rows.prompts import LatencyPromptRow, drafts_of
 from harness.results.runs import Run, grouped
 from harness.results.statistics.interval import DASH, Interval
 from harness.results.statistics.ratios import ratio_of_totals
-
-
-def _time(row: LatencyRow) -> str | None:
-    if not row.ms_per_token:
-        return None
-    spread = "" if row.ms_per_token_std is None else f" ± {row.ms_per_token_std:.2f}"
-    return f"{row.ms_per_token:.2f}{spread}"
-
-
-def _percentiles(heading: str, name: str, meaning: str = "") -> Column:
-    """A column with the percentiles of a time, such as `time_to_first_token`."""
-
-    def percentiles(row: LatencyRow) -> str | None:
-        values = [getattr(row, f"{name}_p{percentile}_ms") for percentile in PERCENTILES]
-        return None if None in values else " / ".join(f"{value:.1f}" for value in values)
-
-    return Column(f"{heading}\np50 / p99", of=percentiles, optional=True, meaning=meaning)
 
 
 def _known_verdict(pair: RankedRun) -> Statement | None:
@@ -76,19 +57,6 @@ FIRST_TOKEN = Column("first token ms", number(1), "time_to_first_token_ms", opti
     _sent_at_once
 )
 _ACCEPTED = Column("accepted", share, "acceptance_rate")
-_NAME = Column("arm", text=True, of=arm_name)
-_TPOT = "time per output token after the first, a mean for each request; AIPerf calls it inter-token latency"
-_ITL = "time between two arrivals, each of one or more tokens; AIPerf has single events (inter-chunk latency)"
-_REQUESTS = (
-    _NAME,
-    _percentiles("first token ms", "time_to_first_token").at(_sent_at_once),
-    _percentiles("TPOT ms", "time_per_output_token", _TPOT),
-    _percentiles("ITL ms", "inter_token_latency", _ITL),
-    Column("in\nflight", number(1), "mean_in_flight", optional=True),
-    Column("answered\nrequests/s", number(), "requests_per_second"),
-    Column("tokens/s\nper user", number(1), "tokens_per_second_per_user", optional=True),
-    Column("failed", of="num_failed"),
-)
 # Columns about a pair.
 _PAIR = Column("pair", text=True, of="name.cell", once=True, varies=True)
 _K = Column("K", of="k", identifies_row=True, optional=True)
@@ -190,6 +158,7 @@ _REASONS = (
         "row.marginal_acceptance_by_position",
         optional=True,
     ),
+    Column("run", text=True, of="row.run", varies=True),
 )
 
 
@@ -203,66 +172,6 @@ def reasons_table(pairs: Sequence[RankedRun]) -> Table:
             name = f"{pair.name.label()}: " if len(drafting) > 1 else ""
             notes.append(f"{name}{pair.row.server} prints for such counts: {figures}.")
     return Table.of("reasons", "Why?", drafting, _REASONS, strong="is_first", notes=notes)
-
-
-def _identical_texts(row: LatencyRow) -> str | None:
-    """`14 of 15`: of the greedy texts that were compared, those that equal the regular arm's; and the largest logit
-    margin of the others over what rounding explains.
-    """
-    if row.identical_prompts is None or row.differing_prompts is None:
-        return None
-    identical = f"{row.identical_prompts} of {row.identical_prompts + row.differing_prompts}"
-    excess = row.margin_over_rounding
-    if excess is None:
-        return identical
-    return f"{identical}\n{'within' if excess <= 1 else 'beyond'} rounding ({excess:.2g}×)"
-
-
-def _length(row: LatencyRow) -> float | None:
-    """Tokens per answer, where answers end by themselves."""
-    ends_itself = row.shortest_answer not in (None, row.max_new_tokens)
-    return row.mean_answer_length if ends_itself else None
-
-
-class _Arm(NamedTuple):
-    """An arm of a run, whose row `arm` is."""
-
-    pair: RankedRun
-    arm: LatencyRow
-
-
-_ARMS = (
-    _PAIR.at("pair"),
-    Column("K", of="pair.k", varies=True, identifies_row=True),
-    _NAME.at("arm"),
-    Column("ms/token", of=_time, meaning="± standard deviation over prompts or batches").at("arm"),
-    Column("tokens/s", number(1), "arm.tokens_per_second"),
-    FIRST_TOKEN.at("arm"),
-    Column(
-        "peak memory GB", lambda size: f"{size / 1e9:.2f}", "arm.peak_memory_bytes", optional=True
-    ),
-    Column("tokens\nper answer", number(1), _length, optional=True).at("arm"),
-    Column("speed-up\n(95 % interval)", with_bounds, stated_speedup, optional=True).at("arm"),
-    Column("without the\nfirst token", with_bounds, "arm.decode_speedup", optional=True),
-    Column("greedy texts\nidentical", of=_identical_texts, optional=True).at("arm"),
-)
-
-
-def arms_table(pairs: Sequence[RankedRun]) -> Table:
-    """Times of each arm; below those of one run what else is to be known about them."""
-    arms = [_Arm(pair, row) for pair in pairs for row in pair.run.rows]
-    if len(pairs) == 1:
-        run = pairs[0].run
-        return Table.of("arms", "", arms, _ARMS, notes=(f"Run {run.id}.", *notes(run)))
-    columns = (*_ARMS, Column("run", text=True, of="arm.run", optional=True))
-    return Table.of("arms", "Times of each arm", arms, columns, for_reference=True)
-
-
-def requests_table(run: Run[LatencyRow]) -> Table:
-    """Times of the requests of each arm, and the load that was held, where requests were sent."""
-    served = [row for row in run.rows if row.was_served]
-    about = "Percentiles are means of those of each run." if run.last.pooled_runs else ""
-    return Table.of("requests", "", served, _REQUESTS, about=about)
 
 
 # The speed-up of fewer prompts is noise.

@@ -8,16 +8,13 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from harness.commands.latency.answer import checks_that_held, end, has_verdict, headline, reasons
-from harness.commands.latency.costs import times_table
-from harness.commands.latency.doubts import doubts
+from harness.commands.latency.doubts import doubts, notes
 from harness.commands.latency.figures import (
     FIRST_TOKEN,
-    arms_table,
     divided_tables,
     pairs_table,
     published_table,
     reasons_table,
-    requests_table,
 )
 from harness.commands.latency.ranking import (
     RankedRun,
@@ -34,7 +31,7 @@ from harness.commands.latency.steps import (
     steps_without_interval,
 )
 from harness.measuring.rows import LatencyRow
-from harness.reporting.page import Page, heading, title_of_many
+from harness.reporting.page import Page, figures_table, heading, title_of_many
 from harness.reporting.table import Column, Line, Table, number
 from harness.reporting.words import arm_name, disturbed_runs, settings_line
 from harness.results.runs import Run, grouped
@@ -91,12 +88,10 @@ def _page_of_run(pair: RankedRun) -> Page:
         doubts(run),
         [
             _bars(run.rows),
-            arms_table([pair]),
-            requests_table(run),
             reasons_table([pair]),
-            times_table(run.rows[0], run.last),
             *divided_tables([pair]),
             published_table([pair] if run.status == "ok" else []),
+            figures_table(run.rows, arm_name, [f"Run {run.id}.", *notes(run)]),
         ],
         [
             *(("Why", reason) for reason in reasons(run, verdict)),
@@ -159,7 +154,6 @@ def _part(group: Sequence[RankedRun], noun: str = "run", *, have_times: bool = F
             pairs_table(pairs),
             *divided_tables(pairs),
             reasons_table(pairs),
-            arms_table(pairs),
             published_table(shown),
         ],
     )

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
 from harness.commands.recovery.rows import RecoveryRow
 from harness.config.amounts import counted, percent
 from harness.reporting.names import Name, named_runs
-from harness.reporting.page import NextStep, Page, heading, lossless_again, title_of_many
+from harness.reporting.page import (
+    NextStep,
+    Page,
+    figures_table,
+    heading,
+    lossless_again,
+    title_of_many,
+)
 from harness.reporting.table import Column, Line, Style, Table
 from harness.reporting.words import (
     TOO_LONG,
@@ -169,7 +177,8 @@ def recovery_page(runs: Sequence[Run]) -> Page | None:
     asked = dataclasses.replace(run.rows[-1], num_prompts=None, batch_size=None)
     in_flight = counted(run.row.batch_size or 1, "request")
     title = heading(run.row, f"{in_flight} in flight · {settings_line([asked])}")
-    tables = [_checks_table(run)]
+    figures = figures_table(run.deciding, attrgetter("check"), _notes(run))
+    tables = [_checks_table(run), figures]
     why = [("Kernels", _kernel_findings(run.kernels))] if run.kernels else []
     steps = _next_steps(run)
     return Page(title, [_finding(run)], _doubts(run), tables, why, steps, statements)
@@ -284,7 +293,7 @@ def _checks_table(checks: Checks) -> Table:
         Column("arm", of="arm", varies=True),
         Column("finding", text=True, of="finding", optional=True),
     )
-    return Table.of("recovery", _TITLE, checks.deciding, columns, notes=tuple(_notes(checks)))
+    return Table.of("recovery", _TITLE, checks.deciding, columns)
 
 
 def _identical(row: RecoveryRow | None) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import itertools
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,14 +17,14 @@ import recompute
 from harness.cli.sweep import exit_code, job_line, print_sweep
 from harness.commands.command import Command
 from harness.commands.plan.rows import PlanRow
-from harness.commands.registry import commands, row_kinds
+from harness.commands.registry import commands, measurement, row_kinds
 from harness.commands.report import command as report_command
 from harness.commands.report.command import build
 from harness.config.errors import SettingError
 from harness.measuring.rows import LatencyRow
 from harness.reporting.files import on_terminal
 from harness.reporting.terminal import as_text
-from harness.results.files import read_kind, write_rows
+from harness.results.files import read_kind, rows_in, write_rows
 from harness.results.row import ColumnDescription
 from harness.results.schema import RunRow
 from in_process import QUICK_MODELS, QUICKEST_PAIR, Harness
@@ -228,6 +229,20 @@ def test_the_report_of_a_run_is_its_page(harness: Harness, case: str) -> None:
     assert harness.as_reported(harness(*typed, code=None))
     if typed[0] in ("latency", "eval") and case != "failed":
         assert recompute.main(["outputs"]) == 0
+
+
+@pytest.mark.parametrize("typed", [SIMULATED, OTHERS["eval"], OTHERS["acceptance"]])
+def test_details_are_every_known_figure(harness: Harness, typed: Sequence[str]) -> None:
+    details = harness(*typed, code=None).summary.partition("Every figure")[2]
+    lines = {line.split()[0]: line for line in details.splitlines() if re.match("  [a-z]", line)}
+    rows = rows_in(Path(f"results/{typed[0]}.csv"), measurement(typed[0]).row)
+    in_question = [row for row in rows if getattr(row, "is_in_question", True)]
+    for name, column in rows[0].columns().items():
+        if column.kind == "figure" and column.part in ("", "estimate"):
+            values = [getattr(row, column.field) for row in in_question]
+            assert (name in lines) == any(value is not None for value in values), name
+            for value in values:
+                assert not isinstance(value, float) or f"{value:.5g}" in lines[name]
 
 
 def test_a_figure_that_is_not_that_of_the_answers_is_found(harness: Harness) -> None:
