@@ -146,7 +146,7 @@ def figures_table(
     """
     columns = [
         Column("figure", text=True, of="field"),
-        *(Column(name_of(row), _in_digits, partial(_value, row)) for row in rows),
+        *(Column(name_of(row), _in_digits, partial(_value, row), text=True) for row in rows),
         Column(
             "meaning",
             text=True,

@@ -52,8 +52,8 @@ class Column:
         optional: whether it is left out where all its cells are empty.
         varies: whether it is left out where all its cells are equal: what all rows share is in the title.
         once: whether a cell that is equal to the one above is left empty.
-        identifies_row: whether it says, as the text columns at the left do, what the row is about.
-            A table that is too wide is printed in parts, and each part begins with these columns.
+        identifies_row: whether it says, as the text columns at the left do, what the row is about. A telephone shows
+            each row as a card under these.
         reference: for a column of `Statement`s, whose intervals a page also draws: the value that has a line, 1 for
             speed-ups. None for others.
         meaning: what the heading stands for, where readers may not know it; said beside the table.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import shutil
 import sys
@@ -13,13 +14,12 @@ from typing import IO, Any
 from rich import box
 from rich.cells import cell_len
 from rich.console import Console, JustifyMethod
-from rich.measure import Measurement
 from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
 from harness.config.errors import RunError
-from harness.reporting.table import Column, Document, Line, Table, in_lines, legend, naming, visible
+from harness.reporting.table import Column, Document, Line, Table, in_lines, legend, visible
 
 # Without a terminal the tables go into a file or a pull request: wide enough not to wrap.
 PLAIN_WIDTH = 110
@@ -29,9 +29,8 @@ _STYLES = {
     "plain": "", "strong": "bold", "dim": "dim", "warning": "yellow", "good": "bold green", "bad": "bold red",
 }  # fmt: skip
 _BOXES = {"box": box.ROUNDED, "plain": box.SIMPLE_HEAD, "bare": None}
-# Cells up to this length are not broken, in columns of numbers and of text.
+# Words up to this length are not broken.
 _UNBROKEN = 24
-_UNBROKEN_TEXT = 14
 # Characters beside each column: its frame and padding.
 _FRAME = 3
 # Answers, and lines with a name, begin here.
@@ -142,7 +141,7 @@ def _print_table(table: Table, console: Console) -> None:
     if table.look == "lines":
         _print_lines(rows, console)
     else:
-        _print_parts(table, columns, rows, console)
+        _print_columns(table, columns, rows, console)
     if table.look != "bare" and (meanings := legend(columns)):
         _print_text(meanings, "dim", console)
     for note in table.notes:
@@ -167,80 +166,37 @@ def _print_lines(rows: Sequence[Sequence[str]], console: Console) -> None:
             console.print(shown, soft_wrap=True)
 
 
-def _print_parts(
+def _print_columns(
     table: Table, columns: Sequence[Column], rows: Sequence[Sequence[str]], console: Console
 ) -> None:
-    """A table with headings, in as many parts below each other as the console's width takes. Of a bare table only the
-    first part: columns without room are left out.
-    """
-    wants = []
-    for index, column in enumerate(columns):
-        cells_of_column = [cells[index] for cells in rows]
-        wants.append(_width(column, cells_of_column, console))
+    """A table with headings. Columns at the right that have no room are left out, and named below the table."""
     is_bare = table.look == "bare"
     margin = 2 * len(_INDENT) if is_bare else 0
     room = console.width - 1 - margin
-    least = [want.minimum for want in wants]
+    cells_of_columns = zip(*rows, strict=True)
+    least = [*map(_least_width, columns, cells_of_columns)]
+    ends = itertools.accumulate(width + _FRAME for width in least)
+    num_shown = max(1, sum(end <= room for end in ends))
+    drawn = RichTable(box=_BOXES[table.look], header_style="dim" if is_bare else "bold")
     if is_bare:
-        least = [max(want.minimum, min(want.maximum, _UNBROKEN)) for want in wants]
-    parts = _parts(columns, least, room)
-    for part in parts[:1] if is_bare else parts:
-        drawn = RichTable(box=_BOXES[table.look], header_style="dim" if is_bare else "bold")
-        if is_bare:
-            drawn.padding = (0, _FRAME, 0, 0)
-            drawn.pad_edge = False
-        widths = _shared(room, [wants[index] for index in part])
-        for index, width in zip(part, widths, strict=True):
-            column = columns[index]
-            justify: JustifyMethod = "left" if column.text else "right"
-            drawn.add_column(Text(column.heading), justify=justify, overflow="fold", width=width)
-        for row, cells in zip(table.rows, rows, strict=True):
-            style = "bold" if row.strong else "dim" if row.faint else None
-            drawn.add_row(*(Text(visible(cells[index])) for index in part), style=style)
-        console.print(Padding(drawn, (0, 0, 0, margin), expand=False))
+        drawn.padding = (0, _FRAME, 0, 0)
+        drawn.pad_edge = False
+    for column in columns[:num_shown]:
+        justify: JustifyMethod = "left" if column.text else "right"
+        heading = Text(column.heading)
+        drawn.add_column(heading, justify=justify, overflow="fold", no_wrap=not column.text)
+    for row, cells in zip(table.rows, rows, strict=True):
+        style = "bold" if row.strong else "dim" if row.faint else None
+        drawn.add_row(*(Text(visible(cell)) for cell in cells[:num_shown]), style=style)
+    console.print(Padding(drawn, (0, 0, 0, margin), expand=False))
+    left_out = "; ".join(column.name for column in columns[num_shown:])
+    if left_out and not is_bare:
+        _print_text(f"Without room here: {left_out}.", "dim", console)
 
 
-def _width(column: Column, cells: Sequence[str], console: Console) -> Measurement:
-    """How many characters a column needs: at least, so that numbers and words in headings stay whole, and at most, so
-    that nothing is broken.
-    """
-    heading = Measurement.get(console, console.options, Text(column.heading))
-    longest = Measurement.get(console, console.options, Text("\n".join(cells))).maximum
-    unbroken = min(longest, _UNBROKEN_TEXT if column.text else _UNBROKEN)
-    return Measurement(max(unbroken, heading.minimum), max(longest, heading.maximum))
-
-
-def _shared(room: int, wants: Sequence[Measurement]) -> list[int]:
-    """The widths of columns side by side. Too wide, the one that can spare most gets narrower."""
-    widths = [want.maximum for want in wants]
-    spare = [want.span for want in wants]
-    while sum(widths) + _FRAME * len(widths) > room and max(spare):
-        index = spare.index(max(spare))
-        widths[index] -= 1
-        spare[index] -= 1
-    return widths
-
-
-def _parts(columns: Sequence[Column], least: Sequence[int], room: int) -> list[list[int]]:
-    """The parts that a table is printed in: places of the columns that fit side by side.
-
-    Each part begins with the columns that say what a row is: [[0, 1, 2, 3], [0, 1, 4, 5]].
-
-    Args:
-        least: the narrowest width of each column.
-        room: the width of the console.
-    """
-    widths = [width + _FRAME for width in least]
-    names = [*range(len(naming(columns)))]
-    # Names take half of the room at most, so that the other half can say something about them.
-    while len(names) > 1 and 2 * sum(widths[place] for place in names) > room:
-        names.pop()
-    parts = [list(names)]
-    for index in range(len(names), len(columns)):
-        part = parts[-1]
-        is_full = sum(widths[other] for other in (*part, index)) > room
-        if is_full and len(part) > len(names):
-            part = list(names)
-            parts.append(part)
-        part.append(index)
-    return parts
+def _least_width(column: Column, cells: Sequence[str]) -> int:
+    """Characters that a column needs, without its frame: numbers stay whole, and text is broken between words."""
+    text = "\n".join([column.heading, *cells])
+    if column.text:
+        return min(max(map(cell_len, text.split()), default=0), _UNBROKEN)
+    return max(map(cell_len, text.split("\n")))

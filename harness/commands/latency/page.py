@@ -164,9 +164,10 @@ def _bars(rows: Sequence[LatencyRow]) -> Table:
     longest = max(row.ms_per_token or 0.0 for row in rows) or 1.0
     columns = (
         Column("", text=True, of=arm_name),
-        Column("", lambda ms: "█" * round(_BAR * ms / longest), "ms_per_token", text=True),
         Column("ms/token", number(), "ms_per_token"),
         Column("tokens/s", number(1), "tokens_per_second", optional=True),
         FIRST_TOKEN,
+        # The last one: a narrow terminal leaves out columns at the right.
+        Column("", lambda ms: "█" * round(_BAR * ms / longest), "ms_per_token", text=True),
     )
     return Table.of("bars", "", rows, columns, look="bare")
