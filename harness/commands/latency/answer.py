@@ -1,9 +1,8 @@
-"""The answer of one run of `latency` in sentences: the verdict, why, what was checked, and what ended the run."""
+"""The answer of one run of `latency` in sentences: the verdict, why, and what ended the run."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from harness.commands.latency.costs import costs_in_steps, held_back, share_of_iteration
 from harness.config.amounts import counted, percent
@@ -136,44 +135,6 @@ def _not_reported(row: LatencyRow) -> str:
     if row.impossible_counts:
         return "acceptance is unknown: the server's counts cannot be true"
     return "acceptance is not reported by the server"
-
-
-def checks_that_held(run: Run[LatencyRow]) -> list[str]:
-    """The names of the checks that held, in one line; none of a run without a verdict."""
-    regular, row = run.rows[0], run.last
-    if not has_verdict(run.rows) or not row.speedup or row.is_simulated:
-        return []
-    held = _held(regular, row)
-    if row.repeat == "all":
-        # A mean over runs may be equal in both arms by chance: each run has to have done equal work.
-        parts = [_held(part.rows[0], part.last) for part in run.parts]
-        if not parts or not all("equal work" in names for names in parts):
-            held = [name for name in held if name != "equal work"]
-    return [" · ".join(held)] if held else []
-
-
-def _held(regular: LatencyRow, row: LatencyRow) -> list[str]:
-    """The names of the checks of a run that held. None holds if a figure that it rests on is not known."""
-    arms = (regular, row)
-    cached = [arm.cached_tokens for arm in arms]
-    foreign = [arm.foreign_tokens for arm in arms]
-    drafted = [arm.drafted for arm in arms]
-    were_throttled = any(arm.num_throttled_units for arm in arms)
-    are_gpus_quiet = not (row.other_gpu_processes or row.gpu_throttled or were_throttled)
-    # Tokens that arrive several at a time were drafted, or held back so that nobody sees whether they were.
-    is_plain = drafted == [False, True] and not regular.held_back
-    is_quiet = row.was_quiet and not regular.was_starved and are_gpus_quiet and row.url is None
-    # Each with the figures that it rests on.
-    checks: dict[str, tuple[Sequence[Any], bool]] = {
-        "equal work": ([row.num_tokens], regular.num_tokens == row.num_tokens),
-        "equal texts": ([row.identical_prompts], row.identical_prompts == row.num_prompts),
-        "caches cold": (cached, not any(cached)),
-        "no other client": (foreign, not any(foreign)),
-        "regular arm drafted nothing": (drafted, is_plain),
-        "machine quiet": ([row.drifted, row.processor_share], is_quiet),
-        "clocks not lowered": ([row.lowest_gpu_clock_mhz or None], not were_throttled),
-    }
-    return [name for name, (figures, is_held) in checks.items() if is_held and None not in figures]
 
 
 def end(row: LatencyRow) -> list[str]:

@@ -14,13 +14,13 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from harness.commands.latency.answer import stated_speedup
+from harness.commands.latency.checks import caveats
 from harness.commands.latency.costs import (
     StepCosts,
     costs_in_steps,
     held_back,
     share_of_predicted,
 )
-from harness.commands.latency.doubts import caveats
 from harness.commands.latency.ranking import RankedRun
 from harness.config.acceptance_rules import tests_each_token
 from harness.config.amounts import percent
@@ -158,7 +158,8 @@ _REASONS = (
         "row.marginal_acceptance_by_position",
         optional=True,
     ),
-    Column("run", text=True, of="row.run", varies=True),
+    # No text: an id that is broken in two cannot be copied.
+    Column("run", of="row.run", varies=True),
 )
 
 

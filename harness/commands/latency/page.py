@@ -7,8 +7,8 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from harness.commands.latency.answer import checks_that_held, end, has_verdict, headline, reasons
-from harness.commands.latency.doubts import doubts, notes
+from harness.commands.latency.answer import end, has_verdict, headline, reasons
+from harness.commands.latency.checks import checked, doubts, notes
 from harness.commands.latency.figures import (
     FIRST_TOKEN,
     divided_tables,
@@ -95,7 +95,7 @@ def _page_of_run(pair: RankedRun) -> Page:
         ],
         [
             *(("Why", reason) for reason in reasons(run, verdict)),
-            *(("Checked", held) for held in checks_that_held(run)),
+            *(("Checked", held) for held in checked(run)),
             *(("Ended", ended) for ended in end(run.last)),
         ],
         steps_after_run(run.last, verdict),

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.commands.latency.answer import checks_that_held, reasons
+from harness.commands.latency.answer import reasons
+from harness.commands.latency.checks import CHECKS, checked, doubts, notes
 from harness.commands.latency.costs import StepCosts, held_back, main_limit, share_of_iteration
-from harness.commands.latency.doubts import DOUBTS, doubts, notes
 from harness.commands.latency.figures import Category, categories_of
 from harness.commands.latency.page import latency_page
 from harness.commands.report.command import build
@@ -250,10 +250,12 @@ def explained(heading: str) -> list[str]:
 
 def test_the_page_of_messages_explains_each_of_them_and_no_other() -> None:
     left = {heading: explained(heading) for heading in ("Warnings", "Notes")}
-    for doubt in DOUBTS:
-        fields = string.Formatter().parse(doubt.text)
+    for check in CHECKS:
+        if not check.text:
+            continue
+        fields = string.Formatter().parse(check.text)
         pieces = [text.strip(" .,:;()") for text, *_ in fields]
-        rows = left["Notes" if "note" in doubt.rank else "Warnings"]
+        rows = left["Notes" if "note" in check.consequence else "Warnings"]
         [row] = [row for row in rows if all(piece in row for piece in pieces)]
         rows.remove(row)
     assert left == {"Warnings": [], "Notes": []}
@@ -394,7 +396,7 @@ def test_a_check_whose_figures_are_unknown_has_no_tick() -> None:
     }
     rows = latency_run(**known, processor_share=1.0, lowest_gpu_clock_mhz=1400, num_tokens=960)
     run = Run([replace(rows[0], drafted=False), rows[1]])
-    (held,) = checks_that_held(run)
+    (held,) = checked(run)
     assert held.split(" · ") == [
         "equal work", "equal texts", "caches cold", "no other client", "regular arm drafted nothing",
         "machine quiet", "clocks not lowered",
@@ -402,7 +404,7 @@ def test_a_check_whose_figures_are_unknown_has_no_tick() -> None:
     for index, name in itertools.product((0, 1), [*known, "num_tokens"]):
         arms = list(run.rows)
         arms[index] = replace(arms[index], **{name: None})
-        (found,) = checks_that_held(Run(arms))
+        (found,) = checked(Run(arms))
         is_needed = index == 1 or name in (
             "cached_tokens",
             "foreign_tokens",
@@ -425,10 +427,10 @@ def test_equal_work_of_several_runs_is_that_of_each() -> None:
         return Run(rows, parts=parts)
 
     unequal = [run(960, 880), run(880, 960)]
-    assert checks_that_held(run(920, 920, parts=unequal, repeat="all")) == []
-    assert checks_that_held(run(920, 920, repeat="all")) == [], "its runs were not read"
+    assert checked(run(920, 920, parts=unequal, repeat="all")) == []
+    assert checked(run(920, 920, repeat="all")) == [], "its runs were not read"
     equal = [run(960, 960), run(880, 880)]
-    assert checks_that_held(run(920, 920, parts=equal, repeat="all")) == ["equal work"]
+    assert checked(run(920, 920, parts=equal, repeat="all")) == ["equal work"]
 
 
 def test_two_servers_that_draft_have_a_reason_each() -> None:

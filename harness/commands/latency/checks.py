@@ -1,4 +1,6 @@
-"""Reasons to doubt the answer of a run, and notes about what its figures cover: a table with one row each."""
+"""What is checked of a run of `latency`, a table with one row each: reasons to doubt its answer, notes about what its
+figures cover, and what held.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
+from harness.commands.latency.answer import has_verdict
 from harness.config.amounts import counted, percent
 from harness.config.machine import is_loopback
 from harness.config.run import NO_GRAPHS
@@ -40,29 +43,51 @@ _MOST_AFTER_LAST_TOKEN = 0.05
 _MOST_OF_HOST = 0.1
 
 _Run = Run[LatencyRow]
-# `against`: a reason not to believe the figures as they stand; `comparison`: the same of the speed-up, where there is
-# one. `note`: what else is to be known. All are said of a single run; those that begin with `setting` below tables of
-# many runs too.
-Rank = Literal["comparison", "against", "setting against", "setting note", "note"]
+# What follows from what is found. `comparison`: the speed-up is not to be believed as it stands, where there is one;
+# `against`: the same of all figures. `note`: what else is to be known. `no verdict`: the arms are not compared, as
+# `results.verdict.refusal` says. All are said of a single run; those that begin with `setting` below tables of many
+# runs too.
+Consequence = Literal[
+    "no verdict", "comparison", "against", "setting against", "setting note", "note"
+]
 
 
-class Doubt(NamedTuple):
-    """A sentence about a run.
+class Check(NamedTuple):
+    """Something that may spoil the figures of a run.
 
     Attributes:
-        applies: what it finds in a run, something false where the sentence is not to be said. Its rows are of the
-            regular arm, then of the speculative one where there is a draft.
-        text: the sentence, a template with `row`, the last one of the run, and `found`.
+        find: what it finds in a run: None where a figure that it rests on is unknown, something false where nothing
+            is found. The rows of the run are of the regular arm, then of the speculative one where there is a draft.
+        text: the sentence about what is found, a template with `row`, the last one of the run, and `found`; empty where
+            the verdict, or another check, says it.
+        held: how *Checked* says that nothing is found; empty where it does not.
     """
 
-    rank: Rank
-    applies: Callable[[_Run], Any]
+    consequence: Consequence
+    find: Callable[[_Run], Any]
     text: str
+    held: str = ""
 
 
 def doubts(run: _Run) -> list[str]:
     """Reasons not to believe the figures of a run as they stand, the most serious first."""
     return _said([run], ("comparison", "against", "setting against"))
+
+
+def checked(run: _Run) -> list[str]:
+    """What was found to be in order, in one line; nothing of a run without a verdict. Of a pooled run each of its runs
+    was: means over runs may be equal in both arms by chance.
+    """
+    row = run.last
+    if not has_verdict(run.rows) or not row.speedup or row.is_simulated:
+        return []
+    runs = run.parts if row.repeat == "all" else [run]
+    held = []
+    for check in CHECKS:
+        findings = [check.find(part) for part in runs]
+        if check.held and findings and None not in findings and not any(findings):
+            held.append(check.held)
+    return [" · ".join(held)] if held else []
 
 
 def notes(run: _Run) -> list[str]:
@@ -75,22 +100,62 @@ def caveats(runs: Iterable[_Run]) -> list[str]:
     return _said(runs, ("setting note", "setting against"))
 
 
-def _said(runs: Iterable[_Run], ranks: Sequence[Rank]) -> list[str]:
-    """The sentences that apply to any of these runs, each once."""
+def _said(runs: Iterable[_Run], consequences: Sequence[Consequence]) -> list[str]:
+    """The sentences about what is found in any of these runs, each once."""
     sentences: dict[str, None] = {}
     for run in runs:
         is_compared = run.last.speedup is not None
-        for doubt in DOUBTS:
-            is_asked = doubt.rank in ranks and (is_compared or doubt.rank != "comparison")
-            found = doubt.applies(run) if is_asked else None
-            if found:
-                sentences[doubt.text.format(row=run.last, found=found)] = None
+        for check in CHECKS:
+            is_asked = check.text and check.consequence in consequences
+            if is_asked and (is_compared or check.consequence != "comparison"):
+                found = check.find(run)
+                if found:
+                    sentences[check.text.format(row=run.last, found=found)] = None
     return list(sentences)
 
 
-def _each_arm(text: Callable[[LatencyRow], str | None]) -> Callable[[_Run], str]:
-    """Words about the arms of a run for which there are some, from those about one."""
-    return lambda run: " and ".join(filter(None, map(text, run.rows)))
+def _each_arm(find: Callable[[LatencyRow], str | None]) -> Callable[[_Run], str | None]:
+    """What is found in the arms of a run, in words, from what is found in one; None where nothing is found and one is
+    not known.
+    """
+
+    def of_run(run: _Run) -> str | None:
+        found = [find(row) for row in run.rows]
+        words = " and ".join(filter(None, found))
+        return None if not words and None in found else words
+
+    return of_run
+
+
+def _unequal_work(run: _Run) -> bool | None:
+    numbers = [row.num_tokens for row in run.rows]
+    return None if None in numbers else len(set(numbers)) > 1
+
+
+def _unequal_texts(run: _Run) -> bool | None:
+    row = run.last
+    return None if row.identical_prompts is None else row.identical_prompts != row.num_prompts
+
+
+def _regular_drafts(run: _Run) -> bool | None:
+    regular, row = run.rows[0], run.last
+    # Tokens that arrive several at a time were drafted, or held back so that nobody sees whether they were.
+    if None in (regular.drafted, row.drafted) or regular.held_back:
+        return None
+    return bool(regular.drafted or not row.drafted)
+
+
+def _not_quiet(run: _Run) -> bool | None:
+    row = run.last
+    if row.url is not None or None in (row.drifted, row.processor_share):
+        return None
+    return not row.was_quiet or run.rows[0].was_starved or bool(_busy_gpus(run))
+
+
+def _lowered_clocks(run: _Run) -> bool | None:
+    if not run.last.lowest_gpu_clock_mhz:
+        return None
+    return any(row.num_throttled_units for row in run.rows)
 
 
 @_each_arm
@@ -106,7 +171,7 @@ def _failed(row: LatencyRow) -> str | None:
     return f"{row.num_failed} of {row.num_prompts} {row.arm}" if row.num_failed else None
 
 
-def _failures(run: _Run) -> str:
+def _failures(run: _Run) -> str | None:
     """How many requests of each arm failed, and the first error."""
     failed = _failed(run)
     errors = [prompt.error for prompt in run.prompt_rows if prompt.error]
@@ -206,7 +271,9 @@ def _held_back(row: LatencyRow) -> str | None:
 @_each_arm
 def _cached(row: LatencyRow) -> str | None:
     """The share of the prompts' tokens that came from a cache, where some did."""
-    if not row.cached_tokens or not row.read_prompt_tokens:
+    if not row.cached_tokens:
+        return None if row.cached_tokens is None else ""
+    if not row.read_prompt_tokens:
         return None
     return f"{percent(row.cached_tokens / row.read_prompt_tokens)} in the {row.arm} arm"
 
@@ -215,7 +282,7 @@ def _cached(row: LatencyRow) -> str | None:
 def _foreign_tokens(row: LatencyRow) -> str | None:
     """The tokens that a server read and generated for others while it was measured."""
     if not row.foreign_tokens:
-        return None
+        return None if row.foreign_tokens is None else ""
     return f"{counted(row.foreign_tokens, 'token')} during the {row.arm} arm"
 
 
@@ -286,169 +353,171 @@ def _takes_turns(run: _Run) -> int | None:
 
 
 # In the order in which they are said, the most serious first. A new one is one row.
-DOUBTS = (
+CHECKS = (
     # Another machine than the one that serves such a target: no figure below carries over.
-    Doubt(
+    Check(
         "setting against",
         _takes_turns,
         "The target's layers take turns on {found} GPUs: with tensor parallelism a step is several times as fast, and"
         " the same draft pays less.",
     ),
     # It explains the figures below it.
-    Doubt(
+    Check(
         "against",
         _busy,
         "The machine was not quiet: this run got {found}.",
     ),
-    Doubt(
+    Check(
         "against",
         _finished,
         "{row.status}: the figures cover {found} prompts.",
     ),
-    Doubt(
+    Check(
         "setting against",
         lambda run: run.last.is_simulated,
         "engine=simulated: costs and acceptance are planted, and nothing was measured.",
     ),
-    Doubt("setting against", lambda run: lossy_rule(run.last), f"{{found}}: {LOSSY}."),
-    Doubt(
+    Check("setting against", lambda run: lossy_rule(run.last), f"{{found}}: {LOSSY}."),
+    Check(
         "setting against",
         lambda run: run.last.synthetic and synthetic_value(run.last),
         "decoding.synthetic_acceptance={found}: draft tokens were accepted at random, this often.",
     ),
-    Doubt(
+    Check(
         "setting against",
         lambda run: NO_GRAPHS in (run.last.runner or ""),
         "Neither arm runs in CUDA graphs (runner {row.runner}): each kernel is launched separately, and a draft costs"
         " more.",
     ),
-    Doubt(
+    Check(
         "setting against",
         _has_a_slower_runner,
         "The draft has a faster runner ({row.draft_runner}) than the target ({row.runner}), which inflates the"
         " speed-up.",
     ),
-    Doubt(
+    Check(
         "against",
         _slow_host,
         "This program's host code takes {found}: another engine has another speed-up.",
     ),
-    Doubt("against", _failures, "Requests failed: {found}."),
-    Doubt("against", _empty, "Answers without a token are left out: {found}."),
-    Doubt(
+    Check("against", _failures, "Requests failed: {found}."),
+    Check("against", _empty, "Answers without a token are left out: {found}."),
+    Check(
         "comparison",
         lambda run: run.last.has_one_server,
         "Both URLs are the same server: the ratio only shows how far apart identical arms are.",
     ),
-    Doubt(
+    Check(
         "comparison",
         lambda run: run.last.has_same_command,
         "Both commands are the same: the ratio only shows how far apart identical servers are.",
     ),
-    Doubt(
+    Check(
         "comparison",
         _in_two_places,
         "The servers at {found} may be different machines or devices: a slower one would look like a slower arm."
         " `harness latency -- COMMAND` starts both on the same devices.",
     ),
-    Doubt(
+    Check(
         "against",
         _busy_gpus,
         "The GPUs were not quiet: {found}.",
     ),
-    Doubt(
+    Check(
         "comparison",
         lambda run: run.last.drifted and run.last.drift,
         "The speed-up changed during the run: that of the second half is {found:.2f} times that of the first.",
     ),
-    Doubt(
+    Check(
         "comparison",
         lambda run: run.last.rare_units,
         "{found}: they cause most of the interval's width.",
     ),
-    Doubt(
+    Check("no verdict", _unequal_work, "", held="equal work"),
+    Check("no verdict", _unequal_texts, "", held="equal texts"),
+    Check("note", _cached, "Prompt tokens from a cache: {found}.", held="caches cold"),
+    Check(
         "against",
         _foreign_tokens,
         "The server processed {found} for other clients.",
+        held="no other client",
     ),
-    Doubt(
+    Check("no verdict", _regular_drafts, "", held="regular arm drafted nothing"),
+    Check("against", _not_quiet, "", held="machine quiet"),
+    Check("against", _lowered_clocks, "", held="clocks not lowered"),
+    Check(
         "against",
         _impossible,
         "The server's counts cannot be true: {found}. No figure follows from them.",
     ),
-    Doubt(
+    Check(
         "against",
         _slow_here,
         "First tokens took {found}: this machine or the network was the bottleneck.",
     ),
-    Doubt(
+    Check(
         "against",
         _late_end,
         "Time after the last token: {found}. A server or gateway ends answers late.",
     ),
-    Doubt("comparison", _other_caches, "The arms took different shares of the {found}."),
-    Doubt(
+    Check("comparison", _other_caches, "The arms took different shares of the {found}."),
+    Check(
         "comparison",
         _other_prompts,
         "The servers read {found}: another chat template, or truncated prompts.",
     ),
-    Doubt(
+    Check(
         "comparison",
         lambda run: run.last.interleaved is False,
         "The arms did not take turns (interleaved=false): a machine that slowed down would look like a slower arm.",
     ),
-    Doubt(
+    Check(
         "comparison",
         _after_the_end,
         "Tokens after the end of their texts: {found}; decoding.ignore_eos=false stops there.",
     ),
-    Doubt(
+    Check(
         "against",
         lambda run: run.last.draft_remembers and run.last.num_different_prompts,
         "{found} prompts were asked {row.num_prompts} times, and the server drafts from its earlier answers: new"
         " prompts gain less.",
     ),
-    Doubt(
+    Check(
         "against",
         _otherwise_by_answer,
         "Answers have {row.shortest_answer} to {row.longest_answer} tokens: {found}, in which short answers weigh as"
         " much as long ones.",
     ),
-    Doubt("setting note", lambda run: too_long(run.last), f"{{found}} {TOO_LONG}."),
-    Doubt(
+    Check("setting note", lambda run: too_long(run.last), f"{{found}} {TOO_LONG}."),
+    Check(
         "against",
         _held_back,
         "Tokens arrive {found}: the time per token after the first and the cost of an iteration are unknown.",
     ),
-    Doubt(
+    Check(
         "against",
         lambda run: run.last.speedup and run.last.speedup.has_bounds and _same_prompts(run),
         "{found} prompts are the same: the interval covers repeating this prompt only.",
     ),
-    Doubt(
+    Check(
         "setting note",
         lambda run: run.last.salted is False,
         "This kind of server takes no cache salt: its prefix cache may have seen the prompts before.",
     ),
-    Doubt(
+    Check(
         "setting note",
         lambda run: run.last.url,
         "The servers ran already: their share of CPU time is unknown.",
     ),
-    Doubt(
+    Check(
         "note",
         _low_acceptance,
         "Acceptance is low: {found} of the tested draft tokens. `harness acceptance` on the same server shows whether"
         " the draft or the engine is bad: docs/low-acceptance.md.",
     ),
-    Doubt(
+    Check(
         "note",
         _unseen,
         "The server's counters saw only {found}, probably one worker's of several: they are not used.",
-    ),
-    Doubt(
-        "note",
-        _cached,
-        "Prompt tokens from a cache: {found}.",
     ),
 )
