@@ -43,7 +43,7 @@ from harness.results.statistics.ratios import ratio_of_totals
 
 def _known_verdict(pair: RankedRun) -> Statement | None:
     """Whether a pair pays; None of a target alone."""
-    verdict = pair.member.verdict
+    verdict = pair.verdict
     return verdict if verdict.interval.is_known else None
 
 
@@ -89,7 +89,7 @@ _PAIRS = (
 def pairs_table(pairs: Sequence[RankedRun]) -> Table:
     """Speed-up of each pair and K, with the settings in which they differ."""
     speedup = _SPEEDUP
-    family = max(pair.member.verdict.family for pair in pairs)
+    family = max(pair.verdict.family for pair in pairs)
     if family > 1:
         speedup = replace(_SPEEDUP, heading=f"speed-up (95 %\nfor {family} at once)")
     columns = [speedup if column is _SPEEDUP else column for column in _PAIRS]

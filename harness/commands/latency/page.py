@@ -60,28 +60,26 @@ def latency_page(runs: Sequence[Run[LatencyRow]]) -> Page | None:
     elif judged:
         page = _page_of_run(judged[0])
     elif pairs:
-        whole = [pair for pair in pairs if not pair.member.is_partial]
+        whole = [pair for pair in pairs if not pair.is_partial]
         page = _part(whole) if whole else Page(title_of_many([pair.row for pair in pairs]))
         nothing = [Line("No run has a verdict.", "strong")]
-        page = replace(page, finding=nothing, next=steps_without_interval(pairs))
+        page = replace(page, finding=nothing)
     else:
         return None
     if len(pairs) > 1:
-        statements = [said for pair in pairs for said in pair.member.statements]
-        members = [pair.member for pair in pairs]
-        same = dict.fromkeys(member.verdict.why for member in members if member.is_same_setting)
+        statements = [said for pair in pairs for said in pair.statements]
+        same = dict.fromkeys(pair.verdict.why for pair in pairs if pair.is_same_setting)
         unjudged = [pair for pair in pairs if not pair.has_verdict]
-        others = [pair.run for pair in unjudged if not pair.member.is_same_setting]
-        page = replace(page, statements=statements, without_verdict=others)
-        if judged:
-            page = replace(page, next=[*steps_without_interval(unjudged), *page.next])
+        others = [pair.run for pair in unjudged if not pair.is_same_setting]
+        steps = [*steps_without_interval(pairs), *page.next]
+        page = replace(page, statements=statements, without_verdict=others, next=steps)
         page = replace(page, doubts=[*page.doubts, *(f"{line}." for line in same)])
     return replace(page, plots=plots)
 
 
 def _page_of_run(pair: RankedRun) -> Page:
     """The verdict, both arms, why, what to type next, and the figures behind it."""
-    run, verdict = pair.run, pair.member.verdict
+    run, verdict = pair.run, pair.verdict
     return Page(
         heading(run.last, settings_line(run.rows)),
         [headline(verdict)] if has_verdict(run.rows) else [],
@@ -106,13 +104,11 @@ def _page_of_run(pair: RankedRun) -> Page:
 def _page_of_runs(pairs: Sequence[RankedRun]) -> Page:
     """A part for each series of several runs, those with a conclusion first, and one for all other runs."""
     by_series = grouped(pairs, attrgetter("series")).values()
-    have_times = len(by_series) > 1
-    parts = [_part(group, have_times=have_times) for group in by_series if len(group) > 1]
+    parts = [_part(group) for group in by_series if len(group) > 1]
     parts.sort(key=lambda part: not any(line.style in ("good", "bad") for line in part.finding))
     single = [group[0] for group in by_series if len(group) == 1]
     if single:
-        noun = "single run" if parts else "run"
-        parts.append(_part(single, noun, have_times=have_times))
+        parts.append(_part(single, "single run" if parts else "run"))
     page = parts[0]
     if len(parts) > 1:
         page = Page(title_of_many([pair.row for pair in pairs]), parts=parts)
@@ -127,13 +123,12 @@ def _page_of_runs(pairs: Sequence[RankedRun]) -> Page:
     return replace(page, doubts=doubts, why=why, next=steps_after_runs(pairs))
 
 
-def _part(group: Sequence[RankedRun], noun: str = "run", *, have_times: bool = False) -> Page:
+def _part(group: Sequence[RankedRun], noun: str = "run") -> Page:
     """What is said of one series, or of single runs, and a row for each.
 
     Args:
         group: named among all on the page.
         noun: for what the runs are called.
-        have_times: see `answers`.
     """
     pairs = among_themselves(group)
     title = title_of_many([pair.row for pair in pairs], noun).split(" · ")
@@ -148,7 +143,7 @@ def _part(group: Sequence[RankedRun], noun: str = "run", *, have_times: bool = F
     shown = [pair for pair in pairs if pair.is_best_of_draft or pair.speedup is None]
     return Page(
         " · ".join(dict.fromkeys(title)),
-        answers(pairs, have_times=have_times),
+        answers(pairs),
         doubts,
         [
             pairs_table(pairs),

@@ -46,7 +46,7 @@ def _curves(pairs: Sequence[RankedRun], series: str, x: str) -> Curves:
     """
     curves: dict[str, Sequence[tuple[float, Interval]]] = {}
     for names, members in grouped(pairs, attrgetter(series)).items():
-        by_x = {attrgetter(x)(pair): pair.interval for pair in members}
+        by_x = {attrgetter(x)(pair): pair.verdict.interval for pair in members}
         if len(by_x) > 1:
             curves[" · ".join(names)] = [*by_x.items()]
     return curves

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -39,27 +39,21 @@ _STANDINGS = {
 
 
 @dataclass(eq=False)
-class RankedRun:
+class RankedRun(Member):
     """A run among others: a pair, or a target without a draft.
 
     Attributes:
-        member: its place in its series. The last row of its run, `row`, is the speculative arm's; in a run without a
-            draft the regular one's.
         name: among the other runs.
         is_best_of_draft: whether tables beside the ranking show this K for its draft.
     """
 
-    member: Member
-    series: Series
-    name: Name
+    series: Series = field(kw_only=True)
+    name: Name = field(kw_only=True)
     is_best_of_draft: bool = False
 
     @property
-    def run(self) -> Run[LatencyRow]:
-        return self.member.run
-
-    @property
     def row(self) -> LatencyRow:
+        """The speculative arm's; in a run without a draft the regular one's."""
         return self.run.last
 
     @property
@@ -68,24 +62,15 @@ class RankedRun:
         return self.run.row("regular")
 
     @property
-    def speedup(self) -> float | None:
-        """The speed-up as far as it may be stated; None for a partial run."""
-        return self.member.speedup
-
-    @property
-    def interval(self) -> Interval:
-        """The speed-up, by an interval that holds for all that are read together."""
-        return self.member.verdict.interval
-
-    @property
     def has_verdict(self) -> bool:
         """Whether it is whole, and something may be said of it; an arm alone needs no interval."""
-        return self.member.is_judged or self.member.is_arm_alone
+        return self.is_judged or self.is_arm_alone
 
     @property
     def is_reference(self) -> bool:
         """Whether the others of its series are compared with it."""
-        return self.member is self.series.reference
+        reference = self.series.reference
+        return reference is not None and reference.run is self.run
 
     @property
     def is_first(self) -> bool:
@@ -101,7 +86,7 @@ class RankedRun:
         if self.series.standings:
             is_best = self.is_reference and self.series.is_reference_best
             return disturbed or ("best" if is_best else "")
-        words = "" if self.speedup is None else self.member.verdict.words
+        words = "" if self.speedup is None else self.verdict.words
         return "\n".join(filter(None, [words, disturbed]))
 
     @property
@@ -116,7 +101,7 @@ class RankedRun:
     @property
     def load(self) -> int:
         """Requests in flight, or rows of a batch."""
-        return load_of(self.member)
+        return load_of(self)
 
     @property
     def curve(self) -> Sequence[str]:
@@ -141,7 +126,9 @@ def ranked_runs(runs: Sequence[Run[Any]]) -> list[RankedRun]:
     shown = [run for run in runs if run.has_figures and run.status != "incomplete"]
     pairs = []
     for series in series_of(shown):
-        pairs += [RankedRun(member, series, name_of(member.run.last)) for member in series.members]
+        for member in series.members:
+            name = name_of(member.run.last)
+            pairs.append(RankedRun(**vars(member), series=series, name=name))
     return among_themselves(pairs)
 
 
@@ -154,9 +141,9 @@ def among_themselves(pairs: Sequence[RankedRun]) -> list[RankedRun]:
     names = distinct_names([pair.row for pair in pairs])
     named = [replace(pair, name=name) for pair, name in zip(pairs, names, strict=True)]
     for same_draft in grouped(named, attrgetter("name.group")).values():
-        best = best_of(pair.member for pair in same_draft)
+        best = best_of(same_draft)
         for pair in same_draft:
-            pair.is_best_of_draft = pair.member is best
+            pair.is_best_of_draft = pair is best
     ordered = []
     # Those without a speed-up last.
     named.sort(key=lambda pair: (pair.speedup is None, pair.row.ms_per_token or 0.0))
@@ -178,45 +165,42 @@ def shared_details(pairs: Sequence[RankedRun]) -> list[str]:
     return details
 
 
-def answers(pairs: Sequence[RankedRun], *, have_times: bool = False) -> list[Line]:
+def answers(pairs: Sequence[RankedRun]) -> list[Line]:
     """The sentences about one series: its reference, bold if it has a conclusion, and how the others compare with it;
-    of single runs one each.
-
-    Args:
-        have_times: whether they say how long a token takes: the speed-ups of other series are relative to other times.
+    of single runs one each. They have the time of a token, because the speed-ups of different series are relative to
+    different times.
     """
-
-    def named(pair: RankedRun) -> str:
-        name = pair.name.label(", ")
-        ms = pair.row.ms_per_token
-        return f"{name}, {ms:.3g} ms/token" if have_times and ms is not None else name
-
     first = next((pair for pair in pairs if pair.is_first), None)
-    others = [pair for pair in pairs if pair.member.standing is not None]
+    others = [pair for pair in pairs if pair.standing is not None]
     if first is None or not others:
         compared = [pair for pair in pairs if pair.speedup is not None]
-        said = [(named(pair), headline(pair.member.verdict)) for pair in compared]
+        said = [(_with_time(pair), headline(pair.verdict)) for pair in compared]
         return [replace(line, text=f"{name}: {line.text}") for name, line in said]
     others.sort(key=lambda pair: -(pair.speedup or 0.0))
-    by_words = grouped(others, attrgetter("member.standing.words"))
-    if first.series.is_reference_best and first.member.is_shown:
+    by_words = grouped(others, attrgetter("standing.words"))
+    if first.series.is_reference_best and first.is_shown:
         beginning = "Fastest"
-    elif first.member.is_shown:
+    elif first.is_shown:
         beginning = "Highest that pays"
-    elif any(pair.member.is_shown for pair in others):
+    elif any(pair.is_shown for pair in others):
         # One on a busy machine is, which cannot be the reference.
         beginning = "None that ran quietly is shown to pay; the highest of those"
     else:
         beginning = "None is shown to pay; the highest"
-    answer = headline(first.member.verdict)
-    style = answer.style if first.member.verdict.is_conclusion else "plain"
-    lines = [Line(f"{beginning}: {named(first)}: {answer.text}", style, answer.more)]
+    answer = headline(first.verdict)
+    style = answer.style if first.verdict.is_conclusion else "plain"
+    lines = [Line(f"{beginning}: {_with_time(first)}: {answer.text}", style, answer.more)]
     for words, sentence in _STANDINGS.items():
-        by_reason = grouped(by_words.get(words, []), attrgetter("member.standing.why"))
+        by_reason = grouped(by_words.get(words, []), attrgetter("standing.why"))
         for why, rivals in by_reason.items():
             because = f" ({why})" if why else ""
             lines.append(Line(f"{sentence}{because}: {_named(rivals, first)}."))
     return lines
+
+
+def _with_time(pair: RankedRun) -> str:
+    name = pair.name.label(", ")
+    return f"{name}, {pair.row.ms_per_token:.3g} ms/token" if pair.row.ms_per_token else name
 
 
 def _named(rivals: Sequence[RankedRun], first: RankedRun) -> str:
@@ -228,7 +212,7 @@ def _named(rivals: Sequence[RankedRun], first: RankedRun) -> str:
         name = rival.name.label(", ")
         if is_same_pair and rival.k is not None:
             name = ", ".join([f"K={rival.k}", *rival.name.circumstances])
-        share = rival.member.standing.interval if rival.member.standing else Interval()
+        share = rival.standing.interval if rival.standing else Interval()
         if share.has_bounds:
             name += f": {share:.2f} of its speed-up"
             has_bounds = True

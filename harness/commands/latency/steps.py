@@ -89,16 +89,15 @@ def steps_after_runs(pairs: Sequence[RankedRun]) -> list[NextStep]:
     """The most useful step after many runs, if there is one."""
     if any(pair.series.why_not for pair in pairs):
         return [_OTHER_RUNS]
-    best_member = best_of(pair.member for pair in pairs)
-    if best_member is None or not best_member.is_judged:
-        return steps_without_interval(pairs)
-    best = next(pair for pair in pairs if pair.member is best_member)
+    best = best_of(pairs)
+    if best is None:
+        return []
     if any(not pair.row.was_quiet and (pair.speedup or 0) > (best.speedup or 0) for pair in pairs):
         return [_QUIET]
-    if all(pair.member.verdict.relation == "below" for pair in pairs if pair.member.is_judged):
+    if all(pair.verdict.relation == "below" for pair in pairs if pair.is_judged):
         return _free_draft([pair.row for pair in pairs])
-    if not best.member.verdict.pays:
-        return _better_interval(best.row, best.member.verdict)
+    if not best.verdict.pays:
+        return _better_interval(best.row, best.verdict)
     ks = {pair.name.k_order for pair in pairs if pair.name.group == best.name.group}
     is_bounded = any(member.is_same_setting for member in best.series.members)
     if isinstance(best.k, int) and len(ks) > 1 and best.k == max(ks) and not is_bounded:
@@ -111,8 +110,9 @@ def steps_without_interval(pairs: Sequence[RankedRun]) -> list[NextStep]:
     """The step that gives an interval to the runs without one: to that with the most requests in flight, which needs
     most prompts, and so to all.
     """
-    lacking = [pair for pair in pairs if pair.row.status == "ok" and not pair.interval.has_bounds]
+    whole = [pair for pair in pairs if pair.row.status == "ok"]
+    lacking = [pair for pair in whole if not pair.verdict.interval.has_bounds]
     if not lacking:
         return []
     largest = max(lacking, key=lambda pair: pair.load)
-    return _better_interval(largest.row, largest.member.verdict)
+    return _better_interval(largest.row, largest.verdict)

@@ -16,7 +16,7 @@ import json
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from harness.results.judging.statement import Statement
 from harness.results.prompt_times import common_times, pairs_by_unit, waits_by_unit
@@ -114,6 +114,9 @@ class Member:
         return [self.verdict, *filter(None, [self.standing])]
 
 
+AnyMember = TypeVar("AnyMember", bound=Member)
+
+
 @dataclass(eq=False)
 class Series:
     """Runs that may be ranked.
@@ -202,7 +205,7 @@ def _hashable(value: Any) -> Hashable:
     return tuple(value) if isinstance(value, list) else value
 
 
-def best_of(members: Iterable[Member]) -> Member | None:
+def best_of(members: Iterable[AnyMember]) -> AnyMember | None:
     """The one with the highest speed-up of those whose speed-up is known best; None where none has a speed-up."""
     compared = [member for member in members if member.speedup is not None]
     return max(compared, key=attrgetter("rank"), default=None)
