@@ -17,7 +17,7 @@ from harness.engines.registry import ENGINES
 from harness.local.drafting.heads.checkpoint import KINDS
 from harness.reporting.page import lossless_again
 from harness.reporting.words import arm_name, in_words, lossy_warning
-from harness.results.acceptance import PRINTED
+from harness.results.drafts import PRINTED
 from harness.servers.dialects import DIALECTS
 from recipes.reference_pages import PAGES
 from report_files import latency_run

@@ -11,7 +11,7 @@ from harness.engines.divergence import first_divergence
 from harness.engines.protocol import Answered, Question, Weights
 from harness.engines.tokenizer import Tokenizer
 from harness.measuring.acceptance import drafts_of
-from harness.results.acceptance import Rejection
+from harness.results.drafts import Rejection
 
 _FEWEST_COMPARED = 8
 

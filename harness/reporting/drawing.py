@@ -117,10 +117,8 @@ def curve_plots(
 
 
 def _whiskers(value: Interval) -> Floats:
-    """The lengths [2, 1] of an interval below and above its estimate: NaN, which is not drawn, where there is none; 0
-    for a bound on the wrong side, in a damaged file.
-    """
-    return np.maximum([[value.estimate - value.low], [value.high - value.estimate]], 0)
+    """The lengths [2, 1] of an interval below and above its estimate: NaN, which is not drawn, where there is none."""
+    return np.array([[value.estimate - value.low], [value.high - value.estimate]])
 
 
 @contextmanager

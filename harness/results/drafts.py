@@ -1,5 +1,5 @@
-"""Draft tokens by count, of one answer or of many: the value from which all figures of acceptance follow, and its
-columns.
+"""Draft tokens by count, of one answer or of many: the value from which all figures of acceptance follow, as vLLM and
+AIPerf define them, its columns, and what servers print of such counts.
 """
 
 from __future__ import annotations
@@ -8,9 +8,12 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from itertools import accumulate, pairwise, zip_longest
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from harness.results.row import pooled
+
+if TYPE_CHECKING:
+    from harness.results.schema import RunRow
 
 Counts = Sequence[float]
 
@@ -227,3 +230,55 @@ def _ratio(numerator: float | None, denominator: float | None) -> float | None:
 def _rounded(rates: Iterable[float | None]) -> list[float | None] | None:
     """Four decimals; None for no rates."""
     return [rate if rate is None else round(rate, 4) for rate in rates] or None
+
+
+class Rejection(NamedTuple):
+    """A draft token that the target rejected, at a position in the new text, from 0.
+
+    The probabilities are those of the rejected token; None from an engine that does not report them.
+    """
+
+    position: int
+    rejected: str
+    target_probability: float | None
+    draft_probability: float | None
+    replacement: str
+
+
+class Printed(NamedTuple):
+    """A figure that a program prints.
+
+    Attributes:
+        program: as the column `server` begins.
+        name: the program's words.
+        column: ours that is computed alike (`docs/counted.md`).
+        form: of each number.
+    """
+
+    program: str
+    name: str
+    column: str
+    form: str
+
+
+PRINTED = (
+    Printed("vLLM", "Mean acceptance length", "mean_acceptance_length", ".2f"),
+    Printed("vLLM", "Per-position acceptance rate", "marginal_acceptance_by_position", ".3f"),
+    Printed("vLLM", "Avg Draft acceptance rate", "acceptance_rate", ".1%"),
+    Printed("llama.cpp", "draft acceptance", "acceptance_rate", ".5f"),
+    Printed("llama.cpp", "mean len", "mean_acceptance_length", ".2f"),
+    # Over all of its verifications.
+    Printed("SGLang", "accept len", "tokens_per_iteration", ".2f"),
+    Printed("TensorRT-LLM", "acceptance_length", "mean_acceptance_length", ".2f"),
+)
+
+
+def as_printed(row: RunRow) -> dict[str, str]:
+    """The figures of a row as its server prints them, by name; empty where its program is not known."""
+    figures = {}
+    for printed in PRINTED:
+        value = getattr(row, printed.column, None)
+        if value is not None and (row.server or "").startswith(printed.program):
+            numbers = value if isinstance(value, list) else [value]
+            figures[printed.name] = ", ".join(f"{number:{printed.form}}" for number in numbers)
+    return figures

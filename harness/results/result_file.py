@@ -13,7 +13,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from harness.results.acceptance import as_printed
+from harness.results.drafts import as_printed
 from harness.results.environment import environment
 from harness.results.judging.statement import Statement
 from harness.results.locked_files import replace_file

@@ -241,7 +241,8 @@ def _interval_in(values: Mapping[str, Any], name: str) -> Interval | None:
     covers = Coverage.read(values.get(f"{name}_covers"))
     if estimate is None:
         return None
-    if low is None or high is None:
+    # Bounds of a damaged file may be on the wrong side.
+    if low is None or high is None or not low <= estimate <= high:
         return Interval(estimate, covers=covers)
     return Interval(estimate, low, high, covers)
 

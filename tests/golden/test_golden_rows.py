@@ -49,7 +49,7 @@ EVALS: dict[str, list[Changes]] = {
     "all questions": [ONE | {"num_prompts": 100, "operands": "1-20"}],
     "more than all": [ONE | {"num_prompts": 101, "operands": "1-20"}],
     "all asked": [ONE | {"num_prompts": 100, "num_different_prompts": 100, "operands": "1-10"}],
-    "at the level": [ONE | {"mcnemar_p_value": 0.05, "difference_low": 0.0}],
+    "at the level": [ONE | {"mcnemar_p_value": 0.05, "difference": 0.005, "difference_low": 0.0}],
     "below the level": [SEEDS | {"mcnemar_p_value": 0.0499, "lossy": True, "lenience": 0.8}],
     "better": [ONE | BETTER | {"num_different_prompts": 1000}],
     "no difference at all": [ONE | BETTER | {"difference": 0.0, "difference_low": -0.01, "difference_high": 0.01}],

@@ -16,7 +16,7 @@ from harness.local.decoding.loop import RowStep
 from harness.local.engine.clock import LoopClock
 from harness.measuring import race
 from harness.measuring.race import comparison_columns, find_rejections
-from harness.results.acceptance import Rejection
+from harness.results.drafts import Rejection
 from some_questions import question_of
 from tiny_checkpoints import make_tokenizer
 

@@ -16,7 +16,7 @@ from harness.engines.requests import Load, RequestError, RequestRecord
 from harness.measuring.acceptance import counted_acceptance
 from harness.measuring.figures.acceptance import AcceptanceFigures
 from harness.measuring.figures.server import ServerFigures, counter_columns, traffic_columns
-from harness.results.acceptance import as_printed
+from harness.results.drafts import as_printed
 from harness.servers import counters
 from harness.servers.counters import CounterPage, read_counters
 from harness.servers.http import RequestFailed

@@ -18,9 +18,9 @@ from harness.results.judging.acceptance import (
     AcceptanceFinding,
     against_weights,
     believed,
+    engine_in_words,
     excluded,
     finding_of,
-    texts_statement,
 )
 from harness.results.judging.statement import Statement
 from harness.results.rows.acceptance import (
@@ -138,26 +138,6 @@ def _page_of_draft(draft: Draft) -> Page:
 
 def _finding(draft: Draft) -> AcceptanceFinding:
     return finding_of(draft.run.rows, draft.row, rows_of(draft.run, AcceptanceCauseRow))
-
-
-def engine_in_words(engine: Statement) -> str:
-    """`as its weights say, no difference above 8 %: the engine decides 3.96 tokens per iteration at K=4, its weights
-    4.05 (3.80 to 4.31)`.
-    """
-    row = engine.subject
-    texts = texts_statement(row)
-    if texts is not None and texts.is_conclusion:
-        return "the texts are not the model's, so its weights say nothing of the engine"
-    weights = row.weights_tokens_per_iteration or Interval()
-    words = engine.words
-    figures = row.engine_unknown
-    if figures is None:
-        figures = f"the engine decides {believed(row):.2f} tokens per iteration at K={row.num_draft_tokens}"
-    if engine.is_judged_open:
-        words += f", {excluded(engine, weights)}"
-    elif engine.why and row.engine_unknown is None:
-        words += f" ({engine.why})"
-    return f"{words}: {figures}, its weights {weights:.2f}"
 
 
 # How a difference between answers of their own is said.

@@ -168,8 +168,11 @@ class Acceptance(Command[AcceptanceSettings, AcceptanceRow]):
 
     def bad_answer(self, rows: Sequence[AcceptanceRow]) -> VerdictError | None:
         """The error where an engine does not accept what its weights do, or where this is unknown."""
-        from harness.commands.acceptance.page import engine_in_words
-        from harness.results.judging.acceptance import engine_statement, texts_statement
+        from harness.results.judging.acceptance import (
+            engine_in_words,
+            engine_statement,
+            texts_statement,
+        )
 
         row = row_in_question(rows)
         engine, texts = engine_statement(row), texts_statement(row)

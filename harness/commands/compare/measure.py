@@ -28,7 +28,7 @@ from harness.measuring.session import Session
 from harness.reporting.table import visible
 from harness.reporting.terminal import plain_console, print_document
 from harness.reporting.words import pair_name, settings_line
-from harness.results.acceptance import Rejection
+from harness.results.drafts import Rejection
 
 # New tokens of each arm before the first race, so that what a process does only once is not timed.
 _WARMUP_TOKENS = 8

@@ -20,7 +20,7 @@ from harness.reporting.table import (
     visible,
 )
 from harness.reporting.words import explained_by_rounding, labels, lossy_warning
-from harness.results.acceptance import Rejection
+from harness.results.drafts import Rejection
 from harness.results.runs import Run
 
 

@@ -6,7 +6,6 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 from harness.commands.eval.rows import EvalRow
 from harness.config.amounts import counted
@@ -33,61 +32,15 @@ from harness.reporting.words import (
     settings_line,
     typed_again,
 )
+from harness.results.judging.answers import MARGIN, judged_differences, merged_rows
 from harness.results.judging.statement import Statement
 from harness.results.published import MULTIPLICATION_NOTE
 from harness.results.runs import Run
 from harness.results.statistics.interval import Interval
-from harness.results.statistics.multiplicity import adjusted_p_values
-from harness.results.statistics.proportions import p_value_of_difference
 
-# The chance to be wrong that an adjusted p-value has to stay below.
-_LEVEL = 0.05
-# Of rows that do not say which difference matters.
-_MARGIN = 0.05
 # Times as many questions as make half of the interval as wide as the margin. Of runs of equal arms 80 % then exclude a
 # difference of the margin: ((1.96 + 1.28) / 1.96)^2 = 2.7, and some more because the width is an estimate.
 _ENDING = 3.0
-
-
-def judged_differences(rows: Sequence[Any]) -> Sequence[Statement]:
-    """The statements about the accuracy of both arms, of the rows of `eval` that are read together.
-
-    Better or worse only where that is significant among all (Benjamini and Hochberg), by the interval and by McNemar's
-    test where there is one, and no difference only where the interval excludes one of the margin.
-    """
-    differences = [row.difference or Interval() for row in rows]
-    p_values = [
-        # A damaged file may hold any number.
-        max(p_value_of_difference(difference), min(row.mcnemar_p_value or 0.0, 1.0))
-        for row, difference in zip(rows, differences, strict=True)
-    ]
-    family = sum(not math.isnan(p_value) for p_value in p_values)
-    statements = []
-    for row, difference, p_value in zip(
-        rows, differences, adjusted_p_values(p_values), strict=True
-    ):
-        why = "" if row.difference else "only one arm answered"
-        if row.status == "failed":
-            why = str(row.error)
-        statement = Statement.ordered(
-            "changed",
-            difference,
-            why,
-            limit=0.0,
-            subject=row,
-            family=max(1, family),
-            figure="accuracy",
-        )
-        if statement.is_conclusion and p_value >= _LEVEL:
-            among = f" among {family} comparisons" if family > 1 else f", p-value {p_value:.2g}"
-            why = f"not significant{among}"
-            statement = replace(statement, relation="open", why=why)
-        margin = row.margin or _MARGIN
-        if statement.is_judged_open and max(-difference.low, difference.high) > margin:
-            why = f"a difference of {100 * margin:g} points is not excluded"
-            statement = replace(statement, why=why)
-        statements.append(statement)
-    return statements
 
 
 # Settings that `recovery` lacks, and questions, which are not its prompts.
@@ -132,13 +85,14 @@ def _finding(row: EvalRow, statement: Statement) -> Line:
         asked = f"95 % interval {_wilson(row)}, over {counted(number or 0, 'question')}"
         return Line(f"{_percent(row.accuracy or 0)} % correct", "strong", asked)
     points = 100 * statement.interval.estimate
-    certainty = f"95 % interval {statement.interval.bounds('.1%')}"
+    bounds = statement.interval.bounds(".1%")
+    certainty = bounds and f"95 % interval {bounds}"
     style = style_of(statement)
     if not statement.is_conclusion:
         about = "; ".join(filter(None, [certainty, statement.why]))
         return Line(f"{statement.words}: {points:+.1f} points", style, about)
     words = "more accurate" if statement.relation == "above" else "less accurate"
-    return Line(f"{words} by {abs(points):.1f} points", style, certainty)
+    return Line(f"{words} by {abs(points):.1f} points", style, certainty or "")
 
 
 def _doubts(row: EvalRow) -> list[str]:
@@ -173,7 +127,7 @@ def _next_steps(rows: Sequence[EvalRow], statement: Statement) -> list[NextStep]
         return []
     low, high = map(int, operands.groups())
     num_possible = (high - low + 1) ** 2
-    margins = width / 2 / (row.margin or _MARGIN)
+    margins = width / 2 / (row.margin or MARGIN)
     growth = max(2.0, _ENDING * margins**2)
     num_asked = rows[0].num_prompts or 0
     number = min(num_asked * growth, num_possible)
@@ -244,11 +198,6 @@ def accuracy_table(runs: Sequence[Named[EvalRow]], statements: Sequence[Statemen
     )
 
 
-def merged_rows(rows: Sequence[EvalRow]) -> list[EvalRow]:
-    """The rows over all seeds, regular first."""
-    return [row for row in rows if row.seed == "all"]
-
-
 def _percent(share: float) -> str:
     return f"{100 * share:.1f}"
 
@@ -275,8 +224,8 @@ def _wilson(row: EvalRow) -> str | None:
 
 def _difference(found: Statement | Interval) -> str:
     difference = found.interval if isinstance(found, Statement) else found
-    bounds = difference.bounds(".1%")
-    return f"{100 * difference.estimate:+.1f}\n{bounds}"
+    lines = [f"{100 * difference.estimate:+.1f}", difference.bounds(".1%")]
+    return "\n".join(filter(None, lines))
 
 
 def _notes(merged: Sequence[EvalRow]) -> Iterator[str]:

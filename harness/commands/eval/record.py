@@ -87,7 +87,7 @@ class Eval(Command[EvalSettings, EvalRow]):
 
     def bad_answer(self, rows: Sequence[EvalRow]) -> VerdictError | None:
         """The error where speculation answers fewer questions correctly, or where this is unknown."""
-        from harness.commands.eval.page import judged_differences, merged_rows
+        from harness.results.judging.answers import judged_differences, merged_rows
 
         statements = judged_differences([row for row in merged_rows(rows) if row.difference])
         if any(statement.relation == "below" for statement in statements):
@@ -99,7 +99,7 @@ class Eval(Command[EvalSettings, EvalRow]):
 
     def line(self, rows: Sequence[EvalRow]) -> str:
         """The accuracy of each arm."""
-        from harness.commands.eval.page import merged_rows
+        from harness.results.judging.answers import merged_rows
 
         merged = [row for row in merged_rows(rows) if row.accuracy is not None]
         return ", ".join(f"{row.arm} {percent(row.accuracy or 0.0, 1)}" for row in merged)

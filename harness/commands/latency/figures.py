@@ -26,7 +26,7 @@ from harness.config.acceptance_rules import tests_each_token
 from harness.config.amounts import percent
 from harness.measuring.rows import LatencyRow
 from harness.reporting.table import Column, Table, number, share, stated, times, with_bounds
-from harness.results.acceptance import as_printed
+from harness.results.drafts import as_printed
 from harness.results.judging.statement import Statement
 from harness.results.prompt_times import (
     common_times,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from operator import attrgetter
-from typing import Any
 
 from harness.commands.recovery.rows import RecoveryRow
 from harness.config.amounts import counted, percent
@@ -27,84 +26,13 @@ from harness.reporting.words import (
     synthetic_value,
     too_long,
 )
-from harness.results.judging.statement import Relation, Statement
+from harness.results.judging.answers import judged_output
 from harness.results.runs import Run
 from harness.results.statistics.drawn_tokens import (
     NOTABLE_EVIDENCE,
     odds_in_words,
     p_value_in_words,
 )
-
-# Rounding of this share of the shift hides it from any number of draws, nearly.
-_ROUNDING_OF_SHIFT = 0.5
-
-
-def judged_output(rows: Sequence[Any], findings: str, lossy_by: str = "") -> Statement:
-    """The verdict of any lossy check, of a rule that is lossy by definition, else of all checks that decide.
-
-    Args:
-        rows: of one run, one for each check.
-        findings: the figures of the checks, in words, which the verdict rests on.
-        lossy_by: what is lossy by definition; empty for a lossless rule.
-    """
-    relation, reason = _judged(rows, lossy_by)
-    evidence = reason or findings
-    # Rows of a damaged file may name no check that decides.
-    if relation == "open" or not evidence:
-        why = evidence or "no check was finished"
-        return Statement("lossless", "open", why=why, subject=rows[0], figure="output")
-    return Statement("lossless", relation, evidence=evidence, subject=rows[0], figure="output")
-
-
-def _judged(rows: Sequence[Any], lossy_by: str) -> tuple[Relation, str]:
-    """The verdict, and its reason where that is not in the figures."""
-    status = rows[-1].status or "ok"
-    if status != "ok":
-        return "open", status
-    if any(row.verdict == "lossy" for row in rows):
-        return "lossy", ""
-    if lossy_by:
-        return "lossy", f"{lossy_by} is lossy by definition, although these checks do not show it"
-    undecided = [row for row in rows if row.verdict == "undecided"]
-    for row in undecided:
-        if row.num_cut_short:
-            return "open", (
-                f"{row.num_cut_short} of {row.num_prompts} greedy texts ended before the length that was asked"
-                " for, without an end token: the context may be too short, or the server ignores ignore_eos"
-            )
-        if row.check == "reference":
-            return "open", str(row.finding)
-        if row.check == "greedy":
-            if row.num_tokens == 0:
-                return "open", "no token of a greedy text was compared"
-            return (
-                "open",
-                "greedy texts differ, and no logits say whether rounding explains it",
-            )
-    if not undecided:
-        return "lossless", ""
-    weakest = min(undecided, key=lambda row: row.power or 0)
-    shift, rounding = weakest.shift or 0.0, weakest.rounding or 0.0
-    evidence, num_draws = weakest.evidence or 0.0, weakest.num_draws or 0
-    num_needed = max(row.num_draws_needed or 0 for row in rows)
-    if not num_needed and rounding >= _ROUNDING_OF_SHIFT * shift > 0:
-        return "open", (
-            f"rounding ({rounding:.2g}) is nearly as large as the shift ({shift:g}) that is to be seen: a larger"
-            " shift= can be tested, or the engine in float32"
-        )
-    advice = "raise num_draws or shift"
-    if num_needed:
-        advice = f"at least num_draws={num_needed} is needed"
-    if evidence >= NOTABLE_EVIDENCE:
-        return "open", (
-            f"{num_draws:,} drawn tokens are evidence of {odds_in_words(evidence)} against the target's distribution,"
-            f" not yet decisive; {advice}"
-        )
-    return "open", (
-        f"{num_draws:,} drawn tokens would see a shift of {percent(shift)} between parts of their distribution with"
-        f" a chance of at least {percent(weakest.power or 0.0, 1)} only; {advice}"
-    )
-
 
 _TITLE = "Is it lossless?"
 _STYLES: dict[str, Style] = {"lossless": "good", "lossy": "bad", "undecided": "warning"}

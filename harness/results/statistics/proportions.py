@@ -80,7 +80,7 @@ def p_value_of_difference(difference: Interval) -> float:
     """
     normal = NormalDist()
     nearest = difference.low if difference.estimate > 0 else difference.high
-    # Not 0, though a damaged file may hold any bounds.
+    # Not 0: of a damaged file a bound may be the estimate.
     distance = max(abs(difference.estimate - nearest), 1e-9)
     quantile = normal.inv_cdf((1 + CONFIDENCE) / 2)
     return 2 * normal.cdf(-quantile * abs(difference.estimate) / distance)

@@ -24,7 +24,7 @@ from harness.engines.arrivals import Arrival, Origin
 from harness.engines.protocol import Answered
 from harness.reporting.table import Line
 from harness.reporting.terminal import plain_console, print_document
-from harness.results.acceptance import Rejection
+from harness.results.drafts import Rejection
 from in_process import Harness, Outcome
 from terminal import CTRL_C, CTRL_D, ENTER, UP, Terminal
 

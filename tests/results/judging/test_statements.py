@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from harness.commands.eval.page import judged_differences
 from harness.commands.eval.rows import EvalRow
 from harness.measuring.rows import LatencyRow
 from harness.results.judging.acceptance import AcceptanceFinding, excluded, finding_of
+from harness.results.judging.answers import judged_differences
 from harness.results.judging.series import Range, for_vllm, in_words, judged_at_once, schedule_of
 from harness.results.judging.statement import Statement
 from harness.results.rows.acceptance import AcceptanceCauseRow, AcceptanceRow

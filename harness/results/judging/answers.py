@@ -1,0 +1,140 @@
+"""What the answers of a run allow to say: whether both arms are as accurate (`eval`), and whether the texts are the
+target's (`recovery`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from harness.config.amounts import percent
+from harness.results.judging.statement import Relation, Statement
+from harness.results.row import Row
+from harness.results.statistics.drawn_tokens import NOTABLE_EVIDENCE, odds_in_words
+from harness.results.statistics.interval import Interval
+from harness.results.statistics.multiplicity import adjusted_p_values
+from harness.results.statistics.proportions import p_value_of_difference
+
+AnyRow = TypeVar("AnyRow", bound=Row)
+
+# The chance to be wrong that an adjusted p-value has to stay below.
+_LEVEL = 0.05
+# Of rows that do not say which difference matters.
+MARGIN = 0.05
+# Rounding of this share of the shift hides it from any number of draws, nearly.
+_ROUNDING_OF_SHIFT = 0.5
+
+
+def merged_rows(rows: Sequence[AnyRow]) -> list[AnyRow]:
+    """The rows of `eval` over all seeds, regular first."""
+    return [row for row in rows if getattr(row, "seed", None) == "all"]
+
+
+def judged_differences(rows: Sequence[Any]) -> Sequence[Statement]:
+    """The statements about the accuracy of both arms, of the rows of `eval` that are read together.
+
+    Better or worse only where that is significant among all (Benjamini and Hochberg), by the interval and by McNemar's
+    test where there is one, and no difference only where the interval excludes one of the margin.
+    """
+    differences = [row.difference or Interval() for row in rows]
+    p_values = [
+        # A damaged file may hold any number.
+        max(p_value_of_difference(difference), min(row.mcnemar_p_value or 0.0, 1.0))
+        for row, difference in zip(rows, differences, strict=True)
+    ]
+    family = sum(not math.isnan(p_value) for p_value in p_values)
+    statements = []
+    for row, difference, p_value in zip(
+        rows, differences, adjusted_p_values(p_values), strict=True
+    ):
+        why = "" if row.difference else "only one arm answered"
+        if row.status == "failed":
+            why = str(row.error)
+        statement = Statement.ordered(
+            "changed",
+            difference,
+            why,
+            limit=0.0,
+            subject=row,
+            family=max(1, family),
+            figure="accuracy",
+        )
+        if statement.is_conclusion and p_value >= _LEVEL:
+            among = f" among {family} comparisons" if family > 1 else f", p-value {p_value:.2g}"
+            why = f"not significant{among}"
+            statement = replace(statement, relation="open", why=why)
+        margin = row.margin or MARGIN
+        if statement.is_judged_open and max(-difference.low, difference.high) > margin:
+            why = f"a difference of {100 * margin:g} points is not excluded"
+            statement = replace(statement, why=why)
+        statements.append(statement)
+    return statements
+
+
+def judged_output(rows: Sequence[Any], findings: str, lossy_by: str = "") -> Statement:
+    """The verdict of any lossy check, of a rule that is lossy by definition, else of all checks that decide.
+
+    Args:
+        rows: of one run, one for each check.
+        findings: the figures of the checks, in words, which the verdict rests on.
+        lossy_by: what is lossy by definition; empty for a lossless rule.
+    """
+    relation, reason = _judged(rows, lossy_by)
+    evidence = reason or findings
+    # Rows of a damaged file may name no check that decides.
+    if relation == "open" or not evidence:
+        why = evidence or "no check was finished"
+        return Statement("lossless", "open", why=why, subject=rows[0], figure="output")
+    return Statement("lossless", relation, evidence=evidence, subject=rows[0], figure="output")
+
+
+def _judged(rows: Sequence[Any], lossy_by: str) -> tuple[Relation, str]:
+    """The verdict, and its reason where that is not in the figures."""
+    status = rows[-1].status or "ok"
+    if status != "ok":
+        return "open", status
+    if any(row.verdict == "lossy" for row in rows):
+        return "lossy", ""
+    if lossy_by:
+        return "lossy", f"{lossy_by} is lossy by definition, although these checks do not show it"
+    undecided = [row for row in rows if row.verdict == "undecided"]
+    for row in undecided:
+        if row.num_cut_short:
+            return "open", (
+                f"{row.num_cut_short} of {row.num_prompts} greedy texts ended before the length that was asked"
+                " for, without an end token: the context may be too short, or the server ignores ignore_eos"
+            )
+        if row.check == "reference":
+            return "open", str(row.finding)
+        if row.check == "greedy":
+            if row.num_tokens == 0:
+                return "open", "no token of a greedy text was compared"
+            return (
+                "open",
+                "greedy texts differ, and no logits say whether rounding explains it",
+            )
+    if not undecided:
+        return "lossless", ""
+    weakest = min(undecided, key=lambda row: row.power or 0)
+    shift, rounding = weakest.shift or 0.0, weakest.rounding or 0.0
+    evidence, num_draws = weakest.evidence or 0.0, weakest.num_draws or 0
+    num_needed = max(row.num_draws_needed or 0 for row in rows)
+    if not num_needed and rounding >= _ROUNDING_OF_SHIFT * shift > 0:
+        return "open", (
+            f"rounding ({rounding:.2g}) is nearly as large as the shift ({shift:g}) that is to be seen: a larger"
+            " shift= can be tested, or the engine in float32"
+        )
+    advice = "raise num_draws or shift"
+    if num_needed:
+        advice = f"at least num_draws={num_needed} is needed"
+    if evidence >= NOTABLE_EVIDENCE:
+        return "open", (
+            f"{num_draws:,} drawn tokens are evidence of {odds_in_words(evidence)} against the target's distribution,"
+            f" not yet decisive; {advice}"
+        )
+    return "open", (
+        f"{num_draws:,} drawn tokens would see a shift of {percent(shift)} between parts of their distribution with"
+        f" a chance of at least {percent(weakest.power or 0.0, 1)} only; {advice}"
+    )
