@@ -188,11 +188,7 @@ class MakesDirectory:
 @pytest.mark.slow  # all together
 @pytest.mark.parametrize("typed", MISTAKES, ids=lambda typed: typed[:80])
 def test_a_mistake_is_one_line(
-    typed: str,
-    harness: Harness,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    own_methods: None,
+    typed: str, harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_methods: None
 ) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setattr(PlacedPair, "load", None)

@@ -92,10 +92,7 @@ def test_runs_of_two_threads_have_their_own_rows() -> None:
     ],
 )
 def test_a_mistake_is_raised(
-    arguments: list[Any],
-    keywords: dict[str, Any],
-    message: str,
-    capsys: pytest.CaptureFixture[str],
+    arguments: list[Any], keywords: dict[str, Any], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(harness.SettingError) as error:
         harness.run(*arguments, **keywords)

@@ -108,8 +108,7 @@ def test_a_directory_that_takes_no_files_is_one_line_that_names_the_settings(
 ) -> None:
     """/proc takes no directory from anybody, not even from root."""
     done = shell(
-        f"cd /proc && PYTHONPATH={Path(__file__).parents[1]} harness {' '.join(QUICK)}",
-        tmp_path,
+        f"cd /proc && PYTHONPATH={Path(__file__).parents[1]} harness {' '.join(QUICK)}", tmp_path
     )
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1, done.stderr

@@ -82,13 +82,7 @@ def test_pairs_and_failures_are_printed(tmp_path: Path, capsys: pytest.CaptureFi
     rows = [row for number, run in enumerate(runs) for row in job_rows(number, run)]
     # A job that measures the same as another one takes over its run.
     rows += job_rows(4, runs[0])
-    print_sweep(
-        "latency",
-        rows,
-        tmp_path / "multirun/latency.csv",
-        6,
-        [],
-    )
+    print_sweep("latency", rows, tmp_path / "multirun/latency.csv", 6, [])
     out, error = capsys.readouterr()
     assert (
         out.index("13B with 7B") < out.index("30B with 7B") < out.index("[bold]does not fit[/bold]")

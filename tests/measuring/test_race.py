@@ -86,9 +86,7 @@ def test_every_rejection_of_the_text_is_found() -> None:
     ],
 )
 def test_where_texts_differ(
-    temperature: float,
-    actual: list[int],
-    expected: tuple[int | None, float | None],
+    temperature: float, actual: list[int], expected: tuple[int | None, float | None]
 ) -> None:
     question = question_of([[1, 2]], DecodingSettings(temperature=temperature))
     weights: Any = Weights()

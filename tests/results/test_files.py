@@ -25,12 +25,7 @@ from harness.commands.registry import row_kinds
 from harness.config.errors import RunError, SettingError
 from harness.measuring.rows import LatencyRow
 from harness.results import files, locked_files
-from harness.results.files import (
-    check_appendable,
-    read_file,
-    read_kind,
-    read_rows,
-)
+from harness.results.files import check_appendable, read_file, read_kind, read_rows
 from harness.results.locked_files import locked, remove_locks
 from harness.results.rows.prompts import LatencyPromptRow
 

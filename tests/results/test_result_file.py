@@ -91,10 +91,5 @@ def test_what_is_not_known_is_null_and_has_its_reason(tmp_path: Path) -> None:
     )
     written = content["rows"][0]
     assert (written["ms_per_token"], written["ms_per_token_std"]) == (50.0, None)
-    assert written["decode_speedup"] == {
-        "estimate": 1.0,
-        "low": 0.9,
-        "high": 1.1,
-        "covers": None,
-    }
+    assert written["decode_speedup"] == {"estimate": 1.0, "low": 0.9, "high": 1.1, "covers": None}
     assert written["acceptance_histogram"] == [1, 2, 3]

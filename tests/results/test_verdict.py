@@ -24,10 +24,7 @@ def arm(name: str, **evidence: Any) -> ArmEvidence:
 def rows(**columns: Any) -> list[LatencyRow]:
     """A run's rows; `columns` are of the speculative one."""
     regular = LatencyRow(arm="regular", status="ok", num_prompts=9, num_tokens=80)
-    figures: dict[str, Any] = {
-        "speedup": Interval(2.0, 1.9, 2.1),
-        "decode_speedup": Interval(2.0),
-    }
+    figures: dict[str, Any] = {"speedup": Interval(2.0, 1.9, 2.1), "decode_speedup": Interval(2.0)}
     return [regular, replace(regular, arm="speculative", **figures | columns)]
 
 

@@ -6,16 +6,7 @@ from typing import Any
 
 import pytest
 
-from echo_questions import (
-    TOKENIZER,
-    Open,
-    arm_of,
-    ask,
-    changed,
-    engine_of,
-    texts,
-    time_is_up_when,
-)
+from echo_questions import TOKENIZER, Open, arm_of, ask, changed, engine_of, texts, time_is_up_when
 from echo_server import NEVER_DRAWN, EchoServer, serving
 from harness.commands.recovery.scores import require_token_ids
 from harness.config.errors import RunError, SettingError

@@ -399,10 +399,7 @@ class EchoServer:
 
     @staticmethod
     def _send(
-        writer: asyncio.StreamWriter,
-        status: int,
-        content: Any,
-        is_text: bool = False,
+        writer: asyncio.StreamWriter, status: int, content: Any, is_text: bool = False
     ) -> None:
         data = (content if is_text else json.dumps(content)).encode()
         head = f"content-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"

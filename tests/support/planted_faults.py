@@ -31,10 +31,7 @@ from harness.local.runners.base import Proxy
 # Prompts count as the same that share this many first tokens.
 _PREFIX_TOKENS = 4
 
-IN_BATCHES = (
-    "ArgmaxBeyondTwoRows",
-    "StalePrefix",
-)
+IN_BATCHES = ("ArgmaxBeyondTwoRows", "StalePrefix")
 
 
 def planted(name: str) -> str:

@@ -19,10 +19,7 @@ CLIENT = httpx.Client(timeout=None, verify=False, limits=httpx.Limits(max_keepal
 
 @contextmanager
 def serving(
-    directory: Path,
-    *settings: str,
-    before: Callable[[], object] | None = None,
-    **environment: str,
+    directory: Path, *settings: str, before: Callable[[], object] | None = None, **environment: str
 ) -> Iterator[tuple[str, Forked]]:
     """`python -m harness serve` in a directory, with its address; see `begin`.
 

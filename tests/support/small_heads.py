@@ -31,11 +31,7 @@ def head_drafter(head: Head, target: PreTrainedModel, warp: AnyWarp) -> HeadDraf
 
 def config(kind: type[Head], **fields: Any) -> Any:
     """Of a head of this kind for `target_model`."""
-    sizes = {
-        "target_size": 32,
-        "vocabulary_size": VOCABULARY,
-        "draft_vocabulary_size": VOCABULARY,
-    }
+    sizes = {"target_size": 32, "vocabulary_size": VOCABULARY, "draft_vocabulary_size": VOCABULARY}
     return kind.config_type(**(sizes | fields))
 
 

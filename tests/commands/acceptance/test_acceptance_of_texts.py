@@ -35,11 +35,7 @@ def texts_of(rows: pd.DataFrame) -> pd.DataFrame:
 
 @pytest.mark.parametrize(
     ("pair", "k"),
-    [
-        (QUICKEST_PAIR, 5),
-        (QUICK_MODELS, 2),
-        (["model=tiny", "draft=tiny_eagle3"], 5),
-    ],
+    [(QUICKEST_PAIR, 5), (QUICK_MODELS, 2), (["model=tiny", "draft=tiny_eagle3"], 5)],
     ids=["lookup", "model", "head"],
 )
 def test_greedy_iterations_are_those_of_decoding(harness: Harness, pair: list[str], k: int) -> None:

@@ -16,11 +16,7 @@ import pandas as pd
 import pytest
 
 from echo_server import EchoServer, serving
-from harness.commands.acceptance.served import (
-    likelihood_columns,
-    repeated_share,
-    served_columns,
-)
+from harness.commands.acceptance.served import likelihood_columns, repeated_share, served_columns
 from harness.engines.counts import DraftCounts
 from harness.engines.door.reading import ReadText
 from harness.engines.requests import RequestRecord
@@ -85,10 +81,7 @@ def compared(directory: Path) -> Planted:
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_a_planted_fault_is_seen(
-    harness: Harness,
-    tmp_path: Path,
-    plant: Callable[[Path], Planted],
-    words: str,
+    harness: Harness, tmp_path: Path, plant: Callable[[Path], Planted], words: str
 ) -> None:
     server_words, client_words = plant(tmp_path / "planted")
     with served(tmp_path, *server_words) as url:

@@ -332,10 +332,7 @@ def test_a_bad_argument_ends_in_one_line(audit: Audit) -> None:
             "speedup=2 and 3: must have one value, or one for each of 3 rows",
         ),
         (["speedup=34%"], "speedup=34%: may be a part: write +34% for a gain"),
-        (
-            ["acceptance=0.763,0.623"],
-            "type length=2.386 K=2, 1 + their sum, if each",
-        ),
+        (["acceptance=0.763,0.623"], "type length=2.386 K=2, 1 + their sum, if each"),
     ):
         code, message = audit(*arguments)
         assert (code, expected in message) == (2, True), (arguments, message)

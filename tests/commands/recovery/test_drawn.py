@@ -72,9 +72,7 @@ def checked(exact: Floats, tokens: Sequence[int]) -> TokenResult:
 
 
 @pytest.mark.parametrize(
-    "sampling",
-    samplings(PLAIN, names=["as_asked", "top_k", "top_p"]),
-    ids=lambda one: one.name,
+    "sampling", samplings(PLAIN, names=["as_asked", "top_k", "top_p"]), ids=lambda one: one.name
 )
 def test_exact_draws_pass_and_draws_at_another_temperature_do_not(sampling: Sampling) -> None:
     logits = random_logits(1600)

@@ -127,9 +127,7 @@ def greedy_texts(
     return scores.greedy
 
 
-def judge_greedy(
-    divergences: list[Divergence | None],
-) -> tuple[Finding, Divergence | None]:
+def judge_greedy(divergences: list[Divergence | None]) -> tuple[Finding, Divergence | None]:
     return GreedyTexts(frozenset(), divergences, num_tokens=1).judged()
 
 

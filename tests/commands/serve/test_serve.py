@@ -28,9 +28,7 @@ PROMPTS = ["Once upon a time", "12 + 30 =", "What is 7 times 8?", "The fox", "In
 
 
 @pytest.fixture(scope="module")
-def service(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[tuple[str, Forked]]:
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Forked]]:
     """The address of a service, and its process. It leaves no file."""
     directory = tmp_path_factory.mktemp("serve")
     with serving(directory, "max_waiting=11") as started:

@@ -31,13 +31,7 @@ from harness.local.decoding.loop import Loop, RowRequest, RowStep
 from harness.local.decoding.protocols import NonFiniteError, Proposal, Step
 from harness.local.decoding.randomness import Purpose, inverse_cdf, uniforms
 from harness.local.decoding.state import Column, Starts
-from harness.local.decoding.verify import (
-    AcceptByCoin,
-    Offer,
-    Verdict,
-    verify,
-    verify_block,
-)
+from harness.local.decoding.verify import AcceptByCoin, Offer, Verdict, verify, verify_block
 from harness.local.decoding.warp import Warp
 from harness.local.drafting.model import ModelDrafter
 
@@ -105,9 +99,7 @@ def test_without_an_offer_the_target_sees_the_pending_token_alone(
 @pytest.mark.parametrize("warp", [GREEDY, Warp(temperature=1)], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("role", ["model", "draft"])
 @pytest.mark.parametrize(
-    "rule",
-    [verify, verify_block, AcceptByCoin((1.0,))],
-    ids="default block coin".split(),
+    "rule", [verify, verify_block, AcceptByCoin((1.0,))], ids="default block coin".split()
 )
 def test_no_rule_accepts_past_logits_that_are_not_finite(
     rule: Callable[..., Verdict], role: str, warp: Warp

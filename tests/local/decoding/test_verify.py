@@ -13,22 +13,10 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from chains import (
-    p_value_of_texts,
-    requests,
-    small_chain,
-    speculative,
-    texts,
-)
+from chains import p_value_of_texts, requests, small_chain, speculative, texts
 from fakes import MarkovRunner, TableDrafter
 from harness.local.decoding.randomness import Purpose, inverse_cdf, uniforms
-from harness.local.decoding.verify import (
-    AcceptByCoin,
-    Offer,
-    Verdict,
-    verify,
-    verify_block,
-)
+from harness.local.decoding.verify import AcceptByCoin, Offer, Verdict, verify, verify_block
 from harness.local.decoding.warp import Warp
 from harness.local.drafting.model import ModelDrafter
 from verifiers import (

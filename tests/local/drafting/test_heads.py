@@ -14,9 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from harness.config.errors import HarnessError, RunError, SettingError
-from harness.config.settings import (
-    ModelSettings,
-)
+from harness.config.settings import ModelSettings
 from harness.local.drafting.heads.block import DFlash
 from harness.local.drafting.heads.checkpoint import KINDS, HeadCheckpoint, read_head
 from harness.local.models.checkpoints import Checkpoint

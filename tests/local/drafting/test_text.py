@@ -9,14 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from chains import (
-    p_value_of_texts,
-    requests,
-    row_steps,
-    small_chain,
-    speculative,
-    texts,
-)
+from chains import p_value_of_texts, requests, row_steps, small_chain, speculative, texts
 from drafts import lookup_drafter
 from fakes import MarkovRunner
 from harness.local.decoding.loop import RowRequest, RowStep

@@ -13,11 +13,7 @@ from transformers.modeling_layers import MtpModel
 
 from chain_pair import save_chain_pair
 from harness.config.errors import SettingError
-from harness.config.settings import (
-    DecodingSettings,
-    ModelSettings,
-    PlacementSettings,
-)
+from harness.config.settings import DecodingSettings, ModelSettings, PlacementSettings
 from harness.engines.arrivals import Arrival, Origin
 from harness.engines.protocol import Arm, Question
 from harness.engines.record import Preparation

@@ -178,9 +178,7 @@ def test_captured_calls_decide_what_plain_calls_decide(
 
 
 # Of an iteration: its parts on GPUs and between them, and the one wait of the host.
-ITERATIONS = {
-    "model on another GPU": {"replay": 3, "between": 5, "to host": 1},
-}
+ITERATIONS = {"model on another GPU": {"replay": 3, "between": 5, "to host": 1}}
 
 
 @pytest.mark.parametrize("compiles", [False, True])

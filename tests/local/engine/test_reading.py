@@ -30,10 +30,7 @@ from harness.local.engine.reading import (
     draft_probabilities_by_replay,
     on_host,
 )
-from harness.local.engine.reference import (
-    ModelReference,
-    open_reference,
-)
+from harness.local.engine.reference import ModelReference, open_reference
 from harness.local.engine.runners import open_runners
 from harness.local.runners.snapshot import SnapshotRunner
 from small_heads import block_head, eagle_head, layer_config

@@ -20,11 +20,7 @@ from harness.config.errors import RunError, SettingError
 from harness.config.settings import Dtype, ModelSettings, PlacementSettings, Quantization
 from harness.local.models import devices
 from harness.local.models.checkpoints import resolve_dtype, stored_quantization
-from harness.local.models.devices import (
-    check_gpu_numbers,
-    peak_memory_bytes,
-    visible_gpus,
-)
+from harness.local.models.devices import check_gpu_numbers, peak_memory_bytes, visible_gpus
 from harness.local.models.loading import LoadedModel
 from harness.local.models.quiet import loading_bar, quiet_libraries
 from tiny_checkpoints import (

@@ -15,12 +15,7 @@ from harness.config.settings import ModelSettings, PlacementSettings, Quantizati
 from harness.local.drafting.method import Pair
 from harness.local.engine.pair import plan_pair
 from harness.local.models.loading import LoadedModel
-from tiny_checkpoints import (
-    SMALL_DEMAND,
-    as_draft,
-    held_bytes,
-    make_config,
-)
+from tiny_checkpoints import SMALL_DEMAND, as_draft, held_bytes, make_config
 
 SaveModel = Callable[..., ModelSettings]
 PROMPT = torch.tensor([[5, 6, 7, 8, 9]])

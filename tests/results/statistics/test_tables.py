@@ -10,11 +10,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from harness.results.statistics.interval import Coverage, Interval
-from harness.results.statistics.multiplicity import (
-    adjusted_p_values,
-    relative_to,
-    widened,
-)
+from harness.results.statistics.multiplicity import adjusted_p_values, relative_to, widened
 from harness.results.statistics.proportions import (
     difference_of_paired_proportions,
     mcnemar_p_value,
