@@ -1,7 +1,5 @@
 """The command line as a user meets it: processes, exit codes, completion, and stderr; see also test_mistakes.py."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import sys

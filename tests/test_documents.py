@@ -1,7 +1,5 @@
 """Documents name every record of a registry and say what it says; what they name is there."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The table of imports in ARCHITECTURE.md: who may import whom, no circles, and no torch where an answer is quick."""
 
-from __future__ import annotations
-
 import functools
 import graphlib
 import re

@@ -1,7 +1,5 @@
 """Wrong settings of every command: one line that names setting, rule and value, exit code 2, and no weights loaded."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import shlex

@@ -1,7 +1,5 @@
 """Commands called from Python: rows as a DataFrame, exceptions in place of exit codes, several calls in one process."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Streams that are closed, full or speak ASCII, places where nothing can be written, and `report` for a user."""
 
-from __future__ import annotations
-
 import csv
 import errno
 import os

@@ -1,7 +1,5 @@
 """Whole pages of simulated worlds, held against what was planted: `benchmarks/truth.py` with 30 pages."""
 
-from __future__ import annotations
-
 import pytest
 from truth import COMMANDS, page
 

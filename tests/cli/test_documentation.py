@@ -1,7 +1,5 @@
 """Settings explain themselves, in `--help` and on a page of the site, and their defaults agree."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Sweeps through Hydra's own launchers, with the presets that we ship."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path

@@ -3,8 +3,6 @@
 Sweeps run such engines in tests/cli/test_survival.py.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

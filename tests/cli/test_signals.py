@@ -1,7 +1,5 @@
 """Signals end a run whenever they come, and whatever swallows exceptions."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os

@@ -1,7 +1,5 @@
 """A sweep through the command line whose jobs fail in every way and whose own process is killed again and again."""
 
-from __future__ import annotations
-
 import collections
 import random
 import resource

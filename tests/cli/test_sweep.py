@@ -1,7 +1,5 @@
 """A sweep: its words about its jobs, their workers and rows, repeats in rounds, and its jobs listed before it."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

@@ -1,7 +1,5 @@
 """The user's words as Hydra gets them, keywords from Python, and what harness takes of Hydra beyond its interface."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

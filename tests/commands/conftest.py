@@ -1,7 +1,5 @@
 """Servers of the tests, and the settings with their addresses."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack
 

@@ -1,7 +1,5 @@
 """Pages about many runs, and that every command that an answer names as the next one would run."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from pathlib import Path

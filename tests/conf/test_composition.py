@@ -1,7 +1,5 @@
 """Every command with every choice of every group becomes settings."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from operator import attrgetter

@@ -1,7 +1,5 @@
 """Every model preset composes, is what transformers knows under that name, and has the published size."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """How many cores may be used, who shares them, and which GPUs there are."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Keys in what is typed: refused in every spelling, before a file is written, and honest words are not."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from pathlib import Path

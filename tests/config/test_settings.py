@@ -1,7 +1,5 @@
 """Settings, rules of acceptance, synthetic acceptance in each of its shapes, and failures of the machine in words."""
 
-from __future__ import annotations
-
 import errno
 import math
 import os

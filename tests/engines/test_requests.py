@@ -1,7 +1,5 @@
 """What follows from the records of requests and answers: times, failures, text that grows, and where it parts."""
 
-from __future__ import annotations
-
 import gc
 import math
 import re

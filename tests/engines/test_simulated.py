@@ -1,7 +1,5 @@
 """The engine with a clock of its own: what is planted is what the page says, through the whole command."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

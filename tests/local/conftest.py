@@ -1,7 +1,5 @@
 """Set-up for tests of the wing with the models."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -2,8 +2,6 @@
 target's distribution, and a row gets what it gets alone, up to its length.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """The service: every answer is what it is alone, and work fails with its reason."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 import time

@@ -1,7 +1,5 @@
 """The identity of a measurement, and how its rows are found again."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The rejections of a race, and where two texts differ."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A session: its rows, how long work still takes, which answers a reference is for; and was the machine quiet?"""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A run's record of its surroundings, with real git repositories."""
 
-from __future__ import annotations
-
 import os
 import platform
 import shutil

@@ -1,7 +1,5 @@
 """CSV files under real concurrency, real kills, a full disk, and cells that other writers mangle."""
 
-from __future__ import annotations
-
 import csv
 import errno
 import os

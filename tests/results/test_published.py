@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from harness.config.model_names import canonical_name

@@ -1,7 +1,5 @@
 """`result.json`: what every run leaves for programs."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

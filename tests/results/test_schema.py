@@ -1,7 +1,5 @@
 """Rows and their columns: read back as written, described on a page of the site."""
 
-from __future__ import annotations
-
 import typing
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Several runs of `latency`: which count, and how they are pooled into one row per arm."""
 
-from __future__ import annotations
-
 import math
 import random
 from dataclasses import replace

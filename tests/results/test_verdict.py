@@ -1,7 +1,5 @@
 """The verdict: which evidence refuses a comparison, and what an interval allows to say."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A server's command without its speculation, and the names in it: the flags of real programs."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Counters of servers: names of each, restarts, and what follows from their growth."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Servers that lie, break off, fall silent, or answer with nothing that can be read."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import dataclasses

@@ -1,7 +1,5 @@
 """What a server is taken for, by its pages, its devices, and why one that is started here is not ready."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Real programs: the tables of their flags, and commands behind `--` that start them."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

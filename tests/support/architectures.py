@@ -1,7 +1,5 @@
 """Small models with random weights, one of each architecture the eager runner is held to."""
 
-from __future__ import annotations
-
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 

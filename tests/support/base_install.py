@@ -3,8 +3,6 @@
 `base_install.py PYTHON` runs all of it with that interpreter, in a new directory.
 """
 
-from __future__ import annotations
-
 import csv
 import os
 import subprocess

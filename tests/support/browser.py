@@ -1,7 +1,5 @@
 """A page in Chromium, driven over its debugging pipe: real time, real widths."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

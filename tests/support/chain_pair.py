@@ -4,8 +4,6 @@ After a prompt that ends in `a` the target writes `TEXT` and ends, greedily and 
 same chain but for one word, so that with four draft tokens the origin of every token is known: see `MARKED`.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

@@ -1,7 +1,5 @@
 """Requests through the loop, and Markov chains as models: texts, and the exact distribution of these."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 

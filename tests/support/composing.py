@@ -1,7 +1,5 @@
 """Command lines composed to settings, as `harness` composes them, and not run: next steps of answers among them."""
 
-from __future__ import annotations
-
 import functools
 import re
 import shlex

@@ -1,7 +1,5 @@
 """The command lines that the documentation, the presets and `--help` show."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path

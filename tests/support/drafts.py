@@ -1,7 +1,5 @@
 """Every way to draft for a small random target: a target, and a drafter for it that may be on another device."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The echo server as a kind of server of the user's own: `engine.dialect=FILE:ECHO`."""
 
-from __future__ import annotations
-
 from harness.servers.dialects import Dialect
 from harness.servers.startup import Startup
 

@@ -1,7 +1,5 @@
 """Questions for echo servers, and what they answer."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 from collections.abc import Callable

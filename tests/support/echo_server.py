@@ -2,8 +2,6 @@
 last one of the prompt, as the servers of its `dialect` do. Also a program: `echo_server.py` prints its address, and
 takes the options of servers that the harness starts. It writes down what it did, as the truth about a run's figures."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import contextlib

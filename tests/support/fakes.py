@@ -1,8 +1,6 @@
 """A runner whose model is a table, where the distribution after a token depends on that token alone; and a drafter
 that looks tokens up."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -5,8 +5,6 @@ a new interpreter does differently, such as a signal during the imports, is test
 (`processes.run`, `processes.start`).
 """
 
-from __future__ import annotations
-
 import gc
 import itertools
 import logging

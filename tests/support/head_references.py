@@ -1,7 +1,5 @@
 """Draft heads computed once more in plain torch, without caches, and comparisons with them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Commands run in the process of the tests, which has torch loaded already."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

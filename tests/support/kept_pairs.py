@@ -4,8 +4,6 @@ A sweep keeps its pair from job to job in the same way. A model is loaded again 
 attributes are no longer what they were after loading.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """What a run of `latency` has measured, from answers made by hand, for the groups of figures."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any

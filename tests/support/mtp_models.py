@@ -1,7 +1,5 @@
 """Small models with random multi-token-prediction layers, and the names that published checkpoints give these."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Pages as text, and what holds for the statements of any page."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from html.parser import HTMLParser

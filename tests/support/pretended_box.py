@@ -15,8 +15,6 @@ What stays to be seen on a real GPU:
 - memory is without end, nothing is subtracted from it, and peaks are the process's.
 """
 
-from __future__ import annotations
-
 import os
 import resource
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Commands as processes of their own, each in a new interpreter; see also `forked`."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

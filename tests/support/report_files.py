@@ -1,7 +1,5 @@
 """Rows as the commands write them, with hand-made figures, for what no quick run of a real pair can show."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The real command on a free port, and its address."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

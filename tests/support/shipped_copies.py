@@ -1,7 +1,5 @@
 """Copies of the shipped `tiny_draft`, and the one with a single layer, a draft for tests where any model will do."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Sketches by hand, pretended machines, and what is asked of them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Draft heads of every kind with random weights, for small random targets."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

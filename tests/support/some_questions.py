@@ -1,7 +1,5 @@
 """Questions about given token ids."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

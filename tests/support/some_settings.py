@@ -1,7 +1,5 @@
 """Settings of any command, with as little said as there must be."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

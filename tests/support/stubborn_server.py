@@ -1,8 +1,6 @@
 """An echo server that ignores SIGTERM and has left a process of its own behind, in another session: what a guard must
 find. `stubborn_server.py NAME ...`: the name marks both processes, the rest is for `echo_server`."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A pair that has learnt a few products by heart, so that every answer and the accuracy of `eval` are known."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

@@ -1,7 +1,5 @@
 """A command in a real pseudo-terminal, and a terminal emulator that shows what a user would see."""
 
-from __future__ import annotations
-
 import codecs
 import os
 import select

@@ -1,7 +1,5 @@
 """The parts of tiny random-weight checkpoints, and how much memory one takes."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Compiled parts that run as they were traced: to compile each takes seconds."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

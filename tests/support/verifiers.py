@@ -1,7 +1,5 @@
 """Arguments for rules of acceptance, a broken rule, and a test of the distribution that a rule yields."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -1,7 +1,5 @@
 """Engines that misbehave at one K, without torch: what a sweep has to survive. `engine=wicked_engine.py:Killed`."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

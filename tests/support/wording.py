@@ -1,7 +1,5 @@
 """Sentences compared by what they tell, so that their wording can change."""
 
-from __future__ import annotations
-
 import re
 
 

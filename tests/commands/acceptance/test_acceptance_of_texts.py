@@ -1,7 +1,5 @@
 """`acceptance`: what it computes is what decoding does, of recorded conversations too, and what it prints of it."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Sequence

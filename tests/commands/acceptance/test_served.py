@@ -3,8 +3,6 @@
 A healthy drafter is called broken in one run of a million.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`audit`: what must hold among published figures, honest figures and planted edits, and what people type."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import shlex

@@ -1,7 +1,5 @@
 """`compare` as a user sees it: on a real terminal and through pipes; colours, narrow screens, the replay."""
 
-from __future__ import annotations
-
 import io
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """The tables of `eval`, of one run and of several compared; its questions, and how completions are read."""
 
-from __future__ import annotations
-
 import re
 import signal
 from collections import Counter

@@ -1,7 +1,5 @@
 """`plan` through the command line: published pairs on pretended GPUs, and the mistakes of a hurried person."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable

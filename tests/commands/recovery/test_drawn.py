@@ -1,7 +1,5 @@
 """Places of drawn tokens: uniform if they are drawn as they should be; and what each sampling setting asks for."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from typing import Any

@@ -3,8 +3,6 @@
 The sampled tests have a false-alarm rate of 1e-9.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Sequence

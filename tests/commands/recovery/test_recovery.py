@@ -1,7 +1,5 @@
 """`recovery` through the command line: its requests, verdicts as exit codes, rows, and the faults that it finds."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import operator

@@ -1,7 +1,5 @@
 """`recovery engine=server`: planted faults are caught, by weights or by log-probabilities, or why they cannot be."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Rows of every kind through a sweep's tables and `report`: whole, damaged, named in markup, and of failures."""
 
-from __future__ import annotations
-
 import csv
 import itertools
 import json

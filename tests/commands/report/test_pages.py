@@ -1,7 +1,5 @@
 """Markdown, HTML and plots: what a user named is no markup, nothing is fetched, the same figures give the same page."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path

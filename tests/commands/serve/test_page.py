@@ -1,7 +1,5 @@
 """The page: nothing from elsewhere, readable colours, and the race in a real browser."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

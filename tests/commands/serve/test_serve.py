@@ -1,7 +1,5 @@
 """The service over a real socket, with the real openai client."""
 
-from __future__ import annotations
-
 import json
 import signal
 import socket

@@ -1,7 +1,5 @@
 """The edges of the service: settings that keep it from starting, its guard, chats with tools, its end."""
 
-from __future__ import annotations
-
 import json
 import signal
 import socket

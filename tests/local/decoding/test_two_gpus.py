@@ -1,7 +1,5 @@
 """Target and draft on two GPUs decide what they decide on a CPU."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

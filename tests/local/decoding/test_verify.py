@@ -1,7 +1,5 @@
 """Rules of acceptance as units: chosen numbers first, then the distribution of their output, alone and in the loop."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable

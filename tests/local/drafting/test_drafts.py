@@ -1,7 +1,5 @@
 """Drafts of transformers alone, checks of a user's own drafters and rules, and MTP layers in a target's checkpoint."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

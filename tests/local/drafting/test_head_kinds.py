@@ -1,7 +1,5 @@
 """Drafts of every kind against a slow computation without a cache, and what is particular to some heads."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

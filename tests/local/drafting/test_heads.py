@@ -1,7 +1,5 @@
 """Heads in every format: written to a directory, recognised, checked against the target, loaded."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Callable, Mapping

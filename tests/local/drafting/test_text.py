@@ -1,7 +1,5 @@
 """Drafters without a model: what they find in a text, in a bounded number of steps, and in the real loop."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """The clock of loops in this process, on loops whose times are planted, and stopwatches around their phases."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence

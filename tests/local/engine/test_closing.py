@@ -1,7 +1,5 @@
 """A closed engine is gone before the next one allocates, although nothing is collected meanwhile."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from collections.abc import Callable, Iterator

@@ -4,8 +4,6 @@ A pretended GPU repeats the operations of a captured call over the same tensors,
 the host or brings from there.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from contextlib import nullcontext

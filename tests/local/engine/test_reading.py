@@ -3,8 +3,6 @@
 The oracle is the drafter itself: from the text up to a place it proposes, and its tokens become the text's next ones.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from types import SimpleNamespace

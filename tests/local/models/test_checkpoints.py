@@ -2,8 +2,6 @@
 how tokenizers load.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import threading

@@ -1,7 +1,5 @@
 """Where layers go, on sketches made by hand and pretended GPUs: no model is needed."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

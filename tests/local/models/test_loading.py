@@ -1,7 +1,5 @@
 """Real checkpoints through the whole way: settings in, a pair that runs out. And the devices they are on."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import logging

@@ -1,7 +1,5 @@
 """Models without their weights: planned as they are, built as planned, and the same every time."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any

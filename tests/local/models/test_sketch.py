@@ -1,7 +1,5 @@
 """A sketch against its model: bytes of weights and of the cache, what a forward reads, where it splits."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import weakref

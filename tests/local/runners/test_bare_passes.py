@@ -1,7 +1,5 @@
 """Bare passes of `benchmarks/cpu_ratios.py`: they repeat what a runner did, with caches as long as there."""
 
-from __future__ import annotations
-
 import importlib
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Compiled passes give the plain tokens."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

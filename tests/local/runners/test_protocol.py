@@ -1,7 +1,5 @@
 """The duties of every runner: its logits and hidden states are transformers' own, each row alone, without a cache."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

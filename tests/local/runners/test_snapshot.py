@@ -1,7 +1,5 @@
 """Models with a recurrent state: rows leave, tokens are taken back, and code that reads wrongly is refused."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Figures of a run, from answers that are written here: times in pairs, costs, ends, texts, and acceptance."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from types import SimpleNamespace

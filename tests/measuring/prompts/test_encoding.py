@@ -1,7 +1,5 @@
 """Prompts and recorded conversations as token ids: with and without a chat template, and those that are too long."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Prompt sets by name, from a directory laid out as the hub's cache, what settings make of tables; endless files."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

@@ -1,7 +1,5 @@
 """Prompt files in every form, every way in which one can be wrong, and the two sets that ship with the project."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What is said of several runs over the same regular measurement, from planted rows."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

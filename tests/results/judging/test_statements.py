@@ -1,7 +1,5 @@
 """What is said of an interval, of accuracy, of the K at each load, and of why acceptance is low."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

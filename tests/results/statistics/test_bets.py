@@ -1,7 +1,5 @@
 """Bets are fair, win what published distributions say, accuse no honest stream, and have the power that is stated."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

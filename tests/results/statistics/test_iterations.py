@@ -1,7 +1,5 @@
 """The cut of a text into iterations, against every outcome of decoding over a vocabulary of three."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

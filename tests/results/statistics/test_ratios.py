@@ -1,7 +1,5 @@
 """Ratios of totals against simulation, over units and over runs: the parts of their variance, and what would show."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Proportions against published values, and several alternatives at once: error rates of the whole table."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
