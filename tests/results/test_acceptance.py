@@ -3,7 +3,8 @@ from dataclasses import replace
 
 import pytest
 
-from harness.results.drafts import UNKNOWN, Drafts
+from harness.measuring.rows import LatencyRow
+from harness.results.drafts import UNKNOWN, Drafts, positions
 
 # Five iterations with K = 3 and one cut short to K = 1.
 OUTCOMES = [(3, 3), (3, 0), (3, 1), (3, 1), (3, 2), (1, 1)]
@@ -35,6 +36,10 @@ def test_what_proposed_nothing_counts_where_time_is_concerned_alone() -> None:
 
 def test_nothing_measured_is_none_and_not_zero() -> None:
     assert {*Drafts().columns().values(), *Drafts().counts().values()} == {None}
+    # An older file has the iterations, and so no drafts.
+    idle = LatencyRow(num_decoded=3, num_iterations=3).drafts.columns()
+    assert (idle["mean_num_draft_tokens"], idle["acceptance_rate"]) == (0, None)
+    assert positions([5]) == [0]
 
 
 def test_sums_are_counts_again() -> None:
@@ -51,23 +56,25 @@ def test_a_sum_with_an_unknown_count_is_unknown() -> None:
 
 
 @pytest.mark.parametrize(
-    ("means", "tested"),
-    [([4, 4], [2, 2, 0, 0]), ([4, 0], [1, 1, 0, 0]), ([8, 2], None), ([4.5, 4.5], None)],
+    ("means", "tested", "longest"),
+    [
+        ([4, 4], [2, 2, 0, 0], 4),
+        ([2, 2], [2, 2], 2),
+        ([4, 0], [1, 1, 0, 0], 4),
+        ([8, 2], None, 5),
+        ([4.5, 4.5], None, 5),
+    ],
 )
 def test_positions_are_known_where_all_answers_drafted_alike(
-    means: list[float], tested: list[int] | None
+    means: list[float], tested: list[int] | None, longest: int
 ) -> None:
     """Of drafts of 8 and 2 tokens the mean is 5 by chance. An answer that drafted nothing is like any other."""
-    answers = []
-    for mean in means:
-        one = Drafts(
-            answers=1,
-            drafting=1,
-            proposed=mean,
-            accepted=1,
-            accepted_at=[1],
-            tested_at=None,
-            k=mean,
-        )
-        answers.append(one if mean else Drafts())
-    assert sum(answers, Drafts()).tested == tested
+    counts = {"answers": 1, "iterations": 1, "drafting": 1, "accepted": 1, "accepted_at": [1, 0, 0]}
+    answers = [
+        Drafts(**counts, proposed=mean, tested_at=None, k=mean) if mean else Drafts()
+        for mean in means
+    ]
+    total = sum(answers, Drafts())
+    assert (total.tested, total.longest) == (tested, longest)
+    marginal = total.columns()["marginal_acceptance_by_position"]
+    assert marginal == [1, 0, 0, 0][: len(tested or range(3))]

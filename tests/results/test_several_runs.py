@@ -33,9 +33,9 @@ def measured(directory: Path, repeat: int, slowness: float, **changes: Any) -> l
             arm=arm,
             unit=index,
             num_tokens=10,
-            time_ms=10 * (40 + index) * slowness / (2 if arm == "speculative" else 1),
+            time_ms=10 * (40 + index) * (0.5 if arm == "speculative" else slowness),
         )
-        for index in range(NUM_PROMPTS)
+        for index in range(changes.get("num_prompts", NUM_PROMPTS))
         for arm in ("regular", "speculative")
     ]
     # Runs differ in the regular arm alone.
@@ -51,9 +51,10 @@ def measured(directory: Path, repeat: int, slowness: float, **changes: Any) -> l
 def test_an_interval_over_prompts_and_runs(tmp_path: Path) -> None:
     slownesses = (1.0, 1.1, 0.95)
     runs = [measured(tmp_path, number, slow) for number, slow in enumerate(slownesses, 1)]
-    regular, speculative = pooled_rows(runs)
+    rows = regular, speculative = pooled_rows(runs)
     ms = np.array([[(40 + index) * slow for index in range(NUM_PROMPTS)] for slow in slownesses])
-    expected = ratio_over_runs(ms, ms / 2).interval()
+    halves = np.broadcast_to(np.arange(40, 50) / 2, ms.shape)
+    expected = ratio_over_runs(ms, halves).interval()
     values = speculative.values()
     assert values["speedup"] == pytest.approx(expected.estimate)
     assert values["speedup_low"] == pytest.approx(expected.low)
@@ -62,15 +63,31 @@ def test_an_interval_over_prompts_and_runs(tmp_path: Path) -> None:
     assert (speculative.repeat, speculative.repeats) == ("all", 3)
     assert speculative.pooled_runs == regular.pooled_runs == ["run-1", "run-2", "run-3"]
     assert speculative.run == regular.run
+    assert [row.arm for row in rows] == ["regular", "speculative"]
     assert speculative.acceptance_histogram == [3, 2, 1]
     assert regular.speedup is None
+    # Runs of one measurement are shown as one, with the ids of all, the newest first.
+    shown, _ = merge([Run([replace(row, measurement="feed") for row in run]) for run in runs])
+    assert [(run.id, run.times) for run in shown] == [("run-3, run-2, run-1", 3)]
 
 
-def test_a_few_long_answers_have_no_interval_over_runs_either(tmp_path: Path) -> None:
-    few = {"num_units": NUM_PROMPTS, "unit": "prompt", "num_effective": 2}
-    runs = [measured(tmp_path, number, 1.0, speedup_covers=few) for number in (1, 2)]
-    speedup = pooled_rows(runs)[-1].speedup
-    assert (speedup.has_bounds, speedup.covers.num_effective) == (False, 2)
+@pytest.mark.parametrize(
+    ("covers", "num_prompts", "has_bounds"),
+    [
+        # A few of them are long answers.
+        (over(10, num_effective=2), 10, False),
+        (over(10), 10, True),
+        (over(5), 5, False),
+        (over(5, "block"), 5, True),
+    ],
+)
+def test_few_units_have_no_interval_over_runs_either(
+    tmp_path: Path, covers: dict[str, Any], num_prompts: int, has_bounds: bool
+) -> None:
+    asked = {"speedup_covers": covers, "num_prompts": num_prompts}
+    speedup = pooled_rows([measured(tmp_path, n, 1.0, **asked) for n in (1, 2)])[-1].speedup
+    assert (speedup.has_bounds, speedup.covers.unit) == (has_bounds, covers["unit"])
+    assert speedup.covers.num_effective == covers.get("num_effective")
 
 
 def test_every_rule_makes_one_figure_of_two(tmp_path: Path) -> None:
@@ -107,8 +124,8 @@ def test_every_rule_makes_one_figure_of_two(tmp_path: Path) -> None:
 
 def test_only_runs_that_succeeded_are_pooled(tmp_path: Path) -> None:
     """The seeds of those are their own where each differs."""
-    statuses = ("ok", "failed", "ok")
-    runs = [measured(tmp_path, repeat, 1.0, temperature=0.5) for repeat in (1, 2, 3)]
+    statuses = ("ok", "failed", "ok", "interrupted")
+    runs = [measured(tmp_path, repeat, 1.0, temperature=0.5) for repeat in (1, 2, 3, 4)]
     ended_so = [
         [replace(row, status=status) for row in rows]
         for rows, status in zip(runs, statuses, strict=True)
@@ -157,13 +174,6 @@ def test_a_pooled_rate_is_the_total_over_the_total() -> None:
     expected = row({name: sum(totals[name] for totals in runs) for name in names})
     for name in (*QUOTIENTS, "mean_acceptance_length"):
         assert getattr(pooled, name) == pytest.approx(getattr(expected, name)), name
-
-
-def test_a_failed_run_is_not_pooled() -> None:
-    runs = [
-        latency_run(status=status, run=status) for status in ("ok", "failed", "interrupted", "ok")
-    ]
-    assert pooled_rows(runs)[-1].repeats == 2
 
 
 def test_rates_by_position_are_those_of_all_iterations() -> None:

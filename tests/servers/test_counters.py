@@ -49,11 +49,12 @@ def requests(*num_tokens: int) -> list[RequestRecord]:
     return [RequestRecord(index, 1, num_tokens=number) for index, number in enumerate(num_tokens)]
 
 
-def test_names_of_vllm_are_summed_over_its_engines() -> None:
+def test_names_of_vllm_are_summed_over_its_engines_and_those_of_llama_cpp_are_read() -> None:
     assert read_counters(VLLM) == Counts(
         generated=120, drafts=40, proposed=80, accepted=50, accepted_at={0: 30, 1: 20}, cached=9,
         first_tokens=3, first_token_s=1.5,
     )  # fmt: skip
+    assert read_counters(LLAMA_CPP) == Counts(generated=120, drafts=40, proposed=80, accepted=50)
 
 
 def test_names_of_tensorrt_llm() -> None:
@@ -86,11 +87,6 @@ def test_a_damaged_page_is_no_sign_that_nothing_was_drafted(damage: str) -> None
         counts = read_counters(f"{page}{damage}\n")
         assert counts.drafts in (None, 100)
         assert counts.proposed is None
-
-
-def test_names_of_llama_cpp() -> None:
-    expected = Counts(generated=120, drafts=40, proposed=80, accepted=50)
-    assert read_counters(LLAMA_CPP) == expected
 
 
 def test_sglang_tells_verifications_and_tokens() -> None:

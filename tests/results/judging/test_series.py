@@ -112,6 +112,9 @@ def test_a_busy_run_is_not_ranked_and_others_are_still_compared_prompt_by_prompt
     runs.append(timed_run("busy", regular, regular / 3, processor_share=0.5))
     members = standings(runs)
     assert members["busy"].standing.why == "drift or a busy machine"
+    figures = {"status": "interrupted", "ms_per_token": 50.0}
+    [part] = standings([timed_run("part", regular, regular / 3, **figures)]).values()
+    assert part.speedup is None
     share = members["B"].standing.interval
     assert share.estimate == pytest.approx(1.48 / 1.5, rel=0.01)
     # Their own intervals overlap by more than this.

@@ -130,6 +130,7 @@ def test_words_say_what_was_not_measured_and_vllm_gets_every_load() -> None:
     words = "K=3 at 1 to 4; 5 not measured; K=2 at 6; 7 to 15 not measured; none at 16"
     assert in_words(ranges) == words
     assert in_words(ranges[1:2]) == "K=2 at 6"
+    assert in_words([Range(1, 4, 3), Range(5, 6, 2)]) == "K=3 at 1 to 4; K=2 at 5 to 6"
     assert json.loads(for_vllm(ranges)) == {
         "num_speculative_tokens": 3,
         "num_speculative_tokens_per_batch_size": [[1, 4, 3], [5, 6, 2], [7, 16, 0]],
