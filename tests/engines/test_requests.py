@@ -55,9 +55,8 @@ def test_tokens_that_arrive_together_are_one_burst() -> None:
 HISTOGRAM = DraftCounts(accepted=4, iterations=3, accepted_at=[2, 2])
 
 
-@pytest.mark.parametrize(
-    ("known", "num_iterations", "draft_tokens"),
-    [
+def test_iterations_follow_from_what_is_reported() -> None:
+    for known, num_iterations, draft_tokens in [
         ({"outcomes": [(4, 2), (3, 3)], "num_tokens": 9}, 2, (7, 5)),
         ({"num_tokens": 9}, 8, (0, 0)),
         ({}, 0, (0, 0)),
@@ -68,13 +67,9 @@ HISTOGRAM = DraftCounts(accepted=4, iterations=3, accepted_at=[2, 2])
         ({"drafts": DraftCounts(proposed=8, accepted=8), "num_tokens": 9, "max_new_tokens": 9}, None, (8, 8)),
         ({"drafts": HISTOGRAM, "num_tokens": 9}, 4, (0, 4)),
         ({"drafts": HISTOGRAM, "num_tokens": 6}, 3, (0, 4)),
-    ],
-)  # fmt: skip
-def test_iterations_follow_from_what_is_reported(
-    known: dict[str, Any], num_iterations: int | None, draft_tokens: tuple[int, int]
-) -> None:
-    request = record(**known)
-    assert (request.num_iterations, request.draft_tokens) == (num_iterations, draft_tokens)
+    ]:  # fmt: skip
+        request = record(**known)
+        assert (request.num_iterations, request.draft_tokens) == (num_iterations, draft_tokens)
 
 
 @pytest.mark.parametrize(("num_tokens", "num_undrafted"), [(3, 0), (4, 0), (5, 1), (7, 3)])

@@ -247,9 +247,6 @@ def test_an_engine_that_does_not_open_says_why_and_leaves_no_thread() -> None:
     assert set(threading.enumerate()) <= before
 
 
-# One answer -----------------------------------------------------------------------------------------------------------
-
-
 class Characters:
     """A token is a letter."""
 

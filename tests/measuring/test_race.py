@@ -99,25 +99,20 @@ def test_where_texts_differ(
     assert weights.prompts == ([[1, 2, 1]] if expected[1] is not None else [])
 
 
-@pytest.mark.parametrize(
-    ("num_regular", "pieces", "seconds", "speedup", "num_compared"),
-    [
+def test_a_longer_text_is_compared_up_to_the_end_of_the_shorter() -> None:
+    for num_regular, pieces, seconds, speedup, num_compared in [
         # Of the second piece half is compared: 1.5 s in place of 9.
         (9, [1, 16], 1.0, 6.0, 9),
         (8, [16], 4.0, 4.0, 8),
         # Too short, or as long as the other: the whole texts are compared, per token.
         (7, [7, 7], 1.75, 4.0, None),
         (8, [8], 4.0, 2.0, None),
-    ],
-)
-def test_a_longer_text_is_compared_up_to_the_end_of_the_shorter(
-    num_regular: int, pieces: list[int], seconds: float, speedup: float, num_compared: int | None
-) -> None:
-    regular_lap = lap_of("regular", [[1]] * num_regular, 1.0)
-    laps = regular_lap, lap_of("speculative", [[1] * number for number in pieces], seconds)
-    compared = comparison_columns(None, QUESTION, *laps)
-    assert (compared["speedup"], compared.get("num_compared")) == (speedup, num_compared)
-    assert race.arm_columns(regular_lap, Digits())["regular_tokens_per_second"] == 1
+    ]:
+        regular_lap = lap_of("regular", [[1]] * num_regular, 1.0)
+        laps = regular_lap, lap_of("speculative", [[1] * number for number in pieces], seconds)
+        compared = comparison_columns(None, QUESTION, *laps)
+        assert (compared["speedup"], compared.get("num_compared")) == (speedup, num_compared)
+        assert race.arm_columns(regular_lap, Digits())["regular_tokens_per_second"] == 1
 
 
 def lap_of(name: str, pieces: Sequence[list[int]], seconds: float) -> Answered:

@@ -119,9 +119,8 @@ def test_what_cannot_be_read_is_none() -> None:
     assert AnswerRow.parse({"completion": ""}).completion == ""
 
 
-@pytest.mark.parametrize(
-    ("cells", "speedup"),
-    [
+def test_an_interval_is_one_value_or_an_estimate_alone() -> None:
+    for cells, speedup in [
         ({}, None),
         ({"speedup": "2", "speedup_low": "1.9", "speedup_high": "2.1"}, Interval(2, 1.9, 2.1)),
         # Files of older versions, without a column or with an end alone.
@@ -132,15 +131,11 @@ def test_what_cannot_be_read_is_none() -> None:
         ),
         ({"speedup": "2", "speedup_low": "9" * 400, "speedup_high": "2.1"}, Interval(2)),
         ({"speedup": "9" * 400, "speedup_low": "1.9", "speedup_high": "2.1"}, None),
-    ],
-)
-def test_an_interval_is_one_value_or_an_estimate_alone(
-    cells: dict[str, str], speedup: Interval | None
-) -> None:
-    row = LatencyRow.parse(cells)
-    assert row.speedup == speedup
-    written = {name: str(cell) for name, cell in row.cells().items() if cell is not None}
-    assert LatencyRow.parse(written) == row
+    ]:
+        row = LatencyRow.parse(cells)
+        assert row.speedup == speedup
+        written = {name: str(cell) for name, cell in row.cells().items() if cell is not None}
+        assert LatencyRow.parse(written) == row
 
 
 def test_columns_repeat_the_settings() -> None:
@@ -159,20 +154,15 @@ def test_columns_repeat_the_settings() -> None:
     assert {name: asked[name] for name in expected} == expected
 
 
-@pytest.mark.parametrize(
-    ("changes", "real"),
-    [
+def test_a_row_knows_whether_it_is_of_the_named_models() -> None:
+    for changes, real in [
         ({"draft": "7B"}, True),
         ({"draft": "7B", "weights": "stored"}, True),
         ({"weights": "random"}, False),
         ({"draft": "7B", "synthetic_acceptance": 0.0}, False),
         ({"synthetic_acceptance": 0.8}, True),
-    ],
-)
-def test_a_row_knows_whether_it_is_of_the_named_models(
-    changes: dict[str, object], real: bool
-) -> None:
-    assert LatencyRow(**changes).real is real
+    ]:
+        assert LatencyRow(**changes).real is real
 
 
 def test_a_row_knows_where_its_answers_come_from() -> None:

@@ -240,23 +240,18 @@ def ended(status: str, **changes: Any) -> Run:
     return Run(latency_run(status=status, **{"measurement": "feed"} | part | changes))
 
 
-@pytest.mark.parametrize(
-    ("statuses", "shown", "failure"),
-    [
+def test_a_measurement_is_its_newest_success_and_the_failures_since() -> None:
+    for statuses, shown, failure in [
         # The place of the run that stands for all, and their number.
         (["ok", "failed", "ok"], (2, 2), None),
         (["ok", "failed", "interrupted"], (0, 1), (2, 2)),
         (["failed", "ok", "failed"], (1, 1), (2, 1)),
         (["failed", "failed"], None, (1, 2)),
         (["interrupted", "interrupted"], (1, 2), (1, 2)),
-    ],
-)
-def test_a_measurement_is_its_newest_success_and_the_failures_since(
-    statuses: list[str], shown: tuple[int, int] | None, failure: tuple[int, int] | None
-) -> None:
-    runs = list(map(ended, statuses))
-    found = [[(runs.index(run), run.times) for run in part] for part in merge(runs[::-1])]
-    assert found == [[shown] if shown else [], [failure] if failure else []]
+    ]:
+        runs = list(map(ended, statuses))
+        found = [[(runs.index(run), run.times) for run in part] for part in merge(runs[::-1])]
+        assert found == [[shown] if shown else [], [failure] if failure else []]
 
 
 def test_a_pooled_row_replaces_its_runs_and_is_where_they_are(tmp_path: Path) -> None:

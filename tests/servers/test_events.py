@@ -129,9 +129,8 @@ def test_nothing_is_known_of_drafts_without_the_number_of_accepted_ones() -> Non
     assert reported({"timings": {"draft_n": 9}}).drafts is None
 
 
-@pytest.mark.parametrize(
-    ("counts", "words"),
-    [
+def test_counts_that_cannot_be_are_left_out_and_named() -> None:
+    for counts, words in [
         (vllm(num_accepted_draft_tokens=9), ["9 accepted of 8", "num_accepted_draft_tokens 9"]),
         (timings(8, 9), ["9 accepted of 8 draft tokens", "draft_n 8, draft_n_accepted 9"]),
         (steps([4, 4], [2]), ["2 iterations that drafted, and 1"]),
@@ -150,16 +149,12 @@ def test_nothing_is_known_of_drafts_without_the_number_of_accepted_ones() -> Non
         (vllm(num_draft_tokens=80, num_accepted_draft_tokens=4, acceptance_histogram=[16, 4]), ["histogram [16, 4]"]),
         (CACHED, ["5000 of 5 prompt", "cached_tokens 5000, prompt_tokens 5"]),
         ({"timings": {"cache_n": 6}}, ["6 of 5 prompt tokens", "cache_n 6"]),
-    ],
-)  # fmt: skip
-def test_counts_that_cannot_be_are_left_out_and_named(
-    counts: dict[str, Any], words: Sequence[str]
-) -> None:
-    request = reported(counts, num_tokens=8)
-    assert mentions(request.impossible, *words)
-    assert len(request.impossible) < 400
-    assert (request.drafts, request.outcomes, request.num_cached) == (None, [], None)
-    assert drafts_of([request, reported(timings(8, 4))]).columns()["acceptance_rate"] is None
+    ]:  # fmt: skip
+        request = reported(counts, num_tokens=8)
+        assert mentions(request.impossible, *words)
+        assert len(request.impossible) < 400
+        assert (request.drafts, request.outcomes, request.num_cached) == (None, [], None)
+        assert drafts_of([request, reported(timings(8, 4))]).columns()["acceptance_rate"] is None
 
 
 def test_counts_are_compared_with_what_was_asked_and_what_arrived() -> None:

@@ -69,20 +69,15 @@ def pages(**answers: int | str | Mapping[str, Any]) -> Iterator[str]:
         server.shutdown()
 
 
-@pytest.mark.parametrize(
-    ("health", "models", "said"),
-    [
+def test_without_a_page_of_health_a_server_is_ready_by_its_list() -> None:
+    for health, models, said in [
         *((status, LIST, "None") for status in (404, 405, 501)),
         # Where there is such a page it decides, also against the list.
         (503, LIST, "/health answers"),
         ({}, {"data": []}, "None"),
-    ],
-)
-def test_without_a_page_of_health_a_server_is_ready_by_its_list(
-    health: Any, models: Any, said: str
-) -> None:
-    with pages(health=health, models=models) as url:
-        assert said in str(why_not_ready(url, None))
+    ]:
+        with pages(health=health, models=models) as url:
+            assert said in str(why_not_ready(url, None))
 
 
 def test_a_broken_page_takes_only_its_own_part_of_the_report() -> None:

@@ -179,9 +179,8 @@ def test_texts_are_as_likely_as_their_possible_tokens() -> None:
 TOTALS: dict[str, Any] = {"drafts": DraftCounts(proposed=27, accepted=13), "max_new_tokens": 41}
 
 
-@pytest.mark.parametrize(
-    ("is_own", "answer", "words"),
-    [
+def test_a_drafter_is_judged_by_what_its_server_reports() -> None:
+    for is_own, answer, words in [
         (True, TOTALS, "as its weights say"),
         (True, {"outcomes": [(1, 1)] * 13 + [(1, 0)] * 14}, "as its weights say"),
         (True, {"outcomes": [(1, 1)] * 5 + [(1, 0)] * 30}, "accepts less than its weights"),
@@ -207,32 +206,23 @@ TOTALS: dict[str, Any] = {"drafts": DraftCounts(proposed=27, accepted=13), "max_
         ),
         (False, TOTALS, "cannot tell"),
         (False, {}, "cannot tell"),
-    ],
-)
-def test_a_drafter_is_judged_by_what_its_server_reports(
-    is_own: bool, answer: dict[str, Any], words: str
-) -> None:
-    request = RequestRecord(0, 3, token_ids=[5] * 41, num_tokens=41, **answer)
-    columns = served_columns([read_text(is_own)], [request], 1)
-    found = engine_statement(AcceptanceRow(**columns))
-    assert found is not None
-    assert found.words == words, columns
+    ]:
+        request = RequestRecord(0, 3, token_ids=[5] * 41, num_tokens=41, **answer)
+        columns = served_columns([read_text(is_own)], [request], 1)
+        found = engine_statement(AcceptanceRow(**columns))
+        assert found is not None
+        assert found.words == words, columns
 
 
-@pytest.mark.parametrize(
-    ("answer", "expected"),
-    [
+def test_the_k_of_a_server_is_that_which_its_totals_show() -> None:
+    for answer, expected in [
         ({"outcomes": [(2, 1), (1, 0)]}, 2),
         # Fewer are drafted where an answer ends.
         ({"drafts": DraftCounts(proposed=79, accepted=30)}, 8),
         ({}, None),
-    ],
-)
-def test_the_k_of_a_server_is_that_which_its_totals_show(
-    answer: dict[str, Any], expected: int | None
-) -> None:
-    request = RequestRecord(0, 3, **{"num_tokens": 41, "max_new_tokens": 41} | answer)
-    assert longest_of([request]) == expected
+    ]:
+        request = RequestRecord(0, 3, **{"num_tokens": 41, "max_new_tokens": 41} | answer)
+        assert longest_of([request]) == expected
 
 
 def test_the_k_that_was_served_is_in_the_headline() -> None:

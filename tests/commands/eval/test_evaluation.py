@@ -273,18 +273,13 @@ def test_answers_that_cannot_be_read_are_asked_again(evaluate: Evaluate, tmp_pat
     assert list(arms[arms["seed"] == "all"]["num_resumed"])[-2:] == [num_asked - 2] * 2
 
 
-@pytest.mark.parametrize(
-    ("completion", "answer"),
-    [
+def test_the_answer_is_the_first_integer_of_the_first_line() -> None:
+    for completion, answer in [
         ("96\n12 * 3 = 36\n", 96), (" 3145.0", 3145), (" 1,234,567 or so", 1234567), (" 1,2", 1), (" 1,2345", 1),
         (" -12", -12), (" 5-12", 5), (" the answer is 7 and not 8", 7), ("007", 7), ("0", 0), ("", None),
         ("\n96", None), (" .\n96", None), ("٣", None), ("9" * 10_000, int("9" * 4000)),
-    ],
-)  # fmt: skip
-def test_the_answer_is_the_first_integer_of_the_first_line(
-    completion: str, answer: int | None
-) -> None:
-    assert parse_answer(completion) == (completion.split("\n")[0], answer)
+    ]:  # fmt: skip
+        assert parse_answer(completion) == (completion.split("\n")[0], answer)
 
 
 def test_the_solved_lines_are_the_published_ones_and_correct() -> None:
@@ -378,18 +373,13 @@ def test_as_many_questions_as_next_says_end_most_runs_of_equal_arms(
     assert sum(ended) >= 70
 
 
-@pytest.mark.parametrize(
-    ("replacement", "num_different", "proposed"),
-    [
+def test_next_counts_different_questions() -> None:
+    for replacement, num_different, proposed in [
         (False, 40, "num_prompts=81"),
         # More different questions than there are, and 62 different ones of 81.
         (True, 48, "replacement=false num_prompts=81"),
         (True, 30, "num_prompts=119"),
-    ],
-)
-def test_next_counts_different_questions(
-    replacement: bool, num_different: int, proposed: str
-) -> None:
-    counts = {"num_prompts": 40, "num_different_prompts": num_different}
-    asked = {"temperature": 0.0, "operands": "1-9", "replacement": replacement, "margin": 0.06}
-    assert next_changes(Interval(0.0, -0.05, 0.05), **counts, **asked) == proposed
+    ]:
+        counts = {"num_prompts": 40, "num_different_prompts": num_different}
+        asked = {"temperature": 0.0, "operands": "1-9", "replacement": replacement, "margin": 0.06}
+        assert next_changes(Interval(0.0, -0.05, 0.05), **counts, **asked) == proposed

@@ -133,9 +133,8 @@ def test_the_template_shows_tools_calls_and_results() -> None:
 SHOWS_NO_TOOLS = "^tools: this model has no chat template that shows them$"
 
 
-@pytest.mark.parametrize(
-    ("template", "messages", "tools", "says"),
-    [
+def test_chats_that_the_model_would_not_see_are_refused() -> None:
+    for template, messages, tools, says in [
         (None, [user()], [TOOL], SHOWS_NO_TOOLS),
         (SHOWS_NONE, [user()], [TOOL], SHOWS_NO_TOOLS),
         # What OpenAI would refuse.
@@ -143,13 +142,9 @@ SHOWS_NO_TOOLS = "^tools: this model has no chat template that shows them$"
         (SHOWS_TOOLS, [user(), {"role": "tool", "content": "wet"}], [], "message 2 without tool_call_id"),
         (SHOWS_TOOLS, [user(None)], [], "must have text as every content"),
         (SHOWS_TOOLS, [{"role": "assistant", "tool_calls": [{"id": "1"}]}], [], "without the name"),
-    ],
-)  # fmt: skip
-def test_chats_that_the_model_would_not_see_are_refused(
-    template: str | None, messages: Any, tools: Any, says: str
-) -> None:
-    with pytest.raises(Refusal, match=says):
-        read(template, messages=messages, tools=tools)
+    ]:  # fmt: skip
+        with pytest.raises(Refusal, match=says):
+            read(template, messages=messages, tools=tools)
 
 
 def test_tools_are_refused_without_a_template_in_use() -> None:

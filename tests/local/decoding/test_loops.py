@@ -133,8 +133,6 @@ def test_a_row_that_has_ended_rests_while_others_go_on() -> None:
     assert (running, decided) == ([0, 0], [3, 12])
 
 
-# The method that is written to be read --------------------------------------------------------------------------------
-
 WARPS = [GREEDY, Warp(1.0), Warp(0.8, top_k=5, top_p=0.9)]
 PAGE = Path(__file__).parents[3] / "docs" / "method.md"
 
@@ -190,9 +188,6 @@ def test_it_decides_the_tokens_of_the_real_loop(k: int, warp: Warp, stop: tuple[
     else:
         assert lengths == {1, 2, 3, 20}
         assert origins == (set(Origin) if k else {Origin.TARGET})
-
-
-# Random numbers -------------------------------------------------------------------------------------------------------
 
 
 def test_a_stream_is_uniform_and_depends_on_seed_and_prompt_alone() -> None:

@@ -29,9 +29,6 @@ from verifiers import (
 Rule = Callable[..., Verdict]
 
 
-# Warps ---------------------------------------------------------------------------------------------------------------
-
-
 def test_greedy_is_one_hot_on_the_first_maximum() -> None:
     assert Warp(temperature=0)(torch.tensor([[1.0, 3.0, 3.0]])).tolist() == [[0.0, 1.0, 0.0]]
 
@@ -47,9 +44,6 @@ def test_a_warp_equals_those_of_transformers(temperature: float, top_k: int, top
     expected = TopPLogitsWarper(top_p)(None, expected).softmax(-1)
     torch.testing.assert_close(Warp(temperature, top_k, top_p)(logits), expected)
     assert Warp(temperature, top_k, top_p)(logits.bfloat16()).dtype == torch.float32
-
-
-# Chosen numbers ------------------------------------------------------------------------------------------------------
 
 
 def one_hot(*tokens: int, size: int = 4) -> Tensor:
@@ -177,9 +171,6 @@ def test_a_deterministic_proposal_is_one_drawn_with_certainty(rule: Rule) -> Non
     assert torch.equal(offer.draft_probability, torch.ones(3000, 3))
 
 
-# Distributions -------------------------------------------------------------------------------------------------------
-
-
 def lenient(offer: Offer) -> Verdict:
     return verify(offer, lenience=0.7)
 
@@ -258,8 +249,6 @@ def test_the_loop_keeps_the_target_s_distribution(
     )
     assert (p_value_of_texts(drawn, target, 0) > FALSE_ALARM_RATE) == lossless
 
-
-# A coin in place of the rule -----------------------------------------------------------------------------------------
 
 NUM_ROWS, NUM_DRAFT_TOKENS, SIZE = 8_000, 3, 7
 

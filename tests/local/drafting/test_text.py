@@ -20,9 +20,6 @@ from verifiers import FALSE_ALARM_RATE, without_residual
 NOTHING = Step(torch.empty(0))
 
 
-# Lookup --------------------------------------------------------------------------------------------------------------
-
-
 def test_an_ngram_may_be_as_long_as_the_text() -> None:
     """A search through all sizes up to this one would never end."""
     text = LookupText(10**15, 1)
@@ -54,9 +51,6 @@ def test_lookup_finds_what_a_search_finds(ngrams: tuple[int, int]) -> None:
             assert text.continuation(5) == looked_up(tokens, *ngrams, 5)
             found += bool(text.continuation(5))
     assert 50 < found < 360
-
-
-# In the loop ---------------------------------------------------------------------------------------------------------
 
 
 def run(

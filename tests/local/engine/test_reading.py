@@ -138,8 +138,6 @@ def test_any_drafter_replays_a_text_if_it_takes_its_tokens() -> None:
     assert answer_along(Other(WARP, takes=False)) is None
 
 
-# Exact logits ---------------------------------------------------------------------------------------------------------
-
 BROKEN = VOCABULARY - 1
 
 

@@ -27,9 +27,6 @@ def refused(asked: PlacementProblem) -> list[str]:
     return str(raised.value).splitlines()
 
 
-# Weights -------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("gpus", [1, 3, 8])
 @pytest.mark.parametrize("quantization", ["none", "4bit"])
 @pytest.mark.parametrize("strategy", ["auto", "balanced"])
@@ -101,9 +98,6 @@ def test_without_a_gpu_everything_is_the_cpus() -> None:
     assert fit(case(sketch(), free=machine(24), strategy="cpu"))[0].device_map == {"": "cpu"}
 
 
-# Drafts --------------------------------------------------------------------------------------------------------------
-
-
 def test_a_target_makes_way_for_a_draft_that_stays_whole() -> None:
     # Spread evenly it would leave 8.9 GB on each.
     for strategy in ("auto", "balanced"):
@@ -111,9 +105,6 @@ def test_a_target_makes_way_for_a_draft_that_stays_whole() -> None:
         assert large.device_map == {"": 1}
         assert gpus_of(target) == ["cuda:0", "cuda:1"]
         assert all(target.taken(gpu) + large.taken(gpu) <= 22 * GB for gpu in (0, 1))
-
-
-# Caches and runners --------------------------------------------------------------------------------------------------
 
 
 def test_the_reserve_comes_on_top_of_the_caches() -> None:
@@ -164,9 +155,6 @@ def test_tokens_that_a_runner_holds() -> None:
     assert dataclasses.replace(demand, new_tokens=148).head_tokens == 384
     asked = case(sketch(cache=10), free=machine(40), demand=demand)
     assert fit(asked)[0].cache_per_device == {"cuda:0": 2 * 356 * 10 * 10 * 2}
-
-
-# Remedies ------------------------------------------------------------------------------------------------------------
 
 
 def test_what_does_not_fit_says_what_would() -> None:

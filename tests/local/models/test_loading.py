@@ -262,9 +262,6 @@ def test_gguf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         load(settings)
 
 
-# On a GPU ------------------------------------------------------------------------------------------------------------
-
-
 GPU = torch.device("cuda", 0)
 # Wide enough for the allocator's rounding not to matter.
 WIDE = {
@@ -334,8 +331,6 @@ def test_more_gpus_than_there_are() -> None:
     with pytest.raises(SettingError, match=rf"^model\.gpus=4: {rule}"):
         check_gpu_numbers(PlacementSettings(), {"model": model}, 3)
 
-
-# Messages -------------------------------------------------------------------------------------------------------------
 
 FEW = torch.tensor([[1, 2, 3]])
 

@@ -51,9 +51,6 @@ def parameter_bytes(config: PreTrainedConfig, dtype: torch.dtype = torch.float16
     return sum(p.nbytes for p in bare_model(as_checkpoint(config), dtype).parameters())
 
 
-# Weights -------------------------------------------------------------------------------------------------------------
-
-
 def test_known_sizes() -> None:
     assert llama("13B").num_parameters == 13_015_864_320
     assert llama("13B").weight_bytes == pytest.approx(26.03 * GB, rel=1e-3)
@@ -78,9 +75,6 @@ def test_tied_weights_stay_together() -> None:
     (one,) = fit(case(tied, free=machine(1.1, 1.1, 1.1), reserve_gb=0, strategy="balanced"))
     assert len(gpus_of(one)) == 3
     assert one.device_map["model.embed_tokens"] == one.device_map["lm_head"]
-
-
-# The cache -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("model_type", ["llama", "gpt2", "bloom", "gpt_neo"])
@@ -138,9 +132,6 @@ def test_the_cache_of_a_model_that_cannot_be_asked_is_an_estimate() -> None:
     assert predicted.estimated_cache
     head_size = config.hidden_size // 4
     assert predicted.cache_bytes == 2 * 3 * head_size * 3 * predicted.dtype.itemsize
-
-
-# What is read --------------------------------------------------------------------------------------------------------
 
 
 def test_a_forward_reads_everything_but_what_it_looks_up() -> None:
@@ -225,9 +216,6 @@ def test_bytes_of_one_tensor_and_those_that_are_borrowed() -> None:
     assert borrowing.read_bytes(2) - alone.read_bytes(2) == 2000 * 7 // 16
     assert alone.pass_bytes(1, 5) - alone.read_bytes() == 3 * 5 * 7 * 2
     assert (alone.cache_bytes, alone.state_bytes) == (3 * 7 * 2, 0)
-
-
-# What a pass works with ----------------------------------------------------------------------------------------------
 
 
 class _LiveBytes(TorchDispatchMode):

@@ -138,9 +138,8 @@ def said(*texts: str) -> Chat:
 LOUD = "{% if loud %}b{% endif %}{{ messages[0]['content'] }}"
 
 
-@pytest.mark.parametrize(
-    ("template", "mode", "arguments", "chat", "text"),
-    [
+def test_a_chat_is_encoded_with_and_without_a_template() -> None:
+    for template, mode, arguments, chat, text in [
         (None, "auto", {}, said("ab"), "ab"),
         (None, "never", {}, said("b"), "b"),
         (TEMPLATE, "auto", {}, said("a"), "<s>a:"),
@@ -149,46 +148,36 @@ LOUD = "{% if loud %}b{% endif %}{{ messages[0]['content'] }}"
         (TEMPLATE, "never", {}, said("a", "b", "a"), "user: a\nassistant: b\nuser: a\nassistant:"),
         (LOUD, "auto", {}, said("a"), "a"),
         (LOUD, "auto", {"loud": True}, said("a"), "ba"),
-    ],
-)
-def test_a_chat_is_encoded_with_and_without_a_template(
-    template: str | None, mode: Any, arguments: dict[str, bool], chat: Chat, text: str
-) -> None:
-    tokenizer = make_tokenizer(chat_template=template)
-    mine = PromptSettings(name="mine", file="mine.txt", template_arguments=arguments)
-    settings = settings_of(LatencySettings, prompts=mine, chat_template=mode)
-    encoded, other = encoding._template(tokenizer, settings).encode([chat, said("b")])
-    assert tokenizer.decode(encoded) == text
-    assert tokenizer.get_vocab()["b"] in other
+    ]:
+        tokenizer = make_tokenizer(chat_template=template)
+        mine = PromptSettings(name="mine", file="mine.txt", template_arguments=arguments)
+        settings = settings_of(LatencySettings, prompts=mine, chat_template=mode)
+        encoded, other = encoding._template(tokenizer, settings).encode([chat, said("b")])
+        assert tokenizer.decode(encoded) == text
+        assert tokenizer.get_vocab()["b"] in other
 
 
-@pytest.mark.parametrize(
-    ("lengths", "template", "ignore_eos", "goes_on"),
-    [
+def test_texts_go_on_after_their_end_but_in_chats() -> None:
+    for lengths, template, ignore_eos, goes_on in [
         ((), "auto", "auto", False),
         # Prompts of given lengths are cut texts, and no chats.
         ((512,), "auto", "auto", True),
         ((), "never", "auto", True),
         ((), "auto", True, True),
-    ],
-)
-def test_texts_go_on_after_their_end_but_in_chats(
-    lengths: tuple[int, ...], template: str, ignore_eos: Any, goes_on: bool
-) -> None:
-    mine = PromptSettings(name="mine", file="mine.txt", lengths=lengths)
-    decoding = DecodingSettings(ignore_eos=ignore_eos)
-    asked = {"prompts": mine, "decoding": decoding, "chat_template": template}
-    settings = settings_of(LatencySettings, **asked)
-    tokenizer = make_tokenizer(chat_template=TEMPLATE)
-    assert encoding.decide_ignore_eos(settings, tokenizer).decoding.ignore_eos == goes_on
+    ]:
+        mine = PromptSettings(name="mine", file="mine.txt", lengths=lengths)
+        decoding = DecodingSettings(ignore_eos=ignore_eos)
+        asked = {"prompts": mine, "decoding": decoding, "chat_template": template}
+        settings = settings_of(LatencySettings, **asked)
+        tokenizer = make_tokenizer(chat_template=TEMPLATE)
+        assert encoding.decide_ignore_eos(settings, tokenizer).decoding.ignore_eos == goes_on
 
 
 SYSTEM = Chat(({"role": "system", "content": "Be brief."}, {"role": "user", "content": "a"}))
 
 
-@pytest.mark.parametrize(
-    ("template", "chat", "mode", "setting", "word"),
-    [
+def test_a_chat_that_a_template_cannot_show_is_refused() -> None:
+    for template, chat, mode, setting, word in [
         ("{{ raise_exception('no system') }}", said("a"), "auto", "chat_template", "no system"),
         ({"rag": TEMPLATE, "tool_use": TEMPLATE}, said("a"), "auto", "chat_template", "no default"),
         (
@@ -209,16 +198,12 @@ SYSTEM = Chat(({"role": "system", "content": "Be brief."}, {"role": "user", "con
         (None, said("a", "b", "c"), "auto", "chat_template", "of several messages"),
         (None, SYSTEM, "auto", "chat_template", "chats of several messages"),
         (None, said(""), "auto", "prompts", "has no tokens"),
-    ],
-)
-def test_a_chat_that_a_template_cannot_show_is_refused(
-    template: Any, chat: Chat, mode: Any, setting: str, word: str
-) -> None:
-    tokenizer = make_tokenizer()
-    tokenizer.chat_template = template
-    with pytest.raises(SettingError, match=word) as refused:
-        Template(tokenizer, mode).encode([chat])
-    assert refused.value.setting == setting
+    ]:
+        tokenizer = make_tokenizer()
+        tokenizer.chat_template = template
+        with pytest.raises(SettingError, match=word) as refused:
+            Template(tokenizer, mode).encode([chat])
+        assert refused.value.setting == setting
 
 
 def test_tools_need_a_template_that_shows_them() -> None:

@@ -98,9 +98,6 @@ def test_a_system_prompt_beside_messages_is_the_first_of_them(
             load_prompts(PromptSettings(name="mine", file=str(file), system=setting))
 
 
-# Sampling
-
-
 def drawn(seed: int | None) -> PromptSet:
     settings = preset("spec_bench", file="spec.jsonl", seed=seed)
     return load_prompts(settings)
@@ -118,9 +115,6 @@ def test_a_seed_draws_from_each_category(tmp_path: Path, monkeypatch: pytest.Mon
     assert mentions(drawn(1).described(taken[1]) or "", "10 of 40", "prompts.seed=1", "5 × math")
 
 
-# Lengths
-
-
 @needs_parquet
 def test_the_preset_for_lengths_has_each_length_as_a_category(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -131,9 +125,6 @@ def test_the_preset_for_lengths_has_each_length_as_a_category(
     assert Counter(prompt.num_tokens for prompt in loaded.prompts) == {64: 5, 256: 5}
     assert loaded.prompts[1].category == "256 tokens"
     assert len({prompt.text for prompt in loaded.prompts}) == NUM_ROWS
-
-
-# Refusals
 
 
 @pytest.mark.parametrize(

@@ -36,9 +36,6 @@ def texts(prompt_set: PromptSet) -> list[str]:
     return [prompt.text for prompt in prompt_set.prompts]
 
 
-# Forms
-
-
 ASKED = {"role": "user", "content": "a"}
 
 
@@ -110,9 +107,6 @@ def test_a_conversation_keeps_its_tools_and_ends_with_the_last_result(load: Load
     assert told.prompts[0].chat().tools == (FIND,)
 
 
-# Digest and take
-
-
 def test_digest_tells_contents_and_not_formats(load: Load) -> None:
     as_text = load("One\nTwo\n", "mine.txt").digest
     assert len(as_text) == 12
@@ -139,9 +133,6 @@ def test_take_goes_through_the_categories_in_turn(load: Load) -> None:
     assert loaded.described(loaded.take(9)) is None
     plain = load("One\nTwo\n", "mine.txt")
     assert plain.described(plain.take(1)) is None
-
-
-# Refusals
 
 
 def with_tool(tools: object) -> bytes:

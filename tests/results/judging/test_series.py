@@ -66,9 +66,8 @@ def test_others_are_said_relative_to_the_run_that_is_named() -> None:
     assert nothing.standing.interval.high < 0.85
 
 
-@pytest.mark.parametrize(
-    ("changes", "is_same"),
-    [
+def test_runs_over_the_same_regular_measurement_are_a_series() -> None:
+    for changes, is_same in [
         ({"draft": "1B", "num_draft_tokens": 8}, True),
         ({"rule": "block", "placement": "cpu"}, True),
         ({"settings": {"draft.sampling": "greedy", "engine.acceptance": 0.5}}, True),
@@ -79,27 +78,23 @@ def test_others_are_said_relative_to_the_run_that_is_named() -> None:
         ({"temperature": 0.0}, False),
         ({"devices": "NVIDIA H100"}, False),
         ({"server_command": ["vllm A", "vllm A -d"]}, False),
-    ],
-)
-def test_runs_over_the_same_regular_measurement_are_a_series(
-    changes: dict[str, Any], is_same: bool
-) -> None:
-    runs = [Run(latency_run()), Run(latency_run(**changes))]
-    assert len(series_of(runs)) == (1 if is_same else 2)
+    ]:
+        runs = [Run(latency_run()), Run(latency_run(**changes))]
+        assert len(series_of(runs)) == (1 if is_same else 2)
 
 
-@pytest.mark.parametrize(
-    ("changes", "is_same"),
-    [({}, True), ({"mean_num_draft_tokens": 4.1}, False), ({"draft": "1B"}, False), ({"batch_size": 2}, False)],
-)  # fmt: skip
-def test_a_larger_k_that_drafts_no_more_is_the_setting_of_the_smaller(
-    changes: dict[str, Any], is_same: bool
-) -> None:
-    smaller = Run(latency_run(4, mean_num_draft_tokens=4.0))
-    larger = Run(latency_run(8, **{"mean_num_draft_tokens": 4.0} | changes))
-    words = "K=8 drafts no more tokens than K=4: both are one setting"
-    assert why_same_setting(larger, [smaller, larger]) == (words if is_same else "")
-    assert why_same_setting(smaller, [smaller, larger]) == ""
+def test_a_larger_k_that_drafts_no_more_is_the_setting_of_the_smaller() -> None:
+    for changes, is_same in [
+        ({}, True),
+        ({"mean_num_draft_tokens": 4.1}, False),
+        ({"draft": "1B"}, False),
+        ({"batch_size": 2}, False),
+    ]:
+        smaller = Run(latency_run(4, mean_num_draft_tokens=4.0))
+        larger = Run(latency_run(8, **{"mean_num_draft_tokens": 4.0} | changes))
+        words = "K=8 drafts no more tokens than K=4: both are one setting"
+        assert why_same_setting(larger, [smaller, larger]) == (words if is_same else "")
+        assert why_same_setting(smaller, [smaller, larger]) == ""
 
 
 def test_a_busy_run_is_not_ranked_and_others_are_still_compared_prompt_by_prompt() -> None:

@@ -20,9 +20,8 @@ from harness.results.statistics.interval import Coverage, Interval
 from pages import incoherent
 
 
-@pytest.mark.parametrize(
-    ("low", "high", "relation", "words"),
-    [
+def test_the_interval_of_two_speedups_decides() -> None:
+    for low, high, relation, words in [
         (1.1, 1.4, "above", "gains more"),
         (0.9, 1.2, "open", "cannot be told apart"),
         (1.0, 1.2, "open", "cannot be told apart"),
@@ -30,14 +29,10 @@ from pages import incoherent
         (0.8, 0.8, "below", "gains less"),
         (0.7, 0.9, "below", "gains less"),
         (math.nan, math.nan, "open", "not ranked"),
-    ],
-)
-def test_the_interval_of_two_speedups_decides(
-    low: float, high: float, relation: str, words: str
-) -> None:
-    statement = Statement.ordered("compared", Interval((low + high) / 2, low, high))
-    assert (statement.relation, statement.words) == (relation, words)
-    assert bool(statement.why) == math.isnan(low)
+    ]:
+        statement = Statement.ordered("compared", Interval((low + high) / 2, low, high))
+        assert (statement.relation, statement.words) == (relation, words)
+        assert bool(statement.why) == math.isnan(low)
 
 
 def test_a_reason_leaves_it_open_whatever_the_interval_is() -> None:
@@ -50,15 +45,11 @@ def test_a_reason_leaves_it_open_whatever_the_interval_is() -> None:
     assert Statement.ordered("pays", Interval()).as_json()["evidence"] is None
 
 
-@pytest.mark.parametrize(
-    ("interval", "why"), [(Interval(2.0), ""), (Interval(), ""), (Interval(2.0, 1.5, 2.5), "busy")]
-)
-def test_no_conclusion_stands_without_bounds_or_against_a_reason(
-    interval: Interval, why: str
-) -> None:
-    with pytest.raises(ValueError, match="without bounds or evidence"):
-        Statement("pays", "above", interval, why)
-    assert Statement("lossless", "lossless", evidence="15 of 15 texts identical").is_conclusion
+def test_no_conclusion_stands_without_bounds_or_against_a_reason() -> None:
+    for interval, why in [(Interval(2.0), ""), (Interval(), ""), (Interval(2.0, 1.5, 2.5), "busy")]:
+        with pytest.raises(ValueError, match="without bounds or evidence"):
+            Statement("pays", "above", interval, why)
+        assert Statement("lossless", "lossless", evidence="15 of 15 texts identical").is_conclusion
 
 
 def test_evaluations_that_are_read_together_are_one_family() -> None:
@@ -152,9 +143,8 @@ def found(causes: list[dict[str, Any]], **columns: Any) -> AcceptanceFinding:
     return finding
 
 
-@pytest.mark.parametrize(
-    ("served", "cause", "is_named"),
-    [
+def test_a_cause_is_named_by_a_measured_difference() -> None:
+    for served, cause, is_named in [
         (2.0, LATE | {"served": Interval(2.0), "weights": Interval(2.1, 1.9, 2.3)}, True),
         # Three standard deviations of the weights are 1.91: it may be like that or not.
         (1.9, LATE | {"served": Interval(1.9), "weights": Interval(2.2, 1.9, 2.5)}, False),
@@ -166,13 +156,9 @@ def found(causes: list[dict[str, Any]], **columns: Any) -> AcceptanceFinding:
         (4.1, COLD | {"relative": Interval(1.5, 1.2, 1.9)}, True),
         (4.1, COLD | {"relative": Interval(1.1, 0.9, 1.4)}, False),
         (4.1, COLD | {"why": "chats are sent whole"}, False),
-    ],
-)
-def test_a_cause_is_named_by_a_measured_difference(
-    served: float, cause: dict[str, Any], is_named: bool
-) -> None:
-    finding = found([cause], served_tokens_per_iteration=served)
-    assert bool([*finding.explaining, *finding.differing]) == is_named
+    ]:
+        finding = found([cause], served_tokens_per_iteration=served)
+        assert bool([*finding.explaining, *finding.differing]) == is_named
 
 
 @pytest.mark.parametrize(

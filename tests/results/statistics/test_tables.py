@@ -18,23 +18,18 @@ from harness.results.statistics.proportions import (
 
 
 # Newcombe 1998, "Two-sided confidence intervals for the single proportion", table I, methods 1 and 3.
-@pytest.mark.parametrize(
-    ("successes", "total", "wald", "wilson"),
-    [
+def test_intervals_of_a_proportion_equal_newcombes() -> None:
+    for successes, total, wald, wilson in [
         (81, 263, (0.2522, 0.3638), (0.2553, 0.3662)),
         (0, 20, (0.0, 0.0), (0.0, 0.1611)),
         (1, 29, (-0.0319, 0.1009), (0.0061, 0.1718)),
-    ],
-)
-def test_intervals_of_a_proportion_equal_newcombes(
-    successes: int, total: int, wald: tuple[float, float], wilson: tuple[float, float]
-) -> None:
-    for interval, (low, high) in (
-        (wald_interval(successes, total), wald),
-        (wilson_interval(successes, total), wilson),
-    ):
-        assert interval.low == pytest.approx(low, abs=5e-5)
-        assert interval.high == pytest.approx(high, abs=5e-5)
+    ]:
+        for interval, (low, high) in (
+            (wald_interval(successes, total), wald),
+            (wilson_interval(successes, total), wilson),
+        ):
+            assert interval.low == pytest.approx(low, abs=5e-5)
+            assert interval.high == pytest.approx(high, abs=5e-5)
 
 
 def test_a_proportion_of_nothing_is_not_a_number() -> None:
@@ -59,24 +54,19 @@ def paired_answers(
 # Newcombe 1998, "Improved confidence intervals for the difference between binomial proportions
 # based on paired data", table III, method 10: both, only the first, only the second, neither.
 # The last is Fagerland, Lydersen and Laake's, of Cavo et al. 2012, as their package prints it.
-@pytest.mark.parametrize(
-    ("cells", "published"),
-    [
+def test_paired_difference_equals_newcombes() -> None:
+    for cells, published in [
         ((36, 12, 2, 0), (0.0569, 0.3404)),
         ((2, 97, 1, 0), (0.8721, 0.9854)),
         ((0, 30, 0, 0), (0.8395, 1.0)),
         ((54, 0, 0, 0), (-0.0664, 0.0664)),
         ((59, 6, 16, 80), (-0.1186, -0.0046)),
-    ],
-)
-def test_paired_difference_equals_newcombes(
-    cells: tuple[int, int, int, int], published: tuple[float, float]
-) -> None:
-    first, second = paired_answers(*cells)
-    interval = difference_of_paired_proportions(second, first)
-    assert (interval.low, interval.high) == pytest.approx(published, abs=5e-5)
-    turned = difference_of_paired_proportions(first, second)
-    assert (-turned.high, -turned.low) == pytest.approx(published, abs=5e-5)
+    ]:
+        first, second = paired_answers(*cells)
+        interval = difference_of_paired_proportions(second, first)
+        assert (interval.low, interval.high) == pytest.approx(published, abs=5e-5)
+        turned = difference_of_paired_proportions(first, second)
+        assert (-turned.high, -turned.low) == pytest.approx(published, abs=5e-5)
 
 
 def test_paired_difference_does_not_depend_on_how_large_counts_are() -> None:
