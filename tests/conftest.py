@@ -81,11 +81,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     Those with the fixture `gpus` are not skipped: it stands in for CUDA.
     """
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
-    marked = [
-        item
-        for item in items
-        if item.get_closest_marker("gpu") and "gpus" not in vars(item)["fixturenames"]
-    ]
+    gpu = [item for item in items if item.get_closest_marker("gpu")]
+    marked = [item for item in gpu if "gpus" not in vars(item)["fixturenames"]]
     if not marked:
         return
     import torch

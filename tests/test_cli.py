@@ -35,9 +35,8 @@ def test_help_is_a_page_whatever_the_terminal_is(
 
 
 def test_a_setting_that_is_typed_twice_is_named(harness: Harness) -> None:
-    outcome = harness(
-        "latency", "engine=simulated", "K=2", "n=8", "n=8", "num_draft_tokens=8", "repeats=1"
-    )
+    typed = "engine=simulated K=2 n=8 n=8 num_draft_tokens=8 repeats=1".split()
+    outcome = harness("latency", *typed)
     twice = [line for line in outcome.stderr.splitlines() if "typed twice" in line]
     assert twice == ["decoding.num_draft_tokens is typed twice: 8 counts, and not 2"]
     assert "K=8" in outcome.stdout
@@ -150,7 +149,7 @@ def test_a_second_run_replaces_nothing_and_a_sweep_goes_on(harness: Harness) -> 
     assert len(Path("sweep/latency.csv").read_text().splitlines()) == 5
 
 
-def test_who_reads_half_of_the_help_sees_no_traceback(tmp_path: Path) -> None:
+def test_a_traceback_is_shown_where_it_is_asked_for_alone(tmp_path: Path) -> None:
     result = run(
         f"{sys.executable} -m harness latency --help | head -n 1",
         cwd=tmp_path,
@@ -159,9 +158,6 @@ def test_who_reads_half_of_the_help_sees_no_traceback(tmp_path: Path) -> None:
         PYTHONUNBUFFERED="",
     )
     assert (len(result.stdout.splitlines()), result.stderr) == (1, "")
-
-
-def test_a_traceback_can_be_asked_for(tmp_path: Path) -> None:
     result = run("latency", "decoding.top_p=0", cwd=tmp_path, code=1, HYDRA_FULL_ERROR="1")
     assert "Traceback" in result.stderr
     assert "SettingError" in result.stderr
@@ -217,9 +213,8 @@ def test_a_run_reads_and_writes_there(
     (tmp_path / ODD / "p.txt").write_text("Once\nTwice\n")
     pair = [f"model={ODD}/mödel=1", f"draft=./{ODD}/mödel=1", f"prompts={ODD}/p.txt"]
     quick = ["num_prompts=2", "decoding.max_new_tokens=4"]
-    outcome = harness(
-        "latency", *pair, *quick, "results.file=~/x=1.csv", f"hydra.run.dir={ODD}/run,1"
-    )
+    places = ["results.file=~/x=1.csv", f"hydra.run.dir={ODD}/run,1"]
+    outcome = harness("latency", *pair, *quick, *places)
     assert f"{ODD}/mödel=1 + mödel=1" in outcome.stdout
     assert (tmp_path / "home" / "x=1.csv").exists()
     assert not (tmp_path / "~").exists()

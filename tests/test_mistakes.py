@@ -202,8 +202,7 @@ def test_a_mistake_is_one_line(
     (tmp_path / "empty").mkdir()
     (tmp_path / "notes.csv").write_text("a,b\n1,2\n")
     write(tmp_path / "latency.csv", latency_run())
-    (tmp_path / "deep.jsonl").write_text(
-        '{"prompt": "x"}\n{"prompt": ' + 200_000 * "[" + 200_000 * "]" + "}\n"
-    )
+    deep = 200_000 * "[" + 200_000 * "]"
+    (tmp_path / "deep.jsonl").write_text(f'{{"prompt": "x"}}\n{{"prompt": {deep}}}\n')
     assert harness.refused(*shlex.split(typed)).startswith(MISTAKES[typed])
     assert not (tmp_path / "made").exists(), "a pickle was executed"

@@ -123,7 +123,6 @@ def test_a_sweep_in_a_script_needs_no_guard(tmp_path: Path) -> None:
         f"import harness\nrows = harness.run('latency', '-m', *{settings!r})\n"
         "print(list(rows['status']))\nprint('end')\n"
     )
-    result = subprocess.run(
-        [sys.executable, "script.py"], capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, "script.py"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.stdout == "['failed', 'failed']\nend\n", result.stderr

@@ -105,9 +105,8 @@ def test_a_directory_that_takes_no_files_is_one_line_that_names_the_settings(
     tmp_path: Path,
 ) -> None:
     """/proc takes no directory from anybody, not even from root."""
-    done = shell(
-        f"cd /proc && PYTHONPATH={Path(__file__).parents[1]} harness {' '.join(QUICK)}", tmp_path
-    )
+    command = f"PYTHONPATH={Path(__file__).parents[1]} harness {' '.join(QUICK)}"
+    done = shell(f"cd /proc && {command}", tmp_path)
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1, done.stderr
     assert done.stderr.startswith("harness: hydra.run.dir (hydra.sweep.dir with -m)=")
@@ -137,9 +136,8 @@ def test_without_matplotlib_the_tables_remain(tmp_path: Path) -> None:
     (tmp_path / "absent" / "matplotlib" / "__init__.py").write_text(reason)
     write(tmp_path / "results" / "latency.csv", latency_run())
     root = str(Path(__file__).parents[1])
-    result = run(
-        "report", cwd=tmp_path, PYTHONPATH=os.pathsep.join((str(tmp_path / "absent"), root))
-    )
+    places = os.pathsep.join((str(tmp_path / "absent"), root))
+    result = run("report", cwd=tmp_path, PYTHONPATH=places)
     assert "2.00×" in result.stdout
     missing, written = result.stderr.splitlines()
     assert install_command("report") in missing

@@ -62,9 +62,8 @@ def test_a_killed_job_is_a_row_and_the_others_run(
     assert dict(speculative["status"]) == {2: "ok", FATAL: "failed"}
     assert "its process was killed by SIGKILL" in speculative["error"][FATAL]
     assert "2 of 2 jobs" in result.stderr
-    assert "ray" in plugin or set(rows["runner"].dropna()) == {max(1, NUM_CORES // 2)}, (
-        "they share the cores"
-    )
+    # They share the cores.
+    assert "ray" in plugin or set(rows["runner"].dropna()) == {max(1, NUM_CORES // 2)}
 
 
 def test_ctrl_c_while_slurm_has_the_jobs_calls_none_a_failure(

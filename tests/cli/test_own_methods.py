@@ -15,9 +15,7 @@ from in_process import Harness, results
 from traced import run_as_traced
 
 PAGE = PACKAGE.parent / "docs" / "your-own-method.md"
-QUICK = (
-    "model=tiny_draft num_prompts=2 num_warmup=0 decoding.max_new_tokens=8 decoding=greedy".split()
-)
+QUICK = "model=tiny_draft num_prompts=2 num_warmup=0 tokens=8 decoding=greedy".split()
 CORPUS = ["draft=./corpus_ngrams.py:CorpusNgrams", "draft.file=corpus.txt", "draft.ngram=2"]
 HEAD = ["draft=./linear_head.py:LinearHead", "draft.weights=matrix.pt"]
 RULES = """

@@ -57,9 +57,8 @@ def test_of_times_one_answer_is_enough(
     assert exit_code("latency", rows, [latency_run(4, speedup) for speedup in pooled]) == expected
 
 
-@pytest.mark.parametrize(
-    ("command", "rows", "expected"),
-    [
+def test_a_job_in_a_few_words() -> None:
+    for command, rows, expected in [
         ("latency", latency_run(), "2.00× (1.90 to 2.10)"),
         ("latency", latency_run(speedup_low=None), "2.00×"),
         ("latency", latency_run(draft=None), "100.00 ms/token"),
@@ -68,10 +67,8 @@ def test_of_times_one_answer_is_enough(
         ("latency", latency_run(status="failed", error="killed"), "failed: killed"),
         ("eval", eval_run(), "regular 43.0 %, speculative 42.0 %"),
         ("latency", [], "done"),
-    ],
-)  # fmt: skip
-def test_a_job_in_a_few_words(command: str, rows: list[Any], expected: str) -> None:
-    assert job_line(command, rows) == expected
+    ]:  # fmt: skip
+        assert job_line(command, rows) == expected
 
 
 def test_pairs_and_failures_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -82,9 +79,8 @@ def test_pairs_and_failures_are_printed(tmp_path: Path, capsys: pytest.CaptureFi
     rows += job_rows(4, runs[0])
     print_sweep("latency", rows, tmp_path / "multirun/latency.csv", 6, [])
     out, error = capsys.readouterr()
-    assert (
-        out.index("13B with 7B") < out.index("30B with 7B") < out.index("[bold]does not fit[/bold]")
-    )
+    places = list(map(out.index, ("13B with 7B", "30B with 7B", "[bold]does not fit[/bold]")))
+    assert places == sorted(places)
     # The answer first, which names it too.
     assert [line.count("best") for line in out.splitlines() if "2.00×" in line] == [0, 1]
     assert out.count("best") == 1, "30B was measured at one K only"
@@ -117,11 +113,9 @@ def test_a_pair_that_loads_too_slowly_is_tried_again_with_more_time(crew: sweep.
     for timeout_s in (10.0, 10.0, 600.0):
         job: Any = SimpleNamespace(settings=settings_of(LatencySettings, job_timeout_s=timeout_s))
         errors.append(crew.run(job))
-    assert list(map(str, errors)) == [
-        "no end after 10.0 s",
-        "not tried, because the pair failed to load before: no end after 10.0 s",
-        "None",
-    ]
+    ended = "no end after 10.0 s"
+    not_tried = f"not tried, because the pair failed to load before: {ended}"
+    assert list(map(str, errors)) == [ended, not_tried, "None"]
 
 
 def test_rows_of_an_earlier_sweep_go_and_those_of_single_runs_stay(tmp_path: Path) -> None:
@@ -280,7 +274,6 @@ def test_a_dry_run_needs_neither_the_program_nor_the_weights(harness: Harness) -
 def test_json_is_what_the_run_has_written(harness: Harness, k: str) -> None:
     printed = harness("latency", "engine=simulated", "-m", f"K={k}", "format=json").stdout
     results = [json.loads(line) for line in printed.splitlines()]
-    assert [result["rows"][-1]["num_draft_tokens"] for result in results] == [
-        *map(int, k.split(","))
-    ]
+    found = [result["rows"][-1]["num_draft_tokens"] for result in results]
+    assert found == [*map(int, k.split(","))]
     assert all(result["statements"] for result in results)

@@ -27,9 +27,8 @@ def value_of(argument: str) -> Any:
     return OverridesParser.create().parse_override(setting).value()
 
 
-@pytest.mark.parametrize(
-    ("typed", "expected"),
-    [
+def test_a_word_becomes_a_setting() -> None:
+    for typed, expected in [
         ("K=2,4,8", "decoding.num_draft_tokens=2,4,8"),
         ("T=0", "decoding.temperature=0"),
         ("tokens=128", "decoding.max_new_tokens=128"),
@@ -43,10 +42,8 @@ def value_of(argument: str) -> Any:
                 *("model=7B,13B", "draft=glob(tiny*)", "+pair=7B+none", "prompt='a','b'"),
             )
         ],
-    ],
-)
-def test_a_word_becomes_a_setting(typed: str, expected: str) -> None:
-    assert overrides(*typed.split()) == [expected]
+    ]:
+        assert overrides(*typed.split()) == [expected]
 
 
 def test_an_address_is_that_of_a_server() -> None:
@@ -64,16 +61,13 @@ def test_options_of_hydra_stay_beside_the_settings() -> None:
     assert line.settings == ["seed=1", "decoding.num_draft_tokens=2"]
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_a_prompt_arrives_as_it_was_typed() -> None:
+    for text in [
         *("a, b", "it's", "8 * 12 = 96\n3 * 4 =", 'say "x"', '"Yes," she said. "No."', "${x}"),
         *("漢字 {a} [b] (c", "12", "null", "back\\slash", "end\\", "\\${x} \\\\${y}", "x\\'y"),
-    ],
-)
-def test_a_prompt_arrives_as_it_was_typed(text: str) -> None:
-    config = OmegaConf.create({"prompt": value_of(f"prompt={text}")})
-    assert OmegaConf.to_container(config, resolve=True) == {"prompt": text}
+    ]:
+        config = OmegaConf.create({"prompt": value_of(f"prompt={text}")})
+        assert OmegaConf.to_container(config, resolve=True) == {"prompt": text}
 
 
 @pytest.mark.parametrize("path", ["a b/c", "./x#y(z)~=1", "it's/x", "~/漢字.txt", "./a\\"])
@@ -118,9 +112,5 @@ def test_a_mapping_is_a_group_where_the_command_has_one() -> None:
         "hydra": {"run": {"dir": "x"}},
         "draft": None,
     }
-    assert from_keywords(keywords, KNOWN) == [
-        "decoding.top_p=0.9",
-        "decoding.top_k=3",
-        "hydra.run.dir=x",
-        "draft=none",
-    ]
+    expected = "decoding.top_p=0.9 decoding.top_k=3 hydra.run.dir=x draft=none".split()
+    assert from_keywords(keywords, KNOWN) == expected

@@ -19,9 +19,7 @@ def serve() -> Iterator[Serve]:
                 if id(server) not in urls:
                     urls[id(server)] = stack.enter_context(serving(server))
             settings = ["engine.regular_url", "engine.url"][-len(servers) :]
-            return [
-                f"{setting}={urls[id(server)]}"
-                for setting, server in zip(settings, servers, strict=True)
-            ]
+            pairs = zip(settings, servers, strict=True)
+            return [f"{setting}={urls[id(server)]}" for setting, server in pairs]
 
         yield start

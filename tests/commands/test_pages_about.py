@@ -5,8 +5,6 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from composing import all_accepted, collected
 from harness.commands.report.command import build
 from harness.config.command_line import Words
@@ -33,9 +31,8 @@ def test_a_terminal_shows_five_series(tmp_path: Path) -> None:
     assert markdown(report, "").count("### ") == 8
 
 
-@pytest.mark.parametrize(
-    ("line", "changes", "again"),
-    [
+def test_a_command_is_typed_again_with_changes() -> None:
+    for line, changes, again in [
         # Of two settings with one last name only the one that is typed goes.
         ("prompts.file=a.jsonl results.file=b.csv", "results.file=c.csv", "prompts.file=a.jsonl results.file=c.csv"),
         ("-m draft=a draft.b=2 K=2,4", "decoding.K=8", "-m draft=a draft.b=2 decoding.K=8"),
@@ -46,11 +43,9 @@ def test_a_terminal_shows_five_series(tmp_path: Path) -> None:
         ("-m K=2,4 T=0,1", "-m K=2,4,8", "T=0,1 -m K=2,4,8"),
         ("gamma=4 decoding.num_draft_tokens=4 seed=1", "-m K=2,4,8", "seed=1 -m K=2,4,8"),
         ("K=2 -- llama-server -m 'my model' {K}", "K=8", "K=8 -- llama-server -m 'my model' '{K}'"),
-    ],
-)  # fmt: skip
-def test_a_command_is_typed_again_with_changes(line: str, changes: str, again: str) -> None:
-    Words.divide(["latency", *shlex.split(line)]).note()
-    assert words.typed_again(changes) == f"harness latency {again}"
+    ]:  # fmt: skip
+        Words.divide(["latency", *shlex.split(line)]).note()
+        assert words.typed_again(changes) == f"harness latency {again}"
 
 
 def test_the_steps_of_runs_are_accepted_and_one_runs(harness: Harness) -> None:

@@ -106,9 +106,8 @@ def test_what_is_typed_replaces_the_list_of_an_experiment(tmp_path: Path) -> Non
     assert (list(manifest.choices), manifest.num_jobs) == (varying, 8)
     # Hydra has this many.
     arguments = [f"{key}={value}" for key, value in config.hydra.sweeper.params.items()] + typed
-    (jobs,) = BasicSweeper.split_arguments(
-        OverridesParser.create().parse_overrides(arguments), None
-    )
+    typed_settings = OverridesParser.create().parse_overrides(arguments)
+    (jobs,) = BasicSweeper.split_arguments(typed_settings, None)
     assert len(jobs) == 8
 
 
@@ -127,20 +126,17 @@ def test_a_setting_that_is_not_typed_has_the_default_of_its_class(command: str) 
     assert chosen.results.file == (f"results/{command}.csv" if is_collected else None)
 
 
-@pytest.mark.parametrize(
-    ("model", "draft", "prompts"),
-    [
+def test_what_is_left_out_follows_the_model() -> None:
+    for model, draft, prompts in [
         ("tiny", "tiny_draft", "tiny"),
         ("tiny_8bit", "tiny_draft", "tiny"),
         ("tiny_draft", None, "tiny"),
         ("7B", None, "english"),
         ("./tiny", None, "english"),
-    ],
-)
-def test_what_is_left_out_follows_the_model(model: str, draft: str | None, prompts: str) -> None:
-    chosen = composed("latency", f"model={model}")
-    assert (chosen.draft and chosen.draft.name) == draft
-    assert chosen.prompts.name == prompts
+    ]:
+        chosen = composed("latency", f"model={model}")
+        assert (chosen.draft and chosen.draft.name) == draft
+        assert chosen.prompts.name == prompts
 
 
 @pytest.mark.parametrize(

@@ -84,9 +84,8 @@ def test_cores_that_other_programs_keep_busy_are_not_free(monkeypatch: pytest.Mo
 def test_extras_come_from_where_the_package_did(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, noted: str | None, command: str
 ) -> None:
-    assert f"pip install -e '{Path(__file__).parents[2]}[gguf]'" == installation.install_command(
-        "gguf"
-    )
+    root = Path(__file__).parents[2]
+    assert installation.install_command("gguf") == f"pip install -e '{root}[gguf]'"
     monkeypatch.setattr(installation, "PACKAGE", tmp_path / "harness")
     distribution = SimpleNamespace(read_text=lambda name: noted)
     monkeypatch.setattr(importlib.metadata, "distribution", lambda name: distribution)

@@ -37,20 +37,19 @@ def test_a_complete_mapping_becomes_settings() -> None:
     assert settings.model == ModelSettings(name="m", repository="a/b")
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"model": {"name": "m"}}, "model.repository: must be set"),
-        ({"model": "7B"}, "model=7B: must be a group of settings"),
-        ({"seed": 2**63}, f"seed={2**63}: must be below 2^63"),
-    ],
-)
-def test_a_preset_of_ones_own_that_is_wrong_names_setting_rule_and_value(
-    changes: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(SettingError) as caught:
-        from_config(LatencySettings, {**COMPLETE, **changes})
-    assert str(caught.value).startswith(message)
+# What is changed of a complete mapping, and how its refusal begins.
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"model": {"name": "m"}}, "model.repository: must be set"),
+    ({"model": "7B"}, "model=7B: must be a group of settings"),
+    ({"seed": 2**63}, f"seed={2**63}: must be below 2^63"),
+]
+
+
+def test_a_preset_of_ones_own_that_is_wrong_names_setting_rule_and_value() -> None:
+    for changes, message in WRONG:
+        with pytest.raises(SettingError) as caught:
+            from_config(LatencySettings, {**COMPLETE, **changes})
+        assert str(caught.value).startswith(message)
 
 
 def test_a_wrong_word_in_a_list_is_named_alone() -> None:
@@ -74,19 +73,16 @@ class HonestWhenDrawn(Honest):
     lossless_greedily: ClassVar[bool | None] = False
 
 
-@pytest.mark.parametrize(
-    ("served", "is_it"),
-    [
+def test_a_model_is_known_by_the_name_that_a_server_has_for_it() -> None:
+    for served, is_it in [
         ("tiny.gguf", True),
         ("/models/Tiny.gguf", True),
         ("m (org/Tiny-1.1B)", True),
         ("m", False),
         ("tiny_draft.gguf", False),
         ("tiny-1.1b-q4_k_m.gguf", False),
-    ],
-)
-def test_a_model_is_known_by_the_name_that_a_server_has_for_it(served: str, is_it: bool) -> None:
-    assert ModelSettings(name="tiny", repository="org/Tiny-1.1B").is_served_as(served) == is_it
+    ]:
+        assert ModelSettings(name="tiny", repository="org/Tiny-1.1B").is_served_as(served) == is_it
 
 
 @pytest.mark.parametrize(
@@ -125,9 +121,8 @@ def said(exception: BaseException) -> str:
     return str(error)
 
 
-@pytest.mark.parametrize(
-    ("exception", "words"),
-    [
+def test_a_known_failure_is_said_in_a_line_or_two() -> None:
+    for exception, words in [
         (
             torch.OutOfMemoryError(OUT_OF_MEMORY),
             "out of GPU memory on GPU 1: 2.00 GiB wanted, 1.20 GiB of 23.64 GiB free\n",
@@ -146,10 +141,8 @@ def said(exception: BaseException) -> str:
         (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/a/b"), "the disk is full: /a/b"),
         (RuntimeError(DISK_FULL), f"the disk is full: {DISK_FULL}"),
         (RunError("as it is"), "as it is"),
-    ],
-)
-def test_a_known_failure_is_said_in_a_line_or_two(exception: Exception, words: str) -> None:
-    assert words in said(exception)
+    ]:
+        assert words in said(exception)
 
 
 def test_main_memory_exhausted_for_real() -> None:
@@ -158,17 +151,14 @@ def test_main_memory_exhausted_for_real() -> None:
     assert said(raised.value).startswith("out of main memory: 1000000.0 GB wanted, ")
 
 
-@pytest.mark.parametrize(
-    "exception",
-    [
+def test_unknown_failures_stay_what_they_are() -> None:
+    for exception in [
         ValueError("a bug"),
         RuntimeError("shape mismatch"),
         OSError(errno.ENOENT, "absent"),
         KeyError("802"),
-    ],
-)
-def test_unknown_failures_stay_what_they_are(exception: Exception) -> None:
-    assert as_run_error(exception) is None
+    ]:
+        assert as_run_error(exception) is None
 
 
 @pytest.mark.gpu
@@ -193,9 +183,8 @@ def test_a_repository_without_a_file_was_reached() -> None:
     """A sweep would try one that is out of reach again with every job."""
     settings = ModelSettings(name="a/b", repository="a/b")
     missing = OSError("a/b does not appear to have a file named config.json. Checkout ...")
-    missing.__cause__ = type(
-        "EntryNotFoundError", (HfHubHTTPError,), {"__init__": lambda _: None}
-    )()
+    kind = type("EntryNotFoundError", (HfHubHTTPError,), {"__init__": lambda _: None})
+    missing.__cause__ = kind()
     error = explained(missing, "model", settings)
     assert not isinstance(error, UnreachableError)
     assert "model: a/b cannot be loaded: a/b does not appear to have a file" in str(error)

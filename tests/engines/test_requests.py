@@ -81,22 +81,15 @@ def test_iterations_without_drafts_are_added(num_tokens: int, num_undrafted: int
     assert request.outcomes_in_order == (num_undrafted == 0)
 
 
-def test_a_request_is_left_when_enough_has_arrived() -> None:
+def test_a_request_is_left_answered_cancelled_or_failed() -> None:
     assert record(token_ids=[1, 2], arrivals=[0.1], leave_after=2).has_enough
     assert record(arrivals=[0.1, 0.2], leave_after=2).has_enough
     assert not record(token_ids=[1], arrivals=[0.1], leave_after=2).has_enough
     assert not record(token_ids=[1, 2]).has_enough
-
-
-def test_a_request_is_answered_cancelled_or_failed() -> None:
-    cancelled, failed = (
-        record(num_tokens=1, error=RequestError(code, "bad")) for code in (499, 500)
-    )
-    assert [each.answered for each in (record(num_tokens=1), record(), failed)] == [
-        True,
-        False,
-        False,
-    ]
+    errors = [RequestError(code, "bad") for code in (499, 500)]
+    cancelled, failed = (record(num_tokens=1, error=error) for error in errors)
+    answered = [each.answered for each in (record(num_tokens=1), record(), failed)]
+    assert answered == [True, False, False]
     assert [each.was_left for each in (cancelled, failed, record())] == [True, False, False]
     assert str(failed.error) == "bad"
 
@@ -109,24 +102,25 @@ def records(*num_tokens: int) -> list[RequestRecord]:
     ]
 
 
-def test_a_batch_has_one_time_for_a_row_of_mean_length() -> None:
+def test_a_batch_has_one_time_and_requests_that_were_sent_have_their_own() -> None:
     batch = Answered(requests=records(6, 4), seconds=2.0, batch=BatchTimes(0.5, 4))
     assert batch.ms_per_token == 400
     assert batch.seconds_of(batch.requests[0]) == 2
     nothing = Answered(requests=records(0), seconds=2.0, batch=BatchTimes(2.0, 0))
     assert math.isnan(nothing.ms_per_token)
-
-
-def test_requests_that_were_sent_have_times_of_their_own() -> None:
     sent = Answered(requests=records(6, 4, 0, 5), seconds=2.0)
     assert sent.seconds_of(sent.requests[0]) == 0.5
     assert list(map(list, in_batches([1, 2, 3], 2))) == [[1, 2], [3]]
 
 
-def test_a_row_has_slots_for_prompt_answer_a_proposal_and_one_more() -> None:
+def test_a_plan_counts_slots_bytes_and_gpus() -> None:
     decoding = DecodingSettings(max_new_tokens=10, num_draft_tokens=3)
     preparation = Preparation(decoding=decoding, longest_prompt=20)
     assert preparation.demand.slots == 20 + 10 + 3 + 1
+    passes = PassBytes(step=100, verification=120, drafting=40)
+    assert passes.iteration_steps == 1.6
+    assert Machine({0: 1, 1: 1, "cpu": 1}, "two", {}).num_gpus == 2
+    assert [num_together(longest) for longest in (1, 2048, 4096, 20_000)] == [8, 8, 4, 1]
 
 
 def test_tokens_of_an_iteration_come_from_draft_and_target() -> None:
@@ -135,13 +129,6 @@ def test_tokens_of_an_iteration_come_from_draft_and_target() -> None:
     assert origins(4, 2, 3) == [*drafted, Origin.RECOVERED]
     assert origins(2, 2, 3) == [*drafted, Origin.BONUS]
     assert origins(4, 2, 1) == [Origin.DRAFT]
-
-
-def test_a_plan_counts_bytes_and_gpus() -> None:
-    passes = PassBytes(step=100, verification=120, drafting=40)
-    assert passes.iteration_steps == 1.6
-    assert Machine({0: 1, 1: 1, "cpu": 1}, "two", {}).num_gpus == 2
-    assert [num_together(longest) for longest in (1, 2048, 4096, 20_000)] == [8, 8, 4, 1]
 
 
 def test_counters_are_added_by_position() -> None:
@@ -165,7 +152,7 @@ def test_pieces_add_up_to_the_text(prompt: str) -> None:
     assert pieces[at : at + 3] == [None, None, "漢"]
 
 
-def test_half_a_character_is_shown_when_nothing_follows() -> None:
+def test_half_a_character_is_shown_when_nothing_follows_and_a_special_token_never() -> None:
     tokenizer = make_tokenizer()
     detokenizer = Detokenizer(tokenizer, [])
     first, second, _ = tokenizer("漢")["input_ids"]
@@ -173,10 +160,6 @@ def test_half_a_character_is_shown_when_nothing_follows() -> None:
     assert detokenizer.add(second) is None
     assert detokenizer.flush() == "\N{REPLACEMENT CHARACTER}"
     assert detokenizer.flush() == ""
-
-
-def test_special_tokens_give_no_text() -> None:
-    tokenizer = make_tokenizer()
     detokenizer = Detokenizer(tokenizer, tokenizer("a")["input_ids"])
     assert detokenizer.add(tokenizer.eos_token_id) == ""
 
@@ -323,7 +306,7 @@ class FakeEngine:
 ENGINE: Any = FakeEngine()
 
 
-def test_the_first_difference_comes_with_its_margin() -> None:
+def test_the_first_difference_comes_with_its_margin_and_a_foreign_token_is_an_error() -> None:
     found = first_divergence(ENGINE, [0], [1, 2, 0, 1], [1, 2, 1, 2])
     assert found.position == 2
     assert found.logit_margin == pytest.approx(torch.tensor(0.5 / 0.25).log().item())
@@ -331,9 +314,6 @@ def test_the_first_difference_comes_with_its_margin() -> None:
     assert found.excess == pytest.approx(math.log(2) / 0.25)
     assert Divergence(2, -0.5, 0.25).excess == 2
     assert Divergence(2).excess == math.inf
-
-
-def test_a_text_that_ends_earlier_parts_there_and_a_foreign_token_is_an_error() -> None:
     assert first_divergence(ENGINE, [0], [1, 2], [1]) == Divergence(1)
     assert first_divergence(ENGINE, [0], [1, 2], [1, 2]) is None
     assert first_divergence(None, [0], [1, 2, 0], [1, 1, 0]) == Divergence(1), "no reference"
@@ -387,10 +367,7 @@ def test_a_text_parts_from_the_references_own_with_a_margin() -> None:
     assert parted("bcdé", "bc", 3) == Divergence(2)
     assert parted("bcdé", "bcxé") == Divergence(2, 2.0, 0.25)
     assert parted("bcdé", "bczé") == Divergence(2, 3.0, 0.25)
-
-
-def test_a_last_token_that_goes_on_further_is_another_one() -> None:
-    """The reference writes ` the` as one token, of which a server's text has the beginning."""
+    # The reference writes ` the` as one token, of which a server's text has the beginning.
     assert parted("b the", "b t", 2) == Divergence(1, 3.0, 0.25)
 
 

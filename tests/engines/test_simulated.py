@@ -36,22 +36,14 @@ def test_a_planted_speedup_of_1_7_is_1_7_on_the_page(harness: Harness) -> None:
 
 def test_a_batch_takes_what_its_passes_cost() -> None:
     """Three answers, two in flight. The third begins when these have ended, at 100 ms. Each iteration stalls 1 ms."""
-    costs = {
-        "step_ms": 20,
-        "width_ms": 1,
-        "row_ms": 5,
-        "jumps": {3: 7.0},
-        "draft_ms": 3,
-        "first_ms": 10,
-    }
+    costs = {"step_ms": 20, "width_ms": 1, "row_ms": 5, "draft_ms": 3, "first_ms": 10}
     stalls = {"stall_every": 1, "stall_ms": 1}
     undisturbed = {"acceptance": 1.0, "prompts_differ": 0, "noise": 0}
     settings = SIMULATED.SimulatedSettings(prompt_ms=1, **costs, **stalls, **undisturbed)
     decoding = DecodingSettings(max_new_tokens=6, num_draft_tokens=2)
     question = question_of([[1] * 2, [1] * 4, [1] * 3], decoding)
-    answered = SIMULATED.SimulatedArm("speculative", settings, SIMULATED._Clock()).answer(
-        question.requests, 2
-    )
+    arm = SIMULATED.SimulatedArm("speculative", settings, SIMULATED._Clock())
+    answered = arm.answer(question.requests, 2)
     # Prompts of 12 and 14 ms, then 2 · 3 + 20 + 5 + 4 + 7 ms, and 3 + 20 + 5 + 2 ms.
     expected = [[0.012, 0.069, 0.100], [0.026, 0.069, 0.100], [0.013, 0.049, 0.074]]
     for record, arrivals in zip(answered.requests, expected, strict=True):
@@ -62,9 +54,8 @@ def test_a_batch_takes_what_its_passes_cost() -> None:
     assert (answered.load.share, answered.load.extra) == (1, [])
 
 
-@pytest.mark.parametrize(
-    ("name", "wrong", "rule"),
-    [
+def test_wrong_settings() -> None:
+    for name, wrong, rule in [
         ("step_ms", 0.0, "must be at least 1e-6"),
         ("noise", -0.1, "must be from 0 to 10"),
         ("drift", 100.1, "must be from 0 to 100"),
@@ -73,9 +64,7 @@ def test_a_batch_takes_what_its_passes_cost() -> None:
         ("lengths", (0,), "must be at least 1"),
         ("jumps", {0: 1.0}, "by width, from 1 on"),
         ("jumps", {1: -1.0}, "by width, from 1 on"),
-    ],
-)
-def test_wrong_settings(name: str, wrong: Any, rule: str) -> None:
-    with pytest.raises(SettingError, match=f"{name}=.*{rule}"):
-        SIMULATED.SimulatedSettings(**{name: wrong})
-    SIMULATED.SimulatedSettings(acceptance=(0.0, 1.0), jumps={1: 0.0}, lengths=(1,), noise=10)
+    ]:
+        with pytest.raises(SettingError, match=f"{name}=.*{rule}"):
+            SIMULATED.SimulatedSettings(**{name: wrong})
+        SIMULATED.SimulatedSettings(acceptance=(0.0, 1.0), jumps={1: 0.0}, lengths=(1,), noise=10)

@@ -167,6 +167,5 @@ def test_a_row_gets_what_it_gets_alone_whoever_ends(
 
     asked = different_requests()
     alone = [collect(loop(), [request]) for request in asked]
-    assert collect(loop(), asked) == {
-        row: text for row, [text] in enumerate(map(dict.values, alone))
-    }
+    expected = {row: text for row, [text] in enumerate(map(dict.values, alone))}
+    assert collect(loop(), asked) == expected

@@ -121,9 +121,8 @@ def test_answers_are_what_they_are_alone() -> None:
         for index in range(20):
             name = "regular" if index % 7 < 3 else "speculative"
             asked = request(index, 12 + 5 * (index % 4), [[], [8]][index % 2])
-            clients.append(
-                (name, asked, Client(service, name, asked, 9 if index % 3 == 0 else 1000))
-            )
+            patience = 9 if index % 3 == 0 else 1000
+            clients.append((name, asked, Client(service, name, asked, patience)))
         for name, asked, client in clients:
             whole = arms[name].alone(asked)
             tokens = client.tokens()

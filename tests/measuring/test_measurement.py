@@ -61,16 +61,13 @@ def test_what_changes_a_number_changes_the_digest(
     assert len(set(digests)) == len(digests)
 
 
-def test_what_changes_no_number_does_not(settings: LatencySettings) -> None:
+def test_what_changes_no_number_changes_no_digest(settings: LatencySettings) -> None:
     changes = {"resume": False, "job_timeout_s": 5.0, "force": True}
     other = dataclasses.replace(settings, results=ResultSettings(file="elsewhere.csv"), **changes)
     assert identify(other).digest == identify(settings).digest
-
-
-def test_without_a_draft_its_settings_do_not_matter(settings: LatencySettings) -> None:
     alone = dataclasses.replace(settings, draft=None)
-    other = dataclasses.replace(alone, decoding=DecodingSettings(num_draft_tokens=8))
-    assert identify(alone).digest == identify(other).digest != identify(settings).digest
+    without = dataclasses.replace(alone, decoding=DecodingSettings(num_draft_tokens=8))
+    assert identify(alone).digest == identify(without).digest != identify(settings).digest
 
 
 def test_all_source_counts(
@@ -87,12 +84,7 @@ def test_all_source_counts(
 
     before = digest("decoding/notes.md")
     assert digest("decoding/notes.md") == before
-    counted = (
-        "config/acceptance_math.py",
-        "decoding/loops.py",
-        "a_new_room/of/any_kind.py",
-        "gpus.csv",
-    )
+    counted = "config/acceptance_math.py decoding/loops.py a_new_room/any_kind.py gpus.csv".split()
     assert len({before, *map(digest, counted)}) == 1 + len(counted)
     measurement._source.cache_clear()
 
@@ -104,9 +96,8 @@ def row(run: str, digest: str, status: str, value: int) -> LatencyRow:
 def test_the_newest_complete_run_is_found_also_in_files_of_other_versions(tmp_path: Path) -> None:
     file = tmp_path / "latency.csv"
     # A version that had fewer columns.
-    file.write_text(
-        ",".join(["run", "measurement", "status", *LatencyRow.recognised_by]) + "\n0,a,ok,,,,\n"
-    )
+    header = ",".join(["run", "measurement", "status", *LatencyRow.recognised_by])
+    file.write_text(f"{header}\n0,a,ok,,,,\n")
     append_rows(file, [row("1", "a", "ok", 1), row("1", "a", "ok", 2)])
     append_rows(file, [row("2", "a", "ok", 3), row("2b", "b", "ok", 4)])
     append_rows(file, [row("3", "a", "failed", 5)])
@@ -118,9 +109,8 @@ def test_the_newest_complete_run_is_found_also_in_files_of_other_versions(tmp_pa
 
 
 def asking(settings: LatencySettings, url: str, **changes: object) -> LatencySettings:
-    return dataclasses.replace(
-        settings, draft=None, engine=ServerSettings(name="server", url=url), **changes
-    )
+    engine = ServerSettings(name="server", url=url)
+    return dataclasses.replace(settings, draft=None, engine=engine, **changes)
 
 
 def test_figures_of_a_server_are_of_the_process_that_gave_them(
@@ -137,9 +127,8 @@ def test_figures_of_a_server_are_of_the_process_that_gave_them(
         assert now.server_started == "100"
         two = ServerSettings(name="server", url=url, regular_url=unknown)
         assert identify(dataclasses.replace(settings, engine=two)).server_started is None
-        told = LatencyRow(
-            run="1", status="ok", measurement=now.digest, server_started=now.server_started
-        )
+        known = {"measurement": now.digest, "server_started": now.server_started}
+        told = LatencyRow(run="1", status="ok", **known)
         append_rows(file, [told])
         assert found(url)
         assert not found(url, seed=7)

@@ -88,10 +88,8 @@ def test_where_texts_differ(
 ) -> None:
     question = question_of([[1, 2]], DecodingSettings(temperature=temperature))
     weights: Any = Weights()
-    laps = [
-        lap_of("any", [[token] for token in tokens], 6.0 / len(tokens))
-        for tokens in ([1, 2, 3], actual)
-    ]
+    texts = ([1, 2, 3], actual)
+    laps = [lap_of("any", [[token] for token in text], 6.0 / len(text)) for text in texts]
     figures = comparison_columns(weights, question, *laps)
     assert (figures["parted_at"], figures["logit_margin"]) == expected
     assert figures["identical"] is (expected[0] is None)

@@ -161,11 +161,7 @@ def test_the_worst_that_a_gpu_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert columns["num_throttled_units"] == 1
     assert columns["other_gpu_processes"] == 1
 
-
-def test_processes_of_the_run_itself_are_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    nvml = Nvml()
-    monkeypatch.setattr(quietness, "pynvml", nvml)
-
+    # Processes of the run itself are no others.
     def num_others(*pids: int) -> int | None:
         nvml.pids = (os.getpid(), *pids)
         watch = Quietness(["GPU-aaaa"])

@@ -1,13 +1,10 @@
-import pytest
-
 from harness.config.model_names import canonical_name
 from harness.measuring.rows import LatencyRow
 from harness.results.published import multiplication_accuracy, published_figures, published_for
 
 
-@pytest.mark.parametrize(
-    ("name", "quantization", "expected"),
-    [
+def test_a_model_has_one_name() -> None:
+    for name, quantization, expected in [
         ("7B", "none", "7B"),
         ("7B_4GPUs_8bit", "8bit", "7B_8bit_4GPUs"),
         ("7B_8bit_4GPUs", "8bit", "7B_8bit_4GPUs"),
@@ -15,10 +12,8 @@ from harness.results.published import multiplication_accuracy, published_figures
         ("llama3.1_70B-bnb-4bit", "4bit", "llama3.1_70B-bnb-4bit"),
         ("./7B_8bit", "none", "./7B_8bit"),
         ("7B", None, "7B"),
-    ],
-)
-def test_a_model_has_one_name(name: str, quantization: str | None, expected: str) -> None:
-    assert canonical_name(name, quantization) == expected
+    ]:
+        assert canonical_name(name, quantization) == expected
 
 
 def test_a_figure_is_found_under_every_name_of_its_pair() -> None:
@@ -31,7 +26,7 @@ def test_a_figure_is_found_under_every_name_of_its_pair() -> None:
     assert published_for(LatencyRow(model="tiny", draft="tiny_draft")) == []
 
 
-def test_a_figure_is_of_its_prompts_and_temperature() -> None:
+def test_a_figure_is_of_its_model_prompts_and_temperature() -> None:
     pair = {"model": "qwen3-8b", "draft": "qwen3-8b-dflash"}
     (figure,) = published_for(LatencyRow(**pair, prompts="math500_boxed", temperature=0.0))
     assert (figure.speedup_text, figure.mean_acceptance_length) == ("6.17×", 7.87)
@@ -40,8 +35,5 @@ def test_a_figure_is_of_its_prompts_and_temperature() -> None:
     assert hotter.speedup_text == "5.02×"
     assert published_for(LatencyRow(**pair, prompts="math500_boxed", temperature=0.5)) == []
     assert published_for(LatencyRow(**pair, prompts="math500", temperature=0.0)) == []
-
-
-def test_accuracies_are_those_of_the_model() -> None:
     assert multiplication_accuracy("13B") == {"regular": 0.429, "speculative": 0.431}
     assert multiplication_accuracy("65B") == {}

@@ -82,11 +82,8 @@ def test_what_is_not_known_is_null_and_has_its_reason(tmp_path: Path) -> None:
     estimate = {"estimate": 2.0, "low": None, "high": None, "covers": over(3)}
     reason = "no interval from fewer than 8 prompts"
     (statement,) = content["statements"]
-    assert (statement["relation"], statement["why"], statement["interval"]) == (
-        "open",
-        reason,
-        estimate,
-    )
+    assert (statement["relation"], statement["why"]) == ("open", reason)
+    assert statement["interval"] == estimate
     written = content["rows"][0]
     assert (written["ms_per_token"], written["ms_per_token_std"]) == (50.0, None)
     assert written["decode_speedup"] == {"estimate": 1.0, "low": 0.9, "high": 1.1, "covers": None}

@@ -126,10 +126,8 @@ def test_only_runs_that_succeeded_are_pooled(tmp_path: Path) -> None:
     """The seeds of those are their own where each differs."""
     statuses = ("ok", "failed", "ok", "interrupted")
     runs = [measured(tmp_path, repeat, 1.0, temperature=0.5) for repeat in (1, 2, 3, 4)]
-    ended_so = [
-        [replace(row, status=status) for row in rows]
-        for rows, status in zip(runs, statuses, strict=True)
-    ]
+    pairs = zip(runs, statuses, strict=True)
+    ended_so = [[replace(row, status=status) for row in rows] for rows, status in pairs]
     last = pooled_rows(ended_so)[-1]
     assert (last.repeats, last.pooled_runs, last.status) == (2, ["run-1", "run-3"], "ok")
     assert last.speedup.covers.own_seeds

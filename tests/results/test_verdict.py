@@ -41,9 +41,8 @@ def test_the_scarcest_unit_decides_how_much_wider_intervals_of_several_pairs_are
     assert width(None) == pytest.approx(of_prompts)
 
 
-@pytest.mark.parametrize(
-    ("speedup", "why"),
-    [
+def test_why_there_is_no_interval() -> None:
+    for speedup, why in [
         (Interval(2, covers=Coverage(7, "prompt", num_effective=2)), "no interval from fewer than 8 prompts"),
         (
             Interval(2, covers=Coverage(8, "prompt", num_effective=2)),
@@ -51,10 +50,8 @@ def test_the_scarcest_unit_decides_how_much_wider_intervals_of_several_pairs_are
         ),
         # As two runs that differ by as much as ten times leave it.
         (Interval(2, 1e-9, 4e9, Coverage(8, "prompt")), "no interval: its ends are not between 0 and a million"),
-    ],
-)  # fmt: skip
-def test_why_there_is_no_interval(speedup: Interval, why: str) -> None:
-    assert verdict_of(rows(speedup=speedup)[1]).why == why
+    ]:  # fmt: skip
+        assert verdict_of(rows(speedup=speedup)[1]).why == why
 
 
 TEXTS = {"identical_prompts": 0, "differing_prompts": 100, "tokens_per_difference": 2.0}
@@ -125,9 +122,8 @@ REFUSALS: dict[str, list[tuple[dict[str, Any], dict[str, Any], Interval, str | N
 def test_what_refuses_a_comparison(about: str) -> None:
     for regular, speculative, speedup, said in REFUSALS[about]:
         asked = {"num_prompt_tokens": 1000}
-        reason = refusal(
-            arm("regular", **asked | regular), arm("speculative", **asked | speculative), speedup
-        )
+        arms = arm("regular", **asked | regular), arm("speculative", **asked | speculative)
+        reason = refusal(*arms, speedup)
         assert (reason is None) == (said is None), (regular, speculative)
         assert (said or "") in (reason or "")
         for name, evidence in (("regular", regular), ("speculative", speculative)):
@@ -194,9 +190,8 @@ def test_drawn_texts_are_compared_in_pairs() -> None:
     assert "the speculative arm's texts are shorter" in reason
     assert "72 tokens" in reason
     # Seven of seven are, once in 64 runs.
-    seven = [
-        drawn(name, dict.fromkeys(range(7), n)) for name, n in (("regular", 9), ("speculative", 5))
-    ]
+    arms = (("regular", 9), ("speculative", 5))
+    seven = [drawn(name, dict.fromkeys(range(7), n)) for name, n in arms]
     assert refusal(*seven) is None
     mixed = {index: 5 if index % 2 else 13 for index in range(8)}
     assert refusal(regular, drawn("speculative", mixed)) is None

@@ -65,9 +65,8 @@ def test_names_of_tensorrt_llm() -> None:
             page += (
                 f'trtllm_spec_decode_{name}_tokens_total{{token_position="{position}"}} {number}\n'
             )
-    expected = Counts(
-        generated=18, drafts=10, proposed=24, accepted=7, accepted_at={0: 5, 1: 2, 2: 0}
-    )
+    accepted_at = {0: 5, 1: 2, 2: 0}
+    expected = Counts(generated=18, drafts=10, proposed=24, accepted=7, accepted_at=accepted_at)
     assert read_counters(page) == expected
     totals = "trtllm_spec_decode_num_draft_tokens_total 24\ntrtllm_spec_decode_num_accepted_tokens_total 7\n"
     assert read_counters(page + totals) == expected
@@ -96,17 +95,13 @@ def test_sglang_tells_verifications_and_tokens() -> None:
     assert (columns["mean_acceptance_length"], columns["acceptance_rate"]) == (2.5, None)
 
 
-def test_rates_follow_from_vllms_definitions() -> None:
+def test_rates_follow_from_vllms_definitions_and_are_printed_as_by_vllm() -> None:
     columns = counted_acceptance(read_counters(VLLM), [RequestRecord(0, 1)]).columns()
     assert (columns["mean_acceptance_length"], columns["mean_proposed"]) == (1 + 50 / 40, 2)
     assert columns["marginal_acceptance_by_position"] == [0.75, 0.5]
     thirds = Counts(drafts=3, accepted=1, accepted_at={0: 1})
     columns = counted_acceptance(thirds, [RequestRecord(0, 1)]).columns()
     assert columns["marginal_acceptance_by_position"] == [0.3333]
-
-
-def test_figures_as_vllm_prints_them_are_those_of_its_counters() -> None:
-    columns = counted_acceptance(read_counters(VLLM), [RequestRecord(0, 1)]).columns()
     _, row = latency_run(server="vLLM 0.32.0", **columns)
     assert as_printed(row) == {
         "Mean acceptance length": "2.25",
@@ -153,10 +148,8 @@ def test_answers_come_before_counters_and_a_worker_of_several_counts_for_nothing
     assert (found.cached_tokens, found.drafted) == (5, True)
     assert (found.server_tokens, found.foreign_tokens) == (16, 0)
     assert found.read_prompt_tokens is None
-    found = figures(
-        ServerFigures,
-        lap(CANCELLED, num_cached=3, num_read=7, drafts=DraftCounts(proposed=0, accepted=0)),
-    )
+    reported = {"num_cached": 3, "num_read": 7, "drafts": DraftCounts(proposed=0, accepted=0)}
+    found = figures(ServerFigures, lap(CANCELLED, **reported))
     assert (found.cached_tokens, found.read_prompt_tokens, found.drafted) == (3, 7, False)
     found = figures(ServerFigures, lap(counted=replace(COUNTED, generated=5)) + lap(counted=None))
     assert found.unseen_tokens == 6

@@ -31,21 +31,18 @@ def vllm(**counts: object) -> dict[str, Any]:
     return {"metrics": {"speculative_decoding": told | counts}}
 
 
-@pytest.mark.parametrize(
-    "event",
-    [
+def test_what_cannot_be_is_refused() -> None:
+    for event in [
         {"choices": ["text"]},
         {"choices": [{"token_ids": "abc"}]},
         {"choices": [{"token_ids": [True]}]},
         {"choices": [{"token_ids": [10**30]}]},
         {"usage": {"completion_tokens": -1}},
         {"__verbose": {"generation_settings": {"logit_bias": [{"bias": None, "token": "7"}]}}},
-    ],
-)
-def test_what_cannot_be_is_refused(event: Any) -> None:
-    with pytest.raises(AnswerError) as refused:
-        note_event(RequestRecord(0, 1), read_event(event), 0.1)
-    assert len(str(refused.value)) < 150
+    ]:
+        with pytest.raises(AnswerError) as refused:
+            note_event(RequestRecord(0, 1), read_event(event), 0.1)
+        assert len(str(refused.value)) < 150
 
 
 def cut_off(reason: str) -> dict[str, Any]:
@@ -53,9 +50,8 @@ def cut_off(reason: str) -> dict[str, Any]:
     return {"choices": [{"index": 0, "text": "", "logprobs": None, "finish_reason": reason}]}
 
 
-@pytest.mark.parametrize(
-    ("event", "said", "code"),
-    [
+def test_a_reported_failure_is_one() -> None:
+    for event, said, code in [
         ({"error": {"message": "out of memory", "type": "x", "param": None}}, "out of memory", 0),
         ({"error": "out of memory"}, "out of memory", 0),
         ({"error": {"message": None, "code": "x"}}, '{"message": null, "code": "x"}', 0),
@@ -65,13 +61,11 @@ def cut_off(reason: str) -> dict[str, Any]:
         (cut_off("abort"), "the server ended the answer early: abort", 0),
         (cut_off("error"), "the server ended the answer early: error", 0),
         (cut_off("canceled"), "the server ended the answer early: canceled", 0),
-    ],
-)
-def test_a_reported_failure_is_one(event: dict[str, Any], said: str, code: int) -> None:
-    with pytest.raises(RunError) as failure:
-        read_event(event)
-    assert str(failure.value) == said
-    assert getattr(failure.value, "code", 0) == code
+    ]:
+        with pytest.raises(RunError) as failure:
+            read_event(event)
+        assert str(failure.value) == said
+        assert getattr(failure.value, "code", 0) == code
 
 
 def test_an_empty_reason_ends_no_answer() -> None:
@@ -105,14 +99,11 @@ def sglang(drafted: int, accepted: int, histogram: Sequence[int]) -> dict[str, A
     return {"sglext": {"spec_tokens_details": names | {"spec_correct_drafts_histogram": histogram}}}
 
 
-def test_iterations_that_drafted_different_numbers_are_not_made_equal() -> None:
+def test_totals_and_histograms_have_what_was_tested_where_drafts_are_equal() -> None:
     # Two drafts per iteration on average, and three accepted in one of them.
     counts = vllm(num_accepted_draft_tokens=3, acceptance_histogram=[3, 0, 0, 1])
     request = reported(counts)
     assert (request.counts.proposed, request.counts.accepted, request.counts.tested) == (8, 3, None)
-
-
-def test_a_histogram_of_equal_drafts_has_what_was_tested_at_each_position() -> None:
     counts = vllm(num_draft_tokens=12, acceptance_histogram=[1, 0, 2])
     usage = {"prompt_tokens": 5, "prompt_tokens_details": {"cached_tokens": 3}}
     request = reported(counts, {"usage": usage})
@@ -123,9 +114,6 @@ def test_a_histogram_of_equal_drafts_has_what_was_tested_at_each_position() -> N
     totals = {"draft_n": 6, "draft_n_accepted": 3, "cache_n": 2, "prompt_ms": 7.5}  # llama.cpp's
     request = reported({"timings": totals})
     assert (request.outcomes, request.num_cached, request.prompt_ms) == ([], 2, 7.5)
-
-
-def test_nothing_is_known_of_drafts_without_the_number_of_accepted_ones() -> None:
     assert reported({"timings": {"draft_n": 9}}).drafts is None
 
 
@@ -179,9 +167,8 @@ def test_ids_that_llama_cpp_shows_are_tokens_unless_a_parser_holds_some_back(
     request = answer(shown_ids=[5, 6], num_tokens=2, text="ab")
     tokenizer: Any = SimpleNamespace(encode=lambda text, **_: [7, 8, 9])
     settle(request, tokenizer, is_chat, may_be_empty=False)
-    assert (request.token_ids, request.from_text) == (
-        ([7, 8, 9], True) if is_chat is True else ([5, 6], False)
-    )
+    expected = ([7, 8, 9], True) if is_chat is True else ([5, 6], False)
+    assert (request.token_ids, request.from_text) == expected
 
 
 def answer(num_ids: int = 0, arrivals: Sequence[float] = (), **fields: Any) -> RequestRecord:
@@ -198,9 +185,8 @@ def test_fewer_tokens_than_bursts_of_text_are_no_count() -> None:
     check_usage(32, answer(text="a" * 128, arrivals=letters, num_tokens=32), 64)
 
 
-@pytest.mark.parametrize(
-    ("counts", "least"),
-    [
+def test_an_answer_has_a_token_for_each_iteration_and_accepted_draft_token() -> None:
+    for counts, least in [
         # Of 8 tokens seven come after the first: two iterations of four, of which three lie behind the end.
         (steps([4, 4], [3, 4], num_accepted_draft_tokens=7), 5),
         (vllm(acceptance_histogram=[0, 0, 0, 1, 1], num_accepted_draft_tokens=7), 5),
@@ -209,13 +195,11 @@ def test_fewer_tokens_than_bursts_of_text_are_no_count() -> None:
         (timings(16, 16), 8),
         # Iterations whose draft tokens are no multiple of them.
         (vllm(num_draft_tokens=1000, num_accepted_draft_tokens=5, acceptance_histogram=[995, 5]), 1004),
-    ],
-)  # fmt: skip
-def test_an_answer_has_a_token_for_each_iteration_and_accepted_draft_token(
-    counts: dict[str, Any], least: int
-) -> None:
-    assert reported(counts, num_tokens=least).impossible == ""
-    assert mentions(reported(counts, num_tokens=least - 1).impossible, f"answers have {least - 1}")
+    ]:  # fmt: skip
+        assert reported(counts, num_tokens=least).impossible == ""
+        assert mentions(
+            reported(counts, num_tokens=least - 1).impossible, f"answers have {least - 1}"
+        )
 
 
 async def events_of(body: bytes | AsyncIterator[bytes]) -> list[Any]:

@@ -84,9 +84,8 @@ def test_a_line_that_is_no_json_is_shown() -> None:
 
     request = RequestRecord(0, 1)
     asyncio.run(sent(request))
-    assert mentions(
-        str(request.error), "JSONDecodeError: Expecting", "line 1 column 2", "{oops: 1}"
-    )
+    said = str(request.error)
+    assert mentions(said, "JSONDecodeError: Expecting", "line 1 column 2", "{oops: 1}")
 
 
 def test_a_connection_that_the_server_had_closed_is_tried_again_once(open_engine: Open) -> None:
@@ -136,30 +135,24 @@ def test_a_server_that_is_gone_gets_few_more_requests(open_engine: Open, in_flig
 
 
 def test_a_server_that_refuses_every_request_is_asked_on(open_engine: Open) -> None:
+    """What it says is cut, and steers no terminal."""
     server = EchoServer()
     engine = open_engine(server)
     server.fail_every = 1
+    server.error_text = "\x1b[2J\x1b]0;title\x07" + "\u202eno\n" * 50_000
     errors = [request.error for request in answered(engine, 12).requests]
     assert {error.code for error in errors if error is not None} == {500}
     assert len(server.bodies) == 12
+    message = str(errors[0])
+    assert len(message) < 400
+    assert message.isprintable()
+    assert message.endswith(" characters)"), "how long it was"
 
 
 def test_a_chat_without_a_template_is_told_apart_from_other_failures(open_engine: Open) -> None:
     """`transformers serve` answers with status 500 and no reason."""
     with pytest.raises(RunError, match=r"engine.url=.*told to fail.*\n.*engine.chat=false"):
         open_engine(EchoServer(fail_every=1), chat=True)
-
-
-def test_error_texts_are_short_and_steer_no_terminal(open_engine: Open) -> None:
-    server = EchoServer()
-    engine = open_engine(server)
-    server.fail_every = 1
-    server.error_text = "\x1b[2J\x1b]0;title\x07" + "\u202eno\n" * 50_000
-    (request,) = answered(engine, 1).requests
-    message = str(request.error)
-    assert len(message) < 400
-    assert message.isprintable()
-    assert message.endswith(" characters)"), "how long it was"
 
 
 def test_silence_is_said(open_engine: Open, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -351,7 +344,6 @@ def test_a_certificate_that_is_not_trusted_is_named() -> None:
     def refuse(request: httpx2.Request) -> httpx2.Response:
         raise httpx2.ConnectError("CERTIFICATE_VERIFY_FAILED: self-signed")
 
-    client = httpx2.AsyncClient(
-        transport=httpx2.MockTransport(refuse), base_url="https://localhost"
-    )
+    transport = httpx2.MockTransport(refuse)
+    client = httpx2.AsyncClient(transport=transport, base_url="https://localhost")
     assert mentions(error_of(client), "SSL_CERT_FILE=FILE names a certificate to trust")

@@ -80,7 +80,7 @@ def test_without_a_page_of_health_a_server_is_ready_by_its_list() -> None:
             assert said in str(why_not_ready(url, None))
 
 
-def test_a_broken_page_takes_only_its_own_part_of_the_report() -> None:
+def test_a_broken_page_or_entry_takes_only_its_own_part_of_the_report() -> None:
     with pages(models=LIST, props=500, metrics=500, version={"version": "1.2"}) as url:
         report = server_report(url, None)
     assert report is not None
@@ -88,6 +88,11 @@ def test_a_broken_page_takes_only_its_own_part_of_the_report() -> None:
     assert report.about["/version version"] == "1.2"
     with pages(models=503) as url:
         assert server_report(url, None) is None
+    listed = ["a", {"id": 3}, {"id": "base", "max_model_len": True, "owned_by": 1}]
+    with pages(models={"data": listed}) as url:
+        report = server_report(url, None)
+    assert report is not None
+    assert report.models == [ListedModel("base")]
 
 
 def test_a_page_of_another_server_is_not_read() -> None:
@@ -153,25 +158,13 @@ def test_damaged_pages_of_counters_say_nothing() -> None:
     """What makes the parser raise, and numbers that no counter, position or start has."""
     assert samples('x{a="1", ="2"} 3') == samples(f"x 1 {DIGITS}") == []
     positions = (3_000_000_000, DIGITS)
-    accepted = [
-        f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{position="{place}"}} 0'
-        for place in positions
-    ]
+    name = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+    accepted = [f'{name}{{position="{place}"}} 0' for place in positions]
     page = "\n".join([f"vllm:generation_tokens_total {DIGITS}", *accepted, ""])
     assert not read_counters(page).accepted_at
-    starts = [
-        start_time(f"process_start_time_seconds {start}\n")
-        for start in ("NaN", "0", "+Inf", DIGITS)
-    ]
+    numbers = ("NaN", "0", "+Inf", DIGITS)
+    starts = [start_time(f"process_start_time_seconds {start}\n") for start in numbers]
     assert starts == [None] * 4
-
-
-def test_a_list_of_models_is_believed_as_far_as_it_is_possible() -> None:
-    listed = ["a", {"id": 3}, {"id": "base", "max_model_len": True, "owned_by": 1}]
-    with pages(models={"data": listed}) as url:
-        report = server_report(url, None)
-    assert report is not None
-    assert report.models == [ListedModel("base")]
 
 
 NAMES = ["NVIDIA H200", "NVIDIA A100"]
@@ -255,11 +248,9 @@ def test_a_page_names_a_gpu_where_the_server_computes_on_it(
 ) -> None:
     """`-ngl 99` says what llama.cpp may do, and not that it has a GPU."""
     pretend(monkeypatch, {})
-    monkeypatch.setattr(
-        devices.pynvml,
-        "nvmlDeviceGetComputeRunningProcesses",
-        lambda handle: psutil.Process().children(recursive=True) * handle,
-    )
+    name = "nvmlDeviceGetComputeRunningProcesses"
+    running = psutil.Process().children
+    monkeypatch.setattr(devices.pynvml, name, lambda handle: running(recursive=True) * handle)
     model, draft = gguf_pair()
     words = ["-m", model, "-md", draft, "--spec-type", "draft-simple", "-ngl", "99"]
     asked = "num_prompts=3 tokens=8 prompts=tiny engine.blocks=0".split()

@@ -83,10 +83,8 @@ def test_what_llama_server_prints_is_beside_our_figures(harness: Harness) -> Non
     [log] = Path("outputs").rglob("speculative_server.log")
     *_, line = re.findall("draft acceptance = .*", log.read_text())
     printed = json.loads(only("result.json").read_text())["rows"][-1]["as_printed"]
-    assert re.fullmatch(
-        rf"draft acceptance = {printed['draft acceptance']} \(.*\), mean len = +{printed['mean len']}",
-        line,
-    )
+    rate, length = printed["draft acceptance"], printed["mean len"]
+    assert re.fullmatch(rf"draft acceptance = {rate} \(.*\), mean len = +{length}", line)
 
 
 def test_llama_server_alone_is_counted_in_its_own_tokens(harness: Harness) -> None:
@@ -144,9 +142,8 @@ def test_every_flag_of_vllm_that_is_about_speculation_is_in_the_table() -> None:
         "actions = make_arg_parser(FlexibleArgumentParser())._actions",
         "print(*(name for action in actions for name in action.option_strings), sep='\\n')",
     ]
-    shown = subprocess.run(
-        [vllm_python(), "-c", "\n".join(ask)], capture_output=True, text=True
-    ).stdout
+    command = [vllm_python(), "-c", "\n".join(ask)]
+    shown = subprocess.run(command, capture_output=True, text=True).stdout
     flags = {name for name in shown.split() if re.search("^-+spec|spec-|draft|^-sc$", name)}
     flags -= {"--specialize-active-lora"}  # of LoRA
     assert "--speculative-config" in flags

@@ -157,9 +157,8 @@ def test_more_tokens_at_once_than_an_iteration_yields_were_held_back(
 ) -> None:
     answer = RequestRecord(0, 3, arrivals=arrivals, seconds=0.81, num_tokens=30, outcomes=outcomes)
     quietness = type("Known", (Quietness,), {"processor_share": share})(())
-    found = figures(
-        RequestFigures, [Answered(requests=[answer] * 3, seconds=0.81)], quietness=quietness
-    )
+    answered = Answered(requests=[answer] * 3, seconds=0.81)
+    found = figures(RequestFigures, [answered], quietness=quietness)
     assert found.held_back == held_back
     assert (found.time_per_output_token_p50_ms is None) == held_back
     # Of the whole answer.

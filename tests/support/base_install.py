@@ -52,9 +52,8 @@ def check_commands(python: str, directory: Path) -> None:
         assert _INSTALL in refused, refused
     with ExitStack() as stack:
         regular = stack.enter_context(serving(EchoServer(_NAMES, delay_s=0.001)))
-        speculative = stack.enter_context(
-            serving(EchoServer(_NAMES, delay_s=0.001, num_draft_tokens=4))
-        )
+        echo = EchoServer(_NAMES, delay_s=0.001, num_draft_tokens=4)
+        speculative = stack.enter_context(serving(echo))
         servers = ["engine=server", f"engine.url={speculative}", f"engine.regular_url={regular}"]
         assert "accepted" in harness("latency", *servers, *_QUICK, "decoding=greedy")
         assert "identical" in harness("recovery", *servers, *_QUICK, "decoding=greedy")

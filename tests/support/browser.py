@@ -12,9 +12,8 @@ from typing import Any, NoReturn
 
 import pytest
 
-CHROMIUM = (
-    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-)
+_PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
+CHROMIUM = next(filter(None, map(shutil.which, _PROGRAMS)), None)
 
 
 def missing(reason: str) -> NoReturn:
@@ -99,12 +98,9 @@ def browser(directory: Path, *options: str) -> Iterator[Page]:
     # The browser reads from descriptor 3 and writes to 4.
     shell = f'exec "$@" 3<&{command_out} 4>&{answer_in}'
     with (directory / "chromium.log").open("w") as log:
-        process = subprocess.Popen(
-            ["bash", "-c", shell, "bash", *program],
-            pass_fds=(command_out, answer_in),
-            stdout=log,
-            stderr=log,
-        )
+        words = ["bash", "-c", shell, "bash", *program]
+        pipes = (command_out, answer_in)
+        process = subprocess.Popen(words, pass_fds=pipes, stdout=log, stderr=log)
         os.close(command_out)
         os.close(answer_in)
         try:

@@ -21,9 +21,8 @@ RAGGED = [[5, 9, 3, 4, 7, 1, 8], [11, 3], [10, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0]]
 
 
 def chain(seed: int, sharpness: float = 2.0) -> Tensor:
-    return (
-        sharpness * torch.randn(SIZE, SIZE, generator=torch.Generator().manual_seed(seed))
-    ).softmax(-1)
+    generator = torch.Generator().manual_seed(seed)
+    return (sharpness * torch.randn(SIZE, SIZE, generator=generator)).softmax(-1)
 
 
 def small_chain(seed: int, sharpness: float, size: int) -> Tensor:

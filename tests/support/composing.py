@@ -39,9 +39,8 @@ def composed(
     servers: Sequence[Sequence[str]] = (),
 ) -> Any:
     """The settings of a run, or of a job of a sweep over these ways to draft."""
-    plain: Any = OmegaConf.to_container(
-        compose(command, list(overrides)), resolve=True, throw_on_missing=True
-    )
+    config = compose(command, list(overrides))
+    plain: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     assert plain.pop("command") == command
     put_servers(servers, plain)
     plain["draft"] = METHODS.without_others(plain["draft"], methods)

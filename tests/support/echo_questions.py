@@ -37,9 +37,8 @@ def changed(question: Question, **fields: object) -> Question:
 
 
 def texts(question: Question) -> list[list[int]]:
-    return [
-        continuation(prompt[-1], question.decoding.max_new_tokens) for prompt in question.prompts
-    ]
+    count = question.decoding.max_new_tokens
+    return [continuation(prompt[-1], count) for prompt in question.prompts]
 
 
 def engine_of(batch_size: int = 1, **settings: object) -> ServerEngine:

@@ -264,10 +264,8 @@ class EchoServer:
             return (200, told) if told else (404, {})
         owned = {} if self.version is None else {"owned_by": owner}
         context = None if self.dialect == "llama.cpp" else self.context
-        models = [
-            {"id": name, "root": root, "max_model_len": context, **owned}
-            for name, root in self.models.items()
-        ]
+        details: dict[str, Any] = {"max_model_len": context, **owned}
+        models = [{"id": name, "root": root, **details} for name, root in self.models.items()]
         return 200, {"object": "list", "data": models}
 
     async def _complete(

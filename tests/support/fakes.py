@@ -26,10 +26,8 @@ class MarkovRunner(Runner):
     ) -> Step:
         self.rows = [list(prompt) for prompt in prompts]
         width = max(map(len, prompts))
-        return Step(
-            self._logits[torch.tensor([row[-1] if row else 0 for row in self.rows])],
-            self._hidden(width),
-        )
+        last = torch.tensor([row[-1] if row else 0 for row in self.rows])
+        return Step(self._logits[last], self._hidden(width))
 
     def extend(self, tokens: Tensor, starts: Starts, *, goes_on: bool = False) -> Step:
         self.num_calls += 1

@@ -214,12 +214,9 @@ def begin_program(
 ) -> Forked:
     """Fork a process that runs a program, and keep what it prints; see `Forked`."""
     stdout, stderr = _temporary_file(), _temporary_file()
-    process = Forked(
-        program,
-        environment=os.environ | environment,
-        directory=cwd,
-        streams={1: stdout.fileno(), 2: stderr.fileno(), **streams},
-    )
+    kept = {1: stdout.fileno(), 2: stderr.fileno(), **streams}
+    variables = os.environ | environment
+    process = Forked(program, environment=variables, directory=cwd, streams=kept)
     process.printed = stdout, stderr
     return process
 

@@ -51,9 +51,8 @@ class Checked(Drafter):
             if row is None:
                 continue
             decided = torch.tensor(row)
-            states = self._target(
-                input_ids=decided[None, :-1], output_hidden_states=True
-            ).hidden_states
+            output = self._target(input_ids=decided[None, :-1], output_hidden_states=True)
+            states = output.hidden_states
             features = torch.stack([states[layer][0] for layer in self.layers or [0]], dim=1)
             expected = self._expected(decided, tokens, features)
             assert expected.shape == probabilities.shape
@@ -96,9 +95,8 @@ def rotate(x: Tensor, positions: Tensor, theta: float = 10000.0) -> Tensor:
     half = x.shape[-1] // 2
     angles = positions[:, None, None] * theta ** -(torch.arange(half) / half)
     a, b = x[..., :half], x[..., half:]
-    return torch.cat(
-        [a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()], dim=-1
-    )
+    turned = [a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()]
+    return torch.cat(turned, dim=-1)
 
 
 def attend(

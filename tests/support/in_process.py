@@ -87,9 +87,8 @@ class Harness:
         assert set(Path().rglob("outputs/*")) == before
         *others, _ = outcome.stderr.splitlines()
         assert outcome.stdout == "", outcome
-        assert all(
-            re.match(r"\d+ of \d+ prompts |model |draft |importing ", line) for line in others
-        ), outcome
+        known = r"\d+ of \d+ prompts |model |draft |importing "
+        assert all(re.match(known, line) for line in others), outcome
         return outcome.complaint
 
 

@@ -80,9 +80,8 @@ def _state(model: nn.Module) -> object:
     modules = []
     for module in model.modules():
         attributes = vars(module)
-        members = [
-            list(map(id, value.values())) for value in attributes.values() if type(value) is dict
-        ]
+        mappings = [value for value in attributes.values() if type(value) is dict]
+        members = [list(map(id, value.values())) for value in mappings]
         hooks = len(module._forward_hooks) + len(module._forward_pre_hooks)
         modules.append((len(attributes), module.training, hooks, members))
     tensors = [*model.parameters(), *model.buffers()]

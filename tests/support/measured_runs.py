@@ -53,12 +53,8 @@ def run_of(
     if speculative is not None:
         arms["speculative"] = MeasuredArm("speculative", asked(speculative, units))
         arms["speculative"].divergences.update(divergences or {})
-    run = MeasuredRun(
-        settings_of(LatencySettings, **(settings or {})),
-        PromptSet("many", (Prompt("Once"),) * 100, ""),
-        arms,
-        **evidence,
-    )
+    chosen = settings_of(LatencySettings, **(settings or {}))
+    run = MeasuredRun(chosen, PromptSet("many", (Prompt("Once"),) * 100, ""), arms, **evidence)
     for arm in arms.values():
         for generation in arm.generations:
             generation.arm = arm.name

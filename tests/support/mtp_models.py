@@ -58,9 +58,8 @@ def mtp_target(
     """A target whose distributions are flat enough for random layers to be accepted now and then, and its layers."""
     if family in UNNUMBERED:
         changes.pop("num_mtp_layers", None)  # it is always one, under another name
-    config = AutoConfig.for_model(
-        family, vocab_size=vocab_size, **(_MIXTURE | FAMILIES[family] | changes)
-    )
+    fields = _MIXTURE | FAMILIES[family] | changes
+    config = AutoConfig.for_model(family, vocab_size=vocab_size, **fields)
     name_layers(config)
     torch.manual_seed(0)
     target = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
@@ -106,21 +105,17 @@ def save_with_mtp(target: PreTrainedModel, layers: MtpModel, directory: Path) ->
     save_file(stored, directory / "model.safetensors", metadata={"format": "pt"})
 
 
-_NAMES = {
-    "eh_proj": "fc",
-    "enorm": "pre_fc_norm_embedding",
-    "hnorm": "pre_fc_norm_hidden",
-    "post_norm": "norm",
-}
+_NAMES = {"eh_proj": "fc", "enorm": "pre_fc_norm_embedding"}
+_NAMES |= {"hnorm": "pre_fc_norm_hidden", "post_norm": "norm"}
 
 
 def _experts(name: str, tensor: Tensor) -> dict[str, Tensor]:
     owner, _, matrix = name.rpartition(".")
     if matrix == "gate_up_proj":
         halves = [half for expert in tensor for half in expert.chunk(2)]
+        sides = ("gate", "up")
         return {
-            f"{owner}.{i // 2}.{('gate', 'up')[i % 2]}_proj.weight": half
-            for i, half in enumerate(halves)
+            f"{owner}.{i // 2}.{sides[i % 2]}_proj.weight": half for i, half in enumerate(halves)
         }
     if matrix == "down_proj":
         return {f"{owner}.{i}.down_proj.weight": expert for i, expert in enumerate(tensor)}

@@ -28,13 +28,8 @@ import pytest
 NAME = "pretended GPU"
 _MEMORY = 80 * 2**30
 # The largest values of an architecture, which has two heads of keys; any number of heads divides the hidden size.
-_LARGEST = {
-    "num_hidden_layers": 4,
-    "hidden_size": 96,
-    "intermediate_size": 192,
-    "vocab_size": 512,
-    "draft_vocab_size": 384,
-}
+_LARGEST = {"num_hidden_layers": 4, "hidden_size": 96, "intermediate_size": 192}
+_LARGEST |= {"vocab_size": 512, "draft_vocab_size": 384}
 _HEAD_SIZE = 16
 
 _for_life = ExitStack()

@@ -47,12 +47,9 @@ class _OnGpu(torch.Tensor):
             outside = torch.empty_strided(
                 held.shape, held.stride(), dtype=held.dtype, device="meta"
             )
-            tensor = torch.Tensor._make_subclass(
-                cls,
-                outside,
-                dispatch_device=True,
-                device_for_backend_keys=torch.device("cpu", on.index),
-            )
+            keys = torch.device("cpu", on.index)
+            options = {"dispatch_device": True, "device_for_backend_keys": keys}
+            tensor = torch.Tensor._make_subclass(cls, outside, **options)
         tensor.held, tensor.on = held, on
         return tensor
 
@@ -293,12 +290,8 @@ def _load_a_model() -> None:
     """
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    sizes = {
-        "hidden_size": 2,
-        "intermediate_size": 2,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 1,
-    }
+    sizes: dict[str, Any] = dict.fromkeys(["hidden_size", "intermediate_size"], 2)
+    sizes |= dict.fromkeys(["num_hidden_layers", "num_attention_heads"], 1)
     with tempfile.TemporaryDirectory() as directory:
         LlamaForCausalLM(LlamaConfig(vocab_size=3, **sizes)).save_pretrained(directory)
         LlamaForCausalLM.from_pretrained(directory)
@@ -347,11 +340,9 @@ def _histogram(numbers: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 
 
 def _mapped(change: Callable[[Any], Any], value: Any) -> Any:
-    return (
-        type(value)(_mapped(change, one) for one in value)
-        if type(value) in (list, tuple)
-        else change(value)
-    )
+    if type(value) in (list, tuple):
+        return type(value)(_mapped(change, one) for one in value)
+    return change(value)
 
 
 def _within(value: Any) -> list[Any]:

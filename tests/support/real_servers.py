@@ -110,8 +110,7 @@ def _is_ready(url: str) -> bool:
 
 def post(url: str, body: dict[str, Any]) -> Any:
     """The JSON that answers a request."""
-    request = urllib.request.Request(
-        url, json.dumps(body).encode(), {"Content-Type": "application/json"}
-    )
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(url, json.dumps(body).encode(), headers)
     with urllib.request.urlopen(request) as answer:
         return json.load(answer)

@@ -83,9 +83,8 @@ def case(
     *models: Sketch, free: dict[int | str, int], demand: Demand = NOTHING, **placement: Any
 ) -> PlacementProblem:
     """By default `auto`, with a reserve of 2 GB."""
-    return PlacementProblem(
-        models, PlacementSettings(**{"strategy": "auto"} | placement), free, demand
-    )
+    settings = PlacementSettings(**{"strategy": "auto"} | placement)
+    return PlacementProblem(models, settings, free, demand)
 
 
 def fits(case: PlacementProblem) -> bool:

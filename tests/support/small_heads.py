@@ -83,10 +83,8 @@ def eagle_head(transformer: PreTrainedConfig, reduced: bool = False, **changes: 
     head = Eagle3(config(Eagle3, transformer=transformer, **(usual | changes)))
     randomize(head)
     if head.d2t is not None:
-        head.d2t.copy_(
-            torch.randperm(VOCABULARY, generator=torch.Generator().manual_seed(0))[:60]
-            - torch.arange(60)
-        )
+        order = torch.randperm(VOCABULARY, generator=torch.Generator().manual_seed(0))
+        head.d2t.copy_(order[:60] - torch.arange(60))
     return head
 
 

@@ -16,8 +16,6 @@ def question_of(
 ) -> Question:
     """Prompts that are asked together, by default with indices from 0 on; `further` are fields of each request."""
     indices = range(len(prompts)) if indices is None else indices
-    requests = [
-        Request(prompt, decoding, seed, index, **further)
-        for prompt, index in zip(prompts, indices, strict=True)
-    ]
+    pairs = zip(prompts, indices, strict=True)
+    requests = [Request(prompt, decoding, seed, index, **further) for prompt, index in pairs]
     return Question(requests)

@@ -47,10 +47,8 @@ def _teach(model: GPT2LMHeadModel, tokenizer: object, says: dict[tuple[int, int]
         return Problem(0, 0, a, b).prompt
 
     # Padded with line breaks, which lie behind the end of the line; only what follows the prompt is learnt.
-    texts = [
-        f"{prompt(a, b)}{answer}".ljust(len(prompt(1, 1)) + 5, "\n")
-        for (a, b), answer in says.items()
-    ]
+    width = len(prompt(1, 1)) + 5
+    texts = [f"{prompt(a, b)}{answer}".ljust(width, "\n") for (a, b), answer in says.items()]
     tokens = torch.tensor([tokenizer(text)["input_ids"] for text in texts])
     labels = tokens.clone()
     labels[:, : len(prompt(1, 1))] = -100

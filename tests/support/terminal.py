@@ -32,11 +32,8 @@ class Terminal:
         self._screen = pyte.HistoryScreen(columns, LINES, history=10_000)
         self._stream = pyte.Stream(self._screen)
         self._decoder = codecs.getincrementaldecoder("utf-8")()
-        inherited = {
-            name: value
-            for name, value in os.environ.items()
-            if name not in ("NO_COLOR", "COLUMNS", "LINES", "FORCE_COLOR")
-        }
+        own = ("NO_COLOR", "COLUMNS", "LINES", "FORCE_COLOR")
+        inherited = {name: value for name, value in os.environ.items() if name not in own}
         inherited |= {"TERM": "xterm-256color", "COLORTERM": "truecolor"}
         inherited |= environment or {}
         self._keyboard, inside = os.openpty()
@@ -50,14 +47,10 @@ class Terminal:
     @property
     def text(self) -> str:
         """Everything that is or was on the screen."""
-        rows = [
-            *self._screen.history.top,
-            *(self._screen.buffer[row] for row in range(self._screen.lines)),
-        ]
-        lines = (
-            "".join(row[column].data for column in range(self._screen.columns)).rstrip()
-            for row in rows
-        )
+        shown = [self._screen.buffer[row] for row in range(self._screen.lines)]
+        rows = [*self._screen.history.top, *shown]
+        columns = range(self._screen.columns)
+        lines = ("".join(row[column].data for column in columns).rstrip() for row in rows)
         return "\n".join(lines).rstrip()
 
     @property

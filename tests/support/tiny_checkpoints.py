@@ -49,25 +49,18 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 
 
 def make_config(model_type: str, **overrides: Any) -> PreTrainedConfig:
-    tokens = {
-        "vocab_size": VOCABULARY_SIZE,
-        "bos_token_id": 0,
-        "eos_token_id": 1,
-        "pad_token_id": None,
-    }
-    return AutoConfig.for_model(
-        model_type, **(ARCHITECTURES.get(model_type, {}) | tokens | overrides)
-    )
+    tokens: dict[str, Any] = {"vocab_size": VOCABULARY_SIZE, "bos_token_id": 0, "eos_token_id": 1}
+    tokens["pad_token_id"] = None
+    fields = ARCHITECTURES.get(model_type, {}) | tokens | overrides
+    return AutoConfig.for_model(model_type, **fields)
 
 
 def make_tokenizer(
     extra_tokens: tuple[str, ...] = (), chat_template: str | None = None
 ) -> PreTrainedTokenizerFast:
     """Bytes, two special tokens, and whatever is added; encodes any text."""
-    vocabulary = {
-        token: i
-        for i, token in enumerate(["<s>", "</s>", *sorted(pre_tokenizers.ByteLevel.alphabet())])
-    }
+    tokens = ["<s>", "</s>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    vocabulary = {token: i for i, token in enumerate(tokens)}
     tokenizer = Tokenizer(models.BPE(vocabulary, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -111,18 +104,14 @@ def save_talkative_pair(directory: Path, num_bytes: int) -> list[str]:
         model.save_pretrained(directory / name)
         make_tokenizer().save_pretrained(directory / name)
     (directory / "prompts.txt").write_text("once upon a time\n2 + 2 =\nthe end\n")
-    return [
-        f"model={directory}/target",
-        f"draft={directory}/draft",
-        f"prompts={directory}/prompts.txt",
-    ]
+    pair = [f"model={directory}/target", f"draft={directory}/draft"]
+    return [*pair, f"prompts={directory}/prompts.txt"]
 
 
 def as_checkpoint(config: PreTrainedConfig, role: str = "model", **settings: Any) -> Checkpoint:
     """A checkpoint that exists as a configuration only."""
-    return Checkpoint(
-        role, ModelSettings(**({"name": "13B", "repository": "nobody/13B"} | settings)), config
-    )
+    asked = {"name": "13B", "repository": "nobody/13B"} | settings
+    return Checkpoint(role, ModelSettings(**asked), config)
 
 
 def held_bytes(model: torch.nn.Module) -> int:

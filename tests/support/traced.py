@@ -27,6 +27,5 @@ def run_as_traced(monkeypatch: pytest.MonkeyPatch) -> list[GraphModule]:
 
 def run_untraced(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave parts as they are: torch cannot trace over the tensors of a pretended GPU."""
-    monkeypatch.setattr(
-        "harness.local.runners.compiled.compile_call", lambda part, inputs: part.function
-    )
+    compile_call = "harness.local.runners.compiled.compile_call"
+    monkeypatch.setattr(compile_call, lambda part, inputs: part.function)

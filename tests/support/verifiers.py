@@ -21,10 +21,8 @@ def arguments(
     draft = torch.rand(num_rows, k, size, generator=generator) ** 4 + target[:, :k]
     target, draft = target / target.sum(-1, keepdim=True), draft / draft.sum(-1, keepdim=True)
     tokens = inverse_cdf(draft, torch.rand(num_rows, k, generator=generator))
-    numbers = (
-        torch.rand(num_rows, k, generator=generator),
-        torch.rand(num_rows, k + 1, generator=generator),
-    )
+    accept = torch.rand(num_rows, k, generator=generator)
+    numbers = accept, torch.rand(num_rows, k + 1, generator=generator)
     return target, tokens, draft, *numbers
 
 
@@ -71,22 +69,17 @@ def first_two_tokens(
         x1 = inverse_cdf(draft_first.expand(num_draws, size), uniform(num_draws))
         x2 = inverse_cdf(draft_next[x1], uniform(num_draws))
         draft = torch.stack([draft_first.expand(num_draws, size), draft_next[x1]], 1)
-    target = torch.stack(
-        [target_first.expand(num_draws, size), target_next[x1], target_next[x2]], 1
-    )
+    first = target_first.expand(num_draws, size)
+    target = torch.stack([first, target_next[x1], target_next[x2]], 1)
     lengths = {"lengths": torch.arange(num_draws) % 3} if deterministic else {}
     tokens = torch.stack([x1, x2], 1)
-    verdict = judge(
-        offer_of(target, tokens, draft, uniform(num_draws, 2), uniform(num_draws, 3), **lengths)
-    )
+    numbers = uniform(num_draws, 2), uniform(num_draws, 3)
+    verdict = judge(offer_of(target, tokens, draft, *numbers, **lengths))
     first = torch.where(verdict.num_accepted > 0, x1, verdict.next_token)
     # A row that stopped after its first token continues with regular decoding.
     regular = inverse_cdf(target_next[first], uniform(num_draws))
-    second = torch.where(
-        verdict.num_accepted > 1,
-        x2,
-        torch.where(verdict.num_accepted == 1, verdict.next_token, regular),
-    )
+    after_one = torch.where(verdict.num_accepted == 1, verdict.next_token, regular)
+    second = torch.where(verdict.num_accepted > 1, x2, after_one)
     counts = torch.bincount(first * size + second, minlength=size * size).view(size, size)
     return counts, target_first[:, None] * target_next
 
@@ -95,9 +88,8 @@ def p_value(counts: Tensor, probabilities: Tensor) -> float:
     possible = probabilities > 0
     if counts[~possible].any():
         return 0.0
-    expected = (
-        probabilities[possible].double() / probabilities[possible].double().sum() * counts.sum()
-    )
+    weights = probabilities[possible].double()
+    expected = weights / weights.sum() * counts.sum()
     return float(stats.chisquare(counts[possible].numpy(), expected.numpy()).pvalue)
 
 

@@ -97,10 +97,8 @@ def test_texts_of_logs_and_of_earlier_runs(harness: Harness, tmp_path: Path) -> 
     assert again.tokens_per_iteration.tolist() == pytest.approx(first.tokens_per_iteration.tolist())
 
     # Plain logs, and a chat, whose answer is the message after the user's last one.
-    lines = [
-        {"prompt": row.prompt, "completion": "apple " * 9, "category": "apples"}
-        for row in own.drop_duplicates("prompt_index").itertuples()
-    ]
+    said = {"completion": "apple " * 9, "category": "apples"}
+    lines = [{"prompt": text, **said} for text in own.prompt.unique()]
     (tmp_path / "logs.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     harness("acceptance", *QUICKEST_PAIR, f"prompts={tmp_path}/logs.jsonl", "up_to=2")
     logged = results("acceptance").iloc[-1]
@@ -121,10 +119,8 @@ def test_texts_of_a_prompt_that_are_read_together_are_as_those_read_apart(
     harness: Harness, tmp_path: Path
 ) -> None:
     other = {"prompt": "So", "completion": "they went home"}
-    lines = [
-        {"prompt": "The", "completion": text}
-        for text in ("apple " * 9, "apple apple", "little girl went home and slept")
-    ]
+    answers = ("apple " * 9, "apple apple", "little girl went home and slept")
+    lines = [{"prompt": "The", "completion": text} for text in answers]
     found = {}
     read = {}
     together = [*lines, other, other]

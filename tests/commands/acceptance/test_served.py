@@ -29,10 +29,7 @@ from served import served
 from shipped_copies import copy_shipped
 from wording import mentions
 
-ASKED = [
-    *["num_prompts=10", "texts_per_prompt=1", "batch_size=10"],
-    *["decoding.max_new_tokens=64", "up_to=4"],
-]
+ASKED = "num_prompts=10 texts_per_prompt=1 batch_size=10 tokens=64 up_to=4".split()
 
 # Settings of the server and of the client.
 Planted = tuple[list[str], list[str]]

@@ -17,9 +17,8 @@ from harness.config.errors import SettingError, VerdictError
 
 
 def row(**typed: object) -> PrintedRow:
-    return PrintedRow(
-        "row 1", {name: PrintedFigure.read(name, str(text)) for name, text in typed.items()}
-    )
+    figures = {name: PrintedFigure.read(name, str(text)) for name, text in typed.items()}
+    return PrintedRow("row 1", figures)
 
 
 def verdicts(**cells: object) -> dict[str, str]:
@@ -168,9 +167,8 @@ LIMITS: list[tuple[str, dict[str, Any], dict[str, str]]] = [
 @pytest.mark.parametrize(("figure", "stated", "cells"), LIMITS)
 def test_limits_of_a_figure(figure: str, stated: dict[str, object], cells: dict[str, str]) -> None:
     stated_with = {cell: {**stated, figure: cell} if cell else stated for cell in cells}
-    assert {
-        cell: verdicts(**stated_with[cell]).get(figure, "not stated") for cell in cells
-    } == cells
+    found = {cell: verdicts(**stated_with[cell]).get(figure, "not stated") for cell in cells}
+    assert found == cells
 
 
 ROOT = Path(__file__).parents[3]

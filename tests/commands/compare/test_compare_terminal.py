@@ -276,9 +276,8 @@ def test_a_replay_that_is_cut_short_ends_with_both_texts(
         raise KeyboardInterrupt
 
     screen = console(True, color_system=None)
-    monkeypatch.setattr(
-        compare_display, "time", SimpleNamespace(perf_counter=lambda: 0.0, sleep=interrupt)
-    )
+    clock = SimpleNamespace(perf_counter=lambda: 0.0, sleep=interrupt)
+    monkeypatch.setattr(compare_display, "time", clock)
     show_race(screen, [lap_of("regular", lap.arrivals, 6.0), lap], tokenizer, [1])
     last = printed(screen).splitlines()[-7:]
     start = MARKED.split("字")[0].strip()
@@ -304,6 +303,5 @@ def test_rejections_show_spaces_and_cannot_steer_the_terminal() -> None:
     print_document(rejections([Rejection(7, " won\x1b[2J", 0.25, None, "\n")]), screen)
     for cell in ('7   " won␛[2J"', "0.250", '"⏎"'):
         assert cell in printed(screen)
-    assert [part.text for part in rejections([]) if isinstance(part, Line)] == [
-        "No draft token was rejected."
-    ]
+    lines = [part.text for part in rejections([]) if isinstance(part, Line)]
+    assert lines == ["No draft token was rejected."]

@@ -99,10 +99,8 @@ def test_every_question_is_answered_as_it_was_taught(evaluate: Evaluate) -> None
         (seed, arm) for seed in ("0", "1", "all") for arm in ("regular", "speculative")
     ]
     for row in arms.to_dict("records"):
-        mine = prompts[
-            (prompts["arm"] == row["arm"])
-            & (prompts["seed"].astype(str).eq(row["seed"]) | (row["seed"] == "all"))
-        ]
+        is_own = prompts["seed"].astype(str).eq(row["seed"]) | (row["seed"] == "all")
+        mine = prompts[(prompts["arm"] == row["arm"]) & is_own]
         correct, total = int(mine["correct"].sum()), len(mine)
         assert row["num_prompts"] == total == (40 if row["seed"] == "all" else 20)
         assert row["num_correct"] == correct
@@ -320,18 +318,14 @@ def test_operands_are_uniform_with_both_ends() -> None:
     counts = Counter((question.a, question.b) for question in questions)
     assert set(counts) == {(a, b) for a in (3, 4, 5) for b in (3, 4, 5)}
     # Six standard deviations of a binomial count: false alarm below 1e-8 over the nine cells.
-    assert all(
-        abs(count - 1000) < 6 * (9000 * (1 / 9) * (8 / 9)) ** 0.5 for count in counts.values()
-    )
+    deviation = (9000 * (1 / 9) * (8 / 9)) ** 0.5
+    assert all(abs(count - 1000) < 6 * deviation for count in counts.values())
 
 
-def test_every_token_with_a_line_break_ends_the_line() -> None:
+def test_a_line_break_ends_an_answer_and_a_limit_that_cuts_one_off_is_refused() -> None:
     tokenizer = make_tokenizer(("\n\n", ".\n", " \n 7", "\r"))
     ends = {tokenizer.convert_ids_to_tokens(token) for token in tokens_with(tokenizer, "\n")}
     assert ends == {"Ċ", "\n\n", ".\n", " \n 7"}
-
-
-def test_a_limit_that_cuts_answers_off_is_refused() -> None:
     questions = drawn_problems((98, 99), 0, 20)
     check_answer_length(make_tokenizer(), questions, 5)
     with pytest.raises(SettingError, match=r"=4: must be at least 5: the answer 9\d\d\d would"):

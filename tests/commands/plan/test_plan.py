@@ -110,14 +110,13 @@ def test_the_figures_of_a_pair(plan: Plan) -> None:
     assert row["break_even_tokens"] == pytest.approx(5 / best)
 
 
-def test_a_sweep_over_methods_gives_each_its_own_settings(plan: Plan) -> None:
+def test_a_sweep_gives_each_method_its_settings_and_shows_plans_that_differ_in_the_gpu(
+    plan: Plan,
+) -> None:
     own = ["draft.max_ngram=2", "draft.sampling=greedy"]
     assert "2 of 2 fit" in plan("-m", "draft=lookup,tiny_draft", *own).stdout
     refused = plan("draft=lookup", *own, code=2)
     assert "draft.sampling=greedy: is for" in refused.stderr
-
-
-def test_plans_that_differ_in_the_gpu_alone_are_all_shown(plan: Plan) -> None:
     shown = plan("-m", "model=7B", "draft=none", "gpu_memory=A100 80GB,H100 SXM,80GB").stdout
     assert "3 of 3 fit" in shown
 
@@ -173,10 +172,16 @@ def test_what_cannot_be_decoded_is_refused(
     assert planned.row["cache_bytes"] == 2 * 64 * (4 + 8) * 4
 
 
-def test_early_exit_has_no_bound_because_its_passes_are_of_transformers(plan: Plan) -> None:
+def test_early_exit_has_no_bound_and_a_k_above_the_block_of_a_head_drafts_no_more(
+    plan: Plan,
+) -> None:
     asked = ["model=7B", "draft=early_exit", "gpus=1", "gpu_memory=24GB"]
     row = plan(*asked, "engine=huggingface").row
     assert not row["highest_speedup"]
+    planned = plan("draft=tiny_dflash", "acceptance=0.95", "K=9")
+    assert planned.row["predicted_tokens_per_iteration"] < 5
+    assert planned.row["highest_speedup"] < 5
+    assert "K=9 drafts no more tokens than K=4" in planned.stdout
 
 
 @pytest.mark.parametrize(
@@ -214,10 +219,8 @@ def test_requests_that_fit_beside_the_weights(plan: Plan) -> None:
     # Each request has both caches then, K tokens longer.
     left = 2 * (24e9 - 2e9) - row["model_bytes"] - row["draft_bytes"]
     assert row["model_bytes"] == pytest.approx(2 * 6.738e9, rel=1e-3)
-    assert (row["regular_most_requests"], row["most_requests"]) == (
-        alone,
-        left // (1068 * 2 * token),
-    )
+    beside = left // (1068 * 2 * token)
+    assert (row["regular_most_requests"], row["most_requests"]) == (alone, beside)
     said = (
         f"{row['most_requests']} such requests fit beside the weights at once in a server,"
         f" {alone:.0f} without"
@@ -251,14 +254,6 @@ def test_requests_of_a_published_server() -> None:
     problem = PlacementProblem((target, head), placement, {0: free, "cpu": 0}, demand)
     assert problem.reserve_bytes == 0
     assert capacity(problem) == (171, 144)
-
-
-def test_a_k_above_the_block_of_a_head_drafts_no_more(plan: Plan) -> None:
-    """Its blocks of five tokens draft four, whatever K is."""
-    planned = plan("draft=tiny_dflash", "acceptance=0.95", "K=9")
-    assert planned.row["predicted_tokens_per_iteration"] < 5
-    assert planned.row["highest_speedup"] < 5
-    assert "K=9 drafts no more tokens than K=4" in planned.stdout
 
 
 @pytest.mark.parametrize(
@@ -387,9 +382,8 @@ def test_a_gguf_file_counts_as_it_is_stored(
     assert "any implementation" not in planned.stdout
     assert mentions(planned.stdout, "llama-server -m", "target.gguf -md")
     # Over several GPUs by layers; one of them has the draft, too.
-    shared = plan(
-        *files, "gpus=4", f"gpu_memory={(row['model_bytes'] // 2 + 2**31) // 10**6}MB", "K=1"
-    ).row
+    room = (row["model_bytes"] // 2 + 2**31) // 10**6
+    shared = plan(*files, "gpus=4", f"gpu_memory={room}MB", "K=1").row
     parts = [device["model"] for device in json.loads(shared["devices_bytes"]).values()]
     assert sum(parts) == row["model_bytes"]
     assert max(parts) < row["model_bytes"]
@@ -415,13 +409,12 @@ def test_whether_a_gguf_file_fits_is_said_of_a_server(plan: Plan, tmp_path: Path
     plan(*files, "gpu_memory=8GB", "prompt_length=2000", "placement.reserve_gb=1.9", code=1)
 
 
-def test_a_size_of_no_card_lists_none(plan: Plan) -> None:
+def test_a_size_of_no_card_lists_none_and_a_pair_that_cannot_gain_is_no_next_step(
+    plan: Plan,
+) -> None:
     planned = plan("gpu_memory=3.012GB")
     assert mentions(planned.stdout, "at bandwidth=100, as none is known")
     assert not json.loads(planned.row["bandwidths"] or "{}")
-
-
-def test_a_draft_larger_than_its_target_is_no_next_step(plan: Plan) -> None:
     planned = plan("model=tinyllama", "draft=7B", "gpu_memory=24GB")
     assert planned.row["highest_speedup"] < 1
     assert "Next" not in planned.stdout

@@ -105,9 +105,9 @@ def drawn_at(quantiles: Floats) -> list[DrawnText]:
     length = quantiles.shape[-1]
     [text] = texts_of(EVEN[:length], [0] * length, length)
     text = dataclasses.replace(text, part_masses=np.full((length, NUM_FINE), 1 / NUM_FINE))
+    all_parts = (NUM_FINE * quantiles).astype(np.int64)
     return [
-        dataclasses.replace(text, prompt=(prompt,), parts=parts)
-        for prompt, parts in enumerate((NUM_FINE * quantiles).astype(np.int64))
+        dataclasses.replace(text, prompt=(n,), parts=parts) for n, parts in enumerate(all_parts)
     ]
 
 
@@ -183,9 +183,8 @@ def test_changes_that_cancel_out_over_texts_show_after_each() -> None:
 def test_a_few_tokens_that_cannot_be_drawn_are_a_loss() -> None:
     """As where a twentieth of the tokens is drawn without the `top_k=5` that was asked for: a hundredth cannot be."""
     logits = random_logits(6000)
-    whole, cut = (
-        exact_probabilities(logits, DecodingSettings(temperature=1.5, top_k=k)) for k in (0, 5)
-    )
+    asked = [DecodingSettings(temperature=1.5, top_k=k) for k in (0, 5)]
+    whole, cut = (exact_probabilities(logits, decoding) for decoding in asked)
     tokens = np.array(drawn(cut))
     assert (honest := checked(cut, tokens.tolist())).verdict == "lossless"
     assert honest.num_impossible == 0

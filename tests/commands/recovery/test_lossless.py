@@ -164,9 +164,8 @@ def test_greedy_texts_of_the_honest_arm_are_the_likeliest_tokens() -> None:
 
 
 def scored(text: Sequence[int], logits: Floats, tolerance: float) -> GreedyTexts:
-    request = PlannedRequest(
-        (0,), Sampling("greedy", DecodingSettings(temperature=0)), len(text), 0
-    )
+    sampling = Sampling("greedy", DecodingSettings(temperature=0))
+    request = PlannedRequest((0,), sampling, len(text), 0)
     record = RequestRecord(0, 1, token_ids=list(text), num_tokens=len(text))
     texts = GreedyTexts(frozenset())
     score = GreedyScore.of(Answer(request, record), logits)

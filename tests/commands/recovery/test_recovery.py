@@ -205,11 +205,8 @@ def test_many_requests_go_on_at_one_place() -> None:
     asked = made.second_turns(answers, 40, at_place, num_in_flight=6)
     assert sum(one.is_at_place and one.is_compared for one in asked) == 30
     # They come in groups of six among the others.
-    lengths = [
-        len(list(group))
-        for at_place, group in itertools.groupby(asked, operator.attrgetter("is_at_place"))
-        if at_place
-    ]
+    groups = itertools.groupby(asked, operator.attrgetter("is_at_place"))
+    lengths = [len(list(group)) for is_at_place, group in groups if is_at_place]
     assert len(lengths) > 2
     assert all(length % 6 == 0 for length in lengths)
 

@@ -269,9 +269,8 @@ class Showing:
 def test_tokens_that_are_not_shown_share_what_is_left_or_are_as_likely_as_the_last() -> None:
     """Two of 8 tokens are shown, at 0.5 and 0.1. The other 0.4 is 6 times 0.0667, or 4 times 0.1 and nothing twice."""
     shown = [math.log(0.5), math.log(0.1)]
-    arm = SimpleNamespace(
-        scores=lambda *_: [[dict(zip((3, 7), shown, strict=True))]], traits=Traits()
-    )
+    scores = [[dict(zip((3, 7), shown, strict=True))]]
+    arm = SimpleNamespace(scores=lambda *_: scores, traits=Traits())
     reference = ReportedReference(arm, [1], 8, 2, 1)
     [[even]] = np.exp(reference.logits_along([[1]], [[3]]))
     [uneven] = np.exp(reference.logits_by_another_route([1], [3]))

@@ -161,11 +161,8 @@ ESCAPE = "\x1b[31mred\x1b]0;title\x07 \x9b2J \u202e"
 def test_names_are_text_wherever_they_are_shown(harness: Harness, tmp_path: Path) -> None:
     model = "./[bold red]m <i>"
     copy_shipped(tmp_path / model)
-    prompts = [
-        {"prompt": f"{MARKUP} {number} {ESCAPE}", "category": name}
-        for name in (MARKUP, ESCAPE)
-        for number in (1, 2)
-    ]
+    texts = [f"{MARKUP} {number} {ESCAPE}" for number in (1, 2)]
+    prompts = [{"prompt": text, "category": name} for name in (MARKUP, ESCAPE) for text in texts]
     (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, prompts)))
     quick = ["num_prompts=4", "decoding.max_new_tokens=4", "prompts=p.jsonl"]
     ran = harness("latency", f"model={model}", "draft=tiny_draft", *quick)
@@ -218,9 +215,8 @@ OTHERS = {
 def test_the_report_of_a_run_is_its_page(harness: Harness, case: str) -> None:
     """What a page needs is in its files."""
     turns: list[Any] = [{"turns": [f"I like dogs {n}", "And cats"]} for n in range(9)]
-    categories: list[Any] = [
-        {"prompt": f"I like {n} dogs", "category": "ab"[n % 2]} for n in range(9)
-    ]
+    texts = [f"I like {n} dogs" for n in range(9)]
+    categories = [{"prompt": text, "category": "ab"[n % 2]} for n, text in enumerate(texts)]
     for name, prompts in {"turns": turns, "categories": categories}.items():
         Path(f"{name}.jsonl").write_text("\n".join(map(json.dumps, prompts)))
     typed = OTHERS.get(case) or (*SIMULATED, *RUNS[case])

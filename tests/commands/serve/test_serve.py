@@ -52,9 +52,8 @@ def post(url: str, path: str, body: Any, **options: Any) -> Any:
 def sent(url: str, path: str, body: Any) -> Any:
     """The answer to what a client's own encoder would not write."""
     content = body if isinstance(body, bytes) else json.dumps(body)
-    return CLIENT.post(
-        f"{url}{path}", content=content, headers={"Content-Type": "application/json"}
-    )
+    headers = {"Content-Type": "application/json"}
+    return CLIENT.post(f"{url}{path}", content=content, headers=headers)
 
 
 def test_completions(client: Any, url: str) -> None:

@@ -58,9 +58,8 @@ def test_a_wrong_length_is_told_from_a_large_one(length: str, status: int, reaso
 @pytest.mark.parametrize(("max_prompt_tokens", "status"), [(256, 413), (100_000, 400)])
 def test_a_request_has_room_for_its_prompts(max_prompt_tokens: int, status: int) -> None:
     settings = settings_of(ServeSettings, max_prompt_tokens=max_prompt_tokens)
-    served: Any = SimpleNamespace(
-        settings=settings, arm_names=["regular"], service=SimpleNamespace()
-    )
+    service = SimpleNamespace()
+    served: Any = SimpleNamespace(settings=settings, arm_names=["regular"], service=service)
     client = TestClient(make_app(served, None), base_url="http://localhost")
     body = {"prompt": "a" * 2_000_000, "unknown": 1}
     assert client.post("/v1/completions", json=body).status_code == status
@@ -109,10 +108,8 @@ CALL = {"id": "1", "function": {"name": "rain", "arguments": json.dumps({"city":
 def read(template: str | None, chat_template: str = "auto", **body: Any) -> str:
     """A chat as the model reads it."""
     tokenizer = make_tokenizer(chat_template=template)
-    served: Any = SimpleNamespace(
-        _pair=SimpleNamespace(tokenizer=tokenizer),
-        settings=SimpleNamespace(chat_template=chat_template),
-    )
+    settings = SimpleNamespace(chat_template=chat_template)
+    served: Any = SimpleNamespace(_pair=SimpleNamespace(tokenizer=tokenizer), settings=settings)
     return str(tokenizer.decode(ServedModel.encode(served, ChatBody(**body))))
 
 

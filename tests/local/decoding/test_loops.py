@@ -53,9 +53,8 @@ def test_rows_are_offered_what_the_drafter_has(following: dict[int, int], warp: 
     drafter = TableDrafter(following)
     iterations = list(speculative(target, drafter, what, 4))
     if warp == GREEDY:
-        assert texts(iterations, num_rows) == texts(
-            autoregressive(MarkovRunner(chain(0)), what), num_rows
-        )
+        regular = autoregressive(MarkovRunner(chain(0)), what)
+        assert texts(iterations, num_rows) == texts(regular, num_rows)
     assert set(drafter.num_offered) == {0: {0}, 1: {0, 1}, 7: {0, 1, 2, 3, 4}}[len(following)]
     lasts = {
         (len(row_step.proposed), row_step.num_accepted, row_step.origins[-1])
@@ -83,14 +82,12 @@ def test_without_an_offer_the_target_sees_the_pending_token_alone(
 
     monkeypatch.setattr(MarkovRunner, "extend", extend)
     what = requests(RAGGED, Warp(1.0), 6)
-    silent = list(
-        speculative(MarkovRunner(chain(0)), TableDrafter({}), what, 4, verification=never)
-    )
+    iterations = speculative(MarkovRunner(chain(0)), TableDrafter({}), what, 4, verification=never)
+    silent = list(iterations)
     assert widths == [1] * 5
     assert texts(silent, 3) == texts(autoregressive(MarkovRunner(chain(0)), what), 3)
-    assert {origin for row_step in row_steps(silent) for origin in row_step.origins} == {
-        Origin.TARGET
-    }
+    origins = {origin for row_step in row_steps(silent) for origin in row_step.origins}
+    assert origins == {Origin.TARGET}
     assert all(row_step.rejection is None for row_step in row_steps(silent))
 
 
@@ -116,9 +113,8 @@ def test_no_rule_accepts_past_logits_that_are_not_finite(
 
 def test_a_row_that_has_ended_rests_while_others_go_on() -> None:
     loop = Loop(Calls(MarkovRunner(chain(0))))
-    loop.start(
-        [requests([[row]], length=length, num_positions=13)[0] for row, length in ((5, 3), (0, 12))]
-    )
+    asked = ((5, 3), (0, 12))
+    loop.start([requests([[row]], length=number, num_positions=13)[0] for row, number in asked])
     while loop.num_running == 2:
         loop.step()
     running, decided = (

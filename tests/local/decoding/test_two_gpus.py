@@ -47,10 +47,8 @@ def drafting(kind: str, warp: AnyWarp, first: str, second: str) -> tuple[Runner,
 
 def decode(kind: str, first: str, second: str) -> list[RowStep]:
     runner, drafter = drafting(kind, WARP, first, second)
-    asked = [
-        replace(request, uniforms=request.uniforms.to(first))
-        for request in requests(PROMPTS, WARP, 10)
-    ]
+    plain = requests(PROMPTS, WARP, 10)
+    asked = [replace(request, uniforms=request.uniforms.to(first)) for request in plain]
     return row_steps(speculative(runner, drafter, asked, NUM_DRAFT_TOKENS))
 
 

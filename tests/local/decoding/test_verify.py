@@ -123,9 +123,8 @@ def test_the_motivating_example_of_block_verification() -> None:
     for rule in expected:
         for tokens in ([0, 0], [0, 1], [1, 0], [1, 1]):
             offered = torch.tensor(tokens).expand(num_rows, 2), draft.expand(num_rows, 2, 2)
-            verdict = rule(
-                offer_of(target.expand(num_rows, 3, 2), *offered, accept, torch.zeros(num_rows, 3))
-            )
+            numbers = accept, torch.zeros(num_rows, 3)
+            verdict = rule(offer_of(target.expand(num_rows, 3, 2), *offered, *numbers))
             expected[rule] += float(draft[tokens].prod() * verdict.num_accepted.float().mean())
     assert expected[verify] == pytest.approx(10 / 9, abs=1e-3)
     assert expected[verify_block] == pytest.approx(11 / 9, abs=1e-3)
@@ -238,15 +237,11 @@ def test_the_loop_keeps_the_target_s_distribution(
     size, k = 3, 2
     target, draft = small_chain(5, 0.8, size), small_chain(6, 1.2, size).float()
     what = requests([[0]] * num_rows, Warp(1.0), k + 3, num_positions=(k + 4) * (k + 1))
-    drafter = (
-        TableDrafter({0: 2, 2: 1}) if table else ModelDrafter(MarkovRunner(draft), what[0].warp)
-    )
-    drawn = texts(
-        speculative(
-            MarkovRunner(target.float()), drafter, what, k, verification=rule, redraw=redraw
-        ),
-        num_rows,
-    )
+    model = ModelDrafter(MarkovRunner(draft), what[0].warp)
+    drafter = TableDrafter({0: 2, 2: 1}) if table else model
+    runner = MarkovRunner(target.float())
+    iterations = speculative(runner, drafter, what, k, verification=rule, redraw=redraw)
+    drawn = texts(iterations, num_rows)
     assert (p_value_of_texts(drawn, target, 0) > FALSE_ALARM_RATE) == lossless
 
 

@@ -50,20 +50,17 @@ def raise_(error: Exception) -> Any:
     raise error
 
 
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
+def test_a_wrong_proposal() -> None:
+    for make, words in [
         (lambda: [TOKENS], "'list' object has no attribute 'tokens'"),
         (lambda: Proposal(TOKENS.expand(1, 9)), "tokens of shape [1, 9], not [1, 4]"),
         (lambda: Proposal(TOKENS, EVEN[0]), "probabilities of shape [1, 20], not [1, 1, 20]"),
         (lambda: raise_(KeyError("lost")), "KeyError: 'lost'"),
-    ],
-)  # fmt: skip
-def test_a_wrong_proposal(make: Callable[[], Any], words: str) -> None:
-    with pytest.raises(
-        RunError, match=rf"^draft=\./mine\.py:Mine: propose\(\): .*{re.escape(words)}"
-    ):
-        proposed(make)
+    ]:  # fmt: skip
+        with pytest.raises(
+            RunError, match=rf"^draft=\./mine\.py:Mine: propose\(\): .*{re.escape(words)}"
+        ):
+            proposed(make)
 
 
 def offer() -> Offer:
@@ -120,10 +117,8 @@ def test_the_layers_come_from_the_targets_own_checkpoint(tmp_path: Path, family:
     loaded, expected = pair.head.layers.state_dict(), layers.layers.state_dict()
     assert loaded.keys() == expected.keys()
     assert all(tensor.equal(expected[name]) for name, tensor in loaded.items())
-    assert all(
-        tensor.equal(target.state_dict()[name])
-        for name, tensor in pair.target.model.state_dict().items()
-    )
+    expected, held = target.state_dict(), pair.target.model.state_dict()
+    assert all(tensor.equal(expected[name]) for name, tensor in held.items())
     assert pair.target.model.config.name_or_path == settings.repository
 
     sketch = placed.head.sketch(torch.float32)
@@ -141,9 +136,8 @@ def test_the_layers_come_from_the_targets_own_checkpoint(tmp_path: Path, family:
 
 def test_random_layers_need_no_files() -> None:
     target, _ = mtp_target("deepseek_v3", vocab_size=258)
-    settings = ModelSettings(
-        name="random", repository="nobody/random", architecture=target.config.to_dict()
-    )
+    architecture = target.config.to_dict()
+    settings = ModelSettings(name="random", repository="a/random", architecture=architecture)
     placed = plan_pair(settings, DRAFT, PlacementSettings(), weights="random").place(SMALL_DEMAND)
     first, second = (placed.load().head for _ in range(2))
     for name, tensor in first.state_dict().items():

@@ -156,12 +156,9 @@ def write_head(
     """A directory in that format, with other tensors in it that are of no use; `edit` changes the tensors."""
     raw, file = FORMATS[name][0], FILES.get(name, "model.safetensors")
     generator = torch.Generator().manual_seed(0)
-    shapes = {
-        key: tensor.shape for key, tensor in usual_head(name, tmp_path).build().state_dict().items()
-    }
-    state = {
-        key: torch.randn(shape, generator=generator).bfloat16() for key, shape in shapes.items()
-    }
+    planned = usual_head(name, tmp_path).build().state_dict()
+    numbers = {key: torch.randn(one.shape, generator=generator) for key, one in planned.items()}
+    state = {key: tensor.bfloat16() for key, tensor in numbers.items()}
     if "d2t" in state:
         state["d2t"] = torch.arange(REDUCED) * 2
     if "dspark" in name:
@@ -190,9 +187,8 @@ def test_every_format_is_recognised_loaded_and_sized(name: str, tmp_path: Path) 
     assert {key: getattr(head.config, key) for key in understood} == understood
     loaded = head.load(torch.device("cpu"), torch.float32)
     for key, tensor in loaded.state_dict().items():
-        stored = state[
-            key.replace("layers.0.", "midlayer.") if name.startswith("SafeAILab") else key
-        ]
+        is_renamed = name.startswith("SafeAILab")
+        stored = state[key.replace("layers.0.", "midlayer.") if is_renamed else key]
         assert tensor.dtype == (torch.int64 if key == "d2t" else torch.float32)
         assert tensor.equal(stored.to(tensor.dtype))
     assert name != "MiMo" or head.config.transformer.sliding_window == 12

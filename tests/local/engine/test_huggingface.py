@@ -38,9 +38,8 @@ def ask(
 
 @pytest.fixture
 def chain(tmp_path: Path) -> Pair:
-    target, draft = (
-        ModelSettings(name=str(path), repository=str(path)) for path in save_chain_pair(tmp_path)
-    )
+    paths = map(str, save_chain_pair(tmp_path))
+    target, draft = (ModelSettings(name=path, repository=path) for path in paths)
     return load(target, draft)
 
 
@@ -92,19 +91,14 @@ def test_acceptance_is_counted_as_in_our_loop(chain: Pair) -> None:
     ids = chain.tokenizer("a one")["input_ids"]
     shorter = dataclasses.replace(GREEDY, max_new_tokens=23)
     ours = read(LocalEngine(chain, Preparation(decoding=GREEDY)).arms[1], ask(GREEDY, ids[:1]))
-    theirs = read(
-        HuggingFaceEngine(chain, Preparation(decoding=shorter)).arms[1], ask(shorter, ids)
-    )
+    engine = HuggingFaceEngine(chain, Preparation(decoding=shorter))
+    theirs = read(engine.arms[1], ask(shorter, ids))
     assert tokens_of(ours)[1:] == tokens_of(theirs)
-    assert [(one.proposed, one.origins) for one in ours[1:]] == [
-        (one.proposed, one.origins) for one in theirs
-    ]
+    expected = [(one.proposed, one.origins) for one in theirs]
+    assert [(one.proposed, one.origins) for one in ours[1:]] == expected
     assert [one.origins.count(Origin.DRAFT) for one in theirs] == [0, 4, 4, 4, 4, 1]
-    assert {origin for one in theirs for origin in one.origins} == {
-        Origin.DRAFT,
-        Origin.RECOVERED,
-        Origin.BONUS,
-    }
+    origins = {origin for one in theirs for origin in one.origins}
+    assert origins == {Origin.DRAFT, Origin.RECOVERED, Origin.BONUS}
 
 
 def test_a_text_ends_with_a_stop_token(chain: Pair) -> None:

@@ -207,12 +207,8 @@ def test_stopwatches_count_every_pass(pair: Pair) -> None:
     # The last turn may have nothing to draft.
     num_drafted = len({arrival.seconds for arrival in arrivals if arrival.proposed})
     assert num_iterations - 1 <= num_drafted
-    counts = {
-        "prompts": 1,
-        "forward": num_iterations,
-        "drafting": num_drafted,
-        "host": num_iterations - 1,
-    }
+    counts = {"prompts": 1, "forward": num_iterations, "drafting": num_drafted}
+    counts["host"] = num_iterations - 1
     assert answered.phases.calls == counts
 
 
@@ -273,9 +269,8 @@ def test_a_draft_that_drafts_nothing_needs_no_compiled_proposals(
     run_as_traced(monkeypatch)
     said: list[str] = []
     decoding = dataclasses.replace(DECODING, num_draft_tokens=0)
-    preparation = Preparation(
-        decoding=decoding, runner="compiled", longest_prompt=5, say=said.append
-    )
+    asked = {"decoding": decoding, "longest_prompt": 5, "say": said.append}
+    preparation = Preparation(**asked, runner="compiled")
     engine = LocalEngine(pair, preparation)
     assert engine.runner == "compiled"
     assert not [line for line in said if "it runs with" in line]
@@ -312,10 +307,8 @@ def test_a_draft_that_reads_the_target_s_cache_is_refused_before_weights_load() 
     run: Any = None
     for kind in ("gemma4", "gemma4_assistant"):
         config = SimpleNamespace(model_type=kind)
-        pair: Any = SimpleNamespace(
-            checkpoints=[None, SimpleNamespace(config=config, settings=settings)],
-            shares_tokenizer=True,
-        )
+        checkpoints = [None, SimpleNamespace(config=config, settings=settings)]
+        pair: Any = SimpleNamespace(checkpoints=checkpoints, shares_tokenizer=True)
         if kind == "gemma4":
             Local().check_pair(pair, run)
     with pytest.raises(SettingError, match=r"draft=aid: .* engine=huggingface"):

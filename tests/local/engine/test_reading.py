@@ -143,9 +143,8 @@ BROKEN = VOCABULARY - 1
 
 def pair(broken: str) -> Pair:
     """Two models, of which one has no numbers after the last token of the vocabulary."""
-    models = {
-        name: random_model("llama", seed=seed) for seed, name in enumerate(("model", "draft"))
-    }
+    roles = ("model", "draft")
+    models = {name: random_model("llama", seed=seed) for seed, name in enumerate(roles)}
     if broken in models:
         with torch.no_grad():
             models[broken].get_input_embeddings().weight[BROKEN] = torch.nan

@@ -149,7 +149,9 @@ def test_a_damaged_configuration_is_one_line(
     assert "\n" not in str(caught.value)
 
 
-def test_directories_that_hold_no_model(tmp_path: Path) -> None:
+def test_directories_that_hold_no_model_or_no_weights(
+    tmp_path: Path, save_model: SaveModel
+) -> None:
     for absent in ("./absent", "~/absent", "a/b/c"):
         with pytest.raises(SettingError, match="no such directory"):
             read_checkpoint("model", settings_of(absent))
@@ -162,9 +164,6 @@ def test_directories_that_hold_no_model(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").touch()
     with pytest.raises(SettingError, match="adapter"):
         read_checkpoint("model", settings_of(tmp_path))
-
-
-def test_directory_without_weights(save_model: SaveModel) -> None:
     settings = save_model()
     Path(settings.repository, "model.safetensors").unlink()
     with pytest.raises(SettingError, match="holds no weights"):
@@ -256,9 +255,8 @@ def test_recurrent_models_are_known(model_type: str) -> None:
 
 
 def test_recurrent_layers_are_known_by_their_names() -> None:
-    config = AutoConfig.for_model(
-        "lfm2", num_hidden_layers=2, layer_types=["conv", "full_attention"]
-    )
+    kinds = ["conv", "full_attention"]
+    config = AutoConfig.for_model("lfm2", num_hidden_layers=2, layer_types=kinds)
     assert is_recurrent(config)
     config = make_config("llama")
     config.layer_types = ["full_attention", "attention_of_tomorrow", "full_attention"]
@@ -266,18 +264,15 @@ def test_recurrent_layers_are_known_by_their_names() -> None:
     assert not is_recurrent(AutoConfig.for_model("vit"))
 
 
-@pytest.mark.parametrize(
-    ("model_type", "says"),
-    [
+def test_models_of_other_kinds_are_refused() -> None:
+    for model_type, says in [
         ("bert", "this is an encoder"),
         ("t5", "this is an encoder-decoder"),
         ("vit", "must be a causal language"),
         ("openai-gpt", "keeps no KV cache"),
-    ],
-)
-def test_models_of_other_kinds_are_refused(model_type: str, says: str) -> None:
-    with pytest.raises(SettingError, match=says):
-        check_decoder("model", settings_of("a/b"), AutoConfig.for_model(model_type))
+    ]:
+        with pytest.raises(SettingError, match=says):
+            check_decoder("model", settings_of("a/b"), AutoConfig.for_model(model_type))
 
 
 def check(target_size: int = VOCABULARY_SIZE, draft_size: int = VOCABULARY_SIZE) -> None:
@@ -316,9 +311,8 @@ def test_declared_classes_load_as_transformers_would_load_them(
     assert tokenizer("1 + 1 = 2, größer") == same("1 + 1 = 2, größer")
 
 
-@pytest.mark.parametrize(
-    ("model_type", "settings", "limit"),
-    [
+def test_max_context() -> None:
+    for model_type, settings, limit in [
         ("llama", {"max_position_embeddings": 4096}, 4096),
         ("gpt2", {"n_positions": 1024}, 1024),
         ("mistral", {"max_position_embeddings": 32768, "sliding_window": 4096}, 32768),
@@ -326,7 +320,5 @@ def test_declared_classes_load_as_transformers_would_load_them(
         ("mpt", {"max_seq_len": 2048, "attn_config": {"alibi": False}}, 2048),
         ("falcon", {"alibi": True}, None),
         ("falcon", {"alibi": False, "max_position_embeddings": 2048}, 2048),
-    ],
-)
-def test_max_context(model_type: str, settings: dict[str, object], limit: int | None) -> None:
-    assert max_context(AutoConfig.for_model(model_type, **settings)) == limit
+    ]:
+        assert max_context(AutoConfig.for_model(model_type, **settings)) == limit

@@ -36,9 +36,8 @@ def test_no_device_gets_more_than_it_has(gpus: int, quantization: str, strategy:
     verdicts = []
     # From hopeless through tight to roomy.
     for share in (0.9, 1.02, 1.1, 1.3, 2):
-        asked = case(
-            model, free=machine(*[size * share / gpus] * gpus), reserve_gb=0, strategy=strategy
-        )
+        free = machine(*[size * share / gpus] * gpus)
+        asked = case(model, free=free, reserve_gb=0, strategy=strategy)
         verdicts.append(fits(asked))
         if fits(asked):
             (one,) = fit(asked)
@@ -61,16 +60,13 @@ def test_a_head_away_from_its_target_holds_copies_of_matrices() -> None:
     assert not fits(case(target, head, free=machine(13.5, 13.5)))
 
 
-def test_auto_takes_the_fewest_gpus_that_hold_the_model() -> None:
+def test_auto_takes_the_fewest_gpus_that_hold_the_model_and_balanced_all_in_order() -> None:
     model = sketch(10)  # 10.2 GB
     assert gpus_of(fit(case(model, free=machine(*[13] * 8)))[0]) == ["cuda:0"]
     (two,) = fit(case(model, free=machine(*[12] * 8)))
     assert gpus_of(two) == ["cuda:0", "cuda:1"]
     # The GPUs with the most room.
     assert gpus_of(fit(case(model, free=machine(4, 8, 4, 8)))[0]) == ["cuda:1", "cuda:3"]
-
-
-def test_balanced_spreads_over_all_gpus_in_order() -> None:
     (one,) = fit(case(sketch(40, 0.6), free=machine(*[24] * 4), strategy="balanced"))
     assert gpus_of(one) == [f"cuda:{n}" for n in range(4)]
     assert max(one.bytes_per_device.values()) < 1.6 * min(one.bytes_per_device.values())
@@ -85,14 +81,11 @@ def test_limits_on_gpus() -> None:
     assert gpus_of(fit(case(own, free=machine(1, 24, 24, 1)))[0]) == ["cuda:1", "cuda:2"]
 
 
-def test_models_that_declare_no_blocks_are_not_split() -> None:
+def test_models_without_blocks_are_not_split_and_without_a_gpu_everything_is_the_cpus() -> None:
     whole: Any = sketch()
     whole.model._no_split_modules = None
     assert not fits(case(whole, free=machine(11, 11)))
     assert fit(case(whole, free=machine(11, 13)))[0].device_map == {"": 1}
-
-
-def test_without_a_gpu_everything_is_the_cpus() -> None:
     for strategy in ("auto", "balanced", "cpu"):
         assert fit(case(sketch(), free=machine(), strategy=strategy))[0].device_map == {"": "cpu"}
     assert fit(case(sketch(), free=machine(24), strategy="cpu"))[0].device_map == {"": "cpu"}
@@ -157,17 +150,17 @@ def test_tokens_that_a_runner_holds() -> None:
     assert fit(asked)[0].cache_per_device == {"cuda:0": 2 * 356 * 10 * 10 * 2}
 
 
-def test_what_does_not_fit_says_what_would() -> None:
+def test_what_does_not_fit_says_what_would_and_force_places_it() -> None:
     asked = case(sketch(26), free=machine(16))
     first, second = refused(asked)
     assert mentions(first, "model=13B does not fit", "26.2 GB", "14.0 GB", "placement.reserve_gb")
-    assert mentions(
-        second,
-        "model=13B_8bit (13.2 GB)",
-        "model=13B_4bit (6.91 GB)",
-        "model=13B_2GPUs (2 GPUs with as much free)",
-        "force=true",
-    )
+    smaller = ["model=13B_8bit (13.2 GB)", "model=13B_4bit (6.91 GB)"]
+    assert mentions(second, *smaller, "model=13B_2GPUs (2 GPUs with as much free)", "force=true")
+    asked = case(sketch(5, 5), draft(2, layer_gb=7), free=machine(16, 8))
+    assert "force=true" in refused(asked)[1]
+    found = fit_or_explain(asked, force=True)
+    sizes = [sum(one.bytes_per_device.values()) for one in found]
+    assert sizes == [one.weight_bytes for one in asked.models]
 
 
 def remedies(asked: PlacementProblem) -> list[str]:
@@ -183,13 +176,10 @@ def test_remedies_are_only_those_that_help() -> None:
     assert "model=13B_7GPUs (7 GPUs with as much free)" in text
 
 
-def test_unused_gpus_are_a_remedy() -> None:
+def test_unused_gpus_are_a_remedy_but_not_on_the_cpu() -> None:
     spread = "model=13B_2GPUs"
     assert spread in remedies(case(sketch(26), free=machine(24, 24), gpus=1))
     assert spread in remedies(case(sketch(26, settings={"gpus": 1}), free=machine(24, 24)))
-
-
-def test_gpus_are_no_remedy_on_the_cpu() -> None:
     first, second = refused(case(sketch(14, dtype=torch.float32), free=machine(cpu_gb=13)))
     assert mentions(first, "14.2 GB", "13.0 GB of main memory")
     assert "GPU" not in second
@@ -208,13 +198,10 @@ def test_what_is_needed_where_no_setting_helps() -> None:
     assert "does not fit in this program's own loop: " in first
 
 
-def test_a_path_takes_no_suffix() -> None:
+def test_remedies_are_the_pairs_and_a_path_takes_no_suffix() -> None:
     found = remedies(case(sketch(26, settings={"name": "owner/13B"}), free=machine(16)))
     assert found[0] == "model.quantization=8bit (13.2 GB)"
     assert found[-1] == "model.gpus=2 (2 GPUs with as much free)"
-
-
-def test_remedies_are_the_pairs() -> None:
     # In 8 bits the model would fit alone, but not with its draft.
     found = remedies(case(sketch(6, 4.5), draft(3, layer_gb=4.5), free=machine(16, cpu_gb=1)))
     assert found == ["model=13B_4bit draft=7B_4bit (12.2 GB)"]
@@ -222,12 +209,3 @@ def test_remedies_are_the_pairs() -> None:
     smaller = {"name": "13B_8bit", "repository": "x/13B", "quantization": "8bit"}
     found = remedies(case(sketch(12), draft(12, settings=smaller), free=machine(16)))
     assert found[0] == "model=13B_4bit (3.30 GB)"
-
-
-def test_force_places_what_does_not_fit() -> None:
-    asked = case(sketch(5, 5), draft(2, layer_gb=7), free=machine(16, 8))
-    assert "force=true" in refused(asked)[1]
-    found = fit_or_explain(asked, force=True)
-    assert [sum(one.bytes_per_device.values()) for one in found] == [
-        one.weight_bytes for one in asked.models
-    ]

@@ -92,17 +92,13 @@ def test_what_is_loaded_is_what_was_saved(save_model: SaveModel, model_type: str
 def test_half_precision(save_model: SaveModel) -> None:
     settings = save_model(dtype=torch.bfloat16)
     loaded = load(settings, "bfloat16")
-    assert (
-        {parameter.dtype for parameter in loaded.model.parameters()}
-        == {loaded.dtype}
-        == {torch.bfloat16}
-    )
+    dtypes = {parameter.dtype for parameter in loaded.model.parameters()}
+    assert dtypes == {loaded.dtype} == {torch.bfloat16}
     assert loaded.placement.bytes_per_device == {"cpu": about(held_bytes(loaded.model))}
     assert load(settings).dtype == torch.float32, "auto is float32 on the CPU"
     own = dataclasses.replace(settings, dtype="float32")
-    assert load(own, "bfloat16").dtype == torch.float32, (
-        "the model's own dtype goes before the run's"
-    )
+    # The model's own dtype goes before the run's.
+    assert load(own, "bfloat16").dtype == torch.float32
 
 
 def test_dtype_auto_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

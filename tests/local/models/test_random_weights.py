@@ -64,16 +64,14 @@ def test_what_is_held_is_what_was_planned(
     quantization: Quantization, sizes: dict[str, Any]
 ) -> None:
     loaded = load(preset(quantization=quantization, **sizes)).target
-    assert sum(loaded.placement.bytes_per_device.values()) == pytest.approx(
-        held_bytes(loaded.model), rel=0.01
-    )
+    planned_bytes = sum(loaded.placement.bytes_per_device.values())
+    assert planned_bytes == pytest.approx(held_bytes(loaded.model), rel=0.01)
     kinds = {type(module).__name__ for module in loaded.model.modules()}
     assert {"none": set(), "8bit": {"Linear8bitLt"}, "4bit": {"Linear4bit"}}[quantization] <= kinds
     assert torch.isfinite(logits(loaded)).all()
     assert not loaded.model.training
-    assert not any(
-        tensor.is_meta for tensor in [*loaded.model.parameters(), *loaded.model.buffers()]
-    )
+    tensors = [*loaded.model.parameters(), *loaded.model.buffers()]
+    assert not any(tensor.is_meta for tensor in tensors)
 
 
 @pytest.mark.parametrize("quantization", ["none", "4bit"])

@@ -56,17 +56,14 @@ def test_known_sizes() -> None:
     assert llama("13B").weight_bytes == pytest.approx(26.03 * GB, rel=1e-3)
     # One byte a weight of the linear layers, two a weight of the embedding and the output layer (5120 x 32000 each).
     outer = 2 * 5120 * 32000
-    assert llama("13B", "8bit").weight_bytes == pytest.approx(
-        13_015_864_320 - outer + 2 * outer, rel=1e-3
-    )
+    in_8_bits = 13_015_864_320 - outer + 2 * outer
+    assert llama("13B", "8bit").weight_bytes == pytest.approx(in_8_bits, rel=1e-3)
     # Half a byte and 1/64 byte of scales; bitsandbytes' own figure for 4-bit with double quantization is 4.127 bits.
     nf4 = llama("13B", "4bit").weight_bytes - 2 * outer
     assert 8 * nf4 / (13_015_864_320 - outer) == pytest.approx(4.127, rel=1e-3)
     # The same sketch held in another way is the other sketch.
-    assert (
-        dataclasses.replace(llama("1B"), quantization="4bit").weight_bytes
-        == llama("1B", "4bit").weight_bytes
-    )
+    held = dataclasses.replace(llama("1B"), quantization="4bit")
+    assert held.weight_bytes == llama("1B", "4bit").weight_bytes
 
 
 def test_tied_weights_stay_together() -> None:
@@ -112,12 +109,8 @@ def test_a_recurrent_model_is_held_before_and_after_what_is_drafted(name: str) -
 def test_the_cache_is_where_its_layers_are() -> None:
     one = sketched(make_config("llama"))
     layer = one.cache_bytes // 3
-    around: dict[str, int | str] = {
-        "model.embed_tokens": 0,
-        "model.norm": 1,
-        "model.rotary_emb": 1,
-        "lm_head": 1,
-    }
+    ends = {"model.norm": 1, "model.rotary_emb": 1, "lm_head": 1}
+    around: dict[str, int | str] = {"model.embed_tokens": 0, **ends}
     layers: dict[str, int | str] = {"model.layers.0": 0, "model.layers.1": 1, "model.layers.2": 1}
     free, demand = machine(10, 10), Demand(1, 1, 0, 0, "eager")
     placed = case(one, free=free, demand=demand).placed(one, around | layers)
@@ -139,10 +132,8 @@ def test_a_forward_reads_everything_but_what_it_looks_up() -> None:
     assert sketched(untied).read_bytes() == parameter_bytes(untied) - 2 * 320 * 128
     assert sketched(tied).read_bytes() == parameter_bytes(tied) == sketched(untied).read_bytes()
     # GPT-2 ties its embedding of words; that of positions is looked up.
-    assert (
-        sketched(make_config("gpt2")).read_bytes()
-        == parameter_bytes(make_config("gpt2")) - 2 * 64 * 128
-    )
+    gpt2 = make_config("gpt2")
+    assert sketched(gpt2).read_bytes() == parameter_bytes(gpt2) - 2 * 64 * 128
     assert sketched(untied, quantization="4bit").read_bytes() < 0.5 * sketched(untied).read_bytes()
 
 
@@ -165,12 +156,8 @@ def test_idle_experts_are_not_read() -> None:
 
 
 def test_a_pass_reads_no_more_of_the_cache_than_the_windows_have() -> None:
-    windows = {
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-        "num_hidden_layers": 6,
-        "sliding_window": 16,
-    }
+    windows = {"num_key_value_heads": 2, "head_dim": 8, "sliding_window": 16}
+    windows["num_hidden_layers"] = 6
     config = AutoConfig.for_model("gemma3_text", **SMALL | windows)
     layer_bytes = 2 * 2 * 8 * 2
     sketch = sketched(config)

@@ -45,10 +45,8 @@ def compiled(model: PreTrainedModel, widths: tuple[int, ...], batch_size: int = 
 def written(target: Runner, draft: Runner, what: list[RowRequest]) -> list[object]:
     """All that both decoders decide."""
     drafter = ModelDrafter(draft, WARP)
-    return [
-        *row_steps(autoregressive(target, what)),
-        *row_steps(speculative(target, drafter, what, K)),
-    ]
+    iterations = speculative(target, drafter, what, K)
+    return [*row_steps(autoregressive(target, what)), *row_steps(iterations)]
 
 
 def regular_tokens(runner: Runner, what: list[RowRequest]) -> list[object]:
@@ -98,18 +96,15 @@ def test_tokens_that_fill_up_a_pass_stay_within_the_context(
     assert written(*fast, what) == written(SnapshotRunner(model), SnapshotRunner(model), what)
 
 
-@pytest.mark.parametrize(
-    ("attribute", "value", "message"),
-    [
+def test_8_bit_and_several_devices_are_refused() -> None:
+    for attribute, value, message in [
         ("is_loaded_in_8bit", True, "8 bit"),
         ("hf_device_map", {"model": 0, "lm_head": 1}, "on several devices"),
-    ],
-)
-def test_8_bit_and_several_devices_are_refused(attribute: str, value: Any, message: str) -> None:
-    model = random_model("llama")
-    setattr(model, attribute, value)
-    with pytest.raises(UnsupportedModelError, match=message):
-        compiled(model, (1,))
+    ]:
+        model = random_model("llama")
+        setattr(model, attribute, value)
+        with pytest.raises(UnsupportedModelError, match=message):
+            compiled(model, (1,))
 
 
 def test_wrong_compiled_passes_are_refused_and_the_runner_goes_on_without(

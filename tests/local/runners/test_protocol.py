@@ -82,9 +82,8 @@ def assert_transformers_own(runner: Runner, model: PreTrainedModel, batch: list[
             sequence += new[: counts[row]]
     if len(batch) > 1:
         # The row between two others rests.
-        step = runner.extend(
-            torch.tensor([[7], [9], [8]]), [len(sequences[0]), None, len(sequences[2])]
-        )
+        resting: list[int | None] = [len(sequences[0]), None, len(sequences[2])]
+        step = runner.extend(torch.tensor([[7], [9], [8]]), resting)
         check(0, step.hidden[0], step.logits[0], [*sequences[0], 7])
         check(2, step.hidden[2], step.logits[2], [*sequences[2], 8])
 
@@ -125,10 +124,9 @@ def test_a_row_goes_on_where_it_was_read() -> None:
     runner.start(PROMPTS)
     tokens, lengths = torch.tensor([[7], [8], [9]]), list(map(len, PROMPTS))
     runner.extend(tokens, lengths)
+    ends = [length + more for length, more in zip(lengths, [1, 2, 1], strict=True)]
     with pytest.raises(ValueError, match=r"cannot keep \[1, 2, 1\] of 1 tokens"):
-        runner.extend(
-            tokens, [length + more for length, more in zip(lengths, [1, 2, 1], strict=True)]
-        )
+        runner.extend(tokens, ends)
 
 
 @pytest.mark.parametrize("kind", KINDS)

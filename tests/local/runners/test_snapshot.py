@@ -44,10 +44,8 @@ def test_rows_rest_while_others_have_unread_tokens(name: str) -> None:
         [2, None, None],
     ):
         fed = torch.randint(3, VOCABULARY, (len(sequences), 3), generator=generator)
-        starts = [
-            None if count is None else len(sequence)
-            for sequence, count in zip(sequences, counts, strict=True)
-        ]
+        pairs = zip(sequences, counts, strict=True)
+        starts = [None if count is None else len(sequence) for sequence, count in pairs]
         logits = runner.extend(fed, starts).logits
         for row, (tokens, count) in enumerate(zip(fed.tolist(), counts, strict=True)):
             if count is not None:

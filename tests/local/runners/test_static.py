@@ -53,9 +53,8 @@ def test_logits_are_made_after_the_last_token_of_each_prompt_alone() -> None:
     model = random_model("llama")
     runner = StaticRunner(model)
     numbers: list[int] = []
-    model.lm_head.register_forward_hook(
-        lambda module, inputs, output: numbers.append(output.numel())
-    )
+    head = model.lm_head
+    head.register_forward_hook(lambda module, inputs, output: numbers.append(output.numel()))
     prompts = [[5, 6, 7, *row] for row in ([1, 2, 3], [4, 5, 6, 7, 8], [9])]
     logits = runner.start(prompts).logits
     assert numbers == [len(prompts) * VOCABULARY]
@@ -122,9 +121,8 @@ def test_random_batches_in_the_same_slots(name: str) -> None:
         return [[chance.randrange(3, VOCABULARY) for _ in range(length)] for _ in range(number)]
 
     def prompts(most: int) -> list[list[int]]:
-        lengths = [
-            chance.choice([1, 2, 9, BUCKET - 1, BUCKET]) for _ in range(chance.randint(1, most))
-        ]
+        usual = [1, 2, 9, BUCKET - 1, BUCKET]
+        lengths = [chance.choice(usual) for _ in range(chance.randint(1, most))]
         return [prompt for length in lengths for prompt in some(1, length)]
 
     for most in (5, 3, 1, 4, 1):

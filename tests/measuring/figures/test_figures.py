@@ -205,9 +205,8 @@ def test_figures_are_those_of_what_the_server_did(
     num_drafted = sum(drafted for drafted, _ in outcomes)
     num_accepted = sum(accepted for _, accepted in outcomes)
     counted = Counts(sum(lengths), len(drafting), num_drafted, num_accepted)
-    answered = Answered(
-        requests=requests, seconds=1.0, counted=counted if dialect == "openai" else None
-    )
+    page = counted if dialect == "openai" else None
+    answered = Answered(requests=requests, seconds=1.0, counted=page)
     found = figures(AcceptanceFigures, [answered])
 
     assert found.acceptance_rate == pytest.approx(num_accepted / num_drafted)
@@ -247,9 +246,8 @@ def test_iterations_of_a_server_that_counts_behind_the_end_are_those_that_it_nam
     note_reports(request, {"timings": timings}, 18, counts_within=False)
     found = figures(AcceptanceFigures, [Answered(requests=[request], seconds=1.0)])
     assert (found.acceptance_rate, found.tokens_per_iteration) == (15 / 35, tokens_per_iteration)
-    assert (found.mean_acceptance_length, found.mean_proposed) == (
-        (4, 7) if rounds else (None, None)
-    )
+    expected = (4, 7) if rounds else (None, None)
+    assert (found.mean_acceptance_length, found.mean_proposed) == expected
 
 
 @pytest.mark.parametrize(("most", "tokens_per_iteration"), [(30, 29 / 10), (31, None)])
@@ -261,9 +259,8 @@ def test_counters_without_a_number_of_drafts_count_the_iterations_of_whole_answe
 
     def found(**counts: float) -> AcceptanceFigures:
         counted = Counts(generated=30, proposed=40, **counts)
-        return figures(
-            AcceptanceFigures, [Answered(requests=[request], seconds=1.0, counted=counted)]
-        )
+        answered = Answered(requests=[request], seconds=1.0, counted=counted)
+        return figures(AcceptanceFigures, [answered])
 
     known = found(accepted=19)
     assert (known.acceptance_rate, known.mean_acceptance_length) == (19 / 40, None)

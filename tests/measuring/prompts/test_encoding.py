@@ -88,10 +88,8 @@ def test_prompts_that_are_too_long_are_refused_left_out_or_cut(
 
 def test_chats_with_tools_are_sent_whole_or_not_at_all(by_letters: Any) -> None:
     tool = {"type": "function", "function": {"name": "rain"}}
-    prompts = [
-        Prompt(text, messages=({"role": "user", "content": text},), tools=(tool,))
-        for text in ("short", "much too long")
-    ]
+    asked = {text: {"role": "user", "content": text} for text in ("short", "much too long")}
+    prompts = [Prompt(text, messages=(one,), tools=(tool,)) for text, one in asked.items()]
 
     def encoded(too_long: str, *, chat: bool) -> encoding.Encoded:
         engine = ServerSettings(name="server", url="http://127.0.0.1:1/v1", chat=chat)
@@ -111,9 +109,8 @@ def test_a_conversation_needs_room_for_the_answers_before_its_last_turn(by_lette
     assert encode_set(by_letters(29), talk, Prompt("a")).longest_turn == 5 + 2 * (4 + 8)
     with pytest.raises(SettingError, match="has 29 tokens, with the answers before its last turn;"):
         encode_set(by_letters(28), talk)
-    skipped, cut = (
-        encode_set(by_letters(28, how), talk, Prompt("a")) for how in ("skip", "truncate")
-    )
+    encoders = [by_letters(28, how) for how in ("skip", "truncate")]
+    skipped, cut = (encode_set(encoder, talk, Prompt("a")) for encoder in encoders)
     assert (skipped.num_too_long, len(skipped.prompts)) == ({"num_skipped": 1}, 1)
     assert (cut.num_too_long, len(cut.prompts), cut.longest_turn) == ({"num_truncated": 1}, 2, 28)
 
@@ -283,10 +280,9 @@ def read(prompt: Prompt, tokenizer: Any, **arguments: Any) -> list[Reading]:
 
 
 def texts(reading: Reading, tokenizer: Any) -> list[str]:
-    return [
-        tokenizer.decode(reading.transcript.token_ids[answer.start : answer.stop])
-        for answer in reading.transcript.answers
-    ]
+    transcript = reading.transcript
+    parts = [transcript.token_ids[answer.start : answer.stop] for answer in transcript.answers]
+    return [tokenizer.decode(part) for part in parts]
 
 
 def test_where_a_template_drops_thoughts_each_turn_is_read_with_its_own() -> None:

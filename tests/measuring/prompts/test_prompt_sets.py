@@ -39,11 +39,8 @@ def preset(name: str, **changes: object) -> PromptSettings:
     return from_config(PromptSettings, config | changes)
 
 
-HUB = {file.stem for file in (names.CONF / "prompts").glob("*.yaml")} - {
-    "lengths",
-    "english",
-    "tiny",
-}
+OURS = {"lengths", "english", "tiny"}
+HUB = {file.stem for file in (names.CONF / "prompts").glob("*.yaml")} - OURS
 
 
 @pytest.mark.parametrize("name", sorted(HUB))

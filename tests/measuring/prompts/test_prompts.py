@@ -117,18 +117,13 @@ def test_digest_tells_contents_and_not_formats(load: Load) -> None:
 
 
 def test_take_goes_through_the_categories_in_turn(load: Load) -> None:
-    rows: list[object] = [
-        {"prompt": f"{kind}{n}", "category": kind}
-        for kind in "abc"
-        for n in range(kind == "b" or 4)
-    ]
-    loaded = load(rows)
+    places = [(kind, n) for kind in "abc" for n in range(kind == "b" or 4)]
+    loaded = load([{"prompt": f"{kind}{n}", "category": kind} for kind, n in places])
     assert [prompt.text for prompt in loaded.take(6)] == ["a0", "b0", "c0", "a1", "c1", "a2"]
     assert [prompt.index for prompt in loaded.take(6)] == [0, 4, 5, 1, 6, 2], "places in the file"
     assert loaded.take(3) == loaded.take(6)[:3]
-    assert mentions(
-        loaded.described(loaded.take(6)), "6 of 9 prompts (mine)", "3 × a, 1 × b, 2 × c"
-    )
+    described = loaded.described(loaded.take(6))
+    assert mentions(described, "6 of 9 prompts (mine)", "3 × a, 1 × b, 2 × c")
     assert sorted(prompt.text for prompt in loaded.take(9)) == sorted(texts(loaded))
     assert loaded.described(loaded.take(9)) is None
     plain = load("One\nTwo\n", "mine.txt")

@@ -100,10 +100,8 @@ def test_a_larger_k_that_drafts_no_more_is_the_setting_of_the_smaller() -> None:
 def test_a_busy_run_is_not_ranked_and_others_are_still_compared_prompt_by_prompt() -> None:
     regular = np.random.default_rng(0).normal(100, 1, NUM_PROMPTS)
     jitter = np.linspace(0.99, 1.01, NUM_PROMPTS)
-    runs = [
-        timed_run("A", regular, regular / 1.5),
-        timed_run("B", regular, regular / 1.48 * jitter),
-    ]
+    runs = [timed_run("A", regular, regular / 1.5)]
+    runs.append(timed_run("B", regular, regular / 1.48 * jitter))
     runs.append(timed_run("busy", regular, regular / 3, processor_share=0.5))
     members = standings(runs)
     assert members["busy"].standing.why == "drift or a busy machine"
@@ -123,10 +121,8 @@ def test_a_busy_run_is_not_ranked_and_others_are_still_compared_prompt_by_prompt
 def test_the_best_pays_and_all_others_gain_less(gains: Sequence[float], is_best: bool) -> None:
     regular = np.random.default_rng(0).normal(100, 1, NUM_PROMPTS)
     jitter = np.linspace(0.99, 1.01, NUM_PROMPTS)
-    runs = [
-        timed_run(str(number), regular, regular / gain * jitter[:: (-1) ** number])
-        for number, gain in enumerate(gains)
-    ]
+    times = [regular / gain * jitter[:: (-1) ** number] for number, gain in enumerate(gains)]
+    runs = [timed_run(str(number), regular, quicker) for number, quicker in enumerate(times)]
     (series,) = series_of(runs)
     assert series.is_reference_best == is_best
 
@@ -146,10 +142,8 @@ def test_without_common_prompts_intervals_decide(
 ) -> None:
     regular = np.full(NUM_PROMPTS, 100.0)
     quicker = regular / np.linspace(1.8, 2.2, NUM_PROMPTS)
-    first, second = (
-        timed_run("first", regular, quicker),
-        timed_run("second", regular, quicker * factor),
-    )
+    first = timed_run("first", regular, quicker)
+    second = timed_run("second", regular, quicker * factor)
     rows = second.prompt_rows
     second.prompt_rows = [row for row in rows if (row.prompt_index or 0) < num_prompts]
     standing = standings([first, second])["second"].standing

@@ -60,12 +60,8 @@ def test_evaluations_that_are_read_together_are_one_family() -> None:
     assert (alone.words, alone.subject.run, alone.figure) == ("worse", "a", "accuracy")
     together = judged_differences([lost, same, alone_arm, failed])
     assert [(statement.relation, statement.family) for statement in together] == [("open", 2)] * 4
-    assert [statement.why for statement in together] == [
-        "not significant among 2 comparisons",
-        "",
-        "only one arm answered",
-        "no server",
-    ]
+    whys = ["not significant among 2 comparisons", "", "only one arm answered", "no server"]
+    assert [statement.why for statement in together] == whys
 
 
 def row(load: int, k: int, speedup: float, spread: float = 0.1) -> LatencyRow:
@@ -93,6 +89,8 @@ def test_a_range_ends_at_a_measured_load() -> None:
     # As the page of the runs at one load does, it takes one that ran quietly.
     busy = replace(row(1, 8, 3.0), drifted=True)
     assert schedule(busy, row(1, 4, 2.0), row(4, 4, 1.5)) == [(1, 4, 4)]
+    unknown = [replace(row(load, 4, 2.0), num_draft_tokens=None) for load in (1, 4)]
+    assert schedule(*unknown) == "the server's K is not known: type K="
 
 
 def test_a_load_at_which_nothing_is_shown_keeps_the_k_of_the_next_smaller_one() -> None:
@@ -109,11 +107,6 @@ def test_a_load_at_which_nothing_is_shown_keeps_the_k_of_the_next_smaller_one() 
     error = "the arms did not do the same work"
     refused = replace(row(16, 4, 1.0), speedup=None, status=NO_VERDICT, error=error)
     assert schedule(row(2, 4, 1.5), refused) == [(2, 2, 4), (16, 16, 4)]
-
-
-def test_a_server_whose_k_is_unknown_has_no_schedule() -> None:
-    unknown = [replace(row(load, 4, 2.0), num_draft_tokens=None) for load in (1, 4)]
-    assert schedule(*unknown) == "the server's K is not known: type K="
 
 
 def test_words_say_what_was_not_measured_and_vllm_gets_every_load() -> None:
@@ -180,19 +173,17 @@ def test_between_three_and_five_deviations_it_cannot_be_told(
 def test_two_commands_are_compared_at_each_position() -> None:
     first = {"cause": "command", "condition": "with the first command", "is_asked": True}
     shares = {None: (1.1, 0.98, 1.2), 1: (1.0, 0.9, 1.1), 2: (1.5, 1.2, 1.9)}
-    places = [
-        first | {"position": place, "relative": Interval(*share, Coverage(15, "prompt"))}
-        for place, share in shares.items()
-    ]
+    covers = Coverage(15, "prompt")
+    intervals = {place: Interval(*share, covers) for place, share in shares.items()}
+    places = [first | {"position": at, "relative": each} for at, each in intervals.items()]
     differing = found(places, served_tokens_per_iteration=4.0).differing
     said = [(statement.subject.position, statement.relation) for statement in differing]
     assert said == [(None, "open"), (2, "above")]
     assert differing[0].family == 3
 
 
-@pytest.mark.parametrize(
-    ("columns", "words"),
-    [
+def test_a_draft_is_held_against_its_card_and_a_guess() -> None:
+    for columns, words in [
         ({"card_tokens_per_iteration": 4.3}, "below its card"),
         ({"card_tokens_per_iteration": 4.0}, "as its card says"),
         ({"relative_to_guess": Interval(0.9, 0.8, 0.99)}, "no better than a guess"),
@@ -200,9 +191,7 @@ def test_two_commands_are_compared_at_each_position() -> None:
         ({"likelihood_z": -4.8}, "not the model's"),
         ({"likelihood_z": -4.7}, "the model's"),
         ({"impossible_share": 0.006}, "not the model's"),
-    ],
-)
-def test_a_draft_is_held_against_its_card_and_a_guess(columns: Any, words: str) -> None:
-    finding = found([], served_tokens_per_iteration=4.0, **columns)
-    said = [statement.words for statement in finding.statements if statement.kind != "engine"]
-    assert words in said
+    ]:
+        finding = found([], served_tokens_per_iteration=4.0, **columns)
+        said = [statement.words for statement in finding.statements if statement.kind != "engine"]
+        assert words in said

@@ -52,20 +52,14 @@ def test_what_rounding_may_move_wins_nothing(learner: Learner) -> None:
     before = [0] * 30
     off = 0.02
     tolerated = np.tile([off, off], (31, 1))
-    last = [
-        bets_on_parts([*before, part], np.full((31, 2), 0.5), [None] * 31, [learner], tolerated)[
-            0, -1
-        ]
-        for part in range(2)
-    ]
+    even, known = np.full((31, 2), 0.5), [None] * 31
+    won = [bets_on_parts([*before, part], even, known, [learner], tolerated) for part in range(2)]
+    last = [each[0, -1] for each in won]
     assert (0.5 + off) * math.exp(last[0]) + (0.5 - off) * math.exp(last[1]) == pytest.approx(1.0)
     masses = np.full(31, 0.5)
-    of_outcomes = [
-        bets_on_outcomes([*before, outcome], masses, ["same"] * 31, [learner], np.full(31, off))[
-            0, -1
-        ]
-        for outcome in range(2)
-    ]
+    same, moved = ["same"] * 31, np.full(31, off)
+    won = [bets_on_outcomes([*before, each], masses, same, [learner], moved) for each in range(2)]
+    of_outcomes = [each[0, -1] for each in won]
     expected = (0.5 + off) * math.exp(of_outcomes[0]) + (0.5 - off) * math.exp(of_outcomes[1])
     assert expected == pytest.approx(1.0)
 
