@@ -37,7 +37,7 @@ def test_a_planted_speedup_of_1_7_is_1_7_on_the_page(harness: Harness) -> None:
 def test_a_batch_takes_what_its_passes_cost() -> None:
     """Three answers, two in flight. The third begins when these have ended, at 100 ms. Each iteration stalls 1 ms."""
     costs = {"step_ms": 20, "width_ms": 1, "row_ms": 5, "draft_ms": 3, "first_ms": 10}
-    stalls = {"stall_every": 1, "stall_ms": 1}
+    stalls = {"stall_every": 1, "stall_ms": 1, "jumps": {3: 7.0}}
     undisturbed = {"acceptance": 1.0, "prompts_differ": 0, "noise": 0}
     settings = SIMULATED.SimulatedSettings(prompt_ms=1, **costs, **stalls, **undisturbed)
     decoding = DecodingSettings(max_new_tokens=6, num_draft_tokens=2)
