@@ -343,6 +343,8 @@ def test_rounding_moves_masses_a_little_and_is_allowed_for() -> None:
     # Of halves the first two, each of which gains what the other loses.
     assert 0 < rounding[0] < rounding.max() < 1e-2
     assert rounding[1] == pytest.approx(rounding[0])
+    # Of single tokens half of what moves, on average.
+    assert rounding[-1] == pytest.approx(np.abs(other - exact).sum(-1).mean() / 2)
     # An arm that is off by no more than two routes are is not accused, however many tokens there are.
     shifted = exact * np.where(exact > np.median(exact, -1, keepdims=True), 1.3, 0.1)
     shifted /= shifted.sum(-1, keepdims=True)

@@ -117,8 +117,8 @@ def test_the_layers_come_from_the_targets_own_checkpoint(tmp_path: Path, family:
     loaded, expected = pair.head.layers.state_dict(), layers.layers.state_dict()
     assert loaded.keys() == expected.keys()
     assert all(tensor.equal(expected[name]) for name, tensor in loaded.items())
-    expected, held = target.state_dict(), pair.target.model.state_dict()
-    assert all(tensor.equal(expected[name]) for name, tensor in held.items())
+    saved, of_target = target.state_dict(), pair.target.model.state_dict()
+    assert all(tensor.equal(saved[name]) for name, tensor in of_target.items())
     assert pair.target.model.config.name_or_path == settings.repository
 
     sketch = placed.head.sketch(torch.float32)
