@@ -261,10 +261,8 @@ def test_rows_of_arms_that_cannot_be_compared_lose_their_speedup() -> None:
         assert (judged(pair)[1].speedup is None) == refuses
     pair = [replace(row, ignore_eos=False, temperature=1.0) for row in rows(num_tokens=60)]
     # One prompt has an answer of one arm alone.
-    shorter = {
-        "regular": {"lengths": dict.fromkeys(range(9), 9)},
-        "speculative": {"lengths": dict.fromkeys(range(8), 5)},
-    }
+    shorter = {"regular": {"lengths": dict.fromkeys(range(9), 9)}}
+    shorter["speculative"] = {"lengths": dict.fromkeys(range(8), 5)}
     assert "generated 72 tokens, speculative 40" in str(judged(pair, shorter)[1].error)
     # An interrupted run stays one.
     assert judged(rows(num_tokens=30, status="interrupted"))[1].status == "interrupted"

@@ -47,10 +47,8 @@ def latency_run(k: int = 4, speedup: float | None = 2.0, **changes: Any) -> list
     regular = LatencyRow.from_values(figures | shared)
     if regular.status != "ok" and "ms_per_token" not in changes:
         shared |= _UNKNOWN
-        return [
-            LatencyRow.from_values(shared | {"arm": "regular"}),
-            LatencyRow.from_values(shared | {"arm": "speculative", "num_draft_tokens": k}),
-        ]
+        arms: Any = ({"arm": "regular"}, {"arm": "speculative", "num_draft_tokens": k})
+        return [LatencyRow.from_values(shared | arm) for arm in arms]
     if regular.draft is None:
         return [regular]
     figures |= {

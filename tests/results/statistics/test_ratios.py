@@ -159,6 +159,9 @@ def test_halves_of_different_variances_are_compared_by_welch() -> None:
     bounds = [math.exp(-half_width), math.exp(half_width)]
     assert [found.low, found.high] == pytest.approx(bounds, rel=1e-4)
     assert drift_matters(drift([1.0] * 8 + (1.2 * second).tolist(), np.ones(17)))
+    # Of the first half, too, where the second one has none.
+    turned = drift([0.9, 1.1] * 4 + [1.0] * 8, np.ones(16))
+    assert turned.low < 0.95
     # Answers that are longer take longer, and nothing differs.
     lengths = np.geomspace(15, 400, 40)[np.random.default_rng(0).permutation(40)]
     assert drift(2 * lengths, lengths).low == pytest.approx(1)
