@@ -271,6 +271,7 @@ def test_rows_of_arms_that_cannot_be_compared_lose_their_speedup() -> None:
 def test_random_weights_conclude_nothing() -> None:
     row = rows()[1]
     assert verdict_of(row).pays
+    assert verdict_of(rows(speedup=Interval(0.5, 0.4, 0.6))[1]).relation == "below"
     assert verdict_of(replace(row, weights="random")).relation == "open"
     by_coin = replace(row, weights="random", draft="7B", synthetic_acceptance=0.8)
     assert verdict_of(by_coin).pays
