@@ -57,7 +57,9 @@ class ModelDrafter(TensorDrafter):
             # Counted from the place of LAST: the first pass begins one before it, with the tail, the second behind it.
             starts = rows.starts(-1 if number == 0 else number)
             logits = self.runner.extend(tokens, starts, goes_on=number > 0).logits
-            tokens, probabilities = self._draw(logits, numbers)
+            # Of the same layout behind two tokens as behind one, so that drawing is compiled once.
+            last = logits[:, -1].flatten().view(len(logits), -1)
+            tokens, probabilities = self._draw(last, numbers)
             drawn.append(tokens)
             distributions.append(probabilities)
             end_part()
@@ -65,8 +67,6 @@ class ModelDrafter(TensorDrafter):
 
 
 def _draw(warp: AnyWarp, logits: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-    """Draw behind the last of logits [B, n, V] with uniforms [B, 1] -> tokens [B, 1], and what they are drawn from, [B,
-    V].
-    """
-    probabilities = warp(logits[:, -1])
+    """Draw by logits [B, V] with uniforms [B, 1] -> tokens [B, 1], and what they are drawn from, [B, V]."""
+    probabilities = warp(logits)
     return existing_index(probabilities, uniforms), probabilities

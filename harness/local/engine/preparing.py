@@ -152,7 +152,9 @@ def prepare_calls(
     device = target.device
     num_slots = preparation.demand.slots
     count = calls.num_draft_tokens
-    rows = RowState.resting(batch_size, num_random(decoding), count, device, num_slots)
+    # Both arms have rows of the same shapes: their regular step is compiled once.
+    most = decoding.most_draft_tokens
+    rows = RowState.resting(batch_size, num_random(decoding), most, device, num_slots)
     calls.rows = rows
     calls.warp.set_rows([warp_of(decoding)] * batch_size, device)
     # A batch whose rows all only fill it up.

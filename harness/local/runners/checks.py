@@ -10,8 +10,10 @@ from __future__ import annotations
 import math
 import random
 import re
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -155,6 +157,20 @@ def as_unsupported(reason: str) -> Iterator[None]:
     except Exception as error:
         message = f"{reason}: {type(error).__name__}: {error}".splitlines()[0][:250]
         raise UnsupportedModelError(message) from error
+
+
+def last_line(error: BaseException) -> str:
+    """Return the file, number and code of the last line outside torch in the traceback of an error and its causes."""
+    cause: BaseException | None = error
+    frames: list[traceback.FrameSummary] = []
+    while (
+        cause is not None
+    ):  # an error in a rule of the user's has one that names the rule before it
+        frames += traceback.extract_tb(cause.__traceback__)
+        cause = cause.__cause__
+    torchs = str(Path(torch.__file__).parent)
+    line = [frame for frame in frames if not frame.filename.startswith(torchs)][-1]
+    return f"{Path(line.filename).name}, line {line.lineno}: {line.line}"
 
 
 def _is_precise(model: PreTrainedModel) -> bool:

@@ -18,13 +18,14 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch._guards import detect_fake_mode
+from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.fx.node import map_arg
 from torch.fx.passes.split_module import split_module
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from harness.local.runners.base import UnsupportedModelError
-from harness.local.runners.checks import as_unsupported
+from harness.local.runners.checks import last_line
 
 # A product of more rows than this is left to a library.
 _FEW_ROWS = 8
@@ -41,6 +42,15 @@ _OPTIONS = {
     # not, the first kernel fails.
     "cpp.vec_isa_ok": True,
 }
+
+# Why inductor fails, by the name of its error, where that is not a fault of its own.
+_REASONS = {
+    "InvalidCxxCompiler": "this machine has no C++ compiler",
+    "TritonMissing": "Triton is not installed",
+}
+
+# The classes of tensors that `make_fx` knows.
+_HANDLED_TYPES = proxy_tensor.HANDLED_TYPES
 
 # Compiled parts by their signatures. Models of the same sizes share them, so a process keeps them
 # until it ends; they hold code, but no weights.
@@ -106,8 +116,7 @@ def compiling(refused: Callable[[UnsupportedModelError], None] | None = None) ->
 
     def compiled(part: Part, inputs: Sequence[Tensor | None]) -> Callable[..., Any]:
         try:
-            with as_unsupported("cannot be compiled"):
-                return compile_call(part, inputs)
+            return compile_call(part, inputs)
         except UnsupportedModelError as reason:
             if refused is None:
                 raise
@@ -133,8 +142,8 @@ def compile_call(call: Callable[..., Any], inputs: Sequence[Tensor | None]) -> C
     instead of 4 (benchmarks/RESULTS.md). On a GPU it took half a minute for each width of a 7B. A pass has one kernel
     more for each layer here, whose last sum is not fused with the next one's norm.
 
-    Raises an error of torch if the call depends on the values of tensors: they have none while the
-    call is traced.
+    Raises UnsupportedModelError if the call depends on the values of tensors, which have none while the call is traced,
+    or if inductor fails.
     """
     structure: Any = None  # of the outputs, known once the call was traced
 
@@ -143,7 +152,16 @@ def compile_call(call: Callable[..., Any], inputs: Sequence[Tensor | None]) -> C
         outputs, structure = tree_flatten(call(*tensors))
         return tuple(outputs)
 
-    traced = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
+    # `make_fx` refuses subclasses of Parameter, such as the weights that bitsandbytes holds in 4 bit. They are tensors
+    # with further fields.
+    proxy_tensor.HANDLED_TYPES = (*_HANDLED_TYPES, *nn.Parameter.__subclasses__())
+    # Before dispatch a product is one operation, not four: a third less to trace.
+    tracer = make_fx(flat, tracing_mode="fake", pre_dispatch=True, _allow_non_fake_inputs=True)
+    try:
+        traced = tracer(*inputs)
+    except Exception as error:
+        reason = f"cannot be compiled: torch cannot trace its code ({last_line(error)})"
+        raise UnsupportedModelError(reason) from error
     _tensors_to_inputs(traced)
     whole = _split_by_layer(traced)
     for node in whole.graph.find_nodes(op="call_module"):
@@ -209,7 +227,12 @@ def _compile(part: fx.GraphModule) -> Callable[..., Any]:
         output.args = (output.args,)  # inductor knows tuples only
     part.recompile()
     examples = [node.meta["val"] for node in part.graph.find_nodes(op="placeholder")]
-    code: Any = compile_fx(part, examples, config_patches=_OPTIONS)
+    try:
+        code: Any = compile_fx(part, examples, config_patches=_OPTIONS)
+    except Exception as error:
+        kind = type(getattr(error, "inner_exception", error)).__name__
+        reason = _REASONS.get(kind, f"torch's compiler failed ({kind})")
+        raise UnsupportedModelError(f"cannot be compiled: {reason}") from error
 
     def run(*inputs: Tensor) -> Any:
         outputs = code(*inputs)
@@ -277,12 +300,21 @@ def product(rows: Tensor, matrix: Tensor) -> Tensor:
     return torch.stack([(matrix.t() * row).sum(-1) for row in rows])
 
 
+def _linear(states: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    rows = product(states.flatten(0, -2), weight.t()).view(*states.shape[:-1], -1)
+    return rows if bias is None else rows + bias
+
+
 def _biased_product(bias: Tensor, rows: Tensor, matrix: Tensor) -> Tensor:
     return product(rows, matrix) + bias
 
 
 _aten = torch.ops.aten
-_PRODUCTS = {_aten.mm.default: product, _aten.addmm.default: _biased_product}
+_PRODUCTS = {
+    _aten.linear.default: _linear,
+    _aten.mm.default: product,
+    _aten.addmm.default: _biased_product,
+}
 
 
 def _signature(graph: fx.Graph) -> str:

@@ -7,11 +7,9 @@ So what it reads is in tensors that stay where they are, and what it returns is 
 from __future__ import annotations
 
 import functools
-import traceback
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +19,7 @@ from harness.local.decoding.iteration import BatchSize, Calls, Decided, Judge, m
 from harness.local.decoding.protocols import Proposal, Step, TensorDrafter
 from harness.local.decoding.state import RowState
 from harness.local.runners.base import UnsupportedModelError
+from harness.local.runners.checks import last_line
 from harness.local.runners.compiled import Part
 
 # Makes a function that does what a call on a device does, with tensors of the same shapes as its inputs, and None where
@@ -213,10 +212,7 @@ def _waits_refused() -> Iterator[None]:
             wait = wait.__cause__
         if "synchronizing" not in str(wait):
             raise
-        torchs = str(Path(torch.__file__).parent)
-        frames = traceback.extract_tb(wait.__traceback__)
-        line = [frame for frame in frames if not frame.filename.startswith(torchs)][-1]
-        where = f"{Path(line.filename).name}, line {line.lineno}: {line.line}"
-        raise UnsupportedModelError(f"cannot be captured: it reads a value ({where})") from error
+        reason = f"cannot be captured: it reads a value ({last_line(error)})"
+        raise UnsupportedModelError(reason) from error
     finally:
         torch.cuda.set_sync_debug_mode("default")

@@ -49,7 +49,7 @@ class SlotCache(Cache):
         self.num_rows = num_rows
         self.num_slots = num_slots
         self.width = num_slots
-        self.positions = torch.empty(0, dtype=torch.long)
+        self.positions = torch.empty(0, 0, dtype=torch.long)
         self.buffers: dict[int, tuple[Tensor, Tensor]] = {}
         # Where `update` writes: from one slot on in all rows, or by indices for each device and number of heads.
         self._start: int | None = None
@@ -79,7 +79,9 @@ class SlotCache(Cache):
         ahead = torch.arange(count, device=starts.device)
         self.positions = starts.unsqueeze(1) + ahead
         self._start = None
-        self._indices = {}
+        # Before any layer, so that equal layers have equal code when they are compiled.
+        for device, num_heads in self._indices:
+            self._indices[device, num_heads] = _indices(self.positions.to(device), num_heads)
 
     def place_alike(self, start: int, count: int, device: torch.device) -> None:
         """Make `update` write `count` entries next, from the same position on in all rows, which is faster."""
@@ -105,6 +107,11 @@ class SlotCache(Cache):
             for state in states
         ]
         self.buffers[layer] = keys, values
+        # The layers of one model may be on several devices, and differ in their heads.
+        for buffer in (keys, values):
+            kind = (buffer.device, buffer.shape[1])
+            if kind not in self._indices:
+                self._indices[kind] = _indices(self.positions.to(buffer.device), buffer.shape[1])
 
     def _write(self, buffer: Tensor, states: Tensor) -> Tensor:
         num_rows, num_heads, num_tokens, _ = states.shape
@@ -112,12 +119,9 @@ class SlotCache(Cache):
         if self._start is not None:
             rows.narrow(2, self._start, num_tokens).copy_(states)
             return rows.narrow(2, 0, self.width)
-        # The layers of one model may be on several devices, and differ in their heads.
-        kind = (states.device, num_heads)
-        if kind not in self._indices:
-            self._indices[kind] = _indices(self.positions.to(states.device), num_heads)
+        indices = self._indices[states.device, num_heads]
         # Not through a view: compiled by torch 2.11 that copies the whole buffer, and all of it back.
-        buffer.index_put_(self._indices[kind], states)
+        buffer.index_put_(indices, states)
         return rows.narrow(2, 0, self.width)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:

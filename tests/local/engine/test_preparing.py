@@ -263,11 +263,17 @@ def reading(offer: Offer) -> Verdict:
     return verify(offer)
 
 
-def test_a_rule_that_reads_a_value_is_refused(monkeypatch: pytest.MonkeyPatch, gpus: Any) -> None:
-    run_as_traced(monkeypatch)
+def test_a_rule_that_reads_a_value_is_refused(gpus: Any) -> None:
     with pytest.raises(
         UnsupportedModelError, match=r"reads a value \(test_preparing.py, line \d+: assert float"
     ):
         calls_of("model", DECODING, "cuda:0", rule=reading)
-    with pytest.raises(UnsupportedModelError, match="cannot be compiled"):
+
+
+def test_a_rule_that_reads_a_value_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    run_as_traced(monkeypatch)
+    with pytest.raises(
+        UnsupportedModelError,
+        match=r"cannot trace its code \(test_preparing.py, line \d+: assert float",
+    ):
         calls_of("model", DECODING, compiles=True, rule=reading)

@@ -1,10 +1,13 @@
 """Compiled passes give the plain tokens."""
 
+from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch._dynamo.utils import counters
+from torch._inductor.exc import InductorError, InvalidCxxCompiler
 from transformers import PreTrainedModel
 
 from architectures import PROMPTS, random_model, random_pair
@@ -19,6 +22,7 @@ from harness.local.runners.base import UnsupportedModelError
 from harness.local.runners.compiled import Part
 from harness.local.runners.snapshot import SnapshotRunner
 from harness.local.runners.static import StaticRunner
+from tiny_checkpoints import load, save_random
 from traced import run_as_traced
 
 WARP = Warp(1.0)
@@ -78,11 +82,45 @@ def test_compiled_passes_give_the_plain_tokens(monkeypatch: pytest.MonkeyPatch) 
     assert prompts == [longest, longest, longest - 1], "every step runs a compiled pass"
 
 
-def test_what_torch_cannot_trace_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_in_4_bit_is_compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    parts = run_as_traced(monkeypatch)
+    settings = save_random(tmp_path, settings={"quantization": "4bit"})
+    model = load(settings).target.model
+    fast = compiled(model, (1, K + 1))
+    num_products = Counter(
+        str(node.target) for part in parts for node in part.graph.nodes if "bit" in str(node.target)
+    )
+    assert sum(num_products.values()) >= 2 * 7, "equal layers share their code"
+    what = requests()
+    drafts = SnapshotRunner(model)
+    assert written(fast, drafts, what) == written(SnapshotRunner(model), drafts, what)
+
+
+def test_what_torch_cannot_trace_is_refused_by_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """Experts of gpt-oss are multiplied in bfloat16 alone where torch traces."""
     run_as_traced(monkeypatch)
-    with pytest.raises(UnsupportedModelError, match="cannot be compiled: "):
+    line = r"cannot be compiled: torch cannot trace its code \(moe.py, line \d+: return torch"
+    with pytest.raises(UnsupportedModelError, match=line):
         compiled(random_model("gpt_oss"), (1,))
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (InvalidCxxCompiler(), "this machine has no C\\+\\+ compiler"),
+        (KeyError("node"), r"torch's compiler failed \(KeyError\)"),
+    ],
+)
+def test_a_compiler_that_fails_is_named(
+    error: Exception, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise InductorError(error, None)
+
+    run_as_traced(monkeypatch)
+    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", fail)
+    with pytest.raises(UnsupportedModelError, match=f"cannot be compiled: {reason}"):
+        compiled(random_model("llama"), (1,))
 
 
 def test_tokens_that_fill_up_a_pass_stay_within_the_context(
