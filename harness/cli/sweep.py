@@ -109,7 +109,7 @@ class Crew:
         error = worker.run(job, settings.job_timeout_s)
         if error is not None and worker.loading and not isinstance(error, UnreachableError):
             self._failures[pair, settings.job_timeout_s] = error
-        if error is not None:
+        if error is not None or worker.is_spent:
             # A failure may have left something behind.
             self.dismiss()
         return error

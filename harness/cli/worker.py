@@ -6,6 +6,7 @@ sweep, and reads the files that the worker writes. The two exchange these messag
 
     to the worker     a `Job`; then perhaps an exception, which is raised there and ends the job
     from the worker   True when it begins to load the pair, False when the pair is loaded;
+                      `_SPENT` at the end of a job behind which it must take no other;
                       at a job's end the error that ended it early, after which the worker ends, or None
 """
 
@@ -26,7 +27,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from queue import SimpleQueue
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 from harness.cli import signals
 from harness.commands.registry import measurement
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
 
 # How long a worker may take to write its rows and end after an error was raised in it.
 _GRACE_S = 20.0
+# Said by a worker whose process would run the next job otherwise (`Engine.is_spent`).
+_SPENT = "spent"
 # How long a worker may go on after it has closed its connection.
 _ENDING_S = 10.0
 
@@ -123,10 +126,12 @@ class Worker:
 
     Attributes:
         loading: whether the process is loading the pair, or failed or died while it did.
+        is_spent: whether the process must take no other job.
     """
 
     def __init__(self) -> None:
         self.loading = False
+        self.is_spent = False
         environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(sys.path),
@@ -157,6 +162,9 @@ class Worker:
                 if not self._connection.poll(min(seconds_left, 3600)):
                     continue
                 message = self._receive()
+                if message == _SPENT:
+                    self.is_spent = True
+                    continue
                 if not isinstance(message, bool):
                     return message
                 self.loading = message
@@ -178,11 +186,10 @@ class Worker:
         finally:
             self.close()
 
-    def _receive(self) -> bool | HarnessError | None:
+    def _receive(self) -> Any:
         """Return a message of the process, or the cause of its death."""
         with suppress(EOFError, OSError):
-            message: bool | HarnessError | None = self._connection.recv()
-            return message
+            return self._connection.recv()
         cause = "its process"
         try:
             code = self._process.wait(_ENDING_S)
@@ -251,6 +258,8 @@ def serve(file_descriptor: int) -> None:
             terminal = os.fdopen(os.dup(2), "w", encoding="utf-8", errors="replace")
         while True:
             error = _run(job, keeper, terminal)
+            if keeper.is_spent:
+                connection.send(_SPENT)
             connection.send(error)
             if error is not None:
                 break

@@ -34,9 +34,13 @@ class PairKeeper:
     Args:
         note_loading: called with True before a pair is planned or loaded, and with False when that
             has succeeded. So a sweep knows of a run that failed whether its pair was the reason.
+
+    Attributes:
+        is_spent: as of `Engine`, of the engines so far.
     """
 
     def __init__(self, note_loading: Callable[[bool], None] = lambda begins: None) -> None:
+        self.is_spent = False
         self._note_loading = note_loading
         self._planned: AnyPair | None = None
         self._planned_key: object = None
@@ -117,7 +121,9 @@ class PairKeeper:
             load=self.load,
             directory=directory,
         )
-        return engine_of(settings).open(opening)
+        engine = engine_of(settings).open(opening)
+        self.is_spent |= engine.is_spent
+        return engine
 
 
 def _planned_pair(settings: RunSettings) -> AnyPair:

@@ -410,6 +410,8 @@ class Engine:
         runner: what runs the target, or both models, for rows.
         draft_runner: what runs the draft, where that is another runner.
         setup_seconds: what preparing took.
+        is_spent: whether no later engine of this process can be like this one: a capture has failed on a GPU, and torch
+            refuses all captures after it.
     """
 
     arms: Sequence[Arm]
@@ -419,6 +421,7 @@ class Engine:
     runner: str | None = None
     draft_runner: str | None = None
     setup_seconds: float | None = None
+    is_spent: bool = False
 
     @property
     def prepared_share(self) -> float | None:

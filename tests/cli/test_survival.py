@@ -11,6 +11,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+import pretended_box
 from forked import run, start
 from harness.measuring.rows import LatencyRow
 from harness.results.files import append_rows, read_rows
@@ -83,6 +84,33 @@ def test_a_job_that_hangs_is_ended_and_the_next_one_begins(tmp_path: Path) -> No
     assert list(rows["job"]) == [0, 0, 1, 1]
     hung = rows[rows["job"] == 0]
     assert hung["error"].str.contains("took longer than job_timeout_s=2").all()
+
+
+WAITING = """
+import torch
+from harness.config.acceptance_rules import AcceptanceRule
+from harness.local.decoding.verify import verify
+
+class Waiting(AcceptanceRule):
+    lossless = True
+
+    def verify(self, offer):
+        torch.cuda.synchronize()
+        return verify(offer)
+"""
+
+
+@pytest.mark.slow
+def test_a_failed_capture_leaves_the_next_job_its_graphs(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(WAITING)
+    rules = "decoding.rule=./mine.py:Waiting,deepmind"
+    sizes = ["num_prompts=2", "num_warmup=0", "decoding.max_new_tokens=4"]
+    arguments = ["latency", "-m", "model=tiny", rules, "runner=static", *sizes]
+    run(*arguments, cwd=tmp_path, code=None, before=pretended_box.enter)
+    (file,) = (tmp_path / "multirun" / "latency").glob("*/*/latency.csv")
+    rows = pd.read_csv(file)
+    runners = [set(of_job) for _, of_job in rows.groupby("job")["runner"]]
+    assert runners == [{"static, no graphs"}, {"static"}]
 
 
 @pytest.mark.slow

@@ -93,6 +93,7 @@ class SlowLoader:
 
     def __init__(self) -> None:
         self.loading = False
+        self.is_spent = False
 
     def run(self, job: Any, timeout_s: float | None) -> HarnessError | None:
         self.loading = timeout_s is not None and timeout_s < 100

@@ -117,7 +117,7 @@ class PretendedGpus(TorchDispatchMode):
         self.captures_underway += 1
         try:
             yield
-        except RuntimeError as error:
+        except Exception as error:
             self.graph = None
             message = "operation failed due to a previous error during capture"
             raise RuntimeError(message) from error
@@ -277,7 +277,7 @@ def _members(gpus: PretendedGpus) -> dict[str, Any]:
         "set_stream": lambda stream: None,
         "set_sync_debug_mode": set_sync_debug_mode,
         "stream": gpus.on_stream,
-        "synchronize": lambda device=None: None,
+        "synchronize": lambda device=None: gpus._refuse_capture("synchronize"),
     }
 
 

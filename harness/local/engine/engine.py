@@ -160,6 +160,7 @@ class LocalEngine(Engine):
         if self.runners.draft_name != self.runner:
             self.draft_runner = self.runners.draft_name
         self.setup_seconds = self.runners.setup_seconds
+        self.is_spent = self.runners.is_spent
         arms = [LocalArm("regular", self.runners, self.weights)]
         if drafts:
             arms.append(LocalArm("speculative", self.runners, self.weights, drafts=True))

@@ -127,6 +127,7 @@ def _prepare_arms(runners: PairRunners, preparation: Preparation, compiles: bool
                 )
         except UnsupportedModelError as reason:
             preparation.say(f"{name} {reason}; the iterations of both arms run eagerly")
+            runners.is_spent = graphs.is_capturing
             return
         prepared[drafts] = calls
     runners.prepared.update(prepared)

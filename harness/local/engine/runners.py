@@ -64,6 +64,7 @@ class PairRunners:
         target_name: of the target's runner.
         draft_name: of the draft's; the target's where it has none.
         setup_seconds: how long compiling and capturing took.
+        is_spent: as of `Engine`.
         prepared: the calls of the regular arm (False) and of the speculative one (True), where these are prepared.
         num_decided: the tokens that iterations have decided, by whether prepared calls did.
     """
@@ -75,6 +76,7 @@ class PairRunners:
     target_name: str
     draft_name: str
     setup_seconds: float = 0.0
+    is_spent: bool = False
     prepared: dict[bool, PreparedCalls] = field(default_factory=dict)
     num_decided: Counter[bool] = field(default_factory=Counter)
 

@@ -154,9 +154,15 @@ def _judge(judge: Judge, rows: RowState, logits: Tensor, *fields: Any) -> Tensor
 
 
 class Graphs:
-    """Captures calls as CUDA graphs. Those on a device share their memory: they run one after the other."""
+    """Captures calls as CUDA graphs. Those on a device share their memory: they run one after the other.
+
+    Attributes:
+        is_capturing: whether a capture has begun and not ended. If it failed, torch refuses every later capture of the
+            process.
+    """
 
     def __init__(self) -> None:
+        self.is_capturing = False
         self._pools: dict[torch.device, Any] = {}
 
     def __call__(
@@ -178,8 +184,10 @@ class Graphs:
                 call(*inputs)
                 with _waits_refused():
                     call(*inputs)
+                self.is_capturing = True
                 with torch.cuda.graph(graph, pool=self._pools[device], stream=stream):
                     outputs = call(*inputs)
+                self.is_capturing = False
             torch.cuda.current_stream().wait_stream(stream)
 
         def replay(*given: Any) -> Any:

@@ -135,6 +135,7 @@ def test_what_one_arm_cannot_have_neither_has(
     engine = open_engine(moved, "static")
     assert words in capsys.readouterr().out
     assert engine.runner == "static, no graphs"
+    assert engine.is_spent == (name == "in a capture")
     assert texts_of(engine) == expected
     gpus.counts.clear()
     answered = engine.arms[-1].answer(QUESTION.requests, 2)
