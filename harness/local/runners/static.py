@@ -256,7 +256,8 @@ class StaticRunner(Runner):
         return joined(steps, places)
 
     def extend(self, tokens: Tensor, starts: Starts, *, goes_on: bool = False) -> Step:
-        with self._forward.packing:
+        # Prepared passes and plain ones take the same attention, so that they round alike.
+        with self._forward.packing, WithoutCudnn():
             if isinstance(starts, Tensor):
                 return Step(*self._fixed_pass(tokens, starts))
             known = [start for start in starts if start is not None]
@@ -276,8 +277,7 @@ class StaticRunner(Runner):
                 # slots that this adds.
                 num_seen = round_up(num_seen, _MASK_ALIGNMENT)
             first = longest if are_equal else to_device(places, self._device)
-            with WithoutCudnn():
-                return Step(*self._forward(self._cache, num_seen, tokens, first))
+            return Step(*self._forward(self._cache, num_seen, tokens, first))
 
     def _fixed_pass(self, tokens: Tensor, starts: Tensor) -> Sequence[Tensor]:
         """Extend all fixed rows by tokens [B, n] from the slots `starts` [B] on: a function of tensors alone."""
