@@ -20,24 +20,25 @@ Starts = Sequence[int | None] | Tensor
 
 
 class Column(IntEnum):
-    """A number that the device knows of each row; indexes `RowState.numbers`. `advance` writes the first two together,
-    and the next two.
+    """A number that the device knows of each row; indexes `RowState.numbers`. `advance` writes PREVIOUS and LAST
+    together, and LENGTH and DECIDED.
     """
 
-    # The last two tokens. The target has not read the second.
-    PREVIOUS = 0
-    LAST = 1
-    # Tokens that the target has read. A draft model has read one less: it begins with the last two.
-    LENGTH = 2
-    # New tokens so far, which is the row's place in its random numbers.
-    DECIDED = 3
-    # The number of new tokens at which the row ends.
-    MOST = 4
-    ITERATIONS = 5
-    # 0 for a row that rests: it has ended, or only fills the batch up. Its length stays; its last tokens mean nothing.
-    RUNNING = 6
     # Tokens that the last iteration decided, of `RowState.decided`.
-    GAINED = 7
+    GAINED = 0
+    # The last two tokens. The target has not read the second. LAST begins at a multiple of 16 bytes for any number of
+    # rows: a compiled pass would copy it from any other place.
+    PREVIOUS = 1
+    LAST = 2
+    # Tokens that the target has read. A draft model has read one less: it begins with the last two.
+    LENGTH = 3
+    # New tokens so far, which is the row's place in its random numbers.
+    DECIDED = 4
+    # The number of new tokens at which the row ends.
+    MOST = 5
+    ITERATIONS = 6
+    # 0 for a row that rests: it has ended, or only fills the batch up. Its length stays; its last tokens mean nothing.
+    RUNNING = 7
 
 
 @dataclass
@@ -151,7 +152,7 @@ class RowState:
             gained = (num_accepted + 1) * running
             place = num_accepted.unsqueeze(1)
             tail = tail.gather(1, torch.cat([place, place + 1], 1))
-        self.numbers[: Column.LENGTH] = tail.T
+        self.numbers[Column.PREVIOUS : Column.LENGTH] = tail.T
         self.numbers[Column.LENGTH : Column.MOST] += gained
         self.numbers[Column.ITERATIONS] += running
         self.numbers[Column.GAINED] = gained

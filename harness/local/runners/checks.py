@@ -160,14 +160,13 @@ def as_unsupported(reason: str) -> Iterator[None]:
 
 
 def last_line(error: BaseException) -> str:
-    """Return the file, number and code of the last line outside torch in the traceback of an error and its causes."""
-    cause: BaseException | None = error
-    frames: list[traceback.FrameSummary] = []
-    while (
-        cause is not None
-    ):  # an error in a rule of the user's has one that names the rule before it
-        frames += traceback.extract_tb(cause.__traceback__)
-        cause = cause.__cause__
+    """Return the file, number and code of the last line outside torch in the traceback of an error and its cause."""
+    # An error in a rule of the user's is the cause of one that names the rule.
+    cause = error.__cause__ or error
+    frames = [
+        *traceback.extract_tb(error.__traceback__),
+        *traceback.extract_tb(cause.__traceback__),
+    ]
     torchs = str(Path(torch.__file__).parent)
     line = [frame for frame in frames if not frame.filename.startswith(torchs)][-1]
     return f"{Path(line.filename).name}, line {line.lineno}: {line.line}"

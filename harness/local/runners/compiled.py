@@ -50,7 +50,7 @@ _REASONS = {
 }
 
 # The classes of tensors that `make_fx` knows.
-_HANDLED_TYPES = proxy_tensor.HANDLED_TYPES
+_HANDLED_TYPES: Any = proxy_tensor.HANDLED_TYPES
 
 # Compiled parts by their signatures. Models of the same sizes share them, so a process keeps them
 # until it ends; they hold code, but no weights.
@@ -312,7 +312,6 @@ def _biased_product(bias: Tensor, rows: Tensor, matrix: Tensor) -> Tensor:
 _aten = torch.ops.aten
 _PRODUCTS = {
     _aten.linear.default: _linear,
-    _aten.mm.default: product,
     _aten.addmm.default: _biased_product,
 }
 

@@ -215,10 +215,7 @@ def _waits_refused() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        wait: BaseException = error
-        while wait.__cause__ is not None:  # an error in a rule of the user's names the rule
-            wait = wait.__cause__
-        if "synchronizing" not in str(wait):
+        if "synchronizing" not in str(error.__cause__ or error):
             raise
         reason = f"cannot be captured: it reads a value ({last_line(error)})"
         raise UnsupportedModelError(reason) from error

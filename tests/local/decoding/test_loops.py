@@ -28,7 +28,7 @@ from harness.local.decoding.iteration import Calls
 from harness.local.decoding.loop import Loop, RowRequest, RowStep
 from harness.local.decoding.protocols import NonFiniteError, Proposal, Step
 from harness.local.decoding.randomness import Purpose, inverse_cdf, uniforms
-from harness.local.decoding.state import Column, Starts
+from harness.local.decoding.state import Column, RowState, Starts
 from harness.local.decoding.verify import AcceptByCoin, Offer, Verdict, verify, verify_block
 from harness.local.decoding.warp import Warp
 from harness.local.drafting.model import ModelDrafter
@@ -109,6 +109,12 @@ def test_no_rule_accepts_past_logits_that_are_not_finite(
     with pytest.raises(NonFiniteError) as caught:
         list(speculative(MarkovRunner(target), drafter, what, 4, verification=rule))
     assert (caught.value.role, caught.value.position) == (role, 3)
+
+
+def test_the_last_tokens_begin_where_compiled_code_reads_without_a_copy() -> None:
+    for num_rows in (1, 2, 3):
+        last = RowState.resting(num_rows, 1, 1, "cpu").last
+        assert last.storage_offset() * last.itemsize % 16 == 0
 
 
 def test_a_row_that_has_ended_rests_while_others_go_on() -> None:

@@ -156,6 +156,11 @@ def test_compiled_parts_decide_what_plain_calls_decide(
     with nullcontext() if are_whole else compiling(pytest.fail):
         calls = calls_of(name, decoding, compiles=True)
     num_parts = len(parts)
+    with nullcontext() if are_whole else compiling(pytest.fail):
+        calls_of(name, decoding, compiles=True, drafts=False)
+    # The regular step of both arms is one; but a head learns in its own arm's, which is one call on a CPU.
+    assert len(parts) - num_parts == (are_whole and name == "EAGLE-3")
+    num_parts = len(parts)
     forbid_eager_passes(monkeypatch)
     for _ in range(2):
         assert play(calls, asked) == expected
