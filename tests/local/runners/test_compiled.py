@@ -1,6 +1,5 @@
 """Compiled passes give the plain tokens."""
 
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
