@@ -7,8 +7,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from harness.commands.command import Experiment
 from harness.commands.latency.record import LatencySettings
@@ -20,13 +21,7 @@ from harness.engines.door import local
 from harness.engines.protocol import Answered, Engine, Question
 from harness.engines.registry import engine_of
 from harness.engines.tokenizer import Tokenizer, text_of
-from harness.measuring.asking import (
-    Part,
-    batches_to_ask,
-    first_turns,
-    laps_to_ask,
-    warmup_question,
-)
+from harness.measuring.asking import batches_to_ask, first_turns, laps_to_ask, warmup_question
 from harness.measuring.figures.measured import MeasuredArm, MeasuredRun, StoppedBy, figures_of
 from harness.measuring.figures.paired import paired_times
 from harness.measuring.figures.texts import compare_texts
@@ -92,20 +87,6 @@ def lap_count(settings: LatencySettings, engine: Engine, num_prompts: int) -> in
     return choose_num_laps(num_prompts, settings.batch_size)
 
 
-def parts_to_ask(
-    settings: LatencySettings, num_prompts: int, num_asked: int, num_laps: Callable[[int], int]
-) -> list[Part]:
-    """Return the batches or laps in which this many different prompts are asked.
-
-    Args:
-        num_asked: repetitions included.
-        num_laps: number of prompts -> number of laps that they make.
-    """
-    if engine_of(settings).queues:
-        return laps_to_ask(num_prompts, num_asked, num_laps, settings.seed)
-    return batches_to_ask(num_prompts, num_asked, settings.batch_size, settings.seed)
-
-
 def questions_to_ask(
     session: Session,
     engine: Engine,
@@ -125,8 +106,11 @@ def questions_to_ask(
     warmup = warmup_question(session, encoded, settings.batch_size, unused_index)
     num_prompts = len(encoded.prompts)
     num_asked = settings.num_asked if asks_again(settings, prompt_set) else num_prompts
-    num_laps = functools.partial(lap_count, settings, engine)
-    parts = parts_to_ask(settings, num_prompts, num_asked, num_laps)
+    if engine_of(settings).queues:
+        num_laps = functools.partial(lap_count, settings, engine)
+        parts = laps_to_ask(num_prompts, num_asked, num_laps, settings.seed)
+    else:
+        parts = batches_to_ask(num_prompts, num_asked, settings.batch_size, settings.seed)
     questions = []
     for question in first_turns(session, settings.seed_of_run, prompt_set, encoded, parts, warmup):
         questions += [question, *conversations.follow_ups(question)]
@@ -248,35 +232,35 @@ class LatencyExperiment(Experiment[LatencySettings, LatencyRow]):
         self.unwritten: dict[str, Answered] = {}
 
     def outlook(self) -> tuple[str, str]:
-        settings = self.settings
-        num_different = len(self.prompts)
-        num_asked, asked = num_different, counted(num_different, "prompt")
+        settings, engine, size = self.settings, self.settings.engine, self.settings.batch_size
+        num_different = num_asked = len(self.prompts)
+        asked = counted(num_different, "prompt")
         if asks_again(settings, self.prompt_set):
             num_asked = settings.num_asked
             asked = f"{num_asked} requests of {asked}"
-        engine, size = settings.engine, settings.batch_size
         is_server_alone = engine.url is not None and not engine.has_two
         is_started = bool(vars(engine).get("start_command"))
         blocks = vars(engine)["blocks"] if is_started else 0
         if settings.draft is None or is_server_alone or (blocks == "auto" and gpu_names()):
             return asked, ""
+        enough = f"num_prompts={FEWEST_FOR_INTERVAL * size}"
         if blocks not in ("auto", 0):
-            covers, remedy = Coverage(blocks, "block"), f"engine.blocks={FEWEST_BLOCKS}"
+            covers, enough = Coverage(blocks, "block"), f"engine.blocks={FEWEST_BLOCKS}"
         elif settings.laps != "auto":
-            covers, remedy = Coverage(settings.laps, "lap"), f"laps={FEWEST_FOR_INTERVAL}"
+            covers, enough = Coverage(settings.laps, "lap"), f"laps={FEWEST_FOR_INTERVAL}"
+        elif size == 1:
+            covers = Coverage(num_different, "prompt")
+        elif engine_of(settings).queues:
+            covers = Coverage(choose_num_laps(num_asked, size), "lap")
         else:
-            num_laps = functools.partial(choose_num_laps, batch_size=size)
-            parts = parts_to_ask(settings, num_different, num_asked, num_laps)
-            unit = "lap" if engine_of(settings).queues else "batch"
-            covers = Coverage(len({part.unit for part in parts}), "prompt" if size == 1 else unit)
-            remedy = f"num_prompts={FEWEST_FOR_INTERVAL * size}"
+            covers = Coverage(math.ceil(num_asked / size), "batch")
         if covers.num_units >= fewest_units(covers.unit):
             return asked, ""
         num_in_set = len(self.prompt_set.prompts)
         if covers.unit == "prompt" and num_in_set < FEWEST_FOR_INTERVAL:
             # However often these are asked.
             return asked, f"{covers.why_no_interval}: the set has {num_in_set}"
-        return asked, f"{covers.why_no_interval}: {remedy} has one"
+        return asked, f"{covers.why_no_interval}: {enough} has one"
 
     def measure(self, session: Session) -> None:
         self.settings = settings = decide_ignore_eos(self.settings, session.tokenizer)
