@@ -20,6 +20,7 @@ from harness.results.schema import (
     MaybeText,
     PromptedRow,
 )
+from harness.results.verdict import judged
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,8 +66,6 @@ class LatencyRow(
 
     @classmethod
     def as_judged(cls, rows: Sequence[LatencyRow]) -> Sequence[LatencyRow]:
-        from harness.results.verdict import judged
-
         return judged(rows)
 
     @property

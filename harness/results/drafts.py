@@ -8,12 +8,10 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from itertools import accumulate, pairwise, zip_longest
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from harness.results.row import pooled
-
-if TYPE_CHECKING:
-    from harness.results.schema import RunRow
+from harness.results.schema import RunRow
 
 Counts = Sequence[float]
 

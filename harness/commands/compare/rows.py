@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from harness.results.row import figure, setting
 from harness.results.schema import DecodedRow, MaybeBool, MaybeFloat, MaybeInt, MaybeText
+from harness.results.statistics.interval import Interval
+from harness.results.verdict import ArmEvidence, refusal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,10 +57,6 @@ class CompareRow(DecodedRow):
     @property
     def why_no_verdict(self) -> str | None:
         """Why the arms cannot be compared; None where they can, or where one is missing."""
-        # Statistics take half a second to import, which `--help` does not wait for.
-        from harness.results.statistics.interval import Interval
-        from harness.results.verdict import ArmEvidence, refusal
-
         speedup = self.speedup if self.speedup is not None else math.nan
         regular = self.regular_num_tokens
         speculative = self.speculative_num_tokens

@@ -1,30 +1,25 @@
 """Everything that a run of `latency` has measured so far, and groups of figures, which follow from that.
 
 A group has fields of a row, each with its unit, its meaning and how it is pooled over runs, and the
-function that computes them. A row is composed of groups (`rows.LatencyRow`). Groups are loaded
-wherever rows are, also for `--help`: types of the engines are imported for type checkers alone,
-and what takes long to import is imported in functions.
+function that computes them. A row is composed of groups (`rows.LatencyRow`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from harness.engines.protocol import Phases
+from harness.config.run import PromptedSettings
+from harness.engines.counts import Counts, added
+from harness.engines.divergence import Divergence
+from harness.engines.door.plans import Roof
+from harness.engines.protocol import Answered, Phases
+from harness.engines.requests import RequestRecord
+from harness.measuring.prompts.sets import PromptSet
+from harness.measuring.quietness import Quietness
+from harness.results.rows.prompts import LatencyPromptRow
 from harness.results.statistics.interval import CONFIDENCE
-
-if TYPE_CHECKING:
-    from harness.config.run import PromptedSettings
-    from harness.engines.counts import Counts
-    from harness.engines.divergence import Divergence
-    from harness.engines.door.plans import Roof
-    from harness.engines.protocol import Answered
-    from harness.engines.requests import RequestRecord
-    from harness.measuring.prompts.sets import PromptSet
-    from harness.measuring.quietness import Quietness
-    from harness.results.rows.prompts import LatencyPromptRow
 
 
 @dataclass
@@ -79,7 +74,6 @@ class MeasuredArm:
     @property
     def counted(self) -> Counts | None:
         """Growth of the server's counters during all generations; None where it has none."""
-        from harness.engines.counts import Counts, added
 
         total: Counts | None = None
         for generation in self.generations:

@@ -6,18 +6,22 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from harness.config.amounts import counted
 from harness.measuring.figures.measured import Group, MeasuredArm, MeasuredRun
+from harness.results.prompt_times import Pair, places_by_unit, share_prompts
 from harness.results.row import pooled, setting
 from harness.results.schema import MaybeBool, MaybeFloat, MaybeText, WithSpeedup
+from harness.results.statistics import Floats
 from harness.results.statistics.interval import CONFIDENCE, Interval
-
-if TYPE_CHECKING:
-    from harness.results.prompt_times import Pair
-    from harness.results.statistics import Floats
-    from harness.results.statistics.ratios import Rejections
+from harness.results.statistics.ratios import (
+    Rejections,
+    drift,
+    drift_matters,
+    rare_units,
+    ratio_of_totals,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,8 +60,6 @@ class SpeedupFigures(Group, WithSpeedup):
         pair = run.pair(arm)
         if pair is None:
             return cls()
-        from harness.results.prompt_times import places_by_unit, share_prompts
-        from harness.results.statistics.ratios import drift, drift_matters
 
         times = paired_times(run)
         speedup = times.speedup(run.confidence)
@@ -102,7 +104,6 @@ class PairedTimes(NamedTuple):
 
     def speedup(self, confidence: float = CONFIDENCE) -> Interval:
         """The ratio of both arms' total times, with an interval over units."""
-        from harness.results.statistics.ratios import ratio_of_totals
 
         return ratio_of_totals(
             [self.regular],
@@ -117,7 +118,6 @@ class PairedTimes(NamedTuple):
         """`1 of 8 prompts took 5.1 times as long as the others in the regular arm`; None where none hold most of the
         variance.
         """
-        from harness.results.statistics.ratios import rare_units
 
         rare = rare_units(self.regular, self.speculative, self.lengths)
         if rare is None:

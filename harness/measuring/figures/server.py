@@ -5,19 +5,16 @@ Answers come first. Counters include other clients, and only fill in what answer
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from harness.config.amounts import counted, length_in_common
+from harness.engines.counts import Counts
+from harness.engines.requests import RequestRecord
 from harness.measuring.figures.measured import Group, MeasuredArm, MeasuredRun
 from harness.results.row import pooled
 from harness.results.schema import MaybeBool, MaybeFloat, MaybeInt
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from harness.engines.counts import Counts
-    from harness.engines.requests import RequestRecord
 
 # Share of our own tokens by which a server may count more or fewer, beyond a token for each request,
 # before others are suspected: some count the token that ends a text.

@@ -6,20 +6,16 @@ import functools
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from harness.config.amounts import length_in_common
 from harness.engines.divergence import first_divergence
-from harness.engines.tokenizer import TextTokenizer
+from harness.engines.door.reading import Reference
+from harness.engines.protocol import Answered
+from harness.engines.requests import RequestRecord
+from harness.engines.tokenizer import TextTokenizer, Tokenizer
 from harness.measuring.figures.measured import Group, MeasuredArm, MeasuredRun
 from harness.results.row import pooled
 from harness.results.schema import MaybeFloat, MaybeInt
-
-if TYPE_CHECKING:
-    from harness.engines.door.reading import Reference
-    from harness.engines.protocol import Answered
-    from harness.engines.requests import RequestRecord
-    from harness.engines.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
