@@ -32,6 +32,8 @@ MISTAKES = {
     "latency --experimental-rerun made.pickle": "--experimental-rerun: no such option",
     "latency -cn map": "-cn: no such option",
     "latency --info trees": "--info: no such option",
+    "latency --wat": "--wat: no such option; harness help latency all lists settings",
+    "latency tokens=1": "decoding.max_new_tokens=1: must be at least 2 with a draft: it proposes nothing",
     "latency -m K=2,4 --cfg job": "-m: has no --cfg: leave one of them out",
     "latency -m 'seed=range(0,3,0)'": "settings: range() arg 3 must not be zero",
     "latency prompts='One day, in a/b'": "prompts=One day, in a/b: a text goes into a file, one prompt on each line:",
@@ -39,7 +41,7 @@ MISTAKES = {
     "latency ~draft": "~draft: cannot be deleted: draft=none measures without one",
     "latency -m ~prompts K=2,4": "~prompts: cannot be deleted: type prompts=VALUE",
     "latency K=2,4": "decoding.num_draft_tokens=2,4: has several values: -m measures each",
-    "latency hydra/launcher=joblib -m K=2,4": "hydra/launcher=joblib: is not installed; pip install ",
+    "latency hydra/launcher=joblib -m K=2,4": "hydra/launcher=joblib: is not installed, only basic, ",
     "latency -- llama-server -m a.gguf":
         "the command behind --: no flag of it makes llama.cpp speculate: "
         "add --spec-type draft-simple -md DRAFT.gguf",

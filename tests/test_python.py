@@ -34,7 +34,7 @@ def test_a_run_returns_its_rows_and_prints_nothing(capsys: pytest.CaptureFixture
     assert list(rows["arm"]) == ["regular"]
     assert rows["ms_per_token"].dtype.kind == "f"
     assert rows["run"].notna().all()
-    assert capsys.readouterr().out == ""
+    assert capsys.readouterr() == ("", "")
     assert (signal.getsignal(signal.SIGTERM), sys.argv) == before
     again = harness.run("latency", *SHORT, "decoding=greedy", verbose=True)
     assert list(again["arm"]) == ["regular", "speculative"]
@@ -112,7 +112,7 @@ def test_a_sweep_returns_the_rows_of_all_jobs(capsys: pytest.CaptureFixture[str]
     assert list(zip(rows["job"], rows["arm"], rows["seed"], strict=True)) == [
         (job, arm, seed) for job, seed in (("0", 1), ("1", 2)) for arm in ("regular", "speculative")
     ]
-    assert capsys.readouterr().out == ""
+    assert capsys.readouterr() == ("", "")
 
 
 @pytest.mark.slow

@@ -206,7 +206,8 @@ def _no_such_preset(
     """`model=7C: no such preset (did you mean 7B?); harness help presets lists them`."""
     if group == "hydra/launcher":
         installing = f"{install_command('ray,slurm')} brings the launchers of ray and submitit"
-        return SettingError(group, f"is not installed; {installing}", choice)
+        there = ", ".join(error.options or ())
+        return SettingError(group, f"is not installed, only {there}; {installing}", choice)
     # Hydra lists no presets where the missing one is that of a name with suffixes, `7C` of `7C_8bit`.
     known = list(error.options or names.presets(group))
     # A draft's name may be that of any model: "In 'draft/tiny_draf': Could not find 'model/tiny_draf'".

@@ -95,13 +95,12 @@ def _end_process() -> NoReturn:
 def run(command: str, *overrides: str, verbose: bool = False, **settings: Any) -> pd.DataFrame:
     """Run a command from Python: `run("latency", model="7B", decoding={"num_draft_tokens": 6})`.
 
-    It writes the same files as on the command line, and progress and messages go to stderr. With `-m` among the
-    overrides it runs a sweep, where a job that fails is a row with its `status` and `error`. Calls from several
-    threads run one after the other.
+    It writes the same files as on the command line. With `-m` among the overrides it runs a sweep, where a job that
+    fails is a row with its `status` and `error`. Calls from several threads run one after the other.
 
     Args:
         overrides: as on the command line, `"model=7B"`.
-        verbose: also print the tables that the command prints.
+        verbose: also print what the command prints, and its messages and progress on stderr.
         settings: the same as keywords, after the overrides. A group takes a preset, or a mapping of its settings.
 
     Returns:
@@ -128,8 +127,15 @@ def run(command: str, *overrides: str, verbose: bool = False, **settings: Any) -
             raise SettingError(word, f"is for the command line: harness {command}")
     divided = Words.divide([command, *words])
     invocation = Invocation(divided.servers, quiet=True)
+    from harness.measuring import progress
+
     stdout = sys.stdout if verbose else io.StringIO()
-    with _run_lock, signals.interrupting(), redirect_stdout(stdout):
+    with (
+        _run_lock,
+        signals.interrupting(),
+        redirect_stdout(stdout),
+        progress.quiet(not verbose),
+    ):
         divided.note()
         _answer(divided, invocation)
     for error in invocation.errors:

@@ -34,10 +34,10 @@ from harness.config.machine import share_cores
 from harness.config.run import PromptedSettings, RepeatedSettings, RunSettings
 from harness.engines.registry import engine_of, pair_key
 from harness.measuring.measurement import identify, measured_rows
-from harness.measuring.progress import say, show
+from harness.measuring.progress import say
 from harness.reporting.page import below_each_other, in_full, in_short
 from harness.reporting.table import Line
-from harness.reporting.terminal import WIDE, as_text, plain_console, print_document, stderr_console
+from harness.reporting.terminal import WIDE, as_text, plain_console, print_document
 from harness.reporting.words import labels
 from harness.results.files import SUMMARY_FILE, write_rows
 from harness.results.locked_files import replace_file
@@ -69,7 +69,7 @@ def begin(
     manifest.write(directory)
     OmegaConf.save(config, directory / "multirun.yaml")
     SweepFile(directory, measurement(command).row).remove_jobs()
-    print(f"{counted(manifest.num_jobs, 'job')} in {directory}", file=sys.stderr)
+    say(f"{counted(manifest.num_jobs, 'job')} in {directory}")
     if config.hydra.launcher._target_.endswith((".SlurmLauncher", ".RayLauncher")):
         # From now on this process only waits for jobs that run elsewhere: a signal ends that with the sweep's table.
         signals.raise_postponed()
@@ -215,11 +215,7 @@ def _print_line(manifest: Manifest, ended: Rows, label: str, result: str, note: 
     """
     num_ended = len({row.job for row in ended})
     words = ": ".join(filter(None, [label, result]))
-    # The line about progress may still be on the terminal.
-    show("")
-    # One write, so that lines of jobs side by side do not mix.
-    sys.stderr.write(f"[{num_ended}/{manifest.num_jobs}] {words} ({note})\n")
-    sys.stderr.flush()
+    say(f"[{num_ended}/{manifest.num_jobs}] {words} ({note})")
 
 
 def _duration(seconds: float) -> str:
@@ -357,7 +353,7 @@ def print_sweep(
     # A command that measures nothing, such as `plan`, would fail again.
     if is_unfinished or (_any_failed(rows) and record.measures):
         line += f"\n         {again} measures what is missing or failed"
-    stderr_console().print(line, style="dim")
+    say(line)
     if rows:
         # Last, because the disk may be full.
         replace_file(file.with_name(SUMMARY_FILE), as_text(full, WIDE).encode())

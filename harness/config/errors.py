@@ -101,7 +101,7 @@ def nearest(word: str, known: Iterable[str], prefix: str = "") -> str:
     """
     names = list(known)
     # A single wrong letter is half of `7C`.
-    cutoff = 0.5 if len(word) <= 4 else 0.6
+    cutoff = 0.5 if len(word) <= 2 else 0.6
     # `llama2_70B` is meant by `70B`, and not `7B`.
     matches = [name for name in names if name.endswith(f"_{word}")][:2]
     matches = matches or difflib.get_close_matches(word, names, 1, cutoff)

@@ -30,6 +30,8 @@ _last_line = time.monotonic()
 # For a job of a sweep: the terminal of the sweep, and the text before each line there. None and empty otherwise.
 _sweep_terminal: IO[str] | None = None
 _prefix = ""
+# Called from Python, a command writes its messages into files alone.
+_is_quiet = False
 
 
 class LogFile(logging.FileHandler):
@@ -48,6 +50,17 @@ def live_on(terminal: IO[str] | None, prefix: str) -> None:
     global _sweep_terminal, _prefix
     _sweep_terminal = terminal
     _prefix = prefix
+
+
+@contextmanager
+def quiet(is_quiet: bool) -> Iterator[None]:
+    """Write no message on stderr within the block, if it is to be quiet."""
+    global _is_quiet
+    _is_quiet = is_quiet
+    try:
+        yield
+    finally:
+        _is_quiet = False
 
 
 def say(message: str) -> None:
@@ -69,13 +82,14 @@ def note(message: str) -> None:
 def _print(message: str) -> None:
     global _last_line
     _last_line = time.monotonic()
-    stderr_console().print(message, style="dim")
+    if not _is_quiet:
+        stderr_console().print(message, style="dim")
 
 
 def show(text: str) -> None:
     """Show this as the line that lives, or nothing; without a terminal there is none."""
     terminal = _sweep_terminal or sys.stderr
-    if not terminal.isatty():
+    if _is_quiet or not terminal.isatty():
         return
     if text:
         one_line = " · ".join(f"{_prefix}{text}".splitlines())

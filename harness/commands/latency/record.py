@@ -78,6 +78,9 @@ class LatencySettings(PromptedSettings, RepeatedSettings):
         ):
             require(is_met, setting, rule, getattr(self, setting))
         require_at_least(self, num_warmup=0)
+        most = self.decoding.max_new_tokens
+        rule = "must be at least 2 with a draft: it proposes nothing for an answer's first token"
+        require(self.draft is None or most > 1, "decoding.max_new_tokens", rule, most)
 
     @property
     def is_until_precise(self) -> bool:

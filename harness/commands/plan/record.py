@@ -52,7 +52,7 @@ class PlanSettings(RunSettings):
             object.__setattr__(self, "gpu_memory", self.gpus)
             object.__setattr__(self, "gpus", None)
         require_at_least(self, gpus=1, prompt_length=1)
-        number, _ = self._chosen_gpus
+        number, _, _ = self._chosen_gpus
         require(1 <= number <= 1024, "gpus", "must be from 1 to 1024", number)
         if self.gpus is not None and self.gpu_memory is None and not gpu_names():
             rule = "must say what each of the pretended GPUs has, such as gpu_memory=40GB or A100"
@@ -105,15 +105,15 @@ class PlanSettings(RunSettings):
         """The GPUs to plan for; None for those here."""
         if self.gpus is None and self.gpu_memory is None:
             return None
-        number, gpus = self._chosen_gpus
-        size = None if gpus else self.gpu_memory
+        number, name, gpus = self._chosen_gpus
+        size = None if gpus else name
         smallest = [gpu for gpu in gpus if gpu.memory_gb == gpus[0].memory_gb]
         return PretendedGpus(number, self.gpu_memory_bytes, size, smallest)
 
     @property
     def other_sizes(self) -> str:
         """`A100 is planned with 40 GB; gpu_memory='A100 SXM 80GB' has more`; empty where one size has the name."""
-        number, gpus = self._chosen_gpus
+        number, _, gpus = self._chosen_gpus
         if not gpus or gpus[-1].memory_gb == gpus[0].memory_gb:
             return ""
         count = f"{number}x" if number > 1 and self.gpus is None else ""
@@ -121,22 +121,24 @@ class PlanSettings(RunSettings):
         return f"{planned}; gpu_memory='{count}{gpus[-1].name}' has {gpus[-1].memory_gb:g} GB"
 
     @property
-    def _chosen_gpus(self) -> tuple[int, Sequence[Gpu]]:
-        """The number, by `gpus` or as in `8xH100`, and the kinds; no kind for an amount."""
+    def _chosen_gpus(self) -> tuple[int, str, Sequence[Gpu]]:
+        """The number, by `gpus` or as in `8xH100` and `8x40GB`, the name or amount, and the kinds; no kind for an
+        amount.
+        """
         typed = self.gpu_memory or ""
         match = re.match(r"(\d+) ?[x×] ?", typed)
         number = int(self.gpus or (1 if match is None else match[1]))
         name = typed.removeprefix(match[0] if match else "")
         # 80 GB are no A100 80GB.
-        return number, [] if _AMOUNT.fullmatch(name) else gpus_named(name)
+        return number, name, [] if _AMOUNT.fullmatch(name) else gpus_named(name)
 
     @property
     def gpu_memory_bytes(self) -> int | None:
         """`gpu_memory` in bytes; None where it is not set or is no amount."""
-        _, gpus = self._chosen_gpus
+        _, name, gpus = self._chosen_gpus
         if gpus:
             return round(gpus[0].memory_gb * 10**9)
-        match = _AMOUNT.fullmatch(self.gpu_memory or "")
+        match = _AMOUNT.fullmatch(name)
         if match is None:
             return None
         number, unit, binary = match.groups()

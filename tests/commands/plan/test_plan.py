@@ -260,6 +260,7 @@ def test_requests_of_a_published_server() -> None:
     ("typed", "gigabytes", "gpus"),
     [
         (["gpu_memory=8xH100"], 80, {"H100 SXM", "H100 PCIe"}),
+        (["gpu_memory=8x40GB"], 40, {"A100 40GB"}),
         (["gpus=8xA100"], 40, {"A100 40GB"}),
         (["gpu_memory=A100"], 40, {"A100 40GB"}),
         (["gpu_memory=a100-80gb", "gpus=2"], 80, {"A100 SXM 80GB", "A100 PCIe 80GB"}),
@@ -269,7 +270,12 @@ def test_requests_of_a_published_server() -> None:
 def test_gpus_by_their_names(plan: Plan, typed: list[str], gigabytes: int, gpus: set[str]) -> None:
     """Of several sizes the smallest."""
     row = plan("model=7B", *typed).row
-    numbers = {"gpu_memory=8xH100": 8, "gpus=8xA100": 8, "gpu_memory=a100-80gb": 2}
+    numbers = {
+        "gpu_memory=8xH100": 8,
+        "gpu_memory=8x40GB": 8,
+        "gpus=8xA100": 8,
+        "gpu_memory=a100-80gb": 2,
+    }
     assert row["num_gpus"] == numbers.get(typed[0], 1)
     assert row["free_bytes"] == gigabytes * 10**9
     assert set(json.loads(row["bandwidths"])) == gpus
