@@ -141,7 +141,7 @@ def test_without_matplotlib_the_tables_remain(tmp_path: Path) -> None:
     assert "2.00×" in result.stdout
     missing, written = result.stderr.splitlines()
     assert install_command("report") in missing
-    assert written == "written to results/report.md and results/report.html"
+    assert written == "written to results/report.md, results/report.html"
     page = (tmp_path / "results" / "report.html").read_text()
     assert "class=plot" not in page
     assert "2.00×" in page

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import html
 import json
 import os
 import pkgutil
@@ -322,7 +323,7 @@ def main(words: Words) -> None:
     written = write(report, output)
     console = None if report.is_single else plain_console(WIDE)
     print_document(on_terminal(report), console)
-    print(f"written to {' and '.join(map(str, written))}", file=sys.stderr)
+    print(f"written to {', '.join(map(str, written))}", file=sys.stderr)
 
 
 def _print_rows(findings: Findings, path: Path) -> None:
@@ -361,12 +362,19 @@ def write(report: ReportContents, output: Path) -> list[Path]:
     drawing = _optional_plots()
     note = f"Plots need matplotlib: {install_command('report')}"
     if drawing is not None:
-        note = "The plots are in report.html."
+        note = "The plots are in report.html, and beside it as SVG files."
         drawn = {question: drawing.as_svgs(page.plots) for question, page in report.pages.items()}
     texts = {"report.md": markdown(report, note), "report.html": html_page(report, drawn)}
     contents = {
         output / name: text.encode("utf-8", "backslashreplace") for name, text in texts.items()
     }
+    about = html.escape(" · ".join(report.about))
+    for kinds in drawn.values():
+        for kind, plots in kinds.items():
+            for number, (title, svg) in enumerate(plots, 1):
+                said = " · ".join(filter(None, [html.escape(title), about, "95 % intervals"]))
+                whole = svg.replace(">", f"><title>{said}</title>", 1)
+                contents[output / f"report-{kind}-{number}.svg"] = whole.encode()
     try:
         output.mkdir(parents=True, exist_ok=True)
         for path, content in contents.items():

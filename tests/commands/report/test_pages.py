@@ -9,6 +9,7 @@ import pytest
 
 from browser import browser, contrast
 from harness.commands.report.command import build
+from harness.commands.report.command import write as write_report
 from harness.reporting.files import ReportContents, escape, html_page
 from pages import Elements
 from report_files import eval_run, latency_run, write
@@ -55,6 +56,18 @@ def assert_visible(svg: str) -> None:
     for colour in set(re.findall(r"(?:fill|stroke): (?!none)([^;\"]+)", svg)):
         for page_colour in ("#ffffff", "#14181c"):
             assert contrast(colour, page_colour) >= 3, colour
+
+
+def test_each_plot_is_a_file_that_names_its_settings(
+    report: ReportContents, drawn: Plots, tmp_path: Path
+) -> None:
+    files = [file for file in write_report(report, tmp_path) if file.suffix == ".svg"]
+    titles = [title for kinds in drawn.values() for plots in kinds.values() for title, _ in plots]
+    assert len(files) == len(titles) >= 1
+    for file, title in zip(files, titles, strict=True):
+        named = ElementTree.parse(file).getroot()[0].text or ""
+        assert named.startswith(title)
+        assert named.endswith("temperature 0.5 · float16 · on NVIDIA A100 · 95 % intervals")
 
 
 def test_the_page_needs_nothing_from_elsewhere(html: str) -> None:
