@@ -1,5 +1,7 @@
-"""Draft tokens by count, of one answer or of many: the value from which all figures of acceptance follow, as vLLM and
-AIPerf define them, its columns, and what servers print of such counts.
+"""Counts of draft tokens, of one answer or of many, as one value from which all figures of acceptance follow.
+
+The figures are defined as vLLM and AIPerf define them. The file also has the columns of such counts, and the figures
+that servers print.
 """
 
 from __future__ import annotations
@@ -18,24 +20,26 @@ Counts = Sequence[float]
 
 @dataclass(frozen=True, kw_only=True)
 class Drafts:
-    """Counts over iterations, with `+`. None is a count that the source does not know: a sum with it is unknown, too.
+    """Counts over iterations, which can be added with `+`. None is a count that its source does not know; any sum with
+    it is None, too.
 
-    For example three iterations, of which the second accepted all and the last proposed nothing:
+    For example, three iterations: the first drafts 4 tokens, of which 2 are accepted, the second 4, all accepted, and
+    the third drafts nothing:
 
         Drafts.of([(4, 2), (4, 4), (0, 0)]).columns()
             acceptance_rate 6 / 8, mean_acceptance_length 4 = (2 + 6) / 2, tokens_per_iteration 3 = 9 / 3
             acceptance_by_position [1, 1, 1/2, 1], marginal_acceptance_by_position [1, 1, 1/2, 1/2]
 
     Attributes:
-        answers: answers that report anything about drafts. The others drafted nothing where some report drafts, because
-            llama.cpp leaves zeros out; where none does, nothing is known.
-        decoded: tokens after the first of each answer, which iterations decided.
-        iterations: all of them, also those that drafted nothing.
+        answers: number of answers that report anything about drafts. If some answers report drafts, the others drafted
+            nothing, because llama.cpp leaves zeros out. If none does, nothing is known.
+        decoded: tokens that iterations decided: all but the first of each answer.
+        iterations: all iterations, including those that drafted nothing.
         drafting: iterations that drafted something.
         proposed, accepted: draft tokens.
-        accepted_at, tested_at: by position from 0, the draft tokens that were accepted there, or tested. A token is
-            tested if those before it were accepted.
-        k: mean draft tokens of an iteration that drafted, where all answers have the same mean; nan where they differ.
+        accepted_at, tested_at: how many draft tokens were accepted, or tested, at each position, from 0. A draft token
+            is tested if all those before it were accepted.
+        k: mean number of draft tokens per iteration that drafted, if it is the same in all answers; nan if they differ.
     """
 
     answers: int = 0
@@ -50,10 +54,10 @@ class Drafts:
 
     @classmethod
     def of(cls, outcomes: Iterable[Sequence[int]], decoded: int | None = None) -> Drafts:
-        """From [num_proposed, num_accepted] of each iteration.
+        """The counts of one answer, from (num_proposed, num_accepted) of each iteration.
 
         Args:
-            decoded: None for the tokens that these iterations yield.
+            decoded: number of tokens that the iterations decided; None for one each, plus the accepted tokens.
         """
         pairs = [*outcomes]
         drafting = [pair for pair in pairs if pair[0]]
@@ -67,7 +71,7 @@ class Drafts:
             proposed=sum(proposed for proposed, _ in drafting),
             accepted=accepted,
             accepted_at=[sum(place < number for _, number in drafting) for place in places],
-            # The accepted tokens and the first rejected one.
+            # All accepted tokens are tested, and the first rejected one.
             tested_at=[
                 sum(place < min(number + 1, proposed) for proposed, number in drafting)
                 for place in places
@@ -90,8 +94,10 @@ class Drafts:
 
     @property
     def tested(self) -> Counts | None:
-        """`tested_at`. Where only the mean number of draft tokens is known, and it is a whole one in all answers alike,
-        each iteration drafted that many.
+        """`tested_at`, or what follows from the other counts; None if nothing does.
+
+        If only the mean number of draft tokens is known, and it is the same whole number in all answers, then every
+        iteration is taken to have drafted that many.
         """
         accepted_at, drafting = self.accepted_at, self.drafting
         if self.tested_at is not None or accepted_at is None or drafting is None or self.k % 1:
@@ -102,26 +108,32 @@ class Drafts:
 
     @property
     def longest(self) -> int:
-        """The most draft tokens of an iteration, as positions or else totals show it; 0 where neither does."""
+        """The most draft tokens of an iteration: the number of positions, or else the rounded mean; 0 if neither is
+        known.
+        """
         if self.tested is not None:
             return len(self.tested)
         return math.ceil((self.proposed or 0) / (self.iterations or math.inf))
 
     @property
     def known_iterations(self) -> float | None:
-        """All iterations; None where no answer reports anything."""
+        """All iterations; None if no answer reports anything about drafts."""
         return self.iterations if self.answers else None
 
     @property
     def histogram(self) -> list[int] | None:
-        """Iterations that drafted, by how many tokens they accepted, 0, 1, ..."""
+        """How many of the iterations that drafted accepted 0, 1, ... tokens; None if that is not known, or none
+        drafted.
+        """
         if not self.drafting or self.accepted_at is None:
             return None
         reached = [self.drafting, *self.accepted_at, 0]
         return [round(here - further) for here, further in pairwise(reached)]
 
     def counts(self) -> dict[str, Any]:
-        """The counts as columns of a row (`DraftColumns`), by name; None for all where no answer reports anything."""
+        """The counts as columns of a row (`DraftColumns`), by name, without the histogram; all None if no answer
+        reports anything.
+        """
         numbers = {
             "num_decoded": self.decoded,
             "num_iterations": self.iterations,
@@ -138,7 +150,7 @@ class Drafts:
         return columns
 
     def columns(self) -> dict[str, Any]:
-        """The rates (`AcceptanceFigures`) by name; None for those that do not follow from what is known."""
+        """The rates (`AcceptanceFigures`), by name; None for those that do not follow from the known counts."""
         is_known = self.answers > 0
         tokens = _ratio(self.decoded, self.iterations) if is_known else None
         accepted_per_draft = _ratio(self.accepted, self.drafting)
@@ -163,7 +175,7 @@ class Drafts:
 
 
 _COUNTS = [entry.name for entry in fields(Drafts) if entry.name != "k"]
-# Of an answer whose counts are impossible.
+# The counts of an answer whose server reported impossible ones: nothing about them is known.
 UNKNOWN = Drafts(answers=1, k=math.nan, **{name: None for name in _COUNTS if name != "answers"})
 
 
@@ -188,7 +200,10 @@ class DraftColumns:
 
     @property
     def drafts(self) -> Drafts:
-        """The counts as one value. Older versions wrote a histogram and rates alone, from which most of them follow."""
+        """The counts as one value.
+
+        Rows of older versions hold only a histogram and rates, from which most of the counts follow.
+        """
         row: Any = self
         if self.impossible_counts:
             return UNKNOWN
@@ -215,9 +230,12 @@ class DraftColumns:
 
 
 def positions(histogram: Sequence[int]) -> list[int]:
-    """Iterations that accepted the first draft token, the second, ..., from how many accepted 0, 1, 2, ... tokens."""
+    """How many iterations accepted the first draft token, the second, ..., from how many accepted 0, 1, 2, ... tokens.
+
+    For example, [2, 1, 3] gives [4, 3]: 4 iterations accepted a first token, and 3 of these a second one.
+    """
     reached = [*accumulate(reversed(histogram))]
-    # At one place at least, so that a histogram of none is one.
+    # If no iteration accepted anything, one position with 0.
     return reached[-2::-1] or [0] * len(histogram)
 
 
@@ -226,14 +244,14 @@ def _ratio(numerator: float | None, denominator: float | None) -> float | None:
 
 
 def _rounded(rates: Iterable[float | None]) -> list[float | None] | None:
-    """Four decimals; None for no rates."""
+    """The rates with four decimals; None without rates."""
     return [rate if rate is None else round(rate, 4) for rate in rates] or None
 
 
 class Rejection(NamedTuple):
-    """A draft token that the target rejected, at a position in the new text, from 0.
+    """A draft token that the target rejected, at a position of the new text that counts from 0.
 
-    The probabilities are those of the rejected token; None from an engine that does not report them.
+    Both probabilities are of the rejected token; they are None if the engine does not report them.
     """
 
     position: int
@@ -244,13 +262,13 @@ class Rejection(NamedTuple):
 
 
 class Printed(NamedTuple):
-    """A figure that a program prints.
+    """A figure that a server program prints.
 
     Attributes:
-        program: as the column `server` begins.
-        name: the program's words.
-        column: ours that is computed alike (`docs/counted.md`).
-        form: of each number.
+        program: the first word of the column `server` for this program.
+        name: the figure's name, in the program's words.
+        column: our column that is computed in the same way (`docs/counted.md`).
+        form: the format of each number.
     """
 
     program: str
@@ -265,14 +283,14 @@ PRINTED = (
     Printed("vLLM", "Avg Draft acceptance rate", "acceptance_rate", ".1%"),
     Printed("llama.cpp", "draft acceptance", "acceptance_rate", ".5f"),
     Printed("llama.cpp", "mean len", "mean_acceptance_length", ".2f"),
-    # Over all of its verifications.
+    # SGLang divides by all of its verifications, including those without a draft.
     Printed("SGLang", "accept len", "tokens_per_iteration", ".2f"),
     Printed("TensorRT-LLM", "acceptance_length", "mean_acceptance_length", ".2f"),
 )
 
 
 def as_printed(row: RunRow) -> dict[str, str]:
-    """The figures of a row as its server prints them, by name; empty where its program is not known."""
+    """The figures of a row as its server would print them, by the server's names; empty if its program is not known."""
     figures = {}
     for printed in PRINTED:
         value = getattr(row, printed.column, None)

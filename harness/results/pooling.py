@@ -1,8 +1,9 @@
-"""Repetitions of a run, each in its own process, as one measurement.
+"""Pools repetitions of a run, each in its own process, into one measurement.
 
-With `repeats=5` a sweep ends with five runs, each of a regular and a speculative row. They become two rows with
-`repeat=all`: each figure is over all runs, as its column defines it, and the interval of the speed-up is over prompts
-and runs. For that the times of single prompts are read from the runs' directories (`latency_prompts.csv`).
+With `repeats=5` a sweep ends with five runs, each of which has a regular and a speculative row. They become two rows
+with `repeat=all`. Each figure of these is computed from all runs by the rule of its column, and the interval of the
+speed-up is over prompts and runs. It needs the times of single prompts, which are read from the directories of the runs
+(`latency_prompts.csv`).
 """
 
 from __future__ import annotations
@@ -38,13 +39,17 @@ _RULES: dict[Pooling, Callable[[Sequence[Any]], Any]] = {
 
 
 def merge(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
-    """Each measurement once, and the failures that still count.
+    """Each measurement once, and the failures that still count, both in the order of their run ids.
 
-    A measurement is shown by all of its runs that succeeded, pooled as those of `repeats=` are where
-    the times of their prompts are known; else by the newest that succeeded, or else by its newest run,
-    if that has figures. A pooled row replaces the runs that it pools. A failure counts until a newer run of the
-    same measurement succeeds: of ok, failed, ok the last is shown and no failure; of ok, failed
-    both.
+    A measurement is shown by all of its runs that succeeded, pooled as those of `repeats=` are, if the times of their
+    prompts are known; otherwise by the newest run that succeeded; and if none did, by its newest run, provided that
+    this has figures. A pooled row replaces the runs that it pools. A failure counts until a newer run of the same
+    measurement succeeds:
+
+        ok, failed, ok     the two successes are shown, and no failure
+        ok, failed         the success is shown, and the failure counts
+
+    Sets `times`, `parts` and, for pooled rows, `directory` of the given runs.
     """
     single = each_once(runs)
     by_id = {run.id: run for run in single}
@@ -53,7 +58,7 @@ def merge(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
         pooled_ids = getattr(run.last, "pooled_runs", None) or ()
         pooled.update(pooled_ids)
         if pooled_ids and run.directory is None and pooled_ids[0] in by_id:
-            # Its command and its machine are those of the runs that it pools.
+            # A pooled row has no directory; the command and the machine are those of the runs that it pools.
             run.directory = by_id[pooled_ids[0]].directory
         run.parts = [by_id[part] for part in pooled_ids if part in by_id]
     by_measurement: dict[str, list[Run]] = {}
@@ -78,27 +83,27 @@ def merge(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
 
 
 def _pooled_run(runs: Sequence[Run[Any]]) -> Run[Any] | None:
-    """Several runs of one measurement as one; None where that has no interval."""
+    """Several runs of one measurement as one; None if they have no interval together."""
     has_speedup = len(runs) > 1 and all(len(run.rows) == 2 for run in runs)
     if not has_speedup or getattr(runs[-1].last, "speedup", None) is None:
         return None
     rows = pooled_rows([run.rows for run in runs])
     if not rows or rows[-1].speedup is None or not rows[-1].speedup.has_bounds:
         return None
-    # No file has this row: whoever cites it names the runs, the newest first, as ids sort by time.
+    # The pooled row is in no file, so its id names the runs that it pools, the newest first: ids sort by time.
     ids = ", ".join(reversed(rows[-1].pooled_runs))
     rows = [dataclasses.replace(row, run=ids) for row in rows]
     return Run(rows, runs[-1].file, runs[-1].directory, len(runs), runs)
 
 
 def pooled_rows(runs: Sequence[Sequence[AnyRow]]) -> list[AnyRow]:
-    """One row per arm for several runs of the same settings, with an interval over units and runs.
+    """One row per arm for several runs of the same settings, with an interval of the speed-up over units and runs.
 
     Args:
         runs: rows of each repetition, the regular arm first.
 
     Returns:
-        [] where fewer than two runs succeeded.
+        One row per arm, in the order of the arms; [] if fewer than two runs succeeded.
     """
     succeeded = [rows for rows in runs if rows and all(row.status == "ok" for row in rows)]
     if len(succeeded) < 2:
@@ -110,12 +115,12 @@ def pooled_rows(runs: Sequence[Sequence[AnyRow]]) -> list[AnyRow]:
         "repeat": "all",
         "repeats": len(succeeded),
         "pooled_runs": [str(rows[0].run) for rows in succeeded],
-        # Equal where the same runs were repeated.
+        # Equal if the same runs are pooled again.
         "measurement": hashlib.sha256(measurements.encode()).hexdigest()[:16],
         "directory": None,
     }
     pooled = []
-    # All runs of one job have the same arms.
+    # All runs have the same arms, because they have the same settings.
     for rows_of_arm in zip(*succeeded, strict=True):
         columns = _pooled_figures(rows_of_arm) | common
         row: Any = dataclasses.replace(rows_of_arm[0], **columns)
@@ -127,9 +132,9 @@ def pooled_rows(runs: Sequence[Sequence[AnyRow]]) -> list[AnyRow]:
 
 
 def _pooled_figures(rows: Sequence[AnyRow]) -> dict[str, Any]:
-    """The figures of an arm over its runs, by the rule of each field; None where a run lacks one.
+    """The figures of an arm over its runs, by field, pooled by each column's rule; None if any run lacks the figure.
 
-    Of an interval the estimate has a rule, and its ends have none.
+    Only the estimate of an interval is pooled: its bounds have no rule.
     """
     columns: dict[str, Any] = {}
     for column in rows[0].columns().values():
@@ -151,12 +156,12 @@ def _pooled_figures(rows: Sequence[AnyRow]) -> dict[str, Any]:
 
 
 def _pooled(rule: Pooling, values: Sequence[Any], weights: Sequence[Any] | None = None) -> Any:
-    """One value for those of several runs; None for texts that differ, and for no value at all.
+    """One value for those of several runs; None for texts that differ, and if no value is known.
 
-    Lists of runs differ in length: a place that a run lacks is left out.
+    Lists of different lengths are pooled place by place: [1, 2] and [3] have the mean [2, 2].
 
     Args:
-        weights: of a mean; runs count alike where that of one is not known.
+        weights: of a mean; if the weight of a run is not known, all runs count alike.
     """
     known_values = [value for value in values if value is not None]
     if not known_values:
@@ -174,13 +179,15 @@ def _pooled(rule: Pooling, values: Sequence[Any], weights: Sequence[Any] | None 
         # A damaged file may have negative ratios.
         return math.nan
     if rule == "mean" and isinstance(known_values[0], int):
-        # A number, or of truth values what most runs have.
+        # A mean of whole numbers is rounded to one; a mean of truth values is what most runs have.
         return type(known_values[0])(round(pooled))
     return pooled
 
 
 def _speedup(runs: Sequence[Sequence[AnyRow]]) -> dict[str, Any]:
-    """The figures of the speed-up; without an interval where the runs' prompts are not found."""
+    """The `speedup` of runs together, by name; without an interval if there are too few units, and empty if the rows of
+    the runs' prompts are not found.
+    """
     waits = []
     for row, *_ in runs:
         units = pairs_by_unit(read_prompts(row.directory, row.run))
@@ -189,7 +196,7 @@ def _speedup(runs: Sequence[Sequence[AnyRow]]) -> dict[str, Any]:
     if not regular.size:
         return {}
     last = runs[0][-1]
-    # As the run's own interval has it.
+    # The unit of the run's own interval.
     coverage = Coverage.of(last.speedup)
     unit_name = "prompt" if coverage is None else coverage.unit
     estimate = ratio_over_runs(regular, speculative, unit_name)
@@ -197,7 +204,7 @@ def _speedup(runs: Sequence[Sequence[AnyRow]]) -> dict[str, Any]:
         coverage or estimate.covers,
         num_units=estimate.covers.num_units,
         num_runs=estimate.covers.num_runs,
-        # As `repeats=` has them, so that what is drawn varies between runs too.
+        # `repeats=` gives each run another seed, so that sampled texts vary between runs, too.
         own_seeds=len({getattr(rows[-1], "seed", None) for rows in runs}) == len(runs),
     )
     estimate = dataclasses.replace(estimate, covers=covers)

@@ -1,4 +1,4 @@
-"""Answers of both arms in pairs, and what they took by unit, from the rows of a run's prompts."""
+"""Pairs the answers of both arms, and sums their times by unit, from the rows of a run's prompts."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from harness.results.runs import grouped
 from harness.results.statistics import Floats
 from harness.results.statistics.ratios import at_equal_lengths
 
-# What intervals count as independent: prompts that are always asked together, one, a batch, or a lap of requests
-# (`asking.Part`). It is named by their places in the prompt set, so that units of several runs can be matched; where
-# units share prompts, by its number in the run.
+# Answers that an interval treats as one independent value: those to prompts that are always asked together, which are
+# one prompt, a batch, or a lap of requests (`asking.Part`). A unit is named by the places of its prompts in the prompt
+# set, so that units of several runs can be matched. If units share prompts, it is named by its number in the run.
 Unit = Hashable
-# The answers of the regular and of the speculative arm to a prompt.
+# The regular and the speculative arm's answer to a prompt.
 Pair = tuple[LatencyPromptRow, LatencyPromptRow]
 
 
 class Wait(NamedTuple):
-    """What answers took, and their tokens."""
+    """The time that answers took, and the number of their tokens."""
 
     ms: float
     num_tokens: float
 
 
-# Of the regular and of the speculative arm.
+# The regular and the speculative arm's.
 BothArms = tuple[Wait, Wait]
 
 
 def places_by_unit(prompts: Sequence[LatencyPromptRow]) -> dict[int, set[int]]:
-    """The places of each unit's prompts in their set, by the number of the unit."""
+    """For each unit, by its number: the places of its prompts in the prompt set."""
     places: dict[int, set[int]] = {}
     for row in prompts:
         places.setdefault(row.unit_number, set()).add(row.place)
@@ -42,16 +42,18 @@ def places_by_unit(prompts: Sequence[LatencyPromptRow]) -> dict[int, set[int]]:
 
 
 def share_prompts(units: Collection[set[int]]) -> bool:
-    """Whether a prompt is in several units, so that an interval over these covers no prompts.
+    """Whether any prompt is in several units, so that an interval over the units does not cover other prompts.
 
     Args:
-        units: the places of the prompts of each.
+        units: for each unit, the places of its prompts.
     """
     return sum(map(len, units)) > len(set().union(*units))
 
 
 def pairs_of(prompts: Sequence[LatencyPromptRow]) -> list[Pair]:
-    """The answers to the prompts that both arms finished, in the order in which they were asked."""
+    """The pairs of answers to the prompts that both arms answered with a known time, in the order of the regular arm's
+    rows.
+    """
     # A damaged file may lack an index.
     timed = {
         (row.arm, row.prompt_index): row
@@ -69,10 +71,10 @@ def pairs_by_unit(
     prompts: Sequence[LatencyPromptRow],
     unit_of: Callable[[LatencyPromptRow], Unit] | None = None,
 ) -> dict[Unit, list[Pair]]:
-    """The same by unit.
+    """The pairs of `pairs_of`, grouped by unit.
 
     Args:
-        unit_of: the unit of an answer; None for those of intervals.
+        unit_of: gives the unit of an answer; None for the units of intervals.
     """
     pairs = pairs_of(prompts)
     if unit_of is not None:
@@ -86,8 +88,10 @@ def pairs_by_unit(
 def batches_of(
     answers: Sequence[LatencyPromptRow], is_batched: bool
 ) -> Collection[Sequence[LatencyPromptRow]]:
-    """Answers that were decided together, which share their times, and are known by them: no other batch takes exactly
-    as long, to its first tokens and in all. Each answer alone where none were.
+    """Answers grouped by the batch in which they were decoded; each answer alone without batches.
+
+    The answers of a batch share their times, and are recognised by them: no other batch of the run has exactly the same
+    time to the first token and the same total time.
     """
     if not is_batched:
         return [[row] for row in answers]
@@ -99,10 +103,10 @@ def batches_of(
 def wait_for(
     answers: Sequence[LatencyPromptRow], is_batched: bool, *, after_first: bool = False
 ) -> Wait:
-    """What answers took together; a batch is one answer of mean length.
+    """The time that answers took together, and their tokens. A batch counts as one answer of its mean length.
 
     Args:
-        after_first: leave out the time until the first token of each, where it is known, and that token.
+        after_first: leave out each answer's first token, and the time until it, if that is known.
     """
     ms = num_tokens = 0.0
     for batch in batches_of(answers, is_batched):
@@ -118,7 +122,10 @@ def wait_for(
 def waits_by_unit(
     units: Mapping[Unit, Sequence[Pair]], is_batched: bool, *, after_first: bool = False
 ) -> dict[Unit, BothArms]:
-    """What the answers of both arms took, without units that took nothing: all of their tokens came at once."""
+    """The time and the tokens of both arms' answers, by unit.
+
+    A unit is left out if an arm has no time or no tokens there, as with `after_first` if all tokens came at once.
+    """
     waits = {}
     for unit, pairs in units.items():
         regular, speculative = (
@@ -131,11 +138,14 @@ def waits_by_unit(
 
 
 def common_times(runs: Sequence[Mapping[Unit, BothArms]]) -> tuple[Floats, Floats]:
-    """Times per token (`at_equal_lengths`) of the regular arms, and of the speculative ones, over the units that all
-    runs have, in the order of the first run.
+    """Length-adjusted times (`at_equal_lengths`) of the regular and of the speculative arms, over the units that all
+    runs have. The mean of an arm's values is its time per token.
+
+    Args:
+        runs: at least one.
 
     Returns:
-        Two arrays [num_runs, num_units].
+        Two arrays [num_runs, num_units] in ms, with the units in the order of the first run; num_units may be 0.
     """
     units = [unit for unit in runs[0] if all(unit in waits for waits in runs)]
     waits = np.array([[waits_of_run[unit] for unit in units] for waits_of_run in runs])
@@ -147,13 +157,13 @@ def common_times(runs: Sequence[Mapping[Unit, BothArms]]) -> tuple[Floats, Float
 
 
 def seconds_over(rows: Sequence[LatencyPromptRow]) -> float:
-    """Seconds of all batches or laps of an arm's rows, failed ones included: all rows of one have its time."""
+    """The seconds that all batches or laps of an arm took, including failed ones. All rows of a lap repeat its time."""
     lap_times = {(row.moment, row.turn): row.lap_ms or 0.0 for row in rows}
     return sum(lap_times.values()) / 1000
 
 
 def times_over(rows: Sequence[LatencyPromptRow], is_batched: bool) -> dict[str, Any]:
-    """The columns about the time of an arm's answers, by name; None for those that do not follow from the rows."""
+    """The columns about the time of an arm's answers, by name; None for those that the rows do not determine."""
     answered = [row for row in rows if row.is_answered]
     waits = [wait_for(batch, is_batched) for batch in batches_of(answered, is_batched)]
     mean_ms = None

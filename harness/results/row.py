@@ -1,4 +1,4 @@
-"""A row of a CSV file as a dataclass whose fields describe its columns.
+"""Rows of CSV files as dataclasses, whose fields describe the columns.
 
 batch_size: int | None = setting("rows decoded at once", "batch_size")
 ms_per_token: float | None = figure("time per token of a row", "ms")
@@ -23,21 +23,22 @@ from pydantic import ConfigDict, TypeAdapter
 
 from harness.results.statistics.interval import Coverage, Interval
 
-# The columns that a file begins with, so far as it has them.
+# A file begins with those of these columns that it has.
 _FIRST = (
     "run job model draft arm check verdict batch_size num_draft_tokens temperature seed".split()
 )
 
-# A damaged file may hold a whole number of any length.
+# The limit of whole numbers: a damaged file may hold one of any length.
 _MOST = 2**64
-# Every whole number up to here is one float.
+# Up to here every whole number can be represented as a float.
 _MOST_AS_FLOAT = 2**53
 # Truth values as `csv` and spreadsheets write them.
 _IN_JSON = {"True": "true", "False": "false", "TRUE": "true", "FALSE": "false"}
 
 
-# How runs are pooled: mean, sum, largest or smallest value (of lists, place by place); the mean of ratios, or of
-# standard deviations; true if it is true of all, or of any; the value that all runs have in common; or none.
+# How the values of several runs become one: the mean, the sum, the largest or the smallest (for lists, place by place);
+# the geometric mean for ratios, and the quadratic mean for standard deviations; true if all runs are, or any is; the
+# value that all runs have in common; or none.
 Pooling = (
     Literal["mean", "geometric mean", "quadratic mean", "sum", "largest", "smallest"]
     | Literal["all", "any", "same", "none"]
@@ -46,29 +47,31 @@ Pooling = (
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ColumnDescription:
-    """A column, as the field of a row describes it.
+    """A column of a CSV file, as the field of a row describes it.
 
-    The field `num_draft_tokens: int | Literal["auto"] | None` has the type and hint int, the words ("auto",), and is
-    optional. `acceptance_by_position: list[float | None] | None` has the type list and the hint list[float | None].
+    The field `num_draft_tokens: int | Literal["auto"] | None` has the type and the hint int, the words ("auto",), and
+    is optional. `acceptance_by_position: list[float | None] | None` has the type list and the hint list[float | None].
 
     The field `speedup: Interval | None` is described as four columns: `speedup`, `speedup_low`, `speedup_high` and
-    `speedup_covers`. The text is about the estimate.
+    `speedup_covers`. Its text is about the estimate.
 
     Attributes:
-        field: of the row.
-        part: of an interval, `estimate`, `low`, `high` or `covers`; empty for any other field.
+        field: name of the row's field.
+        part: for an interval `estimate`, `low`, `high` or `covers`; empty for any other field.
         kind: `setting` for what the user asked for, `figure` for what was measured or computed, `circumstance` for
             where, when and with what that was done.
         text: one line for `harness help columns`.
-        unit: of its values; empty for none.
-        pools: how a figure of several runs becomes one, for rows that are pooled (`pooling.py`). Of an interval the
-            estimate alone is pooled: means of ends would be no interval over several runs.
-        per: the figure below the line of a rate. A mean over runs is weighted by it, which makes it total over total.
-        path: of a setting in the command's settings, `decoding.top_k`; empty where the command fills it in.
-        phrase: how a value reads, `{} new tokens`; empty for its name and the value.
-        said_as: single values that read otherwise; `""` is of one that goes without saying.
-        type: of its values: str, int, float, bool, list or dict.
-        hint: the same with the types of entries.
+        unit: unit of the values; empty if they have none.
+        pools: how the figures of several runs become one, for rows that are pooled (`pooling.py`). Only the estimate of
+            an interval is pooled: means of bounds would not be an interval over several runs.
+        per: the field in the denominator of a rate. A mean over runs is weighted by it, and so becomes total over
+            total.
+        path: where the command's settings have this setting, such as `decoding.top_k`; empty if the command fills it
+            in.
+        phrase: how a page words a value, such as `{} new tokens`; empty for the column's name and the value.
+        said_as: the words for single values that read otherwise; `""` for a value that goes without saying.
+        type: type of the values: str, int, float, bool, list or dict.
+        hint: that type with the types of its entries.
         words: texts that may stand in place of a number.
         optional: whether a value may be None.
     """
@@ -89,26 +92,29 @@ class ColumnDescription:
     optional: bool
 
     def of(self, row: Row) -> Any:
-        """The value that a row has in this column; None for none."""
+        """The row's value in this column; None if it has none."""
         value = getattr(row, self.field)
         return value.parts()[self.part] if self.part and value is not None else value
 
 
 def _column(kind: str, text: str, unit: str = "", **further: Any) -> Any:
-    """A field with what is described of its column."""
+    """A field whose metadata describes its column."""
     metadata = {"kind": kind, "text": text, "unit": unit, "said_as": {}, **further}
     return field(default=None, metadata=metadata)
 
 
 def setting(text: str, path: str = "", unit: str = "", **words: Any) -> Any:
-    """A column that repeats a setting; `path` is where the command's settings have it, and `words` are `phrase` and
-    `said_as` of `ColumnDescription`.
+    """A column that repeats a setting.
+
+    Args:
+        path: where the command's settings have it.
+        words: `phrase` and `said_as` of `ColumnDescription`.
     """
     return _column("setting", text, unit, path=path, **words)
 
 
 def pooled(pools: Pooling, text: str, unit: str = "", *, per: str = "") -> Any:
-    """A figure of rows that are pooled over repeated runs, and how; see `ColumnDescription`."""
+    """A figure of rows that are pooled over repeated runs; `pools` and `per` say how (`ColumnDescription`)."""
     return _column("figure", text, unit, pools=pools, per=per)
 
 
@@ -118,10 +124,10 @@ circumstance = functools.partial(_column, "circumstance")
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """The columns of all rows.
+    """The columns that all rows have.
 
     Attributes:
-        kind: stem of the file's name.
+        kind: the name of the file, without `.csv`.
         recognised_by: columns that only files of this kind have together.
     """
 
@@ -145,12 +151,12 @@ class Row:
         return columns
 
     def values(self) -> dict[str, Any]:
-        """The row by its columns: the estimate and the ends of an interval each have one."""
+        """The row's values by column: an interval has one column each for its estimate, its bounds and its coverage."""
         return {name: column.of(self) for name, column in self.columns().items()}
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> Self:
-        """The reverse of `values`. An interval that lacks one of its ends has neither."""
+        """The reverse of `values`. An interval that lacks one of its bounds gets neither."""
         columns = cls.columns()
         fields_of_row: dict[str, Any] = {}
         for name, value in values.items():
@@ -162,7 +168,7 @@ class Row:
         return cls(**fields_of_row)
 
     def cells(self) -> dict[str, Any]:
-        """The row as it is written; lists and mappings as JSON."""
+        """The row's values as they are written: lists and mappings as JSON."""
         cells = self.values()
         for name, value in cells.items():
             if isinstance(value, list | tuple | dict):
@@ -171,24 +177,25 @@ class Row:
 
     @classmethod
     def parse(cls, cells: Mapping[str, str]) -> Self:
-        """The reverse of `cells`, from text. Foreign columns are ignored; what is absent or cannot be read is None.
+        """The reverse of `cells`, from text. Unknown columns are ignored; a value that is missing or unreadable is
+        None.
 
-        An empty cell is None too, except in a column that always has text.
+        An empty cell is None, too, except in a column that always has text: there it is an empty text.
         """
         columns = cls.columns()
-        # Most cells of a row are empty, and have the default.
+        # Most cells of a row are empty; their fields keep the default.
         filled = {name for name, cell in cells.items() if cell} & columns.keys()
         filled |= {name for name, column in columns.items() if not column.optional}
         return cls.from_values({name: _parsed(cells.get(name), columns[name]) for name in filled})
 
     @classmethod
     def setting_columns(cls, settings: Any) -> dict[str, Any]:
-        """The columns that repeat `settings`, by name."""
+        """The columns that repeat settings, by name; None for a setting that `settings` do not have."""
         columns: dict[str, Any] = {}
         for name, column in cls.columns().items():
             if not column.path:
                 continue
-            # A path such as `draft.name`: None where there is no draft, or no such setting.
+            # The path `draft.name` gives None without a draft.
             value = settings
             for part in column.path.split("."):
                 value = getattr(value, part, None)
@@ -197,15 +204,15 @@ class Row:
 
 
 def kind_of(header: Iterable[str], kinds: Iterable[type[Row]]) -> type[Row] | None:
-    """The kind of the rows in a file with these columns; None for a file of none of these kinds."""
+    """The kind of the rows in a file with these columns; None if it is none of the given kinds."""
     columns = set(header)
     fitting = [kind for kind in kinds if columns.issuperset(("run", *kind.recognised_by))]
-    # Where a kind has all columns of another one and more, files with all of them are its own.
+    # If one kind has all columns of another and more, a file with all of them is of the larger kind.
     return max(fitting, key=lambda kind: len(kind.columns()), default=None)
 
 
 def _described(column: Field[Any], hint: Any) -> dict[str, ColumnDescription]:
-    """The columns of a field whose type is `hint`, such as `list[int] | None`."""
+    """The columns of a field with the type `hint`, such as `list[int] | None`; one column, or four for an interval."""
     is_union = typing.get_origin(hint) in (types.UnionType, typing.Union)
     parts = typing.get_args(hint) if is_union else (hint,)
     words: tuple[str, ...] = ()
@@ -241,14 +248,14 @@ def _interval_in(values: Mapping[str, Any], name: str) -> Interval | None:
     covers = Coverage.read(values.get(f"{name}_covers"))
     if estimate is None:
         return None
-    # Bounds of a damaged file may be on the wrong side.
+    # In a damaged file the bounds may be on the wrong side of the estimate.
     if low is None or high is None or not low <= estimate <= high:
         return Interval(estimate, covers=covers)
     return Interval(estimate, low, high, covers)
 
 
 def _parsed(cell: str | None, column: ColumnDescription) -> Any:
-    """The value in a cell; None where it cannot be read."""
+    """The value in a cell; None if it cannot be read."""
     if not cell:
         return cell if column.type is str and not column.optional else None
     if cell in column.words or column.type is str:
@@ -258,15 +265,15 @@ def _parsed(cell: str | None, column: ColumnDescription) -> Any:
 
 @functools.cache
 def strict(hint: Any) -> TypeAdapter[Any]:
-    """A validator of values of a type as they are, without converting them, and of finite numbers alone."""
+    """A validator that takes values of a type without converting them, and only finite numbers."""
     return TypeAdapter(hint, config=ConfigDict(strict=True, allow_inf_nan=False))
 
 
-# Of thousands of rows most have the same value, or one of a few.
+# Cached, because thousands of rows repeat a few values.
 @functools.lru_cache(maxsize=20_000)
 def _parsed_value(cell: str, column: ColumnDescription) -> Any:
-    """The value of a cell that is no text, written by Python or as JSON; None where it cannot be read."""
-    # Of all that has a unit, log-probabilities and lower ends alone may be negative.
+    """The value of a cell that holds no text but Python's or JSON's form of a value; None if it cannot be read."""
+    # Among values with a unit only log-probabilities, and lower bounds, may be negative.
     if cell.startswith("-") and column.unit not in ("", "nats") and column.part != "low":
         return None
     with suppress(ValueError, RecursionError):
@@ -284,7 +291,7 @@ def _whole_number(digits: str) -> int:
 
 
 def _number(digits: str) -> float:
-    """A number with a decimal point; a whole one is an integer, because pandas writes `4.0` in columns with gaps."""
+    """A number with a decimal point; a whole one becomes an int, because pandas writes `4.0` in columns with gaps."""
     number = float(digits)
     is_whole = abs(number) < _MOST_AS_FLOAT and number.is_integer()
     return int(number) if is_whole else number

@@ -1,4 +1,4 @@
-"""A run as a value: the rows that it wrote, whatever the command, and which of several runs count."""
+"""A run as a value: the rows that it wrote, whatever the command. Also decides which copy of a run counts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
-    """Items by key, in their order."""
+    """Items by key; both the keys and the items of each are in the order of the items."""
     groups: dict[Key, list[Item]] = {}
     for item in items:
         groups.setdefault(key(item), []).append(item)
@@ -33,15 +33,15 @@ AnyRunRow = TypeVar("AnyRunRow", bound=RunRow)
 
 @dataclass(eq=False)
 class Run(Generic[AnyRunRow]):
-    """One run of a command: the rows that it wrote. `Run[LatencyRow]` is a run of `latency`.
+    """One run of a command, with the rows that it wrote. `Run[LatencyRow]` is a run of `latency`.
 
     Attributes:
-        rows: at least one, in the order written; of `latency` and `eval` the regular arm first.
-        file: the CSV file that they were read from.
-        directory: of the run, where it can be found.
-        times: for how many runs this one stands: those that measured the same and ended alike. It is all of them,
-            pooled, or the newest. `pooling.merge` sets it.
-        parts: the runs that a pooled one is made of, as far as they were read.
+        rows: at least one, in the order written; for `latency` and `eval` the regular arm first.
+        file: the CSV file that the rows were read from.
+        directory: the run's own directory, if it can be found.
+        times: the number of runs that this one stands for, which measured the same and ended alike. It is the newest of
+            them, or all of them pooled. `pooling.merge` sets it.
+        parts: for a pooled run, the runs that it pools, so far as they were read.
     """
 
     rows: list[AnyRunRow]
@@ -52,12 +52,12 @@ class Run(Generic[AnyRunRow]):
 
     @functools.cached_property
     def prompt_rows(self) -> list[LatencyPromptRow]:
-        """The rows of its `latency_prompts.csv`, both arms; [] where that is not found."""
+        """The rows of its `latency_prompts.csv`, for both arms; [] if the file is not found."""
         return read_prompts(self.directory, self.id)
 
     @property
     def typed(self) -> str | None:
-        """The line that was typed for it; None where its directory does not say."""
+        """The command line that was typed for the run; None if its directory does not record it."""
         return None if self.directory is None else typed_in(self.directory)
 
     @property
@@ -70,12 +70,12 @@ class Run(Generic[AnyRunRow]):
 
     @property
     def last(self) -> AnyRunRow:
-        """The row that says most about the run: of the draft's arm, of all seeds or prompts."""
+        """The row that says most about the run: the speculative arm's, or the one over all seeds or prompts."""
         return self.rows[-1]
 
     @property
     def status(self) -> str:
-        """The status in the last row; `incomplete` where a torn file lacks the draft's arm."""
+        """The status in the last row, `ok` if it has none; `incomplete` if a torn file lacks the speculative arm."""
         if self.last.lacks_an_arm:
             return "incomplete"
         return self.last.status or "ok"
@@ -87,7 +87,7 @@ class Run(Generic[AnyRunRow]):
 
     @property
     def reason(self) -> str:
-        """Why there is no full result."""
+        """Why the run has no full result, in words."""
         is_incomplete = self.status == "incomplete"
         unknown = (
             "the rows of its other arm are missing" if is_incomplete else "no reason was recorded"
@@ -99,29 +99,35 @@ class Run(Generic[AnyRunRow]):
         return f"{reason} ({self.times} times)" if self.times > 1 else reason
 
     def row(self, arm: str) -> AnyRunRow | None:
-        """The row of an arm, the last of several; None without any."""
+        """The row of an arm, the last if there are several; None if there is none."""
         return next((row for row in reversed(self.rows) if getattr(row, "arm", None) == arm), None)
 
 
 def measured_of(runs: Sequence[Run[AnyRunRow]]) -> list[Run[AnyRunRow]]:
-    """The runs without made-up ones: random weights, synthetic acceptance, planted costs; all where each is such."""
+    """The runs with real figures, without random weights, synthetic acceptance and simulated costs; all runs if none
+    has real figures.
+    """
     return [run for run in runs if run.last.real] or [*runs]
 
 
 def runs_of(rows: Sequence[Row], file: Path | None = None) -> list[Run]:
-    """The runs that wrote these rows, once for each job of a sweep.
+    """The runs that wrote these rows, each once per job of a sweep.
 
-    Jobs of a sweep that measure the same have copies of the rows of one run, distinguished by `job`
-    alone. `pooling.merge` counts them once.
+    Jobs of a sweep that measure the same have copies of one run's rows, which differ only in `job`.
+    `pooling.merge` counts such a run once.
+
+    Args:
+        file: the CSV file of the rows. If an `environment.json` is next to it, its directory is taken for that of runs
+            whose own is not found.
     """
     run_rows = [row for row in rows if isinstance(row, RunRow)]
     beside = file.parent if file and (file.parent / "environment.json").exists() else None
     runs = []
     for same in grouped(run_rows, attrgetter("run", "job")).values():
-        # A run has one kind of row, which leaves out what may not be read: a speed-up of arms that cannot be compared.
+        # All rows of a run have one kind, which leaves out what may not be read: a speed-up of incomparable arms.
         kept = list(type(same[0]).as_judged(same))
         named = same[0].directory
-        # Not `Path.is_dir`: that raises an error for a name longer than a file's may be.
+        # `Path.is_dir` would raise an error for a name that is too long for a file.
         directory = Path(named) if named and os.path.isdir(named) else beside
         runs.append(Run(kept, file, directory))
     return runs
@@ -129,6 +135,7 @@ def runs_of(rows: Sequence[Row], file: Path | None = None) -> list[Run]:
 
 def each_once(runs: Sequence[Run]) -> list[Run]:
     """Each run once, in its most complete copy, the newest run last: ids sort by time."""
-    # A torn file has fewer rows of a run, and a file that was moved may not find its directory. The last copy stays.
+    # A torn file has fewer rows of a run, and a file that was moved may not find the run's directory. The last copy of
+    # a run overwrites the others below.
     ordered = sorted(runs, key=lambda run: (run.id, len(run.rows), run.directory is not None))
     return list({run.id: run for run in ordered}.values())

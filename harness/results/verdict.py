@@ -1,9 +1,9 @@
-"""The one place that decides what measured answers allow to say about a speed-up.
+"""Decides what the measured answers of a run allow us to say about its speed-up.
 
-`refusal` compares the evidence of both arms when they have been measured. Where it finds a reason
-why they cannot be compared, the rows of the run say so (`status=no_verdict`, the reason in `error`),
-have no speed-up, and the exit code is 3. `verdict_of` reads the conclusion from a row. No command
-asserts what is refused here, and without an interval there is no conclusion.
+When both arms have been measured, `refusal` compares the evidence of the two. If it finds a reason why they cannot be
+compared, the rows of the run say so (`status=no_verdict`, the reason in `error`) and lose their speed-up, and the exit
+code is 3. `verdict_of` derives the conclusion from a row. No command asserts anything that is refused here, and a
+speed-up without an interval allows no conclusion.
 """
 
 from __future__ import annotations
@@ -30,54 +30,58 @@ from harness.results.statistics.stopping import CONFIDENCE_OF_LOOKS
 
 AnyRow = TypeVar("AnyRow", bound=ComparedRow)
 
-# Of the processor time that a run asks for. With less, several threads of one pass wait for each other, in each arm as
-# many times as it has passes: a pair that is 1.4 times as fast was measured as 2.3 times slower.
+# The least share of the CPU time it wants that a run must get. With less, the threads of each pass wait for each other,
+# and the arms differ in their number of passes: a pair that is 1.4 times as fast was measured as 2.3 times slower.
 _LEAST_PROCESSOR_SHARE = 0.5
-# Share of an arm's requests that may fail.
+# The largest share of an arm's requests that may fail.
 MOST_FAILURES = 0.01
-# A failed request might have taken this many times as long as the others.
+# A failed request is assumed to have taken up to this many times as long as the others.
 _TIME_OF_A_FAILURE = 10
-# Relative difference of the arms' numbers of tokens. Times are per token, so that only the share of
-# them that does not grow with the text is off by as much.
+# The largest relative difference between the arms' total numbers of tokens. Times are per token, so a difference
+# distorts only the part of the time that does not grow with the text, such as reading the prompt.
 MOST_DIFFERENCE = 0.1
-# The same of texts that are drawn and end by themselves, some early and some late. Where every
-# token may be the last, lengths are geometric, and honest arms differ by more than half in 6 % of
-# the runs with 15 prompts and in 0.8 % with 30: the ratio of their totals follows F with 2n and 2n
-# degrees of freedom.
+# The same limit for sampled texts that end by themselves, some early and some late. If every token may be the last,
+# lengths are geometric, and over n prompts the ratio of the arms' totals follows F with 2n and 2n degrees of freedom:
+# honest arms differ by more than half in 6 % of the runs with 15 prompts and in 0.8 % with 30.
 _MOST_DIFFERENCE_OF_DRAWN = 0.5
-# Such lengths are also compared prompt by prompt. This is the chance that honest arms are refused.
+# Lengths of sampled texts are also compared prompt by prompt. The chance that this test refuses honest arms.
 _LEVEL_OF_LENGTHS = 0.01
-# One interval of forty begins above what was measured by chance, but hardly by more than this.
+# A lower bound may exceed the largest possible speed-up by this factor: one 95 % interval in forty lies above the true
+# value by chance, but hardly ever by more than 2 %.
 _BY_CHANCE = 1.02
-# Counters of a server under load have parts of other requests, by which tokens per iteration may be too many.
+# Tokens per iteration may exceed the possible number by this factor: under load, a server's counters include parts of
+# other requests.
 _BY_COUNTERS = 1.05
-# Share of the prompts' tokens by which the arms' caches may differ.
+# The largest share of the prompts' tokens that a cache may know from before the run, and by which the numbers of cached
+# tokens may differ between the arms.
 MOST_CACHED = 0.02
-# The same of prompts as servers read them, beyond a token for each.
+# The largest share by which the servers' counts of the same prompts' tokens may differ, beyond one token per prompt.
 MOST_READ_OTHERWISE = 0.02
-# Greedy texts of one model part where rounding breaks a tie: of half the prompts at most, or after
-# more than this many tokens on average. Fewer differences than these prove nothing.
+# Greedy texts of one model differ only where rounding breaks a tie: in at most half of the prompts, or after at least
+# `_FEWEST_ALIKE` equal tokens on average. Fewer differing texts than `_FEWEST_DIFFERENT` prove nothing.
 _FEWEST_ALIKE = 20
 _FEWEST_DIFFERENT = 3
-# The speed-up of a run whose times are not known yet.
+# Stands for the speed-up of a run whose times are not known yet.
 _NOT_TIMED = Interval()
-# Regular arms of one target under the same conditions take the same time, within this factor.
+# The times of regular arms with the same target and settings differ by this factor at most.
 _MOST_APART = 1.5
-# No speed-up is as large. A damaged file may hold any number, and two runs that differ much have such bounds.
+# No real speed-up is as large. A damaged file may hold any number, and the interval over two runs that differ much may
+# have such bounds.
 _MOST_SPEEDUP = 1e6
 
 
 @dataclass(frozen=True, kw_only=True)
 class ArmEvidence:
-    """Known facts about the work of one arm. The names are those of the columns.
+    """Known facts about what one arm did. Each field has the name of the column that it is read from.
 
     Attributes:
-        lengths: tokens of each answer by index of its prompt; empty where only the total is known.
-        read: tokens of each prompt by the server's count, by the prompt; empty where only the total is known.
-        drawn: whether its texts are drawn and end by themselves.
-        salted: whether its prefix cache heeds salts; None without a cache.
-        in_turns: whether conversations are asked turn by turn, of which caches may keep the turns before.
-        drafted: whether a server drafted anything; None where that is not known, or does not matter.
+        lengths: number of tokens of each answer, by the index of its request; empty if only the total is known.
+        read: number of tokens of each prompt by the server's count, by the index of its request followed by the ids of
+            the prompt; empty if only the total is known.
+        drawn: whether the arm's texts are sampled and end by themselves.
+        salted: whether the server's prefix cache respects salts; None without a cache.
+        in_turns: whether conversations are asked turn by turn, so that a cache may know the earlier turns.
+        drafted: whether the server drafted anything; None if that is not known, or does not matter.
     """
 
     arm: str = ""
@@ -107,10 +111,10 @@ class ArmEvidence:
 
     @classmethod
     def of(cls, columns: Mapping[str, Any], **further: Any) -> Self:
-        """The evidence that the columns of a row hold.
+        """The evidence in the columns of a row; a column that is None or missing leaves the field's default.
 
         Args:
-            further: fields that columns do not hold.
+            further: values of the fields that no column holds.
         """
         names = [entry.name for entry in fields(cls)]
         filled = {name: columns[name] for name in names if columns.get(name) is not None}
@@ -121,8 +125,7 @@ def verdict_of(row: ComparedRow, family: int = 1) -> Statement:
     """The statement about the speed-up of a run, from the row of its speculative arm.
 
     Args:
-        family: the number of intervals that a reader sees together; this one is widened so that all of them hold at
-            once.
+        family: number of intervals that a reader sees together. This one is widened so that all of them hold at once.
     """
     return replace(_judged_speedup(row, family), subject=row, family=family)
 
@@ -143,8 +146,9 @@ def _judged_speedup(row: ComparedRow, family: int) -> Statement:
 
 
 def _waited(row: ComparedRow) -> str:
-    """Why times of models on this machine say nothing: their threads waited for other programs and each other. How many
-    a server that was started here has is not known.
+    """Why the times of models on this machine show nothing: their threads waited for other programs and for each other.
+    Empty if they did not wait, or computed with a single thread. The number of threads of a server that the harness
+    started is not known, so any such server counts.
     """
     share = getattr(row, "processor_share", None)
     if share is None or share >= _LEAST_PROCESSOR_SHARE:
@@ -157,10 +161,10 @@ def _waited(row: ComparedRow) -> str:
 
 
 def why_no_ranking(regular_ms: Iterable[float]) -> str:
-    """Why drafts of one target cannot be ranked by their speed-ups; empty where nothing is known against it.
+    """Why drafts of one target cannot be ranked by their speed-ups; empty if nothing known speaks against it.
 
     Args:
-        regular_ms: time per token of the regular arm of each run, all with the same settings.
+        regular_ms: time per token of each run's regular arm; all runs have the same settings.
     """
     times = [ms for ms in regular_ms if ms is not None and 0 < ms < math.inf]
     if not times or max(times) <= _MOST_APART * min(times):
@@ -194,10 +198,13 @@ def why_no_interval(row: ComparedRow) -> str:
 def refusal(
     regular: ArmEvidence, speculative: ArmEvidence, speedup: Interval = _NOT_TIMED
 ) -> str | None:
-    """Why the arms cannot be compared; None where nothing is known against it.
+    """Why the arms cannot be compared; None if nothing known speaks against it.
+
+    The order counts: the first reason found is the one that a user reads, and earlier ones explain later ones. A
+    server that drafted nothing, for example, may also have generated a different number of tokens.
 
     Args:
-        speedup: of the speculative arm, as measured.
+        speedup: as measured.
     """
     return (
         too_many_failures((regular, speculative), speedup)
@@ -212,10 +219,11 @@ def refusal(
 
 
 def too_many_failures(arms: Sequence[ArmEvidence], speedup: Interval = _NOT_TIMED) -> str | None:
-    """The failures, where they are more than 1 % of an arm's requests, or could change the verdict.
+    """The failures in words, if more than 1 % of an arm's requests failed, or if they could change the verdict; else
+    None.
 
-    Those that failed are left out of the times. If each had taken ten times as long as the others,
-    would the conclusion be different?
+    Failed requests are left out of the times. They could change the verdict if the conclusion would be different with
+    each of them having taken ten times as long as the others.
     """
     failures = [
         f"{arm.num_failed} of {arm.num_prompts} {arm.arm} requests failed"
@@ -236,7 +244,7 @@ def too_many_failures(arms: Sequence[ArmEvidence], speedup: Interval = _NOT_TIME
 
 
 def _other_servers(regular: ArmEvidence, speculative: ArmEvidence) -> str | None:
-    """Why the arms are not the same model under the same prompts, with and without drafts."""
+    """Why the arms are not one model that answers the same prompts, with drafts in one arm and without in the other."""
     for arm in (regular, speculative):
         if arm.num_restarts:
             return (
@@ -254,12 +262,14 @@ def _other_servers(regular: ArmEvidence, speculative: ArmEvidence) -> str | None
 
 
 def _other_prompts(regular: ArmEvidence, speculative: ArmEvidence) -> str | None:
-    """Why the servers did not read the same prompts; turns after different answers are none of these."""
+    """Why the servers did not read the same prompts. Only prompts that both arms were asked are compared: later turns
+    of a conversation follow different answers.
+    """
     common = regular.read.keys() & speculative.read.keys()
     numbers = [sum(arm.read[prompt] for prompt in common) for arm in (regular, speculative)]
     tolerated = len(common) + MOST_READ_OTHERWISE * numbers[0]
     added = numbers[1] - numbers[0]
-    # Some servers leave cached tokens out.
+    # Some servers do not count cached tokens.
     added_with_cached = added + speculative.cached_tokens - regular.cached_tokens
     if min(abs(added), abs(added_with_cached)) <= tolerated:
         return None
@@ -270,7 +280,7 @@ def _other_prompts(regular: ArmEvidence, speculative: ArmEvidence) -> str | None
 
 
 def _other_texts(speculative: ArmEvidence) -> str | None:
-    """Why greedy texts of the arms are not those of one model."""
+    """Why the arms' greedy texts cannot come from one model."""
     num_alike = speculative.tokens_per_difference
     if num_alike is None or num_alike >= _FEWEST_ALIKE:
         return None
@@ -285,8 +295,8 @@ def _other_texts(speculative: ArmEvidence) -> str | None:
 
 
 def _beyond_counts(speculative: ArmEvidence) -> str | None:
-    """Why counts contradict each other: an iteration yields at most one token more than it drafts."""
-    # Iterations that drafted something yield more than all together.
+    """Why the counts contradict each other: an iteration yields at most one token more than it drafts."""
+    # An iteration with a draft yields more than the mean of all iterations.
     yielded = speculative.mean_acceptance_length or speculative.tokens_per_iteration
     drafted = speculative.mean_proposed
     if yielded is None or drafted is None or yielded <= _BY_COUNTERS * (drafted + 1):
@@ -295,7 +305,9 @@ def _beyond_counts(speculative: ArmEvidence) -> str | None:
 
 
 def _beyond_rounding(speculative: ArmEvidence) -> str | None:
-    """Why an arm that calls itself lossless is not: a greedy text leaves the regular one where no tokens tied."""
+    """Why an arm that claims to be lossless is not: its greedy text leaves the regular one at a token that had no
+    tie.
+    """
     excess = speculative.margin_over_rounding
     if speculative.lossy or excess is None or excess <= 1:
         return None
@@ -315,10 +327,10 @@ def _unequal_work(regular: ArmEvidence, speculative: ArmEvidence) -> str | None:
 
 
 def _unequal_lengths(regular: ArmEvidence, speculative: ArmEvidence) -> str | None:
-    """Why drawn texts are no equal work: one arm's are shorter, prompt by prompt, beyond chance.
+    """Why sampled texts are not equal work: prompt by prompt, one arm's are shorter than chance explains.
 
-    The difference of an answer is as likely to have either sign if both arms draw from the same
-    distribution, so that signs are flipped at random (a permutation test of the sum).
+    If both arms draw from the same distribution, the difference between two answers to a prompt is as likely to be
+    positive as negative. So the test flips signs at random (a permutation test of the sum).
     """
     common = sorted(regular.lengths.keys() & speculative.lengths.keys())
     differences = np.array([regular.lengths[i] - speculative.lengths[i] for i in common])
@@ -342,8 +354,9 @@ def _unequal_lengths(regular: ArmEvidence, speculative: ArmEvidence) -> str | No
 def _answered_by_caches(regular: ArmEvidence, speculative: ArmEvidence) -> str | None:
     """Why prefix caches make the arms incomparable.
 
-    What the prompts of a run share may be cached in one arm alone, by the servers' own settings. That is refused only
-    where a cache heeds no salt: there the same prompts came twice. In conversations it may be what speculation costs.
+    A server's own settings may let one arm alone cache what the run's prompts have in common. A difference between the
+    arms is refused only if the cache ignores salts, because then the second arm was asked prompts that the cache knew
+    from the first. It is not refused in conversations, where reading more may be a cost of speculation.
     """
     for arm in (regular, speculative):
         if arm.cached_from_before > MOST_CACHED * arm.num_prompt_tokens:
@@ -364,7 +377,7 @@ def _answered_by_caches(regular: ArmEvidence, speculative: ArmEvidence) -> str |
 
 
 def _impossible(speculative: ArmEvidence, speedup: Interval) -> str | None:
-    """Why no speculation can be so fast. Without an interval it may be chance."""
+    """Why no speculation can be so fast. A speed-up without an interval may be high by chance, and is not refused."""
     most, what = _most_speedup(speculative)
     if not speedup.has_bounds or speedup.low <= _BY_CHANCE * most:
         return None
@@ -375,8 +388,10 @@ def _impossible(speculative: ArmEvidence, speedup: Interval) -> str | None:
 
 
 def _most_speedup(speculative: ArmEvidence) -> tuple[float, str]:
-    """The largest speed-up that is possible, and the reason in words: an iteration takes no less than a regular step,
-    so that the gain is at most the tokens that it yields. Two commands may differ in anything, and have no such bound.
+    """The largest possible speed-up, and the reason in words.
+
+    An iteration takes at least as long as a regular step, so the gain is at most the number of tokens that it yields.
+    Infinite for two commands, which may differ in anything, and if no count is known.
     """
     if speculative.draft == SECOND_COMMAND:
         return math.inf, ""
@@ -390,17 +405,21 @@ def _most_speedup(speculative: ArmEvidence) -> tuple[float, str]:
 
 
 def _difference(number: int, other: int) -> float:
-    """The difference as a share of the larger one."""
+    """The difference as a share of the larger number."""
     return abs(number - other) / max(number, other, 1)
 
 
 def judged(
     rows: Sequence[AnyRow], further: Mapping[str, Mapping[str, Any]] | None = None
 ) -> list[AnyRow]:
-    """The rows of a run; without a speed-up, and with the reason in `error`, where its arms cannot be compared.
+    """The rows of a run as they may be read.
+
+    If its arms cannot be compared, both rows lose their speed-up; if the run succeeded, they also get the status
+    `no_verdict` and the reason in `error`. Rows that are not one regular and one speculative arm stay as they are.
 
     Args:
-        further: of each arm, fields of its evidence that no column holds; None for rows of a file.
+        rows: at least one.
+        further: for each arm, by name, the fields of its evidence that no column holds; None for rows of a file.
     """
     drawn = rows[0].ignore_eos is False and bool(rows[0].temperature)
     in_turns = (rows[0].settings or {}).get("prompts.turns") == "all"
@@ -414,7 +433,7 @@ def judged(
         )
         is_second = rows[1].draft == SECOND_COMMAND
         if rows[1].has_one_server or is_second:
-            # One server is both arms, or the first of two commands is any other: it may draft too.
+            # A single server is both arms, and the first of two commands is any server: it may draft, too.
             regular = replace(regular, drafted=None)
             is_asked = rows[1].num_draft_tokens or getattr(rows[1], "flags_draft", None)
             if rows[1].has_one_server or not is_asked:
@@ -429,7 +448,7 @@ def judged(
 
 
 def _interval_of(row: ComparedRow) -> Interval:
-    """The speed-up as measured, without impossible figures: of a damaged file, or bounds by runs that differ much."""
+    """The speed-up as measured. Impossible numbers, such as a damaged file's, become nan."""
     speedup = row.speedup
     if speedup is None or not 0 < speedup.estimate < _MOST_SPEEDUP:
         return Interval()
@@ -439,11 +458,13 @@ def _interval_of(row: ComparedRow) -> Interval:
 
 
 def _at_once(speedup: Interval, family: int, row: ComparedRow) -> Interval:
-    """The interval, widened so that it holds with those of others, with its own coverage: `widened` needs a number of
-    units where the row has none.
+    """The interval, widened so that it holds together with the others that a reader sees; its coverage is unchanged.
+
+    `widened` needs a number of units: without a coverage, the prompts of the row.
     """
     covers = speedup.covers or Coverage(getattr(row, "num_prompts", None) or 0, "prompt")
-    # A run with `precision` looked at its interval, which has the level of looks; one over several runs has the usual.
+    # A run with `precision` looked at its interval, whose level is that of looks; one over several runs has the usual
+    # level.
     is_looked_at = getattr(row, "precision", None) is not None and covers.num_runs is None
     confidence = CONFIDENCE_OF_LOOKS if is_looked_at else CONFIDENCE
     wide = widened(replace(speedup, covers=covers), family, confidence)
