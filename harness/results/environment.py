@@ -1,7 +1,8 @@
-"""Where a figure was measured: versions, machine and commit, for `environment.json` and for every row of a CSV file.
+"""Describes where figures were measured: versions, machine and commit, for `environment.json` and the rows of CSV
+files.
 
-Versions come from the installed packages' metadata, so that nothing heavy is imported. What cannot be found out is
-None: describing a run must never be the reason that it fails.
+Versions come from the metadata of installed packages, so that nothing heavy is imported. Facts that cannot be found out
+are None: a run must never fail because it could not be described.
 """
 
 from __future__ import annotations
@@ -42,7 +43,11 @@ def new_run_id() -> str:
 
 
 def environment(devices: Sequence[str] = ()) -> dict[str, Any]:
-    """Everything worth knowing about this process's surroundings, ready for JSON; `devices` are those that compute."""
+    """Everything worth knowing about the surroundings of this process, ready for JSON.
+
+    Args:
+        devices: names of the devices that compute.
+    """
     commit, dirty = git_state(_PACKAGE)
     columns = environment_columns(devices)
     return {
@@ -66,16 +71,18 @@ def environment(devices: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def environment_columns(devices: Sequence[str] = ()) -> dict[str, Any]:
-    """The part of `environment` that every run's rows carry. A commit with uncommitted changes ends in `-dirty`."""
+    """The part of `environment` that all rows of a run carry. The commit of a checkout with changes ends in
+    `-dirty`.
+    """
     commit, dirty = git_state(_PACKAGE)
-    # Where torch is not imported, as in a sweep's own process, nothing computes.
+    # In a process that never imports torch, such as a sweep's own, nothing computes.
     torch: Any = sys.modules.get("torch")
     return {
         "timestamp": datetime.now(UTC).isoformat(timespec="milliseconds"),
         "devices": "; ".join(devices) or None,
         "num_threads": None if torch is None else int(torch.get_num_threads()),
         "commit": f"{commit}-dirty" if commit and dirty else commit,
-        # Not the installed distribution's: a checkout may be newer than what pip noted.
+        # Not the version of the installed distribution: a checkout may be newer than the one that pip installed.
         "harness_version": sys.modules["harness"].__version__,
         **{
             f"{name}_version": package_version(name)
@@ -85,17 +92,17 @@ def environment_columns(devices: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def write_environment(directory: Path, devices: Sequence[str]) -> None:
-    """Write `environment.json` into a run's directory; see `replace_file`."""
+    """Write `environment.json` into a run's directory, as `replace_file` does."""
     content = json.dumps(environment(devices), indent=2)
     replace_file(directory / "environment.json", f"{content}\n".encode())
 
 
 @functools.cache
 def git_state(package: Path) -> tuple[str | None, bool | None]:
-    """Commit of the checkout that a package runs from, and whether tracked files differ from it.
+    """The commit of the checkout that a package runs from, and whether tracked files differ from it.
 
-    (None, None) outside a checkout, such as in a virtual environment inside somebody else's repository: git must know
-    the package's `__init__.py`. Looked up once per process.
+    Both are None outside a checkout of the package. A virtual environment inside somebody else's repository is outside,
+    because git does not track the package's `__init__.py` there. Looked up once per process.
     """
     tracked = _git(package, "ls-files", "--error-unmatch", "__init__.py")
     commit = _git(package, "rev-parse", "--verify", "HEAD")
@@ -104,7 +111,7 @@ def git_state(package: Path) -> tuple[str | None, bool | None]:
 
 
 def _git(directory: Path, *arguments: str) -> str | None:
-    # Inside a git hook these point at another repository and would outrank the directory.
+    # Inside a git hook these variables name another repository, which git would prefer to the directory.
     redirects = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")
     variables = {key: value for key, value in os.environ.items() if key not in redirects}
     # Without optional locks, so that a sweep's many processes never collide with the user's own git.
@@ -112,7 +119,7 @@ def _git(directory: Path, *arguments: str) -> str | None:
 
 
 def typed_in(directory: Path) -> str | None:
-    """The line that was typed for the run of a directory; None where that is not known."""
+    """The command line that was typed for the run of a directory; None if that is not recorded."""
     try:
         content = json.loads((directory / "environment.json").read_bytes())
         return str(content["command_line"])
@@ -122,7 +129,7 @@ def typed_in(directory: Path) -> str | None:
 
 @functools.cache
 def package_version(distribution: str) -> str | None:
-    """The version of an installed package; None where it is not installed."""
+    """The version of an installed package; None if it is not installed."""
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:

@@ -1,6 +1,6 @@
-"""CSV files of typed rows: rows are written, appended to what other runs wrote, and read back.
+"""CSV files of typed rows: writing rows, appending them to those of other runs, and reading them.
 
-`locked_files` keeps the files whole when processes share them or are killed.
+`locked_files` keeps the files whole when several processes write them, or a process is killed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from harness.results.locked_files import locked, read_whole, replace_file
 from harness.results.row import Row, kind_of
 
-# The whole result as text, in the directory of a run or a sweep.
+# The whole page of a result as text, in the directory of the run or sweep.
 SUMMARY_FILE = "summary.txt"
 
 AnyRow = TypeVar("AnyRow", bound=Row)
@@ -28,11 +28,11 @@ class Contents:
     """The contents of a CSV file.
 
     Attributes:
-        kind: of its rows; None for a file that is not ours.
-        rows: those that are whole.
+        kind: kind of the rows; None for a file that is not ours.
+        rows: the rows that are whole.
         torn: a line about each row that was left out, because cells are missing or a setting cannot be read:
             `results/latency.csv, line 7: 12 of 140 cells; left out`; or about a whole file of ours in another form.
-        unread: a line about each row with figures that are not of their columns' types, and so are None.
+        unread: a line about each row with figures that do not have their columns' types; these figures are None.
     """
 
     kind: type[Row] | None
@@ -42,23 +42,23 @@ class Contents:
 
 
 def write_rows(path: str | Path, rows: Sequence[Row]) -> None:
-    """Write a CSV file as `replace_file` does; without rows nothing is written."""
+    """Write rows of one kind to a CSV file, as `replace_file` does; without rows nothing is written."""
     if rows:
         replace_file(path, as_csv(rows))
 
 
 def append_rows(path: str | Path, rows: Sequence[Row]) -> Path:
-    """Append rows of one kind to a CSV file that several processes share, all or none; the directory is made.
+    """Append rows of one kind to a CSV file that several processes share, all of them or none. The directory is made.
 
-    A file with other columns, or one that was cut inside a quoted cell, is left alone: the rows then go to the first of
-    `<stem>-2.csv`, `-3` and so on that has their columns, in any order, or does not exist.
+    A file with other columns, or one that was cut inside a quoted cell, is left alone. The rows then go to the first of
+    `<stem>-2.csv`, `<stem>-3.csv` and so on that has their columns, in any order, or does not exist.
 
     Returns:
-        The file written to, which may not be `path`.
+        The file that was written, which may not be `path`; `path` if there are no rows.
 
     Raises:
-        SettingError: when `results.file` names a place where no file can be written.
-        RunError: when writing fails; what the file held is then unharmed.
+        SettingError: if no file can be written at the place that `results.file` names.
+        RunError: if writing fails; the file then keeps its old content.
     """
     path = Path(path)
     for candidate in _numbered(path) if rows else ():
@@ -71,7 +71,7 @@ def append_rows(path: str | Path, rows: Sequence[Row]) -> Path:
                 continue
             content = file.path.read_bytes()
             if content.count(b'"') % 2:
-                # Rows behind an open quote would be a part of its cell.
+                # Rows appended after an open quote would become a part of its cell.
                 continue
             # An editor may have left the last line without its end.
             line_end = b"" if content.endswith(b"\n") else b"\n"
@@ -81,7 +81,7 @@ def append_rows(path: str | Path, rows: Sequence[Row]) -> Path:
 
 
 def read_rows(path: str | Path, kind: type[AnyRow]) -> list[AnyRow]:
-    """The rows of one kind in a shared CSV file and its numbered siblings; [] where there is none."""
+    """The rows of one kind in a shared CSV file and its numbered siblings; [] if there is no file."""
     rows: list[AnyRow] = []
     for file in itertools.takewhile(Path.exists, _numbered(Path(path))):
         rows += rows_in(file, kind)
@@ -89,24 +89,24 @@ def read_rows(path: str | Path, kind: type[AnyRow]) -> list[AnyRow]:
 
 
 def rows_in(path: Path, kind: type[AnyRow]) -> list[AnyRow]:
-    """The rows of one kind in one CSV file; [] where there is none."""
+    """The rows of one kind in one CSV file; [] if there is no file."""
     if not path.exists():
         return []
-    # Some kinds have all columns of another one, and more.
+    # A subclass has all columns of its kind and more; `read_file` must know it to tell the two apart.
     contents = read_file(path, [kind, *kind.__subclasses__()])
     return [row for row in contents.rows if type(row) is kind]
 
 
 def read_file(path: Path, kinds: Iterable[type[Row]]) -> Contents:
-    """One CSV file, as far as its rows are whole.
+    """The contents of one CSV file: the rows that are whole, and lines about the others.
 
     Args:
-        kinds: of rows that it may hold.
+        kinds: the kinds of rows that the file may hold.
 
     Raises:
-        OSError: when it cannot be read.
+        OSError: if the file cannot be read.
     """
-    # A prompt may be longer than the 131,072 characters at which the reader gives up.
+    # A prompt may be longer than the csv module's default limit of 131,072 characters.
     csv.field_size_limit(sys.maxsize)
     text = read_whole(path).decode("utf-8-sig", errors="replace")
     reader = csv.reader(io.StringIO(text, newline=""))
@@ -121,12 +121,12 @@ def read_file(path: Path, kinds: Iterable[type[Row]]) -> Contents:
     for cells in reader:
         line = f"{path}, line {reader.line_num}"
         if cells == header:
-            # Of files that were joined.
+            # Files that were joined repeat the header.
             continue
         if len(cells) == len(header):
             named = dict(zip(header, cells, strict=True))
             row = kind.parse(named)
-            # Cells that are not empty, but have no value in the row.
+            # The cells with text whose value could not be read.
             lost = [
                 name
                 for name, cell in named.items()
@@ -134,7 +134,7 @@ def read_file(path: Path, kinds: Iterable[type[Row]]) -> Contents:
             ]
             damage = f"{line}: {', '.join(lost)} cannot be read"
             if any(columns[name].kind == "setting" for name in lost):
-                # Two rows without a K would be taken for the same setting.
+                # Without a setting such as K, the row could be taken for one of another setting.
                 torn.append(f"{damage}; left out")
                 continue
             rows.append(row)
@@ -146,8 +146,8 @@ def read_file(path: Path, kinds: Iterable[type[Row]]) -> Contents:
 
 
 def _saved_otherwise(path: Path, text: str, kinds: Iterable[type[Row]]) -> list[str]:
-    """A line about a file of ours that a spreadsheet saved in another form; [] for other files."""
-    # Of UTF-16 every other byte is zero, and the first two are no UTF-8.
+    """A line about a file of ours that a spreadsheet saved in another form; [] for any other file."""
+    # In UTF-16 every other byte is zero, and the first two bytes are not UTF-8.
     first_line = text.replace("\0", "").partition("\n")[0].strip("\r\ufffd")
     for separator in ";\t,":
         header = [name.strip('"') for name in first_line.split(separator)]
@@ -157,16 +157,18 @@ def _saved_otherwise(path: Path, text: str, kinds: Iterable[type[Row]]) -> list[
 
 
 def read_kind(path: Path, kinds: Iterable[type[Row]]) -> type[Row] | None:
-    """The kind of row whose columns a CSV file has; None for a file that is not ours, or no file.
+    """The kind of row whose columns a CSV file has; None if the file is not ours or does not exist.
 
     Raises:
-        OSError: when it cannot be read.
+        OSError: if the file cannot be read.
     """
     return kind_of(_header(path), kinds) if path.is_file() else None
 
 
 def check_appendable(path: str | Path) -> None:
-    """Raise what `append_rows` would about the place, before hours of measuring; the directory is made."""
+    """Raise the error that `append_rows` would raise about the place, before hours of measuring. The directory is
+    made.
+    """
     with locked(path, "results.file") as file:
         file.check_writable()
 
@@ -186,13 +188,13 @@ def _numbered(path: Path) -> Iterator[Path]:
 
 
 def as_csv(rows: Sequence[Row]) -> bytes:
-    """Rows of one kind as CSV, with a header."""
+    """Rows of one kind, at least one, as CSV with a header."""
     header = list(rows[0].cells())
     return _as_csv([header, *(_cells(row, header) for row in rows)])
 
 
 def _cells(row: Row, header: Sequence[str]) -> list[Any]:
-    """The cells of a row in the order of a header; empty for what is not known."""
+    """The cells of a row in the order of a header; empty for unknown values."""
     cells = row.cells()
     values = [cells.get(name) for name in header]
     # Only nan differs from itself.
@@ -200,10 +202,11 @@ def _cells(row: Row, header: Sequence[str]) -> list[Any]:
 
 
 def _as_csv(lines: Sequence[Sequence[Any]]) -> bytes:
-    # Python's csv before 3.13 leaves a lone carriage return unquoted, and readers take it for the end of a row.
+    # Before Python 3.13 the csv module leaves a lone carriage return unquoted, and readers take it for the end of a
+    # row.
     has_return = any("\r" in str(cell) for cells in lines for cell in cells)
     quoting: Any = csv.QUOTE_NONNUMERIC if has_return else csv.QUOTE_MINIMAL
     text = io.StringIO()
     csv.writer(text, lineterminator="\n", quoting=quoting).writerows(lines)
-    # A path from the command line may hold bytes that are not text; a row must not be lost over one.
+    # A path from the command line may hold bytes that are not text; the row must not be lost because of them.
     return text.getvalue().encode("utf-8", errors="backslashreplace")

@@ -1,10 +1,12 @@
-"""Files shared by processes that may be killed at any moment: written whole or not at all.
+"""Files shared by processes that may be killed at any moment, each written whole or not at all.
 
-All writes hold a lock. A new file, or one whose content is replaced, is written as `<name>.tmp`, which takes the place
-of the target in one step. Large files grow in place: `<name>.appending` then says where the new bytes begin and end. A
-process that dies leaves at most one of these two, and its lock is released. `read_whole` leaves out an append that was
-not finished, and the next writer removes it. The empty `.locks/<name>.lock` of a file that processes
-share stays: if it were removed while others wait for it, they would no longer share a lock.
+Every write holds a lock. A new file, or one whose content is replaced, is written as `<name>.tmp`, which is then
+renamed to the target in one step. Large files grow in place: `<name>.appending` then records where the new bytes begin
+and end. A process that dies leaves at most one of these two files, and its lock is released. `read_whole` leaves out an
+append that was not finished, and the next writer removes it.
+
+The empty file `.locks/<name>.lock` stays. If it were removed while processes wait for it, a new process would create
+another one, and they would no longer share a lock.
 """
 
 from __future__ import annotations
@@ -21,11 +23,11 @@ import filelock
 
 from harness.config.errors import RunError, SettingError
 
-# The directory of locks beside files.
+# Name of the directory of locks, next to the files.
 LOCKS = ".locks"
 # A write holds the lock for milliseconds: a wait this long means a hung process.
 _LOCK_TIMEOUT_S = 60.0
-# Failures of the disk. Any other comes from the place, and a different setting fixes it.
+# Failures of the disk itself. Any other failure comes from the chosen place, and a different setting fixes it.
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
@@ -33,26 +35,26 @@ def replace_file(path: str | Path, content: bytes) -> None:
     """Write a whole file in one step: readers see the old content or the new, never a part. The directory is made.
 
     Raises:
-        RunError: when the file cannot be written; an old one is then unharmed.
+        RunError: if the file cannot be written; an old file then stays as it was.
     """
     with locked(path) as file:
         file.replace(content)
 
 
 def remove_locks(directory: Path) -> None:
-    """Remove the locks of a directory that one run alone writes, when it has written its files."""
+    """Remove the locks of a directory that only one run writes, after it has written its files."""
     shutil.rmtree(directory / LOCKS, ignore_errors=True)
 
 
 def read_whole(path: Path) -> bytes:
-    """A file's content without bytes that another process is appending, or died over.
+    """A file's content, without bytes that another process is still appending, or was when it died.
 
     Raises:
-        OSError: when it cannot be read.
+        OSError: if the file cannot be read, or is not a regular file.
     """
     target = Path(os.path.realpath(path))
     if target.exists() and not target.is_file():
-        # /dev/zero has no end, and a pipe may never have one.
+        # /dev/zero never ends, and a pipe may not either.
         raise OSError(errno.EINVAL, "it is not a regular file")
     while True:
         before = target.stat()
@@ -65,14 +67,14 @@ def read_whole(path: Path) -> bytes:
 
 @contextmanager
 def locked(path: str | Path, setting: str | None = None) -> Iterator[LockedFile]:
-    """Hold a file's lock. Links are followed, so that all names of a file share its lock.
+    """Hold the lock of a file. Links are followed, so that all names of a file share one lock. The directory is made.
 
     Args:
-        setting: by which the user chose the place.
+        setting: the setting by which the user chose the place; None if the user did not.
 
     Raises:
-        RunError: a failure within the block, or a lock that never comes.
-        SettingError: a failure that a different `setting` fixes.
+        RunError: if anything fails within the block, or another process holds the lock for a minute.
+        SettingError: if the failure is one that a different value of `setting` fixes.
     """
     path = Path(path)
     target = Path(os.path.realpath(path))
@@ -84,7 +86,7 @@ def locked(path: str | Path, setting: str | None = None) -> Iterator[LockedFile]
             lock.parent.mkdir(exist_ok=True)
             lock.touch()
         except FileNotFoundError:
-            # On /proc and the like the lock would wait for a minute.
+            # In places such as /proc, where no file can be made, waiting for the lock would take a minute.
             raise OSError(errno.EINVAL, f"no file can be made in {target.parent}") from None
         with filelock.FileLock(lock).acquire(timeout=_LOCK_TIMEOUT_S, poll_interval=0.01):
             file = LockedFile(target)
@@ -101,13 +103,13 @@ def locked(path: str | Path, setting: str | None = None) -> Iterator[LockedFile]
 
 
 def _check_place(path: Path, target: Path) -> None:
-    """Raise an OSError unless the path is free or a regular file in a directory.
+    """Raise an OSError unless the path is free, or a regular file in a directory.
 
-    The path itself is looked at as well as what it leads to: /dev/stdout may lead to `pipe:[123]`, which as a path
-    does not exist.
+    Both the path and the target that it leads to are checked: /dev/stdout may lead to `pipe:[123]`, which does not
+    exist as a path.
     """
     with suppress(FileNotFoundError, NotADirectoryError):
-        # Raises the error of a link that leads to itself.
+        # Raises an error for a link that leads to itself.
         path.stat()
     if target.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
@@ -119,10 +121,10 @@ def _check_place(path: Path, target: Path) -> None:
 
 
 class LockedFile:
-    """A file while this process alone may write it; `locked` gives one.
+    """A file while only this process may write it, as `locked` gives it.
 
     Attributes:
-        path: of the file itself, not of a link to it.
+        path: path of the file itself, not of a link to it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -131,7 +133,7 @@ class LockedFile:
         self._note = _note_of(path)
 
     def replace(self, content: bytes) -> None:
-        """Give the file this content, in one step."""
+        """Replace the whole content of the file, in one step."""
         try:
             _write_to_disk(self._temporary, content, "wb")
             if self.path.exists():
@@ -141,7 +143,7 @@ class LockedFile:
             self._temporary.unlink(missing_ok=True)
 
     def append(self, content: bytes) -> None:
-        """Append to the file, which exists, all or nothing."""
+        """Append to the file, which must exist, all or nothing."""
         begin = self.path.stat().st_size
         try:
             _write_to_disk(self._note, f"{begin} {begin + len(content)}\n".encode(), "wb")
@@ -152,7 +154,7 @@ class LockedFile:
         self._note.unlink()
 
     def remove_unfinished(self) -> None:
-        """Remove bytes that a process did not append to the end."""
+        """Remove bytes that another process began to append but did not finish."""
         if not self._note.exists():
             return
         if self.path.exists():
@@ -171,7 +173,7 @@ class LockedFile:
 
 
 def _write_to_disk(path: Path, content: bytes, mode: Literal["wb", "ab"]) -> None:
-    """Write to a file, down to the disk."""
+    """Write to a file, and wait until the disk has it."""
     with path.open(mode) as file:
         file.write(content)
         file.flush()
@@ -179,15 +181,15 @@ def _write_to_disk(path: Path, content: bytes, mode: Literal["wb", "ab"]) -> Non
 
 
 def _whole_length(target: Path, size: int) -> int:
-    """How many of a file's bytes are there for good: less than `size` while some are appended, or were in part."""
+    """How many of a file's bytes are final. Fewer than `size` while an append is under way, or if one was cut short."""
     try:
         begin, end = map(int, _note_of(target).read_text(encoding="ascii").split())
     except (OSError, ValueError):
-        # No note, or a process died while it wrote one and had not begun to append.
+        # There is no note, or a process died while it wrote the note, before it appended anything.
         return size
     return begin if begin < size < end else size
 
 
 def _note_of(target: Path) -> Path:
-    """The file that says where bytes begin and end that are being appended, `1200 1310`."""
+    """The file that records where the bytes that are being appended begin and end, as `1200 1310`."""
     return target.with_name(f"{target.name}.appending")

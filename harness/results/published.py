@@ -1,4 +1,4 @@
-"""Figures that other projects and papers published, each with its source, from `published.csv`."""
+"""Figures that other projects and papers published, each with its source, read from `published.csv`."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ class Published:
     """One row of `published.csv`.
 
     Attributes:
-        source: who published it, a key of `DIFFERENCES` where our presets differ.
-        pair_name: what its authors call the pair.
-        models: names that the target has here, as `canonical_name` writes them; empty where we have no such model.
-        drafts: the same of the draft; empty for the target alone.
-        hardware: as they name it; empty where they do not.
-        ms_per_token: of the speculative arm where there is a draft.
-        speedup_low, speedup_high: lowest and highest that they give.
+        source: who published it; a key of `DIFFERENCES` if our presets differ from the published protocol.
+        pair_name: the authors' name for the pair.
+        models: our names for the target, as `canonical_name` writes them; empty if we have no such model.
+        drafts: our names for the draft, written likewise; empty for the target alone.
+        hardware: as the authors name it; empty if they do not.
+        ms_per_token: time of the speculative arm if there is a draft, else of the target.
+        speedup_low, speedup_high: lowest and highest published speed-up.
         accuracy_regular, accuracy_speculative: proportion of correct products of numbers from 1 to 99.
-        prompts: the set here that has the same prompts; empty where they do not say which.
-        temperature: None where they do not say it.
+        prompts: our prompt set with the same prompts; empty if the authors do not name theirs.
+        temperature: None if the authors do not state it.
         mean_acceptance_length: tokens per iteration.
     """
 
@@ -48,8 +48,11 @@ class Published:
     mean_acceptance_length: float | None = None
 
     def matches(self, model: str, draft: str | None, row: PromptedRow) -> bool:
-        """Whether this is a time or speed-up of the pair in a row of `latency`, or of its target alone, at its
-        temperature and prompts.
+        """Whether this is a published time or speed-up for the pair in a row of `latency`, or for its target alone, at
+        the row's temperature and on its prompts. An unstated temperature or prompt set matches any.
+
+        Args:
+            model, draft: canonical names of the row's models; `draft` is None without one.
         """
         same_pair = model in self.models and (not self.drafts or draft in self.drafts)
         same_prompts = self.prompts in ("", row.prompts)
@@ -72,12 +75,12 @@ class Published:
 
     @property
     def accuracy(self) -> Mapping[str, float]:
-        """Accuracies by arm; empty where they give none."""
+        """Accuracies by arm; empty if the source gives none."""
         arms = {"regular": self.accuracy_regular, "speculative": self.accuracy_speculative}
         return {arm: value for arm, value in arms.items() if value is not None}
 
 
-# What our presets cannot reproduce of a published protocol, by `source` of `published.csv`.
+# How a published protocol differs from our presets, which cannot reproduce it, by `source` of `published.csv`.
 DIFFERENCES: Mapping[str, str] = MappingProxyType(
     {
         "EAGLE-3 (arXiv 2503.01840)": (
@@ -115,8 +118,8 @@ def published_figures() -> tuple[Published, ...]:
 
 
 def multiplication_accuracy(model: str) -> Mapping[str, float]:
-    """Accuracies for products of numbers from 1 to 99, which llama-ssp alone published: arm -> proportion of correct
-    answers; empty for other models.
+    """The accuracy of each arm for products of numbers from 1 to 99, as a proportion of correct answers. Only llama-ssp
+    published such figures; empty for other models.
     """
     return next(
         (
@@ -129,9 +132,9 @@ def multiplication_accuracy(model: str) -> Mapping[str, float]:
 
 
 def published_for(row: PromptedRow) -> list[Published]:
-    """The figures to show alongside a row of `latency`: its pair's and its target's; without a draft the target's.
+    """The published figures to show next to a row of `latency`: those of its pair, and of its target alone.
 
-    Random weights and synthetic acceptance have no published counterpart.
+    Random weights and synthetic acceptance have no published counterpart, so the list is empty for them.
     """
     if row.model is None or not row.real:
         return []
@@ -141,7 +144,7 @@ def published_for(row: PromptedRow) -> list[Published]:
 
 
 def _figure(cells: Mapping[str, str]) -> Published:
-    """A line of `published.csv`."""
+    """The figure in one line of `published.csv`."""
     stated: dict[str, object] = {name: cell for name, cell in cells.items() if cell}
     names = {name: [*filter(None, cells[name].split(";"))] for name in ("models", "drafts")}
     return _FIGURE.validate_python(stated | names)

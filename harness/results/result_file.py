@@ -1,7 +1,7 @@
-"""`result.json` in the directory of every run, for programs: its rows with nested intervals, what its page says, its
-environment and its command. `result.schema.json` beside this file describes it.
+"""`result.json` in the directory of every run, for programs: the run's rows with nested intervals, the sentences of its
+page, its environment and its command. `result.schema.json`, next to this file, describes the format.
 
-A change that a reader of this version could not read gets the next one. Columns may be added.
+A change that readers of the current version could not read raises `VERSION`. Added columns do not.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ def write_result(
     doubts: Sequence[str] = (),
     statements: Sequence[Statement] = (),
 ) -> None:
-    """Write the file of a run, whole or not at all; a run without rows leaves none.
+    """Write the `result.json` of a run, whole or not at all; a run without rows has none.
 
     Args:
         rows: all rows of the run.
         devices: product names of the devices that computed.
         finding, doubts: sentences of the run's page.
-        statements: what the finding says, as values.
+        statements: the finding as values.
     """
     if not rows:
         return

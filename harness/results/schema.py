@@ -1,9 +1,9 @@
-"""The columns that all runs have, and those of commands that decode. Each kind of row adds its own, in its
+"""The columns that all runs have, and those of commands that decode. Each kind of row adds its own columns, in its
 command's `rows.py`.
 
 Writing, parsing, empty cells, `harness help columns`, and the settings in which rows differ all follow from the fields.
-A value that cannot be had is None and an empty cell. All rows that one run wrote have the same `run`, by which readers
-group them.
+An unknown value is None in a row and an empty cell in a file. All rows that one run wrote have the same `run`, by which
+readers group them.
 """
 
 from __future__ import annotations
@@ -22,25 +22,26 @@ from harness.results.statistics.interval import Interval
 if TYPE_CHECKING:
     import pandas as pd
 
-# A value that cannot be had is None.
+# Types of columns; None is an unknown value.
 MaybeText = str | None
 MaybeInt = int | None
 MaybeFloat = float | None
 MaybeBool = bool | None
 
-# The status of a run whose arms cannot be compared, see `verdict.py`.
+# The status of a run whose arms cannot be compared (`verdict.py`).
 NO_VERDICT = "no_verdict"
-# The status of a job that ended with a SettingError.
+# The status of a sweep's job that ended with a SettingError.
 REFUSED = "refused"
 
-# The engine whose costs and acceptance are planted (`conf/engine/simulated_engine.py`).
+# The engine with planted costs and acceptance (`conf/engine/simulated_engine.py`).
 SIMULATED = "simulated"
-# An address of the machine itself.
+# Begins the address of a server on this machine.
 _LOOPBACK = re.compile(r"\w+://(localhost|127\.|\[::1\])", re.IGNORECASE)
-# Whether an engine of this project computes elsewhere; rows of others show it by what they leave empty.
+# Whether an engine of this project computes outside of this process, with weights that the harness does not load. None
+# is a row without an engine. Engines from a user's file are not listed: `is_elsewhere` looks at their `weights`.
 _ELSEWHERE = {None: False, "local": False, "huggingface": False, "server": True, SIMULATED: True}
-# Settings and circumstances of a pair that decodes here: these cells are empty in rows of servers, which have their
-# own and do not report them.
+# Settings and circumstances of a pair that this process decodes. These cells are empty in the rows of servers, which
+# have such settings but do not report them.
 LOCAL_PAIR_COLUMNS = (
     "num_draft_tokens",
     "weights",
@@ -62,7 +63,7 @@ LOCAL_PAIR_COLUMNS = (
     "bitsandbytes_version",
 )
 
-# What most readers of `latency.csv` need, in the order in which they need it.
+# The columns of `latency.csv` that most readers need, in the order in which they need them.
 CORE_COLUMNS = (
     "status",
     "model",
@@ -81,7 +82,7 @@ CORE_COLUMNS = (
 
 @dataclass(frozen=True, kw_only=True)
 class RunRow(Row):
-    """A row with a run's result. A run that failed has one as well, with the reason."""
+    """A row with a run's result. A run that failed also has a row, with the reason."""
 
     job: MaybeText = circumstance("number of the job within its sweep, from 0")
     status: MaybeText = circumstance(
@@ -205,21 +206,19 @@ class RunRow(Row):
     )
     directory: MaybeText = circumstance("directory of the run")
 
-    # The columns of which one has a value where anything was measured, even in part; () for all figures.
+    # If anything was measured, even in part, at least one of these columns has a value; () stands for all figures.
     filled_if_measured: ClassVar[tuple[str, ...]] = ()
     # Whether runs with the same `measurement` repeat each other.
     is_repeatable: ClassVar[bool] = True
 
     @classmethod
     def as_judged(cls, rows: Sequence[Any]) -> Sequence[Any]:
-        """The rows of a run as they are to be read: where the arms of `latency` cannot be compared, without their
-        speed-up.
-        """
+        """The rows of a run as they may be read: without a speed-up if the arms of `latency` cannot be compared."""
         return rows
 
     @property
     def has_figures(self) -> bool:
-        """Whether anything was measured, even in part."""
+        """Whether anything was measured, even in part (`filled_if_measured`)."""
         columns = self.columns()
         figures = self.filled_if_measured or [
             name for name in columns if columns[name].kind == "figure"
@@ -228,22 +227,22 @@ class RunRow(Row):
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether a server computed, or another engine that knows nothing of the pair's weights."""
+        """Whether a server computed, or another engine that does not know the pair's weights."""
         return _ELSEWHERE.get(self.engine, self.weights is None)
 
     @property
     def is_simulated(self) -> bool:
-        """Whether nothing was measured: costs and acceptance are planted."""
+        """Whether nothing was measured, because costs and acceptance are planted."""
         return self.engine == SIMULATED
 
     @property
     def questions_in_words(self) -> str | None:
-        """The questions, where these were no prompt set: `multiplication of 1 to 99`."""
+        """The questions, if they are not from a prompt set: `multiplication of 1 to 99`; else None."""
         return None
 
     @property
     def lacks_an_arm(self) -> bool:
-        """Whether the row of another arm has to follow it, so that a run that ends with it is torn."""
+        """Whether the row of another arm must follow this one. A run that ends with such a row is torn."""
         return False
 
     @property
@@ -259,28 +258,30 @@ class RunRow(Row):
 
     @property
     def has_one_server(self) -> bool:
-        """Whether both arms are the same model of the same server."""
+        """Whether both arms are one model on one server."""
         is_one_model = len(self.served_model or []) < 2
         return self.url is not None and self.url == self.regular_url and is_one_model
 
     @property
     def synthetic(self) -> bool:
-        """Whether a coin accepted the draft tokens, in place of the rule."""
+        """Whether random numbers, in place of the acceptance rule, accepted the draft tokens."""
         return bool(self.draft) and getattr(self, "synthetic_acceptance", None) is not None
 
     @property
     def real(self) -> bool:
-        """Whether the figures are those of the models that the row names."""
+        """Whether the figures belong to the models that the row names: no random weights, synthetic acceptance or
+        planted costs.
+        """
         return self.weights != "random" and not self.synthetic and not self.is_simulated
 
     @property
     def is_batched(self) -> bool:
-        """Whether rows were decoded together, and share their times; rows with times override it."""
+        """Whether rows were decoded together and share their times; kinds of rows with times override it."""
         return False
 
     @property
     def was_quiet(self) -> bool:
-        """Whether nothing is known to have disturbed its times; rows with times override it."""
+        """Whether nothing known disturbed the run's times; kinds of rows with times override it."""
         return True
 
 
@@ -368,19 +369,19 @@ class WithSpeedup:
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedRow(WithSpeedup, DecodedRow):
-    """A row with a speed-up, about which `verdict.py` decides what may be said."""
+    """A row with a speed-up; `verdict.py` decides what may be concluded from it."""
 
 
 def frame(rows: Sequence[Row]) -> pd.DataFrame:
-    """Rows as a DataFrame: first the dozen columns that most questions need, then all others that are not empty.
+    """Rows as a DataFrame, with `CORE_COLUMNS` first, then all other columns that are not empty.
 
-    A regular arm has the K of its run, so that `groupby` and `pivot` by K keep both arms.
+    The row of a regular arm gets the K of its run, so that `groupby` and `pivot` by K keep both arms.
     """
     import pandas as pd
 
     whole = pd.DataFrame([row.values() for row in rows])
     if {"run", "arm", "num_draft_tokens"} <= {*whole.columns}:
-        # The first one that is no empty cell.
+        # The first known K of each run.
         known_k = whole.groupby("run").num_draft_tokens.transform("first")
         k = whole.num_draft_tokens.mask(whole.arm == "regular", known_k)
         whole["num_draft_tokens"] = k if (k == "auto").any() else k.astype("Int64")

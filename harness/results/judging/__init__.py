@@ -1,3 +1,3 @@
-"""What may be said of several runs: statements (`statement`), of a series and of loads (`series`), and of
-what an engine accepts, and why it is little (`acceptance`).
+"""What may be concluded from runs: statements (`statement`), and how they are derived for a series of runs and for
+loads (`series`), for what an engine accepts (`acceptance`), and for answers and texts (`answers`).
 """

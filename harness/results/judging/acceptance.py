@@ -1,4 +1,4 @@
-"""What an engine accepts, against its weights and the draft's card, and which of the measured causes make it little."""
+"""Judges what an engine accepts against its weights and the draft's card, and which causes explain low acceptance."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from harness.results.rows.acceptance import AcceptanceCauseRow, AcceptanceRow
 from harness.results.statistics.interval import Interval
 from harness.results.statistics.multiplicity import widened
 
-# Standard deviations by which the log-probability of a model's own texts, or the number of iterations, may differ from
-# the expected one. Chance alone exceeds them, in either direction, twice in a million.
+# The number of standard deviations by which the log-probability of a model's own texts, or the number of iterations,
+# may differ from the expected value. Chance alone exceeds it, in either direction, twice in a million.
 MOST_DEVIATIONS = 4.75
-# An engine that is farther from its weights than this, and not beyond the limit above, may be like them or not: chance
-# alone exceeds it once in 370 runs.
+# Between this many deviations and `MOST_DEVIATIONS`, an engine may or may not accept what its weights do: chance alone
+# exceeds three deviations once in 370 runs.
 _DOUBTFUL_DEVIATIONS = 3.0
-# The share of tokens that a model cannot draw, which rounding and ties explain.
+# The largest share of tokens with probability 0 under the model that rounding and ties explain.
 MOST_IMPOSSIBLE = 0.005
-# Acceptance below this share of the draft tokens is little, whatever a card says.
+# Acceptance below this share of the draft tokens is called low, whatever the draft's card promises.
 LITTLE = 0.2
 
 _TOKENS = "tokens per iteration"
@@ -28,19 +28,20 @@ _TOKENS = "tokens per iteration"
 
 @dataclass(frozen=True)
 class AcceptanceFinding:
-    """What is said of a run of `acceptance`, in the order in which it is read.
+    """The conclusions about a run of `acceptance`, in the order in which a reader meets them.
 
     Attributes:
-        typed: the rows of the conditions as typed: of all draft tokens, and of each position.
-        engine: whether it accepts what its weights do; None without an engine elsewhere.
-        texts: whether they are the model's own.
-        positions: the engine against its weights at each draft position.
-        card: the draft against its card; None without one.
-        guess: the draft against a guess that is always the same; None where it was not asked.
-        causes: of each condition that was measured.
-        explaining: other readings of the same answers that make the engine what its weights are.
-        differing: conditions whose own answers have more accepted, and how two commands compare.
-        is_little: whether less than 20 %, or than the card says, is accepted.
+        typed: the rows about the run as typed: one for all draft tokens, and one for each position.
+        engine: whether the engine accepts what its weights do; None without an engine elsewhere.
+        texts: whether the texts are the model's own; None if the model did not read them.
+        positions: the engine compared with its weights at each draft position.
+        card: the draft compared with its card; None without one.
+        guess: the draft compared with always proposing the most frequent token; None if that was not computed.
+        causes: one statement for each condition that was measured.
+        explaining: readings of the same answers, under other conditions, in which the engine accepts what its weights
+            do.
+        differing: conditions under which new answers have more accepted, and how two commands compare.
+        is_little: whether less than 20 % is accepted, or less than the card promises.
     """
 
     typed: Sequence[AcceptanceCauseRow]
@@ -61,25 +62,27 @@ class AcceptanceFinding:
 
     @property
     def first_below(self) -> int | None:
-        """The first draft position, from 1, at which the engine accepts less than its weights."""
+        """The first draft position, from 1, at which the engine accepts less than its weights; None if there is
+        none.
+        """
         below = (row.subject.position for row in self.positions if row.relation == "below")
         return next(below, None)
 
     @property
     def is_in_doubt(self) -> bool:
-        """Whether an engine elsewhere does other than its weights, or it is not known."""
+        """Whether an engine elsewhere does something other than its weights, or this could not be judged."""
         return self.engine is not None and not self.engine.is_judged_open
 
 
 def finding_of(
     rows: Sequence[AcceptanceRow], row: AcceptanceRow, causes: Sequence[AcceptanceCauseRow]
 ) -> AcceptanceFinding:
-    """What the rows of a run say.
+    """The conclusions from the rows of a run.
 
     Args:
-        rows: of every K.
-        row: of the K that the page is about.
-        causes: of its conditions, that as typed among them.
+        rows: the rows of every K.
+        row: the row of the K that the page is about.
+        causes: the rows of all conditions, including those of the run as typed.
     """
     typed = [cause for cause in causes if cause.cause is None]
     others = [
@@ -94,7 +97,8 @@ def finding_of(
         if place.position is not None and place.weights is not None
     ]
     statements = [_cause(cause, typed, len(others)) for cause in others]
-    # Another reading is a cause where the engine is not as typed, and explains it; other answers where they gain.
+    # Reading the same answers differently is a cause if the engine is not as its weights say, and would be so under
+    # that reading. A condition with its own answers is a cause if more is accepted.
     is_as_typed = not any(found and found.is_conclusion for found in (engine, texts))
     explaining = []
     differing = []
@@ -116,8 +120,8 @@ def finding_of(
 
 
 def engine_statement(row: AcceptanceRow) -> Statement | None:
-    """Whether an engine accepts what its weights do, by its counts, or where these alone contradict the weights by what
-    arrived together. None for a run without an engine elsewhere.
+    """Whether an engine accepts what its weights do, judged by the figure that `believed` chooses; None for a run
+    without an engine elsewhere.
     """
     weights = row.weights_tokens_per_iteration
     if weights is None and row.engine_unknown is None:
@@ -126,7 +130,11 @@ def engine_statement(row: AcceptanceRow) -> Statement | None:
 
 
 def believed(row: AcceptanceRow) -> float | None:
-    """The tokens per iteration of an engine: its counts, but for those that its weights and what arrived contradict."""
+    """The tokens per iteration of an engine.
+
+    These are its own counts. If only the counts contradict its weights, while the tokens that arrived together agree
+    with them, it is what arrived. None if neither is known.
+    """
     served, arrived = row.served_tokens_per_iteration, row.arrived_tokens_per_iteration
     weights = row.weights_tokens_per_iteration or Interval()
     if served is None or arrived is None or not weights.has_bounds:
@@ -136,7 +144,7 @@ def believed(row: AcceptanceRow) -> float | None:
 
 
 def texts_statement(row: AcceptanceRow) -> Statement | None:
-    """Whether texts are as likely as those of the model; None where nobody read them."""
+    """Whether the texts are as likely as the model's own; None if the model did not read them."""
     if row.impossible_share is None:
         return None
     z = row.likelihood_z or 0.0
@@ -148,7 +156,9 @@ def texts_statement(row: AcceptanceRow) -> Statement | None:
 
 
 def explains(cause: AcceptanceCauseRow, causes: Sequence[AcceptanceCauseRow]) -> bool:
-    """Whether an engine that is read under this condition accepts what its weights do, at every position."""
+    """Whether the engine accepts what its weights do if the answers are read under this condition: in all, and at every
+    position that is known. The texts must also be as likely as the model's own.
+    """
     places = [place for place in causes if place.condition == cause.condition]
     compared = [against_weights(place) for place in places]
     differs = any(place.interval.is_known and not place.is_judged_open for place in compared)
@@ -156,7 +166,7 @@ def explains(cause: AcceptanceCauseRow, causes: Sequence[AcceptanceCauseRow]) ->
 
 
 def against_weights(place: AcceptanceCauseRow) -> Statement:
-    """The engine against its weights under a condition: as a whole, or at the position of the row."""
+    """The engine compared with its weights under a condition: in all, or at the position of the row."""
     figure = _TOKENS if place.position is None else f"acceptance at position {place.position}"
     served = None if place.served is None else place.served.estimate
     return _as_weights(served, place.weights, place, figure)
@@ -165,7 +175,12 @@ def against_weights(place: AcceptanceCauseRow) -> Statement:
 def _as_weights(
     served: float | None, weights: Interval | None, subject: Any, figure: str, why: str = ""
 ) -> Statement:
-    """Whether a figure of an engine is what its weights expect, in limits of `MOST_DEVIATIONS`."""
+    """Whether a figure of an engine equals what its weights expect, within `MOST_DEVIATIONS`.
+
+    Args:
+        served: the engine's figure; None if unknown.
+        weights: the expected figure, with bounds at `MOST_DEVIATIONS`.
+    """
     difference = Interval()
     if served is not None and weights is not None:
         moved = served - weights.estimate
@@ -178,7 +193,7 @@ def _as_weights(
 
 
 def excluded(engine: Statement, weights: Interval | None) -> str:
-    """`no difference above 6 %`: what an engine that is as its weights say cannot lose or gain."""
+    """`no difference above 6 %`: the largest gain or loss that the statement's interval does not exclude."""
     expected = (weights or Interval()).estimate
     largest = max(-engine.interval.low, engine.interval.high)
     return f"no difference above {percent(largest / expected)}"
@@ -187,7 +202,7 @@ def excluded(engine: Statement, weights: Interval | None) -> str:
 def _cause(
     cause: AcceptanceCauseRow, typed: Sequence[AcceptanceCauseRow], family: int
 ) -> Statement:
-    """How acceptance differs under a condition, by answers of its own or by another reading of the same ones."""
+    """How acceptance differs under a condition, judged by new answers or by another reading of the same ones."""
     share = Interval()
     if cause.relative is not None:
         share = widened(cause.relative, family)

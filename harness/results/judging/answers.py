@@ -1,5 +1,5 @@
-"""What the answers of a run allow to say: whether both arms are as accurate (`eval`), and whether the texts are the
-target's (`recovery`).
+"""Judges the answers of a run: whether both arms are equally accurate (`eval`), and whether the texts are the target's
+(`recovery`).
 """
 
 from __future__ import annotations
@@ -19,24 +19,31 @@ from harness.results.statistics.proportions import p_value_of_difference
 
 AnyRow = TypeVar("AnyRow", bound=Row)
 
-# The chance to be wrong that an adjusted p-value has to stay below.
+# An adjusted p-value must be below this level for a difference to be significant.
 _LEVEL = 0.05
-# Of rows that do not say which difference matters.
+# The difference in accuracy that matters, for rows that do not state one.
 MARGIN = 0.05
-# Rounding of this share of the shift hides it from any number of draws, nearly.
+# If rounding is this share of the shift or more, hardly any number of draws would show the shift.
 _ROUNDING_OF_SHIFT = 0.5
 
 
 def merged_rows(rows: Sequence[AnyRow]) -> list[AnyRow]:
-    """The rows of `eval` over all seeds, regular first."""
+    """The rows of `eval` over all seeds, the regular arm first."""
     return [row for row in rows if getattr(row, "seed", None) == "all"]
 
 
 def judged_differences(rows: Sequence[Any]) -> Sequence[Statement]:
-    """The statements about the accuracy of both arms, of the rows of `eval` that are read together.
+    """The statements about the accuracy of both arms, from rows of `eval` that are read together.
 
-    Better or worse only where that is significant among all (Benjamini and Hochberg), by the interval and by McNemar's
-    test where there is one, and no difference only where the interval excludes one of the margin.
+    Better or worse is concluded only if the difference is significant among all rows (Benjamini and Hochberg), by the
+    interval and, if there is one, by McNemar's test. No difference is concluded only if the interval excludes every
+    difference larger than the margin.
+
+    Args:
+        rows: one for each comparison of the two arms.
+
+    Returns:
+        One statement per row, in their order.
     """
     differences = [row.difference or Interval() for row in rows]
     p_values = [
@@ -74,16 +81,19 @@ def judged_differences(rows: Sequence[Any]) -> Sequence[Statement]:
 
 
 def judged_output(rows: Sequence[Any], findings: str, lossy_by: str = "") -> Statement:
-    """The verdict of any lossy check, of a rule that is lossy by definition, else of all checks that decide.
+    """Whether the output of a run is lossless, lossy or undecided.
+
+    The order counts. A run that did not finish is undecided; any lossy check makes the output lossy; so does a rule
+    that is lossy by definition; any undecided check leaves it undecided; otherwise it is lossless.
 
     Args:
-        rows: of one run, one for each check.
-        findings: the figures of the checks, in words, which the verdict rests on.
-        lossy_by: what is lossy by definition; empty for a lossless rule.
+        rows: the rows of one run, one per check; at least one.
+        findings: the figures of the checks, in words, as the evidence for a conclusion.
+        lossy_by: the setting or rule that is lossy by definition; empty for a lossless rule.
     """
     relation, reason = _judged(rows, lossy_by)
     evidence = reason or findings
-    # Rows of a damaged file may name no check that decides.
+    # In a damaged file no row may have a verdict.
     if relation == "open" or not evidence:
         why = evidence or "no check was finished"
         return Statement("lossless", "open", why=why, subject=rows[0], figure="output")
@@ -91,7 +101,7 @@ def judged_output(rows: Sequence[Any], findings: str, lossy_by: str = "") -> Sta
 
 
 def _judged(rows: Sequence[Any], lossy_by: str) -> tuple[Relation, str]:
-    """The verdict, and its reason where that is not in the figures."""
+    """The relation, and its reason if the figures do not show it; else an empty reason."""
     status = rows[-1].status or "ok"
     if status != "ok":
         return "open", status

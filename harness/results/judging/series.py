@@ -1,13 +1,15 @@
-"""Runs over the same regular measurement, judged together: which is the best, and how each other one compares with it.
+"""Judges runs over the same regular measurement together: which is the best, and how each other run compares with it.
 
-The reference of a series is, of the runs that are shown to pay by intervals that hold for all at once, the one with
-the highest speed-up; without any the highest sound one. Every other run is compared with it: prompt by prompt where
-all ran quietly on the same prompts, those of repeated runs too, else by whether their intervals overlap. On a busy
-machine speed-ups differ from run to run by 6 % (standard deviation), which no comparison of prompts covers: then 19 %
-of the orders of six equal pairs were wrong over 30 prompts, by intervals 1.5 % (measured by
-`git show 4b116405:benchmarks/ranking_order.py`).
+The reference of a series is its best run by `Member.rank`. Sound runs come first, which have an interval from a quiet
+machine; among these, the ones that are shown to pay, by intervals that all hold at once; and among those the highest
+speed-up. Every other run is compared with the reference. If all ran quietly on the same prompts, repeated runs too,
+they are compared prompt by prompt; otherwise by whether their intervals overlap.
 
-Runs over the load and K are judged together, too: a schedule has the K to use at each load.
+On a busy machine, speed-ups differ from run to run by 6 % (standard deviation), which no comparison of prompts covers.
+Over 30 prompts, comparing prompt by prompt then put 19 % of the orders of six equal pairs wrong, and comparing
+intervals 1.5 % (measured by `git show 4b116405:benchmarks/ranking_order.py`).
+
+Runs that differ in load and K are judged together, too: a schedule gives the K to use at each load.
 """
 
 from __future__ import annotations
@@ -27,12 +29,14 @@ from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, Coverage, I
 from harness.results.statistics.multiplicity import relative_to
 from harness.results.verdict import verdict_of, why_no_ranking
 
-# Columns of a regular measurement. A method may need another runner, placement and rule.
+# Columns that must be equal for the same regular measurement. The runner is one of them, as are the settings below,
+# because some methods need another runner, placement or rule.
 _CONDITIONS = (
     "model quantization dtype devices engine server url regular_url temperature top_k top_p batch_size"
     " max_new_tokens ignore_eos prompts prompts_digest chat_template seed weights num_threads runner"
 ).split()
-# Settings without a column that belong to the draft, or that the regular command shows.
+# Beginnings of the names of settings that have no column and do not change the regular arm: they belong to the draft,
+# or the regular command shows them already.
 _OF_THE_DRAFT = (
     "draft.",
     "decoding.",
@@ -48,7 +52,7 @@ _PLANTED_DRAFT = (
 )
 
 
-# A K with fewer than this many times the draft tokens of a smaller one drafts no more.
+# A K that drafts fewer than this many times the tokens of a smaller K counts as the same setting.
 _NO_MORE = 1.02
 
 
@@ -57,10 +61,10 @@ class Member:
     """A run of a series.
 
     Attributes:
-        verdict: whether it pays, by an interval that holds for all runs that are read together.
-        standing: how it compares with the reference; None of the reference itself, in a series of one run, and without
-            a speed-up.
-        is_same_setting: whether a smaller K is the same setting, as its verdict says.
+        verdict: whether the run pays, judged by an interval that holds together with those of all runs of the series.
+        standing: how the run compares with the reference. None for the reference itself, in a series of one run, and
+            for a run without a speed-up.
+        is_same_setting: whether a run with a smaller K is the same setting; the verdict names it.
     """
 
     run: Run[Any]
@@ -70,45 +74,45 @@ class Member:
 
     @property
     def is_partial(self) -> bool:
-        """Whether it failed or was stopped, so that its figures cover a part of the prompts."""
+        """Whether the run failed or was stopped, so that its figures cover only some of the prompts."""
         return self.run.status not in ("ok", NO_VERDICT)
 
     @property
     def is_judged(self) -> bool:
-        """Whether there is an interval that may be stated, of a run that is whole."""
+        """Whether the run is whole, and has an interval that may be stated."""
         return self.verdict.is_judged and not self.is_partial
 
     @property
     def is_arm_alone(self) -> bool:
-        """Whether one arm was measured, as asked for."""
+        """Whether only one arm was measured, because only one was asked for."""
         return len(self.run.rows) == 1 and not self.is_partial
 
     @property
     def is_sound(self) -> bool:
-        """Whether it has an interval, from a quiet machine."""
+        """Whether the run has an interval that may be stated, and the machine was quiet."""
         return self.is_judged and self.run.last.was_quiet
 
     @property
     def is_shown(self) -> bool:
-        """Whether it is shown to pay, whatever else is in the family."""
+        """Whether the run is shown to pay, by an interval that holds together with the others'."""
         return self.is_judged and self.verdict.pays
 
     @property
     def rank(self) -> tuple[bool, bool, bool, float]:
-        """The higher, the better its speed-up is known, or the higher that is: a few prompts, or a busy machine, may
-        show any.
+        """Sorts runs: a larger rank means a better known speed-up, and among equally well known ones a higher one. The
+        speed-up itself comes last, because few prompts or a busy machine may show any number.
         """
         return self.is_sound, self.is_shown, self.is_judged, self.speedup or 0.0
 
     @property
     def speedup(self) -> float | None:
-        """The speed-up as far as it may be stated; None for a partial run."""
+        """The speed-up so far as it may be stated; None if there is none, and for a partial run."""
         interval = self.verdict.interval
         return interval.estimate if interval.is_known and not self.is_partial else None
 
     @property
     def statements(self) -> list[Statement]:
-        """The statements about it; none about an arm alone, and about a run that is not whole."""
+        """The statements about the run; none for a partial run or a single arm."""
         if self.is_partial or self.is_arm_alone:
             return []
         return [self.verdict, *filter(None, [self.standing])]
@@ -122,9 +126,9 @@ class Series:
     """Runs that may be ranked.
 
     Attributes:
-        reference: that all others are compared with; None without a speed-up.
-        why_not: why times of the runs cannot be compared, so that runs that are close are not ordered; empty where
-            they can.
+        reference: the run that all others are compared with; None if no run has a speed-up.
+        why_not: why the times of the runs cannot be compared prompt by prompt, so that runs with overlapping intervals
+            are not ordered; empty if they can.
     """
 
     members: list[Member]
@@ -133,7 +137,7 @@ class Series:
 
     @property
     def standings(self) -> list[Statement]:
-        """How the others compare with the reference; [] where nothing is compared."""
+        """How the other runs compare with the reference; [] if nothing is compared."""
         return [member.standing for member in self.members if member.standing is not None]
 
     @property
@@ -144,8 +148,10 @@ class Series:
 
 
 def judged_at_once(runs: Sequence[Run[Any]]) -> list[Member]:
-    """These runs, each by an interval that holds for all of them at once. One that drafts no more tokens than another
-    is that one's setting, and is not judged.
+    """The runs in their order, each judged by an interval that holds for all of them at once.
+
+    A run that drafts no more tokens than one with a smaller K counts as the same setting. It is not judged, and does
+    not widen the other intervals.
     """
     whys = [why_same_setting(run, runs) for run in runs]
     alone = [Member(run, verdict_of(run.last)) for run in runs]
@@ -162,8 +168,9 @@ def judged_at_once(runs: Sequence[Run[Any]]) -> list[Member]:
 
 
 def why_same_setting(run: Run[Any], runs: Sequence[Run[Any]]) -> str:
-    """`K=15 drafts no more tokens than K=7`, as above the block of a head: both are one setting. Empty where none of
-    these runs has a smaller K that drafts as many.
+    """`K=15 drafts no more tokens than K=7: both are one setting`, for example if a head cannot draft more than 7.
+
+    Empty if no run with the same draft and load has a smaller K and drafts as many tokens.
     """
     row = run.last
     k, drafted = row.num_draft_tokens, getattr(row, "mean_num_draft_tokens", None)
@@ -179,18 +186,20 @@ def why_same_setting(run: Run[Any], runs: Sequence[Run[Any]]) -> str:
 
 
 def series_of(runs: Sequence[Run[Any]]) -> list[Series]:
-    """The series of these runs, in their order; intervals hold for all runs of one series at once."""
+    """The series of these runs, in the order of their first runs. Intervals hold for all runs of one series at once."""
     groups = grouped(runs, regular_measurement).values()
     return [_ranked(judged_at_once(alike)) for alike in groups]
 
 
 def regular_measurement(run: Run[Any]) -> Hashable:
-    """Equal for runs whose regular arms did the same work. What is unknown of a run equals nothing."""
+    """A key that is equal for runs whose regular arms did the same work. A run without a prompts' digest has its
+    own.
+    """
     row = run.last
     if getattr(row, "prompts_digest", None) is None:
         return run
     conditions = [_hashable(getattr(row, name, None)) for name in _CONDITIONS]
-    # With `precision=` a run ends by itself.
+    # With `precision=` each run decides how many prompts it asks.
     number = getattr(row, "precision", None) or getattr(row, "num_prompts", None)
     settings = {
         name: value
@@ -206,13 +215,17 @@ def _hashable(value: Any) -> Hashable:
 
 
 def best_of(members: Iterable[AnyMember]) -> AnyMember | None:
-    """The one with the highest speed-up of those whose speed-up is known best; None where none has a speed-up."""
+    """The best of these runs by `Member.rank`; None if none has a speed-up."""
     compared = [member for member in members if member.speedup is not None]
     return max(compared, key=attrgetter("rank"), default=None)
 
 
 def _ranked(members: list[Member]) -> Series:
-    """One series: its reference, and how every other run compares with that."""
+    """One series, with its reference and how every other run compares with it.
+
+    Args:
+        members: the runs; sets `standing` of those that are compared.
+    """
     times = [member.run.row("regular") for member in members if not member.is_partial]
     why_not = why_no_ranking([row.ms_per_token for row in times if row is not None])
     first = best_of(members)
@@ -241,14 +254,17 @@ def _ranked(members: list[Member]) -> Series:
 
 
 def _share_of_bounds(member: Member, reference: Member) -> Interval:
-    """The ratio of two speed-ups in bounds that exclude 1 where their intervals do not overlap."""
+    """The ratio of two speed-ups, with bounds that exclude 1 exactly if the intervals of the two do not overlap."""
     its, others = member.verdict.interval, reference.verdict.interval
     return Interval(its.estimate / others.estimate, its.low / others.high, its.high / others.low)
 
 
 def _common_times(members: Sequence[Member]) -> tuple[Floats, Floats] | None:
-    """Milliseconds per token [num_members, num_runs, num_units] of the regular and of the speculative arms, over the
-    units that all runs of all members have; None for one member, and where there are too few units.
+    """Length-adjusted times (`at_equal_lengths`) of the regular and of the speculative arms, over the units that all
+    runs of all members have.
+
+    Returns:
+        Two arrays [num_members, num_runs, num_units] in ms. None for a single member, and if there are too few units.
     """
     if len(members) < 2:
         return None
@@ -267,11 +283,12 @@ def _common_times(members: Sequence[Member]) -> tuple[Floats, Floats] | None:
 
 
 class Range(NamedTuple):
-    """Neighbouring measured loads at which one K is shown to pay, or none is; or one at which nothing is shown.
+    """Neighbouring measured loads at which the same K, or none, is shown to be best; or a single load at which nothing
+    is shown.
 
     Attributes:
-        first, last: loads, as batch size or requests in flight.
-        k: the K to use there; 0 for none.
+        first, last: the loads, as batch sizes or numbers of requests in flight.
+        k: the K to use at these loads; 0 for no draft.
     """
 
     first: int
@@ -280,21 +297,23 @@ class Range(NamedTuple):
 
 
 def load_of(member: Member) -> int:
-    """The batch size of a run, or its requests in flight."""
+    """The batch size of a run, or its number of requests in flight."""
     return member.run.last.batch_size or 1
 
 
 def schedule_of(members: Sequence[Member]) -> tuple[Sequence[Range], str]:
-    """The K to use at each measured load; without a schedule, none and the reason.
+    """The K to use at each measured load; [] and the reason if there is no schedule.
 
-    The best K of a load is taken if it is shown to pay. Where it is not, the K of the next smaller load stays, unless
-    it is shown to lose: then there is none. K=0 counts as if switching the draft off were free. Nothing is said of
-    loads between two ranges: they were not measured. So a load at which nothing is shown is a range by itself.
+    The best K of a load is used if it is shown to pay. If no K is shown to pay there, the K of the next smaller load
+    stays, unless that K is shown to lose: then the schedule has no draft (K=0). Switching the draft off is taken to be
+    free. Loads between two ranges were not measured, so nothing is said about them; therefore a load at which nothing
+    is shown is a range by itself.
 
     With K=5 best at loads 1 and 4, K=2 at 16 and a loss at 64: [(1, 4, 5), (16, 16, 2), (64, 64, 0)].
+    With K=3 best at loads 1 and 16, and nothing shown at 8: [(1, 1, 3), (8, 8, 3), (16, 16, 3)].
 
     Args:
-        members: one pair's runs, which differ in load and K alone.
+        members: the runs of one pair, which differ only in load and K.
     """
     if not all(member.run.last.num_draft_tokens for member in members):
         return [], "the server's K is not known: type K="
@@ -315,11 +334,11 @@ def schedule_of(members: Sequence[Member]) -> tuple[Sequence[Range], str]:
 
 
 def _shown(members: Sequence[Member], smaller: int | None) -> int | None:
-    """The K that is shown to be used at a load, 0 for none; None where nothing is shown.
+    """The K that the runs at one load show to be the one to use, 0 for no draft; None if they show nothing.
 
     Args:
-        members: at one load.
-        smaller: the K of the next smaller one; None for the smallest.
+        members: the runs at this load.
+        smaller: the K to use at the next smaller load; None for the smallest load.
     """
     best = best_of(members)
     if best is not None and best.verdict.pays:
@@ -352,8 +371,8 @@ def _loads(first: int, last: int) -> str:
 def for_vllm(schedule: Sequence[Range]) -> str:
     """The entries of vLLM's `--speculative-config` for a schedule, without those of the draft.
 
-    vLLM needs a K for every load from 1 on: those that were not measured get that of the next larger one that was, as
-    speculation pays less the larger the load.
+    vLLM needs a K for every load from 1 on. Loads that were not measured get the K of the next larger load that was,
+    because speculation pays less at larger loads.
     """
     lasts = [0, *(entry.last for entry in schedule)]
     config = {

@@ -1,4 +1,4 @@
-"""A sentence that compares, as a value: which run against which, by which interval, among how many."""
+"""A comparison as a value: which run is compared with which, by which interval, and among how many."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import Any, Literal, Self
 from harness.results.schema import RunRow
 from harness.results.statistics.interval import Interval
 
-# Where the subject is, compared with the reference: above is better. Texts are lossless or lossy.
+# Where the subject lies compared with the reference: above is better. Texts are lossless or lossy instead.
 Relation = Literal["above", "below", "open", "lossless", "lossy"]
-# A speculative arm and its regular one; a run and the reference of its series; the accuracy of both arms; a text and
-# the target's distribution. Of acceptance: an engine and its weights; its texts and the model's own; a draft and its
-# card, or a guess that is always the same; a cause and the answers as they were.
+# What is compared. pays: a speculative arm and its regular arm. compared: a run and the reference of its series.
+# changed: the accuracy of the two arms. lossless: texts and the target's distribution. The other kinds are about
+# acceptance. engine: an engine and its weights. texts: the engine's texts and the model's own. card: a draft and its
+# card. guess: a draft and always proposing the same token. cause: answers under another condition and those as typed.
 Kind = Literal[
     "pays",
     "compared",
@@ -26,7 +27,8 @@ Kind = Literal[
     "cause",
 ]
 
-# How each relation is said. `unknown` is an open one for a reason (`why`), without which the interval leaves it open.
+# The words for each relation. `unknown` is for an open relation with a reason (`why`); without a reason, an interval
+# was judged and leaves the relation open.
 WORDS: Mapping[Kind, Mapping[str, str]] = {
     "pays": {"above": "faster", "below": "slower", "open": "cannot tell"},
     "compared": {
@@ -58,28 +60,28 @@ WORDS: Mapping[Kind, Mapping[str, str]] = {
         "unknown": "not measured",
     },
 }
-# Bounds of this distance to the limit are on it: floating point moves those of equal units.
+# Bounds this close to the limit count as equal to it: rounding moves the bounds of equal units by about as much.
 _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
 class Statement:
-    """The only way to say that something is faster, better, lossless or the best. Name and figure cannot part: both are
-    those of the rows here.
+    """A comparison, and the only way for a page to say that something is faster, better, lossless or the best. The
+    names and the figures of its sentence come from the rows here, so that they cannot part.
 
     Attributes:
-        subject: the row that it is about; None of figures without one.
-        reference: the row that the subject's figure was divided by; None for the regular arm of the subject's own run.
-        interval: the subject's figure, or its share of the reference's (of accuracies the difference), as far as it may
-            be stated.
-        family: how many statements a reader sees together: their intervals hold all at once, or what is significant is
-            so among all.
-        why: why nothing can be concluded; empty for a conclusion, and where the interval leaves it open.
-        figure: what is compared.
-        evidence: of texts, which have no interval, the figures of the checks that a conclusion rests on.
+        subject: the row that the statement is about; None for figures that come from no row.
+        reference: the row whose figure the subject's was divided by; None for the regular arm of the subject's own run.
+        interval: the subject's figure, or its ratio to the reference's (for accuracies the difference), so far as it
+            may be stated.
+        family: how many statements a reader sees together. Their intervals all hold at once, or a significant
+            difference is significant among all of them.
+        why: why nothing can be concluded; empty for a conclusion, and if an interval was judged but leaves it open.
+        figure: name of the figure that is compared.
+        evidence: for texts, which have no interval, the figures that a conclusion rests on.
 
     Raises:
-        ValueError: a conclusion without bounds or evidence, or despite a reason why there is none.
+        ValueError: for a conclusion without bounds or evidence, or with a reason why nothing can be concluded.
     """
 
     kind: Kind
@@ -101,11 +103,11 @@ class Statement:
     def ordered(
         cls, kind: Kind, interval: Interval, why: str = "", *, limit: float = 1.0, **about: Any
     ) -> Self:
-        """The statement that an interval allows.
+        """The statement that an interval allows: above or below if it excludes the limit, otherwise open.
 
         Args:
-            why: why nothing can be concluded, whatever the interval is.
-            limit: the value that the subject is above, or below.
+            why: why nothing can be concluded, whatever the interval is; empty if there is no such reason.
+            limit: the value that the interval is compared with: 1 for ratios, 0 for differences.
             about: the other fields.
         """
         if not interval.has_bounds:
@@ -131,17 +133,17 @@ class Statement:
 
     @property
     def is_judged(self) -> bool:
-        """Whether there was an interval to judge by, whatever it says."""
+        """Whether there was an interval to judge by, whatever it shows."""
         return not self.why
 
     @property
     def is_judged_open(self) -> bool:
-        """Whether an interval was judged, and concludes nothing: both may be equal."""
+        """Whether an interval was judged but shows nothing: the two may be equal."""
         return self.is_judged and not self.is_conclusion
 
     @property
     def reason(self) -> str:
-        """Why nothing is concluded, or the evidence that a conclusion rests on."""
+        """Why nothing is concluded, or else the evidence for a conclusion."""
         return self.why or self.evidence
 
     @property
@@ -149,7 +151,7 @@ class Statement:
         return self.kind == "pays" and self.relation == "above"
 
     def as_json(self) -> dict[str, Any]:
-        """For `result.json`: rows by the id of their run and their place in the sweep."""
+        """The statement for `result.json`. Each row is identified by its run's id and its place in the sweep."""
         return {
             "kind": self.kind,
             "relation": self.relation,

@@ -1,1 +1,1 @@
-"""Rows of a command that others read too."""
+"""Kinds of rows that other commands or rooms read, too."""

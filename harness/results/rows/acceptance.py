@@ -78,7 +78,7 @@ class AcceptanceRow(PromptedRow):
 
 
 def row_in_question(rows: Sequence[AcceptanceRow]) -> AcceptanceRow:
-    """The row of the K that the run is about; in a file that does not say which that is, of the largest."""
+    """The row of the K that the run is about; in a file that does not mark it, the row of the largest K."""
     return max(rows, key=lambda row: (bool(row.is_in_question), row.num_draft_tokens or 0))
 
 
@@ -104,7 +104,7 @@ class AcceptanceTextRow(Row):
     )
 
     def iterations(self, k: int) -> float:
-        """Expected iterations at this K, which it has."""
+        """Expected iterations at this K, which must be one of those that were computed."""
         return (self.iterations_by_num_draft_tokens or [])[k - 1]
 
 

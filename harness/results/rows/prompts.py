@@ -1,4 +1,4 @@
-"""The rows about the prompts of a run of `latency`, one per prompt and arm."""
+"""The rows about the single answers of a run of `latency`, one per prompt and arm."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from harness.results.files import rows_in
 from harness.results.row import Row, figure
 from harness.results.schema import MaybeBool, MaybeFloat, MaybeInt, MaybeText
 
-# In the directory of a run.
+# The file's name in the directory of a run.
 PROMPTS_FILE = "latency_prompts.csv"
-# About a month.
+# About a month; longer times come from damaged files.
 _MOST_MS = 3e9
 
 
@@ -76,28 +76,31 @@ class LatencyPromptRow(DraftColumns, Row):
 
     @property
     def unit_number(self) -> int:
-        """The number of its unit; in files of older versions each prompt is one."""
+        """The number of the answer's unit; files of older versions have no units, and each prompt is one."""
         return (self.prompt_index or 0) if self.unit is None else self.unit
 
     @property
     def place(self) -> int:
-        """Its place in the prompt set; in files of older versions the number of its request."""
+        """The prompt's place in the prompt set; files of older versions hold only the number of the request."""
         return (self.prompt_index or 0) if self.prompt_place is None else self.prompt_place
 
     @property
     def is_timed(self) -> bool:
-        """Whether it was answered, and how long that took is known. A damaged file may hold any number."""
+        """Whether the prompt was answered in a known, plausible time. A damaged file may hold any number."""
         has_time = 0 < (self.time_ms or 0) < _MOST_MS
         return has_time and self.is_answered
 
     @property
     def is_answered(self) -> bool:
-        """Whether it came to its end, with a token."""
+        """Whether the answer is complete, with at least one token."""
         return (self.num_tokens or 0) > 0 and not self.error
 
     @property
     def time_per_output_token_ms(self) -> float | None:
-        """Mean time of a token after the first, however many come at once: TPOT. None where all came together."""
+        """Mean time per token after the first (TPOT), however many arrive together.
+
+        None if all tokens arrived together, there is only one, or a time is not known.
+        """
         first_ms, last_ms = self.time_to_first_token_ms, self.last_token_ms
         if first_ms is None or last_ms is None or last_ms <= first_ms or not self.num_decoded:
             return None
@@ -105,24 +108,26 @@ class LatencyPromptRow(DraftColumns, Row):
 
     @property
     def excess(self) -> float:
-        """The logit margin where its text parts, over what rounding explains; infinite where no margin is known."""
+        """The logit margin at which the text left the regular arm's, divided by the largest that rounding explains;
+        infinite if no margin is known.
+        """
         if self.logit_margin is None or self.logit_tolerance is None:
             return math.inf
         return abs(self.logit_margin) / self.logit_tolerance
 
     @property
     def num_decoded(self) -> int:
-        """Its tokens after the first, which iterations decide."""
+        """Tokens after the first, which iterations decided."""
         return max(0, (self.num_tokens or 0) - 1)
 
 
 def drafts_of(rows: Iterable[LatencyPromptRow]) -> Drafts:
-    """The draft tokens of answers together."""
+    """The draft tokens of all these answers together."""
     return sum((row.drafts for row in rows), Drafts())
 
 
 def read_prompts(directory: str | Path | None, run: str | None) -> list[LatencyPromptRow]:
-    """The rows that a run wrote about its prompts, from its directory; [] where that is gone."""
+    """The rows that a run wrote about its prompts, read from its directory; [] if that is unknown or gone."""
     if not directory:
         return []
     rows = rows_in(Path(directory, PROMPTS_FILE), LatencyPromptRow)
