@@ -1,12 +1,14 @@
-"""Evidence against a distribution, valid at any time: what fair bets on the draws would have won.
+"""Evidence against a distribution that is valid at any time: the winnings of fair bets on the draws.
 
-Somebody with a capital of 1 bets on each draw before it is seen. If draws follow the distribution, no way of betting
-multiplies the capital by 1000 or more, at any time, with a chance above 1 in 1000 (Ville 1939; Ramdas et al. 2023,
-"Game-theoretic statistics and safe anytime-valid inference"). So one may look after every draw, and stop when one
-likes. A bet is a likelihood ratio: the chance of the draw as the bettor expects it, from earlier draws alone, by the
-one that is tested. Several bettors share the capital equally.
+A bettor with a capital of 1 bets on each draw before it is seen. If the draws follow the distribution, no way of
+betting multiplies the capital by 1000 or more, at any time, with a chance above 1 in 1000 (Ville 1939; Ramdas et al.
+2023, "Game-theoretic statistics and safe anytime-valid inference"). So one may look after every draw, and stop at will.
+A bet multiplies the capital by a likelihood ratio: the probability of the draw that the bettor expects, from earlier
+draws alone, divided by the probability under the distribution that is tested. Several bettors share the capital
+equally.
 
-Functions return logarithms of the factors by which draws multiply capitals, [b, n] of b bettors over n draws.
+For b bettors and n draws, the functions return [b, n]: the logarithm of the factor by which each draw multiplies each
+bettor's capital.
 """
 
 from __future__ import annotations
@@ -22,20 +24,21 @@ from harness.results.statistics import Flags, Floats, Ints
 
 
 class Learner(NamedTuple):
-    """How a bettor learns from the draws that came.
+    """How a bettor learns from earlier draws.
 
     Attributes:
-        concentration: draws that count for the distribution that is tested, added to those that came. Large numbers
-            win more from small shifts, small ones learn large shifts sooner.
-        share: of the capital, which is bet; with little of it, what was learned wrongly costs little.
+        concentration: how many draws the tested distribution counts for, next to the earlier draws. A large number wins
+            more from small shifts; a small one learns large shifts sooner.
+        share: the share of the capital that is bet. If it is small, wrong beliefs cost little.
     """
 
     concentration: float
     share: float = 1.0
 
 
+# Small, medium and large concentrations together, because the size of a shift is not known beforehand.
 LEARNERS = (Learner(10.0), Learner(100.0, 0.3), Learner(1000.0))
-# The shares of draws that bettors on the support expect where there is no mass.
+# Bettors on the support expect these shares of draws where the distribution has no mass.
 SHARES_OUTSIDE = (0.002, 0.01)
 
 
@@ -46,13 +49,17 @@ def bets_on_parts(
     learners: Sequence[Learner],
     tolerated: Floats,
 ) -> Floats:
-    """Bets on which of k parts each draw is in, by how often each came among the earlier draws with the same key.
+    """Bets on which of k parts each draw is in, from how often each part came among earlier draws with the same key.
+
+    For example, with two parts of mass 0.5, a concentration of 2 and no tolerance, two draws from part 0 multiply the
+    capital by 1 and then by 4/3: the bettor expects part 0 with (1 + 1) / (0.5 + 1) = 4/3 times its mass.
 
     Args:
-        parts: [n], from 0 to k - 1.
-        masses: [n, k], of the parts in each draw's distribution; a draw from one without mass wins nothing.
-        keys: [n].
-        tolerated: [n, k], by how much each part's mass may be off at each draw.
+        parts: [n], each from 0 to k - 1.
+        masses: [n, k], the mass of each part in the distribution of each draw. A draw from a part without mass wins
+            nothing.
+        keys: [n]; the bettors learn separately for each key.
+        tolerated: [n, k], by how much the mass of each part may be wrong at each draw.
     """
     num_parts = masses.shape[-1]
     factors = np.zeros((len(learners), len(parts)))
@@ -80,19 +87,19 @@ def bets_on_outcomes(
     learners: Sequence[Learner],
     tolerated: Floats,
 ) -> Floats:
-    """Bets on which outcome comes, from the earlier draws with the same key, which have the same distribution.
+    """Bets on which outcome each draw has, from earlier draws with the same key.
 
     Args:
         outcomes: [n].
-        masses: [n], of each outcome in its distribution; no bet stands where it is 0.
-        keys: [n].
-        tolerated: [n], the most of the distribution's mass that may be elsewhere.
+        masses: [n], the mass of each draw's outcome in its distribution; nothing is bet where it is 0.
+        keys: [n]; draws with the same key have the same distribution.
+        tolerated: [n], the most mass of each distribution that may belong to other outcomes.
     """
     import pandas as pd
 
     is_possible = masses > 0
     draws = pd.DataFrame({"key": keys, "outcome": outcomes, "mass": masses})[is_possible]
-    # Earlier draws of this outcome and of all, and the largest number of one outcome over its mass.
+    # Earlier draws of the same outcome, all earlier draws, and the largest count so far of any outcome over its mass.
     before = draws.groupby(["key", "outcome"]).cumcount()
     total = draws.groupby("key").cumcount()
     by_mass = (before + 1) / draws["mass"]
@@ -101,7 +108,7 @@ def bets_on_outcomes(
     for row, (concentration, share) in zip(factors, learners, strict=True):
         ratios = (before / draws["mass"] + concentration) / (total + concentration)
         gains = share * (ratios - 1)
-        # From the outcome on which least is bet to the one on which most is.
+        # The distance from the outcome with the smallest bet to the one with the largest.
         range_of_bets = share * tolerated[is_possible] * peak / (total + concentration)
         row[is_possible] = np.log1p(gains) - np.log1p(range_of_bets)
     return factors
@@ -111,8 +118,8 @@ def bets_on_support(is_outside: Flags, tolerated: Floats) -> Floats:
     """Bets that some draws have no mass in their distribution.
 
     Args:
-        is_outside: [n], whether a draw has none.
-        tolerated: [n], above 0, the most of the mass that may be there; a bettor whose share is no larger does not bet.
+        is_outside: [n], whether the draw has no mass.
+        tolerated: [n], above 0, the most mass that may lie there. A bettor who expects no larger share does not bet.
     """
     factors = np.zeros((len(SHARES_OUTSIDE), len(tolerated)))
     for row, share in zip(factors, SHARES_OUTSIDE, strict=True):
@@ -123,15 +130,15 @@ def bets_on_support(is_outside: Flags, tolerated: Floats) -> Floats:
 
 
 def log_capital(bettors: Floats) -> Floats:
-    """The logarithm of the capital [n] after each draw, of bettors [b, n] that share it equally."""
+    """The logarithm of the capital [n] after each draw, shared equally by bettors [b, n]."""
     return np.asarray(np.logaddexp.reduce(bettors.cumsum(-1)) - math.log(len(bettors)))
 
 
 def learner_on_parts(num_parts: int, shift: float) -> Learner:
-    """The learner that finds a shift between parts soonest, nearly: it expects as much spread as the shift has.
+    """The learner that finds a shift between equal parts about the soonest: it expects as much spread as the shift has.
 
-    Dirichlet shares of k equal parts, of concentration c, have a chi-squared distance of (k - 1) / c from equal ones in
-    the mean, nearly. A shift with this total variation has at least (2 shift)^2.
+    Dirichlet shares of k equal parts with concentration c have a mean chi-squared distance from equal shares of nearly
+    (k - 1) / c. A shift with total variation `shift` has a distance of at least (2 shift)^2.
     """
     return Learner((num_parts - 1) / (2 * shift) ** 2)
 
@@ -144,17 +151,20 @@ def power_on_parts(
     concentration: float,
     tolerated: float = 0.0,
 ) -> Floats:
-    """The chance, at least, that a bettor on parts (`bets_on_parts`) has won enough after the last draw.
+    """A lower bound of the chance that a bettor on parts (`bets_on_parts`) has won enough after the last draw.
 
-    It holds for any shift between k parts with a total variation of d. Its chi-squared distance is at least 4 d^2, and
-    as little where the mass of every part grows or falls by the same factor (Cauchy-Schwarz). So Pearson's X^2 of n
-    draws is noncentral chi-squared with k - 1 degrees of freedom and at least 4 d^2 n. A bettor of concentration c wins
-    X^2 / 2 * n / (n + c) - (k - 1) / 2 * log(1 + n / c), by Laplace's approximation of the Dirichlet-multinomial, and
-    from unequal parts no less.
+    It holds for any shift between the k parts with total variation d. The chi-squared distance of such a shift is at
+    least 4 d^2, and exactly that if the mass of every part grows or falls by the same factor (Cauchy-Schwarz). So
+    Pearson's X^2 of n draws is noncentral chi-squared with k - 1 degrees of freedom and a noncentrality of at least
+    4 d^2 n. A bettor of concentration c wins X^2 / 2 * n / (n + c) - (k - 1) / 2 * log(1 + n / c), by Laplace's
+    approximation of the Dirichlet-multinomial, and no less from unequal parts.
 
     Args:
-        shift: total variation, in mass.
-        log_wanted: the logarithm of what this bettor must win.
+        num_draws: n; an array gives an array of chances.
+        shift: d, the total variation in mass.
+        log_wanted: the logarithm of the amount that this bettor must win.
+        num_parts: k.
+        concentration: c.
         tolerated: the total variation that rounding explains.
     """
     from scipy import stats

@@ -1,16 +1,21 @@
-"""Do drawn tokens follow the distribution that they should? Bets on them (`bets`), valid at any time.
+"""Tests whether drawn tokens follow the distribution that they should, by bets (`bets`) that are valid at any time.
 
-The tokens after a text are sorted from the likeliest down, and each lies where the middle of its mass does: with masses
-0.5, 0.3 and 0.2 at 0.25, 0.65 and 0.9. If each token is drawn from the exact distribution after the text before it, one
-comes from the first half, or from any other part of [0, 1], as often as the masses of the tokens there say, in any text
-and with any sampling setting.
+Sort the possible next tokens from the likeliest down, and place each at the middle of its mass: with masses 0.5, 0.3
+and 0.2 they lie at 0.25, 0.65 and 0.9. If each token is drawn from the exact distribution after the text before it,
+then a token lies in the first half of [0, 1], or in any other part, as often as the masses of the tokens there say,
+whatever the text and the sampling setting.
 
-Bettors share a capital of 1. Some bet on the part that a token is from: which of 2, 4, 8, 10 or 16. Some bet on the
-token itself where many texts go on after the same one, and some that tokens come which cannot be drawn at all. Where
-the draft's distribution is known too, some bet in the same two ways on recovered tokens, which take the place of
-rejected ones: these follow what the target's distribution has above the draft's, so that a wrong residual does not
-cancel between texts. One bets on bonus tokens alone, which follow wholly accepted drafts: they are few, and what is
-wrong with them is little among all tokens.
+Bettors share a capital of 1:
+
+- Some bet on the part in which a token lies, out of 2, 4, 8, 10 or 16 equal parts.
+- Some bet on the token itself, where many texts share the tokens before it.
+- Some bet that tokens appear which cannot be drawn at all (the support).
+- If the draft's distribution is known too, some bet on recovered tokens, which replace rejected ones: on their parts
+and
+  on their support. Recovered tokens follow the residual, that is, the target's distribution where it is above the
+  draft's. Betting on them alone keeps a wrong residual from cancelling between texts.
+- One bets on the parts of bonus tokens alone, which follow a wholly accepted draft. They are few, so an error in them
+  hardly shows among all tokens.
 """
 
 from __future__ import annotations
@@ -37,33 +42,40 @@ from harness.results.statistics.interval import DASH
 
 Finding = Literal["lossless", "lossy", "undecided"]
 
-# A power of 10: with more than this against it a distribution is not said to be followed, though it may be.
+# A power of 10. With more evidence than this against it, a distribution is not said to be followed, though it may be.
 NOTABLE_EVIDENCE = 3.0
-# With less than this chance of seeing the stated shift, finding nothing proves nothing.
+# If the chance of seeing the stated shift is below this, finding nothing proves nothing.
 REQUIRED_POWER = 0.99
-# The exact distribution may be twice as far from the arm's as two ways of computing it are apart: the loop's forward
-# passes have shapes that differ from both. In float32 this is nothing.
+# Twice the distance between two ways of computing the exact distribution is allowed between it and the arm's: the
+# loop's forward passes have shapes that differ from those of both ways. In float32 the distance is negligible.
 _ROUNDING_ALLOWANCE = 2.0
-# Numbers of parts between which a shift is found, whatever its form; and as many parts as make up any of these.
+# Numbers of equal parts between which a shift is sought, so that one of them finds it whatever its form; and the number
+# of finest parts, from which the parts of every scale can be summed.
 SCALES = (2, 4, 8, 10, 16)
 NUM_FINE = math.lcm(*SCALES)
-# Scales; texts; the support; the finest parts of bonus tokens; these and the support of recovered tokens.
+# Bettors on scales; on tokens; on the support; on the finest scale of bonus tokens; on that scale and on the support of
+# recovered tokens.
 NUM_BETTORS = len(SCALES) + len(LEARNERS) + len(SHARES_OUTSIDE) + 1 + 1 + len(SHARES_OUTSIDE)
-# The least share of tokens outside the support that is tolerated.
+# At least this share of tokens outside the support is always tolerated.
 _LEAST_OUTSIDE = 1e-4
-# Nothing is bet on a recovered token where the target has less than this above the draft: it is mostly rounding.
+# Nothing is bet on a recovered token whose residual, before it is normalised, has less mass: it is mostly rounding.
 _LEAST_RESIDUAL = 0.01
-# Numbers of draws that `needed` tries, 3 % apart.
+# The numbers of draws that `needed` tries, 3 % apart.
 _TRIED_DRAWS = np.geomspace(10, 4_000_000, 437)
 
 
-# How far two routes to the distributions of tokens are apart, which differ by rounding alone, on average: the masses of
-# parts, by `SCALES`; single tokens, in total variation.
+# Rounding, as an array [sum(SCALES) + 1]: how far two ways of computing the same distributions are apart on average.
+# First the difference in the mass of each part, for each of `SCALES` in turn; last the total variation of tokens.
 NO_ROUNDING = np.zeros(sum(SCALES) + 1)
 
 
 def rounding_between(exact: Floats, again: Floats) -> Floats:
-    """Rounding, as in `NO_ROUNDING`, between distributions [n, V] by two routes."""
+    """Rounding, in the form of `NO_ROUNDING`, between the distributions [n, V] that two ways of computing give.
+
+    Args:
+        exact: the distributions by one way, which also determine the parts.
+        again: the same distributions by the other way.
+    """
     moved = again - exact
     fine = masses_of_parts(moved, parts_of(exact)).mean(0)
     apart = [np.abs(coarser(fine, scale)) for scale in SCALES]
@@ -71,14 +83,16 @@ def rounding_between(exact: Floats, again: Floats) -> Floats:
 
 
 class Recovered(NamedTuple):
-    """Tokens of a text that took the place of rejected ones, against the residuals that they were to be drawn from.
+    """The tokens of a text that replaced rejected ones, and the residuals that they should be drawn from.
+
+    Only the m tokens whose residual has enough mass (`_LEAST_RESIDUAL`) are included.
 
     Attributes:
-        places: [m], in the text.
-        masses: [m], of the residuals, before they are normalised.
-        is_impossible: [m], of tokens that are in the target's distribution and not in the residual.
-        parts: [m], that the tokens are from, of `NUM_FINE`.
-        part_masses: [m, `NUM_FINE`], of all parts.
+        places: [m], their places in the text.
+        masses: [m], the masses of their residuals before these are normalised.
+        is_impossible: [m], whether the target can draw the token but the residual does not have it.
+        parts: [m], the part of each token in its residual, of `NUM_FINE`.
+        part_masses: [m, `NUM_FINE`], the mass of every part of each residual.
     """
 
     places: Ints
@@ -89,7 +103,13 @@ class Recovered(NamedTuple):
 
     @classmethod
     def of(cls, exact: Floats, draft: Floats, tokens: Sequence[int], places: Sequence[int]) -> Self:
-        """By the target's and the draft's distributions [n, V] before the tokens of a text."""
+        """The recovered tokens of a text.
+
+        Args:
+            exact, draft: [n, V], the target's and the draft's distributions before each token of the text.
+            tokens: [n], the text.
+            places: the places of its recovered tokens.
+        """
         at = np.array(places, dtype=np.int64)
         residuals = np.maximum(exact[at] - draft[at], 0.0)
         masses = residuals.sum(-1)
@@ -105,19 +125,21 @@ class Recovered(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class DrawnText:
-    """A text of n tokens that was drawn.
+    """A text of n drawn tokens.
 
     Attributes:
-        prompt: the tokens before it.
+        prompt: the tokens before the text.
         setting: the name of its sampling setting.
-        is_at_place: whether it is one of many draws at the same single place (`recovery`), which bettors keep apart.
-        widths: [n], the masses of the tokens; of equally likely ones together.
-        is_impossible: [n], of tokens without mass, which rounding does not explain.
-        parts: [n], that the tokens are from, of `NUM_FINE`.
-        part_masses: [n, `NUM_FINE`], of all parts.
-        ranks: [n], how many tokens are likelier.
-        recovered: its recovered tokens; None where the draft's distributions are not known.
-        bonus: the places of its bonus tokens; none where they are not known.
+        is_at_place: whether all its draws are made at one place that many texts share (`recovery`). Nothing is bet on
+            the support there, because a single tie would count in every text.
+        tokens: [n].
+        widths: [n], the mass of each token, together with all equally likely ones.
+        is_impossible: [n], whether the token has no mass and rounding does not explain it.
+        parts: [n], the part in which each token lies, of `NUM_FINE`.
+        part_masses: [n, `NUM_FINE`], the mass of every part of each distribution.
+        ranks: [n], how many tokens are likelier than the drawn one.
+        recovered: its recovered tokens; None if the draft's distributions are not known.
+        bonus: places of its bonus tokens; empty if they are not known.
     """
 
     prompt: tuple[int, ...]
@@ -145,10 +167,10 @@ class DrawnText:
         recovered: Recovered | None = None,
         bonus: Sequence[int] = (),
     ) -> Self:
-        """A text by the exact distributions [n, V] before its tokens.
+        """The text, with its figures computed from the exact distributions [n, V] before its tokens.
 
         Args:
-            explained: the places of tokens without mass that rounding explains.
+            explained: places of tokens without mass that rounding explains.
         """
         rows = range(len(tokens))
         drawn = exact[rows, tokens][:, np.newaxis]
@@ -176,16 +198,17 @@ class TokenResult:
     """Whether drawn tokens follow the exact distribution.
 
     Attributes:
-        num_draws: tokens.
-        num_impossible: those of probability 0 that rounding does not explain.
-        num_explained: those of probability 0 that it explains.
-        evidence: the most that bets on them had won, as a power of 10; at least 0.
-        num_draws_until: tokens until that was enough; None where it never was.
-        p_value: the chance that so much is ever won by luck, at most; None without a token.
-        power: the chance, at least, to see the stated shift between parts, any of `SCALES`.
-        visible_shift: the smallest such shift that is seen with `REQUIRED_POWER`; None where none is.
-        rounding: the shift that rounding is allowed to explain: twice what two routes to the same distributions differ
-            by.
+        num_draws: number of tokens.
+        num_impossible: tokens with probability 0 that rounding does not explain.
+        num_explained: tokens with probability 0 that rounding explains.
+        evidence: the most that the bets had won at any time, as a power of 10; at least 0.
+        num_draws_until: number of tokens after which the winnings were enough to call the arm lossy; None if they never
+            were.
+        p_value: an upper bound of the chance to ever win as much by luck; None without tokens.
+        power: a lower bound of the chance to see the stated shift between parts, on any of `SCALES`.
+        visible_shift: the smallest shift that is seen with `REQUIRED_POWER`; None if no shift is.
+        rounding: the shift that rounding is allowed to explain, twice the distance between two ways of computing the
+            same distributions.
     """
 
     verdict: Finding
@@ -202,11 +225,12 @@ class TokenResult:
 
 @dataclass(frozen=True)
 class TokenTest:
-    """The tests of one run.
+    """The test of one run's drawn tokens.
 
     Attributes:
-        level: the chance that an honest arm is called lossy, at most.
-        shift: the change of tokens' distribution that must be found, as total variation between parts, any of `SCALES`.
+        level: an upper bound of the chance that an honest arm is called lossy.
+        shift: the change of the tokens' distribution that must be found: its total variation between parts, on any of
+            `SCALES`.
     """
 
     level: float
@@ -214,11 +238,16 @@ class TokenTest:
 
     @property
     def _log_wanted(self) -> float:
-        """The logarithm of what bettors must win for an arm to be called lossy."""
+        """The logarithm of the winnings at which an arm is called lossy."""
         return -math.log(self.level)
 
     def check(self, texts: Sequence[DrawnText], roundings: Sequence[Floats]) -> TokenResult:
-        """Test texts, in the order in which they were answered, each with its rounding, as in `NO_ROUNDING`."""
+        """Test texts in the order in which they were answered.
+
+        Args:
+            texts: all texts of the run.
+            roundings: [num_texts], the rounding of each text, in the form of `NO_ROUNDING`.
+        """
         if not texts:
             return self._result(np.zeros((1, 0)))
         lengths = [len(text.tokens) for text in texts]
@@ -232,7 +261,7 @@ class TokenTest:
         fine_parts = np.concatenate([text.parts for text in texts])
         parts = {scale: fine_parts * scale // NUM_FINE for scale in SCALES}
 
-        # The first token of a text is the target's own: bettors on scales neither learn from it nor bet on it.
+        # The target draws the first token of a text by itself, so the bettors on scales neither learn from it nor bet.
         is_decided = positions != 0
         on_scales = []
         for scale in SCALES:
@@ -266,7 +295,7 @@ class TokenTest:
         ranks = [rank for text in texts for rank in text.ranks]
         on_tokens = bets_on_outcomes(ranks, widths, contexts, LEARNERS, allowed_total)
 
-        # At the one place a single tie at the edge of a truncation would count in every text.
+        # At a shared place, one tie at the edge of a truncation would count in every text.
         at_place = np.repeat([text.is_at_place for text in texts], lengths)
         is_impossible = np.concatenate([text.is_impossible for text in texts])
         bets = bets_on_support(is_impossible, np.maximum(allowed_total, _LEAST_OUTSIDE))
@@ -289,11 +318,12 @@ class TokenTest:
     def _on_recovered(
         self, texts: Sequence[DrawnText], starts: Ints, allowed_total: Floats
     ) -> Floats:
-        """Bets on recovered tokens, by parts and by the support of their residuals; nothing on other tokens.
+        """Bets on recovered tokens: on their parts, and on the support of their residuals. Nothing is bet on other
+        tokens.
 
         Args:
-            starts: of the texts, among all tokens.
-            allowed_total: [n], how much of the mass at each token of the texts may be elsewhere.
+            starts: [num_texts], the place of each text's first token among all tokens.
+            allowed_total: [n], how much of the mass at each token of all texts may belong to other tokens.
         """
         bets = np.zeros((1 + len(SHARES_OUTSIDE), len(allowed_total)))
         known = [
@@ -305,7 +335,7 @@ class TokenTest:
             return bets
         at = np.concatenate([start + recovered.places for start, recovered in known])
         masses = np.concatenate([recovered.masses for _, recovered in known])
-        # The draft's distribution is rounded as the target's is, and a small residual consists of that.
+        # The draft's distribution is rounded as much as the target's, and most of a small residual is rounding.
         allowed = np.minimum(2 * allowed_total[at] / masses, 1.0)
         scale = SCALES[-1]
         bets[:1, at] = bets_on_parts(
@@ -322,9 +352,13 @@ class TokenTest:
     def power(
         self, num_draws: Floats | int, rounding: float, shift: Floats | None = None
     ) -> Floats:
-        """At least the chance to find a shift (by default the test's own) in so many tokens that speculation decides.
+        """A lower bound of the chance to find a shift in this many tokens that speculation decides.
 
-        Counts only the bettor on the finest parts; coarser ones find their shifts sooner.
+        It counts only the bettor on the finest parts; coarser parts show their shifts sooner.
+
+        Args:
+            rounding: the shift that rounding is allowed to explain.
+            shift: None for the shift of the test.
         """
         return power_on_parts(
             np.maximum(num_draws, 1),
@@ -336,7 +370,7 @@ class TokenTest:
         )
 
     def needed(self, rounding: float = 0.0) -> int | None:
-        """About how many tokens that speculation decides suffice; None if no number does."""
+        """About how many tokens that speculation decides are enough to find the shift; None if no number is."""
         enough = _TRIED_DRAWS[self.power(_TRIED_DRAWS, rounding) >= REQUIRED_POWER]
         return math.ceil(enough[0]) if len(enough) else None
 
@@ -349,7 +383,7 @@ class TokenTest:
         num_impossible: int = 0,
         num_explained: int = 0,
     ) -> TokenResult:
-        """The result of bettors [b, n]."""
+        """The result from the bettors' log factors [b, n]."""
         num_draws = bettors.shape[-1]
         best_log_capital = np.maximum.accumulate(np.append(0.0, log_capital(bettors)))
         num_until = int(np.searchsorted(best_log_capital, self._log_wanted))
@@ -372,9 +406,11 @@ class TokenTest:
 
 
 def parts_of(exact: Floats) -> Ints:
-    """The part of `NUM_FINE` in which each token [n, V] lies, by the middle of its mass among the likelier ones'.
+    """The part of [0, 1], out of `NUM_FINE`, in which each token of distributions [n, V] lies.
 
-    Equally likely tokens lie in the middle of all their mass. With [0.5, 0.3, 0.2] these are 0.25, 0.65 and 0.9.
+    A token lies at the middle of its mass, after the masses of all likelier tokens. With masses [0.5, 0.3, 0.2] these
+    places are 0.25, 0.65 and 0.9. Equally likely tokens all lie at the middle of their common mass: with [0.5, 0.25,
+    0.25] at 0.25, 0.75 and 0.75.
     """
     order = np.argsort(-exact, axis=-1)
     mass = np.take_along_axis(exact, order, -1)
@@ -390,25 +426,32 @@ def parts_of(exact: Floats) -> Ints:
 
 
 def masses_of_parts(masses: Floats, parts: Ints) -> Floats:
-    """The masses [n, `NUM_FINE`] in each part, of tokens [n, V]."""
+    """The mass [n, `NUM_FINE`] of every part.
+
+    Args:
+        masses: [n, V], of tokens.
+        parts: [n, V], the part of each token (`parts_of`).
+    """
     places = parts + NUM_FINE * np.arange(len(parts))[:, np.newaxis]
     sums = np.bincount(places.ravel(), masses.ravel(), minlength=NUM_FINE * len(parts))
     return np.asarray(sums.reshape(-1, NUM_FINE), dtype=np.float64)
 
 
 def coarser(masses: Floats, scale: int) -> Floats:
-    """Masses [..., `scale`] of so many parts, by those of the fine ones."""
+    """Masses [..., `scale`] of coarser parts, summed from those of the finest ones: with a scale of 2 the masses of
+    [0.1, 0.2, 0.3, 0.4] are [0.3, 0.7].
+    """
     return np.asarray(masses.reshape(*masses.shape[:-1], scale, -1).sum(-1))
 
 
 def odds_in_words(evidence: float) -> str:
-    """`1 to 130,000`, of bets that won this power of 10."""
+    """`1 to 130,000`: the odds of bets that won this power of 10."""
     two_digits = float(f"{10**evidence:.2g}")
     return f"1 to {two_digits:,.0f}"
 
 
 def p_value_in_words(value: float | None) -> str:
-    """`0.032`, or `< 1e-300`."""
+    """`0.032`, or `< 1e-300`; a dash for None."""
     if value is None:
         return DASH
     return f"{value:.2g}" if value else "< 1e-300"

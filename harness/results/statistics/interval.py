@@ -11,26 +11,28 @@ from pydantic import TypeAdapter, ValidationError
 
 from harness.config.amounts import counted
 
-# Printed in the place of an unknown figure among known ones.
+# Printed in place of an unknown figure among known ones.
 DASH = "–"
 NAN = float("nan")
 
-# A bootstrap over fewer units gives an interval that is far too narrow: over two prompts it is no
-# more than their range.
+# A bootstrap over fewer units gives an interval that is far too narrow: over two prompts it is no wider than their
+# range.
 FEWEST_FOR_INTERVAL = 8
-# Over blocks, which are several starts of each arm, it is Student's t, which spans orders of magnitude over two.
+# A block is several answers between two starts of the arms. Over blocks the interval is Student's t, which over two
+# blocks would span orders of magnitude.
 FEWEST_BLOCKS = 4
-# Of units of unequal length those that count, (Σn)²/Σn²: over fewer, one or two long answers decide, and their interval
-# holds the ratio in 63 to 93 % of the runs (`benchmarks/intervals.py`).
+# Of units of unequal length, (Σn)²/Σn² count. Over fewer than this, one or two long answers decide, and the interval
+# contains the ratio in only 63 to 93 % of the runs (`benchmarks/intervals.py`).
 FEWEST_EFFECTIVE = 4
-# Of every interval that is shown.
+# The level of every interval that is shown.
 CONFIDENCE = 0.95
 
 
 def t_quantile(tail: float, degrees_of_freedom: float) -> float:
-    """The value that Student's t exceeds with this chance.
+    """The value that Student's t exceeds with the chance `tail`.
 
-    From `scipy.special`, as `scipy.stats` takes longer to import than everything else before the first answer.
+    It comes from `scipy.special`, because importing `scipy.stats` takes longer than everything else before the first
+    answer.
     """
     from scipy import special
 
@@ -38,26 +40,28 @@ def t_quantile(tail: float, degrees_of_freedom: float) -> float:
 
 
 def fewest_units(unit: str) -> int:
-    """The fewest units with an interval."""
+    """The fewest units from which an interval follows."""
     return FEWEST_BLOCKS if unit == "block" else FEWEST_FOR_INTERVAL
 
 
 @dataclass(frozen=True)
 class Coverage:
-    """The choices that an interval allows for, as text `15 prompts and 5 runs`, `8 laps of the same texts`, or
+    """The choices that an interval allows for. As text: `15 prompts and 5 runs`, `8 laps of the same texts`, or
     `1 batch`.
 
     Attributes:
-        unit: what is independent of the others: a `prompt`, a `conversation`, a `batch` of prompts, a `lap` of
-            requests, or a `block`, all answers between one start of each arm and the next. Accuracy is over questions,
-            and passes are timed in rounds.
-        same_texts: whether units share prompts, so that the interval does not allow for others.
-        num_runs: None for one run.
+        num_units: number of units; each is independent of the others.
+        unit: the name of a unit: a `prompt`, a `conversation`, a `batch` of prompts, a `lap` of requests, or a `block`,
+            which is all answers between one start of each arm and the next. For accuracy it is a question, and for
+            timed passes a round.
+        same_texts: whether units share prompts, so that the interval does not allow for other prompts.
+        num_runs: number of runs that the interval allows for; None for a single run.
         own_seeds: whether each run has another seed.
-        num_effective: units of equal length that would vary as these do; None where that is half of them or more.
-        num_rejecting: units in which rejections added iterations, where these are fewer than half; None where they are
-            not, or not known (`Rejections.noted_in`).
-        unseen: logarithm of how many times as many iterations the long run may then have.
+        num_effective: how many units of equal length would vary as much as these do; None if it is half of them or
+            more.
+        num_rejecting: number of units in which rejections added iterations, if these are fewer than half of the units;
+            None if they are not, or that is not known (`Rejections.noted_in`).
+        unseen: logarithm of the largest ratio of iterations, in the long run to those seen, that rare rejections allow.
     """
 
     num_units: int
@@ -85,25 +89,25 @@ class Coverage:
 
     @property
     def why_no_interval(self) -> str:
-        """`no interval from fewer than 8 prompts`, of an interval over these units that has no bounds."""
+        """`no interval from fewer than 8 prompts`, for an interval over these units that has no bounds."""
         if self.num_effective is not None and self.num_units >= FEWEST_FOR_INTERVAL:
             return f"no interval from {self}: the others' answers are much shorter"
         return f"no interval from fewer than {counted(fewest_units(self.unit), self.unit)}"
 
     @property
     def fewest(self) -> int:
-        """The number of its scarcest choice: of `15 prompts and 5 runs` the runs."""
+        """The smallest number among the choices: for `15 prompts and 5 runs` the number of runs."""
         num_units = self.num_effective or self.num_units
         return min(num_units, self.num_runs or num_units)
 
     @classmethod
     def of(cls, interval: Interval | None) -> Coverage | None:
-        """The coverage of an interval; None without an interval."""
+        """The coverage of an interval; None without an interval, or if it is not known."""
         return None if interval is None else interval.covers
 
     @classmethod
     def read(cls, stored: object) -> Coverage | None:
-        """The coverage that a file has, as `Interval.parts` gives it; None for anything else."""
+        """The coverage that a file stores (`Interval.parts`); None for anything else."""
         with suppress(ValidationError):
             return _STORED.validate_python(stored)
         return None
@@ -116,11 +120,11 @@ _STORED = TypeAdapter(Coverage)
 class Interval:
     """An estimate with its confidence interval.
 
-    Where data do not suffice, the bounds or all three numbers are nan. It is one value: one field of
-    a row, which is several columns in files only.
+    If data do not suffice, the bounds or all three numbers are nan. An interval is one field of a row, and becomes
+    several columns only in files.
 
-    Args:
-        covers: the choices that the interval allows for; None where they are not known.
+    Attributes:
+        covers: the choices that the interval allows for; None if they are not known.
     """
 
     estimate: float = NAN
@@ -137,7 +141,7 @@ class Interval:
         return not math.isnan(self.low)
 
     def parts(self) -> dict[str, Any]:
-        """`estimate`, `low`, `high` and `covers` by name, for files; None for what is not known."""
+        """`estimate`, `low`, `high` and `covers` by name, for files; None for unknown numbers."""
         numbers = {"estimate": self.estimate, "low": self.low, "high": self.high}
         finite = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
         covers = self.covers
@@ -146,7 +150,7 @@ class Interval:
 
     def __format__(self, form: str) -> str:
         """`f"{speedup:×}"` is `2.31× (2.18 to 2.42)`. `%` prints a share as `58 % (52 to 61)`, and `.1f` a number with
-        one digit.
+        one decimal. An unknown estimate is a dash.
         """
         if not self.is_known:
             return DASH
@@ -156,7 +160,7 @@ class Interval:
         return f"{text} ({bounds})" if bounds else text
 
     def bounds(self, form: str = "×") -> str | None:
-        """`2.18 to 2.42`, in the same forms; None without bounds."""
+        """`2.18 to 2.42`, in the forms of `__format__`; None without bounds."""
         if not self.has_bounds:
             return None
         return f"{self._text(self.low, form)} to {self._text(self.high, form)}"
@@ -168,7 +172,7 @@ class Interval:
         return f"{value:{'.2f' if form == '×' else form}}"
 
     def excludes(self, value: float) -> bool:
-        """Whether the interval lies wholly on one side of the value; never without bounds."""
+        """Whether the interval lies wholly above or below the value; False without bounds."""
         return self.low > value or self.high < value
 
     def scaled(self, factor: float) -> Interval:

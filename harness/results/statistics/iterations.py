@@ -1,31 +1,32 @@
-"""How a text that the target wrote is cut into iterations: exactly, for every K, without decoding.
+"""Cuts a text that the target wrote into iterations: exactly, for every K, and without decoding.
 
-Speculative decoding with a lossless rule emits a text with the target's own probability of it. Say
-an iteration begins after token s. Of the event that the draft's next token x is accepted *and* is
-the text's next token y, the probability is draft(y) min(1, target(y) / draft(y)) = min(draft(y),
-target(y)). Given that y was emitted, which has the probability target(y), it is
+Speculative decoding with a lossless rule emits a text with the same probability as the target alone. Suppose that an
+iteration begins after token s. The draft's next token x is accepted *and* equals the text's next token y with the
+probability draft(y) min(1, target(y) / draft(y)) = min(draft(y), target(y)). Given that y was emitted, which has the
+probability target(y), this becomes
 
     a = min(1, draft(y) / target(y))                 (Leviathan et al. 2023, arXiv:2211.17192)
 
-and what follows depends on the text alone, as the rest of it again has the target's probability. So
-the chances a(s, j) that draft token j of an iteration that begins after token s is accepted, if
-those before it were, make the cut a renewal process. With k = min(K, tokens left - 1), m draft
-tokens are accepted, and m + 1 tokens decided, with the probability
+Everything after it depends on the text alone, because the rest of the text again has the target's probability. Let
+a(s, j) be the chance that draft token j of an iteration that begins after token s is accepted, if those before it were.
+These chances make the cut a renewal process. With k = min(K, tokens left - 1), m draft tokens are accepted, and m + 1
+tokens decided, with the probability
 
     P(s, m) = a(s, 0) ... a(s, m - 1) (1 - a(s, m)) for m < k,  a(s, 0) ... a(s, k - 1) for m = k,
 
-and an iteration begins after token t with the probability v(t) = sum over s of v(s) P(s, t - s - 1).
-The sum of v is the expected number of iterations. Its mean and its mean square go along, and give the variance
-that the randomness of accepting has. v(t) is also the chance that token t is the target's own.
+and an iteration begins after token t with the probability v(t) = sum over s of v(s) P(s, t - s - 1). The sum of v is
+the expected number of iterations. The mean and the mean square of this number are carried along; they give its
+variance, which comes from the randomness of accepting. v(t) is also the chance that the target, not the draft, supplied
+token t.
 
-Block verification (Sun et al. 2024, arXiv:2403.10444) has the same form. With h = 1 at first and
-then h' = min(1, h target(y) / draft(y)), the first i draft tokens are y and accepted with the
-probability draft(y_1..i) h_i; after that the next token is y with the probability target(y) still.
-So a = min(1, draft(y) / (h target(y))).
+Block verification (Sun et al. 2024, arXiv:2403.10444) has the same form. Start with h = 1, and after each token let
+h' = min(1, h target(y) / draft(y)). The first i draft tokens are y_1 to y_i and accepted with the probability
+draft(y_1..i) h_i; after that the next token is still y with the probability target(y). So
+a = min(1, draft(y) / (h target(y))).
 
-Where the draft's probabilities do not depend on s, as a model's, a(s, j) = a(s + j). Greedy decoding
-is the case of probabilities 0 and 1. Lenience below 1 has no such form above temperature 0:
-its texts are not the target's, and how likely each is depends on K.
+If the draft's probabilities do not depend on s, as with a model, then a(s, j) = a(s + j). Greedy decoding is the case
+in which all probabilities are 0 or 1. Lenience below 1 has no such form above temperature 0: its texts are not the
+target's, and how likely each of them is depends on K.
 """
 
 from __future__ import annotations
@@ -47,14 +48,14 @@ class Cut:
     """A text of n tokens, cut into iterations, for each number of draft tokens K from 1 to M.
 
     Attributes:
-        num_tokens: that iterations decided, n - 1: the first one comes from reading the prompt.
-        iterations: [M], their expected number.
-        variance: [M], of the number of iterations, if the text is decoded again and again.
-        accepted_at: [M, M], expected iterations that accept the draft token at each place.
-        drafting: [M], expected iterations that propose something.
-        proposed: [M], expected draft tokens that they propose.
-        tested_at: [M, M], expected iterations in which verification looks at the draft token at each place: at the
-            accepted ones and the first rejected one.
+        num_tokens: number of tokens that iterations decided, n - 1: the first token comes from reading the prompt.
+        iterations: [M], expected number of iterations.
+        variance: [M], variance of the number of iterations if the text is decoded again and again.
+        accepted_at: [M, M], for each K, the expected number of iterations that accept the draft token at each position.
+        drafting: [M], expected number of iterations that propose something.
+        proposed: [M], expected number of draft tokens.
+        tested_at: [M, M], for each K, the expected number of iterations in which verification looks at the draft token
+            at each position. It looks at the accepted tokens and the first rejected one.
     """
 
     num_tokens: int
@@ -67,13 +68,13 @@ class Cut:
 
 
 def acceptance_chances(target: ArrayLike, draft: ArrayLike, *, block: bool = False) -> Floats:
-    """The chances a(s, j), [n - 1, M]; nan where nothing is offered.
+    """The chances a(s, j), [n - 1, M], that a draft token is accepted if those before it were; nan if none is offered.
 
     Args:
         target: [n], the target's probability of each token of the text.
         draft: [n - 1, M]. Entry (s, j) is the draft's probability of token s + 1 + j in an iteration that
-            begins after token s; nan where the draft offers nothing, and beyond the text.
-        block: for block verification.
+            begins after token s; nan if the draft offers nothing there, and beyond the text.
+        block: whether the rule is block verification.
     """
     target_chances = np.asarray(target, dtype=np.float64)
     draft_chances = np.asarray(draft, dtype=np.float64)
@@ -82,7 +83,7 @@ def acceptance_chances(target: ArrayLike, draft: ArrayLike, *, block: bool = Fal
     beyond = np.full(most, np.nan)
     windows = np.lib.stride_tricks.sliding_window_view(np.append(target_chances[1:], beyond), most)
     targets = windows[:num_places]
-    # h of block verification.
+    # The factor h of block verification.
     surplus = np.ones(num_places)
     chances = np.empty_like(draft_chances)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -96,19 +97,19 @@ def acceptance_chances(target: ArrayLike, draft: ArrayLike, *, block: bool = Fal
 
 
 def cut(chances: ArrayLike) -> Cut:
-    """Cut a text into iterations, for K from 1 to M.
+    """Cut a text into iterations, for every K from 1 to M.
 
     Args:
-        chances: [n - 1, M], from `acceptance_chances`.
+        chances: [n - 1, M], as from `acceptance_chances`.
     """
     accepting = np.asarray(chances, dtype=np.float64)
     num_places, most = accepting.shape
     numbers = np.arange(1, most + 1)
-    # Row s: the draft tokens offered after token s; one fewer than there are tokens left.
+    # Row s: how many draft tokens can be offered after token s; at most one fewer than there are tokens left.
     offered = np.cumprod(~np.isnan(accepting), axis=1).sum(axis=1)
     offered = np.minimum(offered, np.arange(num_places)[::-1])
-    # [3, M, n + M]: the chance that an iteration begins after a token, and of the number of iterations until then,
-    # where one does, the expected number and square, each times that chance.
+    # [3, M, n + M], for each token: the chance that an iteration begins after it; and the expected number of iterations
+    # until then, and its expected square, given that one begins there, each multiplied by that chance.
     moments = np.zeros((3, most, num_places + most + 1))
     moments[0, :, 0] = 1
     accepted_at = np.zeros((most, most))
@@ -129,7 +130,7 @@ def cut(chances: ArrayLike) -> Cut:
         proposed += visits * limits
         offers = np.arange(most) < limits[:, np.newaxis]
         tested_at += visits[:, np.newaxis] * reach[:, :-1] * offers
-    # Every cut ends here, with certainty.
+    # After the last token every cut has ended, with certainty.
     _, mean, square = moments[:, :, num_places]
     variance = np.maximum(square - mean**2, 0)
     return Cut(
@@ -144,23 +145,26 @@ def cut(chances: ArrayLike) -> Cut:
 
 
 def fewest_iterations(num_tokens: ArrayLike, num_draft_tokens: int) -> Floats:
-    """The iterations that decide texts of these numbers of tokens if all draft tokens are accepted."""
+    """The number of iterations that decide texts of these numbers of tokens if every draft token is accepted."""
     return np.ceil(np.asarray(num_tokens) / (num_draft_tokens + 1))
 
 
 def expected_tokens_per_iteration(
     cuts: Sequence[Cut], prompts: Sequence[Hashable], unit: str = "prompt"
 ) -> list[Interval]:
-    """Tokens per iteration for each K, of all texts together, with a 95 % interval over prompts.
+    """Tokens per iteration for each K, over all texts together, with a 95 % interval over prompts.
 
-    It covers the choice of prompts, and of the texts that the target draws after each, as the interval of measured
-    runs does, but not the randomness of accepting, which averages out. Texts of one prompt are no independent units:
-    their totals are.
+    The interval covers the choice of prompts, and of the texts that the target draws after each, as the interval of
+    measured runs does. It does not cover the randomness of accepting, which averages out. Texts of one prompt are not
+    independent, so their totals form one unit.
 
     Args:
-        cuts: of texts of at least two tokens: a text of one has no iterations.
-        prompts: [num_texts], what each text answers.
-        unit: what these are called.
+        cuts: [num_texts], of texts with at least two tokens: a text of one token has no iterations.
+        prompts: [num_texts], the prompt that each text answers.
+        unit: the name of a prompt in the coverage.
+
+    Returns:
+        [M], for K from 1 to M.
     """
     num_tokens = [text.num_tokens for text in cuts]
     tokens = totals_by_unit(num_tokens, prompts)
@@ -180,12 +184,13 @@ def relative_to_guess(
     prompts: Sequence[Hashable],
     unit: str = "prompt",
 ) -> Interval:
-    """Tokens per iteration with one draft token, over those of a draft that always proposes the most frequent token of
-    all texts.
+    """Tokens per iteration of the draft with K=1, divided by those of always proposing the one token that is most
+    frequent in all texts.
 
     Args:
-        token_ids: of the texts.
-        prompts, unit: as of `expected_tokens_per_iteration`.
+        cuts: [num_texts], the draft's.
+        token_ids: [num_texts], the texts.
+        prompts, unit: as in `expected_tokens_per_iteration`.
     """
     following = [np.array(ids[1:]) for ids in token_ids]
     values, numbers = np.unique(np.concatenate(following), return_counts=True)
@@ -197,12 +202,14 @@ def relative_to_guess(
 
 
 def expected_acceptance(cuts: Sequence[Cut], num_draft_tokens: int) -> dict[str, Any]:
-    """The columns of `Acceptance` that follow from the cuts for one K; none where nothing was proposed."""
+    """The figures of acceptance that follow from the cuts for one K, by the names of their columns; {} if nothing was
+    proposed.
+    """
     index = num_draft_tokens - 1
     drafting = sum(text.drafting[index] for text in cuts)
     if not drafting:
         return {}
-    # Each iteration decides one token besides the accepted ones.
+    # Besides the accepted tokens, each iteration decides one token.
     accepted = sum(text.num_tokens - text.iterations[index] for text in cuts)
     accepted_at = np.sum([text.accepted_at[index] for text in cuts], axis=0)[:num_draft_tokens]
     return {

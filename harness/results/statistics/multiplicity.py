@@ -1,7 +1,7 @@
-"""Several alternatives at once: intervals that all hold, because thirty of 95 % are expected to miss once or twice.
+"""Intervals for several alternatives that all hold at once: of thirty 95 % intervals, one or two are expected to miss.
 
-A series of runs is ranked with this: its alternatives are ways to draft, its units prompts, and the ratios of totals
-are speed-ups.
+A series of runs is ranked with these functions. Its alternatives are ways to draft, its units are prompts, and the
+ratios of totals are speed-ups.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ def relative_to(
     family: int,
     unseen: Sequence[float],
 ) -> list[Interval]:
-    """The ratio of totals of each alternative, divided by the reference's, with simultaneous intervals.
+    """The ratio of totals of each alternative, divided by that of the reference, with simultaneous intervals.
 
-    Each interval is of a ratio of two ratios, over units and runs, at Šidák's level (1967) for all pairs of
-    alternatives. Because every pair is covered, the pairs with the reference are, even if the data chose it.
+    Each interval is over units and runs, and has Šidák's level (1967) for all pairs of alternatives. Because the
+    intervals of all pairs hold at once, those of the pairs with the reference do, even if the data chose the reference.
 
-    In simulations of six and ten equal alternatives on 9 to 30 prompts, of lengths that vary by a factor of 1.6 and
-    2.2, 1.3 to 4.5 % of the tables had a difference by chance.
+    In simulations of six and ten equal alternatives on 9 to 30 prompts, with lengths that vary by a factor of 1.6 and
+    2.2, 1.3 to 4.5 % of the tables showed a difference by chance.
 
     Args:
-        reference: the index of the alternative that the others are compared with.
+        reference: index of the alternative that the others are compared with.
         numerators: [num_alternatives, num_runs, num_units], positive: for speed-ups the ms of each regular arm on the
             same prompts.
         denominators: the same shape: the ms of each speculative arm.
-        family: alternatives that are read together.
-        unseen: [num_alternatives], of the coverage of each one's speed-up (`Coverage.unseen`).
+        family: number of alternatives that are read together.
+        unseen: [num_alternatives], `Coverage.unseen` of each alternative's speed-up.
 
     Returns:
         [num_alternatives]; bounds are nan if there are too few units.
@@ -50,7 +50,8 @@ def relative_to(
     for top, bottom, its_unseen in zip(tops, bottoms, unseen, strict=True):
         share = product_ratio_over_runs([top, bottoms[reference]], [bottom, tops[reference]])
         interval = share.interval(confidence)
-        # Rejections that no prompt showed lower a speed-up: its own, or the reference's, which raises the share.
+        # Rejections that no prompt showed would lower the alternative's own speed-up, and so its share; or they would
+        # lower the reference's, and so raise the share.
         low = interval.low * math.exp(-its_unseen)
         high = interval.high * math.exp(unseen[reference])
         intervals.append(replace(interval, low=low, high=high))
@@ -58,18 +59,18 @@ def relative_to(
 
 
 def widened(interval: Interval, num_intervals: int, confidence: float = CONFIDENCE) -> Interval:
-    """Widen the interval of a ratio, so that it holds jointly with the others of a table.
+    """Widen the interval of a ratio, so that it holds together with the others of a table.
 
-    All of them hold in 95 % of the cases (Šidák's inequality, for jointly normal logarithms). For pairs on the same
-    prompts use `relative_to`: it compares them prompt by prompt, and finds smaller differences.
+    All of them then hold in 95 % of the cases (Šidák's inequality, for jointly normal logarithms). For alternatives on
+    the same prompts `relative_to` is better: it compares them prompt by prompt, and finds smaller differences.
 
     Args:
-        interval: by Student's t on the log ratio, with the degrees of freedom of its scarcest unit (`15 prompts and 5
+        interval: by Student's t on the log ratio, with the degrees of freedom of its scarcest choice (`15 prompts and 5
             runs` leave 4), or by the normal distribution if `covers` is None.
         num_intervals: number of intervals in the table.
-        confidence: level of the interval. Above 95 % it was widened already, for repeated looks
-            (`stopping.CONFIDENCE_OF_LOOKS`), and misses as often as one of 95 % should; what the wider one may miss is
-            smaller by the same factor.
+        confidence: level of the interval. A level above 95 % means that it was already widened for repeated looks
+            (`stopping.CONFIDENCE_OF_LOOKS`), and misses as often as one of 95 % should. The chance that the widened
+            interval may miss is scaled by the same factor.
     """
     if num_intervals == 1 or not interval.has_bounds:
         return interval
@@ -87,7 +88,7 @@ def widened(interval: Interval, num_intervals: int, confidence: float = CONFIDEN
 def adjusted_p_values(p_values: Sequence[float]) -> list[float]:
     """Adjust p-values for their number (Benjamini and Hochberg 1995); nan stays nan.
 
-    Of the results with an adjusted value below 0.05, at most 5 % are false on average.
+    Among the results with an adjusted value below 0.05, at most 5 % are false on average.
     """
     values = np.array(p_values, dtype=np.float64)
     is_known = ~np.isnan(values)

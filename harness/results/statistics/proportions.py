@@ -1,4 +1,4 @@
-"""Intervals and tests of proportions, alone and paired, such as of correct answers."""
+"""Intervals and tests for proportions, alone and paired, such as the proportion of correct answers."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from harness.results.statistics.interval import CONFIDENCE, Interval
 
 
 def wald_interval(successes: int, total: int) -> Interval:
-    """Wald's interval of a proportion, p̂ ± z √(p̂ (1 − p̂) / n), as published accuracy tables print it.
+    """Wald's interval for a proportion, p̂ ± z √(p̂ (1 − p̂) / n), as published accuracy tables print it.
 
-    The bounds are not clipped to [0, 1], so that half their distance is the published ±. For a proportion of 0.95 their
-    coverage with 8, 15, 30 and 100 trials is 34, 54, 78 and 88 %.
+    The bounds are not clipped to [0, 1], so that half their distance is the published ±. For a proportion of 0.95 the
+    interval contains the true value in 34, 54, 78 and 88 % of the cases with 8, 15, 30 and 100 trials. All nan without
+    trials.
     """
     if total == 0:
         return Interval()
@@ -27,9 +28,9 @@ def wald_interval(successes: int, total: int) -> Interval:
 
 
 def wilson_interval(successes: int, total: int) -> Interval:
-    """Wilson's score interval of a proportion (1927), without continuity correction.
+    """Wilson's score interval for a proportion (1927), without continuity correction; all nan without trials.
 
-    Unlike Wald's it stays inside [0, 1] and keeps a width when no trial or every trial succeeds.
+    Unlike Wald's, it stays inside [0, 1], and has a width even if no trial succeeds, or every trial does.
     """
     if total == 0:
         return Interval()
@@ -42,17 +43,16 @@ def wilson_interval(successes: int, total: int) -> Interval:
 def difference_of_paired_proportions(
     first_correct: Sequence[bool], second_correct: Sequence[bool]
 ) -> Interval:
-    """Proportion correct of the second arm minus the first's, with Newcombe's paired interval.
+    """Proportion correct of the second arm minus that of the first, with Newcombe's paired interval.
 
-    Method 10 of Newcombe, "Improved confidence intervals for the difference between binomial
-    proportions based on paired data" (Statistics in Medicine 17, 1998): Wilson's interval of each
-    arm, put together with the correlation of their answers. It stays inside [-1, 1] and, unlike
-    Wald's, keeps a width where the arms never disagree: five answers alike say little about the
-    next ones.
+    The interval is method 10 of Newcombe, "Improved confidence intervals for the difference between binomial
+    proportions based on paired data" (Statistics in Medicine 17, 1998). It combines Wilson's interval of each arm with
+    the correlation of the arms' answers. It stays inside [-1, 1] and, unlike Wald's, has a width even if the arms never
+    disagree: five equal answers say little about the next ones.
 
     Args:
-        first_correct: [num_questions], whether the first arm answered correctly.
-        second_correct: [num_questions], the same of the second arm.
+        first_correct: [num_questions], whether the first arm answered each question correctly.
+        second_correct: [num_questions], whether the second arm did.
 
     Returns:
         The difference and its bounds in [-1, 1]; all nan without questions.
@@ -71,32 +71,32 @@ def difference_of_paired_proportions(
 
 
 def p_value_of_difference(difference: Interval) -> float:
-    """Two-sided p-value of no difference: below 5 % exactly where the interval excludes 0.
+    """Two-sided p-value of there being no difference: below 5 % exactly if the interval excludes 0.
 
-    By the normal distribution, with the distance to the bound on the side of 0.
+    It assumes a normal distribution, whose width is the distance from the estimate to the bound nearer to 0.
 
     Args:
         difference: with its 95 % interval.
     """
     normal = NormalDist()
     nearest = difference.low if difference.estimate > 0 else difference.high
-    # Not 0: of a damaged file a bound may be the estimate.
+    # Not 0: in a damaged file a bound may equal the estimate.
     distance = max(abs(difference.estimate - nearest), 1e-9)
     quantile = normal.inv_cdf((1 + CONFIDENCE) / 2)
     return 2 * normal.cdf(-quantile * abs(difference.estimate) / distance)
 
 
 def _corrected_correlation(first: Flags, second: Flags) -> float:
-    """φ of two arms, with Newcombe's continuity correction; 0 if an arm never varies.
+    """φ of two arms, with Newcombe's continuity correction; 0 if one of the arms never varies.
 
-    The correction takes n / 2 off a positive numerator, down to 0.
+    The correction subtracts n / 2 from a positive numerator, but not below 0.
     """
-    # Python's integers, because products of four such numbers are beyond 64 bits.
+    # Python's integers, because products of four such numbers exceed 64 bits.
     total, num_first, num_second = first.size, int(first.sum()), int(second.sum())
     margins = num_first * (total - num_first) * num_second * (total - num_second)
     if not margins:
         return 0.0
-    # Both right times neither, less one alone times the other alone, by the counts at hand.
+    # (both right × neither right) - (only the first right × only the second right), from the counts at hand.
     covariance = float(total * int((first & second).sum()) - num_first * num_second)
     if covariance > 0:
         covariance = max(covariance - total / 2, 0.0)
@@ -104,18 +104,18 @@ def _corrected_correlation(first: Flags, second: Flags) -> float:
 
 
 def _distance(first: float, second: float, correlation: float) -> float:
-    """From a difference to one of its bounds, by the distances of the bounds of its two terms."""
+    """The distance from a difference to one of its bounds, from the distances of its two terms to their bounds."""
     return math.sqrt(max(first**2 - 2 * correlation * first * second + second**2, 0.0))
 
 
 def mcnemar_p_value(first_correct: Sequence[bool], second_correct: Sequence[bool]) -> float:
-    """Return McNemar's exact two-sided p-value of two arms' answers to the same questions.
+    """Return McNemar's exact two-sided p-value for two arms' answers to the same questions.
 
-    Under the null, each question that only one arm gets right falls to either like a fair coin. 1
-    when there are none.
+    Under the null hypothesis, a question that only one arm answers correctly is equally likely to be either arm's. The
+    p-value is 1 if there is no such question.
 
     Args:
-        first_correct, second_correct: [num_questions], whether each arm answered correctly.
+        first_correct, second_correct: [num_questions], whether each arm answered each question correctly.
     """
     first, second = np.array([first_correct, second_correct], dtype=bool)
     discordant = int((first != second).sum())

@@ -1,7 +1,7 @@
 """Ratios of totals over the units of one run, such as a speed-up over prompts or laps: intervals, drift, and units that
 stand out.
 
-Errors are found over subsets of the units. Ratios over several runs are in `statistics/runs.py`.
+Standard errors are found over subsets of the units. Ratios over several runs are in `statistics/runs.py`.
 """
 
 from __future__ import annotations
@@ -26,19 +26,20 @@ from harness.results.statistics.interval import (
     t_quantile,
 )
 
-# From one draw of so many subsets to another the ends of an interval differ by less than 1 % of its width.
+# With this many random subsets, the ends of an interval differ between draws by less than 1 % of its width.
 _NUM_SUBSETS = 10_000
-# Numbers in memory at once, so that subsets of thousands of prompts stay under about 100 MB.
+# How many numbers are in memory at once, so that subsets of thousands of prompts stay under about 100 MB.
 _NUMBERS_AT_ONCE = 2_000_000
-# Differences of this size are those of floating point.
+# Differences of this size come from floating point.
 _ROUNDING = 1e-9
-# One or two units are named that hold this share of the variance, and took this many times as long as the others.
+# One or two units are pointed out if they hold this share of the variance, and took this many times as long as the
+# others.
 _MOST_OF_THE_VARIANCE = 0.7
 _MUCH_LONGER = 2
-# A half of a run is compared with the other from so many units on, and from so many in effect.
+# The halves of a run are compared if each has at least this many units, and this many in effect (`effective_units`).
 _FEWEST_IN_HALF = 3
 _FEWEST_IN_EFFECT = 2
-# A drift up to this share does not matter.
+# A drift up to this share is ignored.
 _TOLERATED_DRIFT = 0.02
 
 
@@ -46,15 +47,15 @@ _TOLERATED_DRIFT = 0.02
 class RatioEstimate:
     """The log of a ratio, and the two parts of its variance, each with its own degrees of freedom.
 
-    Those of the sum are Satterthwaite's (1946).
+    The sum of the two parts has Satterthwaite's degrees of freedom (1946).
 
     Attributes:
         log_ratio: natural logarithm of the ratio; nan without units.
         covers: the choices that an interval of this estimate allows for.
-        unit_variance: from the choice of units; nan where they are too few.
-        unit_degrees_of_freedom: of that.
-        run_variance: from run to run, and from what varies within runs.
-        run_degrees_of_freedom: of `run_variance`; 0 where no run was repeated.
+        unit_variance: variance from the choice of units; nan if there are too few.
+        unit_degrees_of_freedom: those of `unit_variance`.
+        run_variance: variance between runs, including that of everything that varies within a run.
+        run_degrees_of_freedom: those of `run_variance`; 0 if no run was repeated.
     """
 
     log_ratio: float
@@ -66,7 +67,7 @@ class RatioEstimate:
 
     @property
     def standard_error(self) -> float:
-        """Standard error of the log of the ratio; nan where units are too few."""
+        """Standard error of the log of the ratio; nan if there are too few units."""
         return math.sqrt(self.unit_variance + self.run_variance)
 
     @property
@@ -77,8 +78,8 @@ class RatioEstimate:
         return (self.unit_variance + self.run_variance) ** 2 / spread if spread else math.inf
 
     def interval(self, confidence: float = CONFIDENCE) -> Interval:
-        """The ratio with its interval by Student's t; bounds are nan where units are too few. Rejections that the units
-        may have missed (`covers.unseen`) move the lower bound alone.
+        """The ratio with its interval by Student's t; bounds are nan if there are too few units. Rejections that the
+        units may have missed (`covers.unseen`) lower the lower bound and leave the upper one as it is.
         """
         quantile = t_quantile((1 - confidence) / 2, self.degrees_of_freedom)
         half_width = quantile * self.standard_error
@@ -92,9 +93,9 @@ class Rare:
     """Units that hold most of the variance.
 
     Attributes:
-        number: of these units.
-        times: how many times as long as the others they took, in the arm in which they did.
-        is_numerator: whether that is the arm of the numerators.
+        number: how many units these are.
+        times: how many times as long as the other units they took, in the arm in which they stand out more.
+        is_numerator: whether that arm is the one in the numerators.
     """
 
     number: int
@@ -103,18 +104,21 @@ class Rare:
 
 
 class Rejections(NamedTuple):
-    """Iterations of units, [num_units], and the fewest that could have given their tokens."""
+    """The iterations of each unit, [num_units], and the fewest iterations that could have given its tokens."""
 
     iterations: Floats
     fewest: Floats
 
     def noted_in(self, covers: Coverage) -> Coverage:
-        """The coverage of these units, with what rejections that they do not show may add.
+        """The coverage of these units, with the effect of rejections that they may have missed.
 
-        Where a draft is hardly ever rejected, few units have iterations beyond the fewest. Where these are less than
-        half of the units, both counted as `effective_units`, they do not show how rejections vary. The long run may
-        then have more such iterations: up to Poisson's upper bound of their number, or of the number of units with
-        some, times the mean of these (Garwood 1936). `unseen` is the log by which the iterations would grow.
+        If a draft is hardly ever rejected, few units have more iterations than the fewest. If these units are less than
+        half of all, both counted as `effective_units`, they do not show how rejections vary. The long run may then have
+        more extra iterations: up to Poisson's upper bound of their number, or of the number of units with any, times
+        the mean of these (Garwood 1936). `unseen` is the log of the factor by which the iterations would grow.
+
+        Args:
+            covers: the coverage; returned unchanged if enough units have rejections.
         """
         beyond = np.maximum(self.iterations - self.fewest, 0.0)
         total = float(beyond.sum())
@@ -141,11 +145,11 @@ def ratio_of_totals(
 ) -> Interval:
     """The product of some totals over the product of others, with the interval of `ratio_estimate`.
 
-    Of one total over one other no bound is beyond the ratios of the single units: tokens per iteration stay below
-    K + 1. That costs at most 3 % of coverage over 8 units, and nothing over 15.
+    For a single total over another, no bound lies beyond the ratios of the single units, so that tokens per iteration
+    stay below K + 1. This costs at most 3 % of coverage over 8 units, and none over 15.
 
     Returns:
-        The ratio and its bounds; bounds are nan where units are too few, everything is nan without units.
+        The ratio and its bounds. The bounds are nan if there are too few units, and everything is nan without units.
     """
     estimate = ratio_estimate(numerators, denominators, unit, lengths, rejections)
     interval = estimate.interval(confidence)
@@ -155,7 +159,7 @@ def ratio_of_totals(
         return interval
     low = interval.low
     if not estimate.covers.unseen:
-        # Rounding may put the ratio of equal units just outside of them.
+        # Rounding may put the ratio of equal units just beyond theirs.
         low = min(max(low, float(of_units.min())), interval.estimate)
     high = max(min(interval.high, float(of_units.max())), interval.estimate)
     return Interval(interval.estimate, low, high, interval.covers)
@@ -168,31 +172,34 @@ def ratio_estimate(
     lengths: Floats | None = None,
     rejections: Rejections | None = None,
 ) -> RatioEstimate:
-    """The product of some totals over the product of others, and how far it is off for the choice of units.
+    """The product of some totals over the product of others, and its error from the choice of units.
 
-    A speed-up is one total over another. The time of an iteration in regular steps has two of each: its ms
-    and the regular tokens, over iterations and regular ms. A unit is whatever is independent of the others: a prompt,
-    or a lap of requests that were in flight together (`totals_by_unit`).
+    A speed-up is one total over another. The time of an iteration in regular steps has two totals above and two below:
+    the ms of iterations and the number of regular tokens, over the number of iterations and the regular ms. A unit is
+    whatever is independent of the others: a prompt, or a lap of requests that were in flight together
+    (`totals_by_unit`).
 
-    The ratios over random subsets of the units are as often above as below the truth (Hartigan, "Using Subsample Values
-    as Typical Values", 1969), exactly so where swapping the arms of a unit changes nothing but the sign of its part:
-    for stalls that hit both arms alike, too. Where they are skewed, the farther one of the two 95 % bounds counts on
-    both sides, as a sample without the rare units of a tail does not show it. Where few long answers make up most of a
-    total, there are only (Σ n)² / Σ n² units in effect (Kish, 1965), n being the denominators; so that distance, in
-    Student's quantiles for all units, is the standard error, and its degrees of freedom are those of effective units.
+    The ratios over random subsets of the units lie above the true ratio as often as below it (Hartigan, "Using
+    Subsample Values as Typical Values", 1969). This is exact if swapping the arms of a unit only changes the sign of
+    its part, and so also for stalls that hit both arms alike. If the ratios are skewed, the farther of the two 95 %
+    bounds is used on both sides, because a sample without the rare units of a tail does not show the tail. If few long
+    answers make up most of a total, only (Σ n)² / Σ n² units are in effect (Kish, 1965), where n are the denominators.
+    The standard error is therefore that distance divided by Student's quantile for all units, and its degrees of
+    freedom are those of the effective units.
 
-    In simulations of 8, 15 and 30 prompts (`benchmarks/intervals.py`) such intervals of 95 % held in 92 to 99 %: with
-    lengths that vary by a factor of 2.2 and are correlated with the gain by up to 0.5, with stalls of both arms, and
-    with answers that end by themselves; `docs/numbers.md` has stronger correlations and tails. A percentile bootstrap
-    held in 84 to 95 %, Student's t with a correction for skewness in 82 to 96 %.
+    In simulations of 8, 15 and 30 prompts (`benchmarks/intervals.py`) such 95 % intervals contained the ratio in 92 to
+    99 %: with lengths that vary by a factor of 2.2 and are correlated with the gain by up to 0.5, with stalls of both
+    arms, and with answers that end by themselves. `docs/numbers.md` has stronger correlations and tails. A percentile
+    bootstrap contained it in 84 to 95 %, and Student's t with a correction for skewness in 82 to 96 %.
 
-    Of fewer than `FEWEST_FOR_INTERVAL` units it is `jackknife_estimate`, which has bounds over blocks alone.
+    With fewer than `FEWEST_FOR_INTERVAL` units this is `jackknife_estimate`, which then has bounds over blocks only.
 
     Args:
         numerators, denominators: [num_totals, num_units], not negative; no bounds follow from denominators of 0.
-        lengths: [num_units], how long the units' answers are, where that differs: with fewer than `FEWEST_EFFECTIVE`
-            effective units there is no interval.
-        rejections: of the units, where the denominators are iterations, or times of them.
+        unit: the name of a unit in the coverage.
+        lengths: [num_units], the lengths of the units' answers, if they differ: with fewer than `FEWEST_EFFECTIVE`
+            effective units there is no interval. None for equal lengths.
+        rejections: those of the units, if the denominators are iterations or their times.
     """
     tops, bottoms = np.array([numerators, denominators], dtype=np.float64)
     size = tops.shape[1]
@@ -202,14 +209,14 @@ def ratio_estimate(
     if rejections is not None:
         covers = rejections.noted_in(covers)
     log_ratio = _log_ratio(tops, bottoms)
-    # By lengths, whether there is an interval; its degrees of freedom follow from the denominators.
+    # The lengths decide whether there is an interval; its degrees of freedom follow from the denominators.
     num_effective = size if lengths is None else round(effective_units(lengths))
     if 2 * num_effective < size:
         covers = replace(covers, num_effective=num_effective)
     if num_effective < FEWEST_EFFECTIVE:
         return RatioEstimate(log_ratio, covers)
     logs = np.sort(_over_subsets(tops, bottoms))
-    # N ratios cut the line into N + 1 parts, in each of which the truth is equally often.
+    # N ratios cut the line into N + 1 parts, each of which is equally likely to contain the true ratio.
     beyond = int((logs.size + 1) * (1 - CONFIDENCE) / 2)
     distance = max(log_ratio - logs[beyond - 1], logs[-beyond] - log_ratio)
     error = float(distance) / t_quantile((1 - CONFIDENCE) / 2, size - 1)
@@ -219,7 +226,7 @@ def ratio_estimate(
 def jackknife_estimate(
     numerators: ArrayLike, denominators: ArrayLike, unit: str = "prompt"
 ) -> RatioEstimate:
-    """The same by Student's t of what each unit adds to the logarithm (`influences`)."""
+    """The estimate of `ratio_estimate`, but by Student's t on what each unit adds to the logarithm (`influences`)."""
     tops, bottoms = np.array([numerators, denominators], dtype=np.float64)
     size = tops.shape[1]
     covers = Coverage(size, unit)
@@ -237,23 +244,23 @@ def _log_ratio(tops: Floats, bottoms: Floats) -> float:
 
 
 def _freedom(bottoms: Floats) -> float:
-    """Degrees of freedom over effective units, by the first of the denominators."""
+    """Degrees of freedom of the effective units, by the first of the denominators."""
     return max(effective_units(bottoms[0]) - 1, 1)
 
 
 def effective_units(lengths: Floats) -> float:
-    """How many units of equal length vary as these do, (Σ n)² / Σ n² (Kish, 1965)."""
+    """How many units of equal length would vary as much as these do, (Σ n)² / Σ n² (Kish, 1965)."""
     return float(lengths.sum() ** 2 / np.square(lengths).sum())
 
 
 def influences(numerators: ArrayLike, denominators: ArrayLike) -> Floats:
     """What each unit adds to the log of a ratio of totals, [num_units]; the mean is 0.
 
-    By the jackknife: the change when the unit is left out. To first order it would be too small where some units are
-    much longer than others: a long unit pulls the total towards itself.
+    It is found by the jackknife, as the change if the unit is left out. A first-order formula would give too little if
+    some units are much longer than others, because a long unit pulls the total towards itself.
 
     Args:
-        numerators, denominators: [num_totals, num_units], see `ratio_estimate`; at least two units.
+        numerators, denominators: [num_totals, num_units], as in `ratio_estimate`, of at least two units.
     """
     tops, bottoms = np.asarray(numerators, float), np.asarray(denominators, float)
     without = np.log(tops.sum(axis=1, keepdims=True) - tops).sum(axis=0)
@@ -262,10 +269,10 @@ def influences(numerators: ArrayLike, denominators: ArrayLike) -> Floats:
 
 
 def _over_subsets(tops: Floats, bottoms: Floats) -> Floats:
-    """The log ratio of totals over random subsets of the units: all of them where these are fewer."""
+    """The log ratios of totals over random subsets of the units; over all subsets if these are fewer."""
     size = tops.shape[1]
     if 2**size - 1 <= _NUM_SUBSETS:
-        # The bits of each number are a subset.
+        # The bits of each number are the members of a subset.
         every = np.arange(1, 2**size)[:, None] >> np.arange(size) & 1
         return _log_ratios(every, tops, bottoms)
     rng = np.random.default_rng(0)
@@ -281,24 +288,26 @@ def _log_ratios(members: ArrayLike, tops: Floats, bottoms: Floats) -> Floats:
     """The log of the ratio of totals over each set of units, [num_sets].
 
     Args:
-        members: [num_sets, num_units], 1 for the units of a set and 0 for others.
+        members: [num_sets, num_units], 1 for the units of a set and 0 for the others.
     """
     chosen = np.asarray(members, dtype=np.float64)
-    # A set without a numerator has a ratio of 0, which is as far below as any.
+    # A set whose numerators are all 0 has a ratio of 0, whose log lies below all others.
     with np.errstate(divide="ignore"):
         logs = np.log(chosen @ tops.T).sum(axis=1) - np.log(chosen @ bottoms.T).sum(axis=1)
     return np.asarray(logs)
 
 
 def totals_by_unit(values: ArrayLike, units: Sequence[Hashable]) -> Floats:
-    """Sums of the values of each unit, such as of the requests of a lap, in the order of the units.
+    """The sum of the values of each unit, such as the tokens of all requests of a lap.
+
+    For example, the values [1, 2, 3] of the units ["b", "a", "b"] give [4, 2].
 
     Args:
         values: [num_values], such as the tokens of each request.
-        units: [num_values], the unit that each value belongs to; they are ordered as they appear.
+        units: [num_values], the unit that each value belongs to.
 
     Returns:
-        [num_units].
+        [num_units], in the order in which the units first appear.
     """
     places = {unit: index for index, unit in enumerate(dict.fromkeys(units))}
     indices = np.array([places[unit] for unit in units], dtype=np.intp)
@@ -306,26 +315,33 @@ def totals_by_unit(values: ArrayLike, units: Sequence[Hashable]) -> Floats:
 
 
 def at_equal_lengths(times: ArrayLike, tokens: ArrayLike) -> Floats:
-    """Times per token of several arms by unit, as if all arms had given a unit's answers the same lengths.
+    """Length-adjusted times of several arms by unit, as if all arms had given a unit's answers the same lengths.
 
-    The mean of an arm's values is its total time over its total tokens, so that ratios of totals of these are ratios of
-    times per token over all tokens, in which a token weighs the same in a long answer and in a short one. Of a unit
-    with n times the arm's mean number of tokens and a time of t times its mean the value is
+    The mean of an arm's values is its time per token: its total time over its total tokens, so that a token weighs the
+    same in a long answer and in a short one. A single value need not be a time per token. For a unit with n times the
+    arm's mean number of tokens, and t times its mean time, the value is
 
         time per token of the arm × (t + ν - n),   ν = mean of n over the arms
 
-    t - n is what the unit adds to the log of the arm's time per token, to first order, and ν cancels between arms: what
-    an arm's answers are longer by chance, where texts are drawn, is no part of the variance. Where all arms gave a
-    unit's answers the same lengths, as greedy decoding does, ν = n, and the values are times over the mean number of
-    tokens; where all answers have one length, times over that length.
+    To first order, t - n is what the unit adds to the log of the arm's time per token. ν is the same in all arms, so it
+    cancels between them. The differences in length that sampling causes by chance are therefore no part of the
+    variance. For example, arms with 10 and 5 ms per token whose answers differ in length have a ratio of 2 in every
+    unit:
+
+        tokens    [10, 30] and [20, 20]
+        times     [100, 300] and [100, 100]
+        values    [7.5, 12.5] and [3.75, 6.25]
+
+    If all arms gave a unit's answers the same lengths, as in greedy decoding, then ν = n, and the values are the times
+    divided by the arm's mean number of tokens.
 
     Args:
         times: [num_arms, num_units], positive, such as ms of the regular and the speculative arm.
-        tokens: [num_arms, num_units], positive: tokens that the times were spent on.
+        tokens: [num_arms, num_units], positive: the tokens that the times were spent on.
 
     Returns:
-        [num_arms, num_units], positive: at least a tenth of the time over the mean number of tokens; values that are
-        raised to it leave the arm's mean as it is, to which all are scaled.
+        [num_arms, num_units], positive. No value is below a tenth of the unit's time over the arm's mean number of
+        tokens: smaller ones are raised to it, and all values of the arm are then scaled so that their mean stays.
     """
     table = np.asarray(times, dtype=np.float64)
     lengths = np.asarray(tokens, dtype=np.float64)
@@ -346,13 +362,13 @@ def at_equal_lengths(times: ArrayLike, tokens: ArrayLike) -> Floats:
 def rare_units(
     numerators: ArrayLike, denominators: ArrayLike, lengths: ArrayLike = 1.0
 ) -> Rare | None:
-    """The one or two units of at least `FEWEST_FOR_INTERVAL` that hold most of the variance of a ratio of totals, and
-    took much longer than the others in an arm, for their lengths: such as answers that stalled. None where there are
-    none.
+    """One or two units that hold most of the variance of a ratio of totals, and in one arm took much longer than the
+    others for their lengths, such as answers that stalled. None if there are no such units, or fewer than
+    `FEWEST_FOR_INTERVAL` units in all.
 
     Args:
         numerators, denominators: [num_units], such as ms of both arms.
-        lengths: [num_units], how long the units' answers are; one value for equal ones.
+        lengths: [num_units], the lengths of the units' answers; a single number if all are equal.
     """
     tops, bottoms = np.array([numerators, denominators], dtype=np.float64)
     relative = np.asarray(lengths, dtype=np.float64)
@@ -377,19 +393,20 @@ def rare_units(
 
 
 def drift(numerators: ArrayLike, denominators: ArrayLike, unit: str = "prompt") -> Interval:
-    """The ratio of totals in the second half of the units over that in the first.
+    """The ratio of totals in the second half of the units, divided by that in the first half.
 
-    The halves are compared by Welch's t-test (1947) on what each unit adds to the log of its half's
-    ratio, from six units on. Of a quiet machine about 5 % of the runs show a drift that matters, up to 7 % at lengths
-    from 15 to 400 tokens, of 7 units as of 40. Where one long answer makes up most of a half, no drift is stated.
+    The halves are compared by Welch's t-test (1947) on what each unit adds to the log of its half's ratio. On a quiet
+    machine about 5 % of the runs show a drift that matters, and up to 7 % at lengths from 15 to 400 tokens, with 7
+    units as with 40.
 
     Args:
         numerators: [num_units], positive, in the order in which they were measured, such as ms of an arm.
-        denominators: [num_units], positive, such as ms of the other arm: a drift of the speed-up.
+        denominators: [num_units], positive, such as ms of the other arm, for a drift of the speed-up.
+        unit: the name of a unit in the coverage.
 
     Returns:
-        The second half over the first; bounds are nan where a half has too few units, or too few in effect by its
-        denominators.
+        The second half over the first. The bounds are nan with fewer than six units, or if one long answer makes up
+        most of a half. All nan with fewer than two units.
     """
     tops, bottoms = np.array([numerators, denominators], dtype=np.float64)
     half = tops.size // 2
@@ -408,12 +425,12 @@ def drift(numerators: ArrayLike, denominators: ArrayLike, unit: str = "prompt") 
 
 
 def drift_matters(change: Interval) -> bool:
-    """Whether a drift is significant and larger than what is tolerated."""
+    """Whether a drift is significant and larger than the tolerated one."""
     return change.excludes(1) and abs(change.estimate - 1) > _TOLERATED_DRIFT
 
 
 def _welch_interval(first: Floats, second: Floats, difference: float) -> tuple[float, float]:
-    """Interval of a difference of means, second minus first, around the given difference."""
+    """The interval of a difference of means, second minus first, moved so that it is around the given difference."""
     if not first.any() and not second.any():
         return difference, difference
     from scipy import stats

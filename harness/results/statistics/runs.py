@@ -1,10 +1,11 @@
 """Ratios of totals over several runs of the same units. The interval allows for the choice of units and of runs.
 
-Every run measures the same prompts. A bootstrap over runs, and then over prompts in each, is wrong here: it treats a
-prompt's own speed-up as new in every run, and a percentile interval over five runs is too narrow. So the log of the
-ratio is linearised, and its values by run and unit are split into mean squares (two-way analysis of variance without
-replication). The variance has two parts: that between runs, and that of `ratio_estimate` over units, reduced by the
-share that the residual explains. Each has its own degrees of freedom, and together they give one Student interval.
+Every run measures the same prompts. A bootstrap over runs, and then over the prompts of each, would be wrong here: it
+treats a prompt's own speed-up as new in every run, and a percentile interval over five runs is too narrow. Instead, the
+log of the ratio is linearised, and its values by run and unit are split into mean squares (two-way analysis of variance
+without replication). The variance has two parts: the variance between runs, and that of `ratio_estimate` over units,
+reduced by the share that the residual explains. Each part has its own degrees of freedom, and together they give one
+Student interval.
 """
 
 from __future__ import annotations
@@ -27,23 +28,24 @@ def ratio_over_runs(
 ) -> RatioEstimate:
     """sum(numerators) / sum(denominators), with an interval over units and runs.
 
-    In simulations of 5 runs with 15 prompts its 95 % intervals held the long-run ratio in 90 to
-    96 % of the cases, whatever varied most, runs with the tails of Student's t on 3 degrees of
-    freedom and skewed prompts included; with 2 runs in 89 to 95 %. A two-level percentile
-    bootstrap held it in 55 to 84 % where prompts or runs vary (`benchmarks/intervals.py`).
+    In simulations of 5 runs with 15 prompts its 95 % intervals contained the long-run ratio in 90 to 96 % of the cases,
+    whatever varied most, including runs with the tails of Student's t on 3 degrees of freedom and skewed prompts; with
+    2 runs in 89 to 95 %. A two-level percentile bootstrap contained it in 55 to 84 % if prompts or runs vary
+    (`benchmarks/intervals.py`).
 
-    A unit may be a block of prompts. The same block occurs in every run, so 4 blocks are enough: the intervals of 2 to
-    5 runs held the ratio in 94 to 97 %. Treated as 4 independent blocks of each run, they held it in 53 to 96 %.
+    A unit may be a block of prompts. Because the same block occurs in every run, 4 blocks are enough: the intervals of
+    2 to 5 runs contained the ratio in 94 to 97 %. If each run's 4 blocks are treated as independent of the other runs',
+    they contained it in 53 to 96 %.
 
     Args:
         numerators: [num_runs, num_units], positive, such as ms of the regular arm.
         denominators: the same shape, positive, such as ms of the speculative arm.
-        unit: what a unit is called, such as "prompt" or "lap".
+        unit: the name of a unit, such as "prompt" or "lap".
 
     Returns:
-        The estimate. With one run it covers the units alone, and says so.
+        The estimate. With a single run it covers the units alone, and `covers.num_runs` is None.
     """
-    # With a leading axis of one total: [1, num_runs, num_units].
+    # With a leading axis for the single total: [1, num_runs, num_units].
     tops, bottoms = np.array([[numerators], [denominators]], dtype=np.float64)
     over_units = ratio_estimate(tops.sum(axis=1), bottoms.sum(axis=1), unit)
     return _with_runs(over_units, tops, bottoms)
@@ -61,7 +63,7 @@ def product_ratio_over_runs(numerators: ArrayLike, denominators: ArrayLike) -> R
 
 
 def _with_runs(over_units: RatioEstimate, tops: Floats, bottoms: Floats) -> RatioEstimate:
-    """Adds the variance between runs to an estimate over units.
+    """The estimate over units with the variance between runs added; unchanged for a single run.
 
     Args:
         tops, bottoms: [num_totals, num_runs, num_units].
@@ -69,11 +71,11 @@ def _with_runs(over_units: RatioEstimate, tops: Floats, bottoms: Floats) -> Rati
     _, num_runs, num_units = tops.shape
     if num_runs == 1:
         return over_units
-    # What each value adds to the log of the ratio, to first order.
+    # To first order, what each value adds to the log of the ratio.
     added = tops / tops.mean(axis=(1, 2), keepdims=True)
     added -= bottoms / bottoms.mean(axis=(1, 2), keepdims=True)
     values = added.sum(axis=0)
-    # The mean squares of values [num_runs, num_units], each a variance of single values.
+    # The mean squares of the values [num_runs, num_units]; each estimates the variance of a single value.
     centred = values - values.mean()
     runs = centred.mean(axis=1, keepdims=True)
     units = centred.mean(axis=0)
@@ -82,7 +84,7 @@ def _with_runs(over_units: RatioEstimate, tops: Floats, bottoms: Floats) -> Rati
     square_of_runs = num_units * float((runs**2).sum()) / (num_runs - 1)
     square_of_units = num_runs * float((units**2).sum()) / units_freedom
     square_of_rest = float((rest**2).sum()) / ((num_runs - 1) * units_freedom)
-    # The share of the variance between units that is not residual.
+    # The share of the variance between units that the residual does not explain.
     share_of_units = 0.0
     if square_of_units:
         share_of_units = max(square_of_units - square_of_rest, 0.0) / square_of_units
@@ -90,7 +92,7 @@ def _with_runs(over_units: RatioEstimate, tops: Floats, bottoms: Floats) -> Rati
         over_units,
         covers=replace(over_units.covers, num_runs=num_runs),
         unit_variance=share_of_units * over_units.unit_variance,
-        # A mean over all values has the variance of single values over their number.
+        # The variance of a mean over all values is that of a single value divided by their number.
         run_variance=square_of_runs / (num_runs * num_units),
         run_degrees_of_freedom=num_runs - 1,
     )
