@@ -1,1 +1,1 @@
-"""The work of every command around its measurement."""
+"""The work that commands share around their measurement: prompts, questions, both arms in turns, figures, rows."""

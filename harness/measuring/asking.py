@@ -1,8 +1,7 @@
-"""Questions about a prompt set: prompts in batches, or in laps where an engine keeps requests in flight, which
-are asked again, in another order, where more answers are wanted than the set has prompts; and a warm-up.
+"""Questions about a prompt set: prompts in batches, or in laps if the engine keeps requests in flight; and a warm-up.
 
-Requests that are in flight together are not independent of each other. So both arms take turns lap
-by lap, and intervals are over laps.
+If more answers are wanted than the set has prompts, prompts are asked again, in another order. Requests that are in
+flight together are not independent of each other. So both arms take turns lap by lap, and intervals are over laps.
 
 With 4 prompts in batches of 2, of which 8 are asked (`batches_to_ask(4, 8, 2, seed)`):
 
@@ -10,13 +9,14 @@ With 4 prompts in batches of 2, of which 8 are asked (`batches_to_ask(4, 8, 2, s
     repeats    0, 0    0, 0    1, 1    1, 1
     unit        0       1       1       0
 
-With 3 prompts in batches of 4, of which 8 are asked, both batches share prompts. Each is then one
-unit, so that an interval does not cover other prompts (`figures.paired.share_prompts`). The same is done where
-there would otherwise be too few units for an interval:
+With 3 prompts in batches of 4, of which 8 are asked, both batches share prompts. Each batch is then a unit by itself,
+so an interval over units does not cover other prompts (`results.prompt_times.share_prompts`):
 
     places     0, 1, 2, 1    2, 0, 1, 0
     repeats    0, 0, 0, 1    1, 1, 2, 2
     unit            0             1
+
+Batches also share prompts if there would otherwise be too few units for an interval, and laps if their number is fixed.
 """
 
 from __future__ import annotations
@@ -40,10 +40,9 @@ class Part(NamedTuple):
     """Prompts that are asked together: a batch, or a lap of requests.
 
     Attributes:
-        prompts: (place, repeat) of each: its place among the measured prompts (`Encoded`), and how often it was
+        prompts: (place, repeat) for each: its place among the measured prompts (`Encoded`), and how often it was
             asked before, from 0.
-        unit: a number, the same whenever the same prompts are asked: their answers are not
-            independent.
+        unit: a number that is the same whenever the same prompts are asked, because their answers are not independent.
     """
 
     prompts: Sequence[tuple[int, int]]
@@ -51,8 +50,14 @@ class Part(NamedTuple):
 
 
 def batches_to_ask(num_prompts: int, num_asked: int, size: int, seed: int) -> list[Part]:
-    """Batches of the same prompts each time; batches share prompts where the set is smaller than
-    one, or there would be too few batches for an interval.
+    """Batches with at most `size` prompts each, until `num_asked` prompts have been asked.
+
+    Each batch has the same prompts whenever it is asked, and is one unit. Batches share prompts instead, and each is a
+    unit by itself, if the set is smaller than one batch, or if the set has too few batches for an interval while
+    `num_asked` prompts make enough.
+
+    Args:
+        seed: determines the order in which batches, or prompts, are asked again.
     """
     too_few = size > 1 and num_prompts < FEWEST_FOR_INTERVAL * size <= num_asked
     if size > num_prompts or too_few:
@@ -65,14 +70,22 @@ def batches_to_ask(num_prompts: int, num_asked: int, size: int, seed: int) -> li
 def laps_to_ask(
     num_prompts: int, num_asked: int, num_laps: Callable[[int], int], seed: int
 ) -> list[Part]:
-    """Laps of the same prompts each time; laps share prompts where there would be too few laps for
-    an interval.
+    """Laps of requests, until `num_asked` prompts have been asked.
+
+    Each lap has the same prompts whenever it is asked, and is one unit, if any of three conditions holds: every prompt
+    is asked once; each lap is a single prompt; or the set makes enough laps for an interval, and repeating prompts adds
+    laps. Otherwise laps share prompts, and each is a unit by itself, so that an interval does not cover other prompts.
+
+    A fixed number of laps (`laps=`, or blocks) is such a case: repeating the same laps would make more of them. With 20
+    prompts, 40 asked, and `num_laps` always 10, there are ten laps of four prompts that share prompts. With `num_laps`
+    dividing by two, there are ten laps of two prompts, each asked twice.
 
     Args:
-        num_laps: number of prompts -> number of laps that they make.
+        num_laps: the number of laps that a number of prompts makes.
+        seed: determines the order in which laps, or prompts, are asked again.
     """
     number = min(num_prompts, num_laps(num_prompts))
-    # However often prompts are asked. Of a set number of laps, or of blocks, there are no more for that.
+    # A fixed number of laps gives no more of them for more prompts, so the second part of each condition fails.
     one_prompt_each = number == num_prompts and num_laps(num_asked) == num_asked
     has_interval = FEWEST_FOR_INTERVAL <= number < num_laps(num_asked)
     if num_asked == num_prompts or one_prompt_each or has_interval:
@@ -81,7 +94,7 @@ def laps_to_ask(
 
 
 def _same_again(units: Sequence[range], num_asked: int, seed: int) -> list[Part]:
-    """Each unit, and again in another order each time, until `num_asked` prompts have been asked."""
+    """Each unit in order, and then again in another order each time, until `num_asked` prompts have been asked."""
     parts: list[Part] = []
     num_left = num_asked
     for unit, repeat in _again_and_again(len(units), seed):
@@ -94,15 +107,15 @@ def _same_again(units: Sequence[range], num_asked: int, seed: int) -> list[Part]
 
 
 def _sharing(num_prompts: int, num_asked: int, num_parts: int, seed: int) -> list[Part]:
-    """Parts that take the prompts as they come, again and again; each is one unit."""
+    """Parts that take prompts as they come, again and again; each part is a unit by itself."""
     prompts = list(itertools.islice(_again_and_again(num_prompts, seed), num_asked))
     laps = in_laps(num_asked, num_parts)
     return [Part(prompts[lap.start : lap.stop], unit) for unit, lap in enumerate(laps)]
 
 
 def _again_and_again(number: int, seed: int) -> Iterator[tuple[int, int]]:
-    """All places with how often they came before, without end: in order, then in a random order
-    each time.
+    """All places from 0 to `number` - 1, each with how often it came before: first in order, then again and again, in a
+    random order each time. Never ends.
     """
     for repeat in itertools.count():
         order = list(range(number))
@@ -113,19 +126,20 @@ def _again_and_again(number: int, seed: int) -> Iterator[tuple[int, int]]:
 
 
 def in_laps(num_prompts: int, num_laps: int) -> list[range]:
-    """The places of each lap, whose sizes differ by one at most: 10 in 3 laps are 0:3, 3:6, 6:10."""
+    """The places of each lap. Sizes differ by at most one: 10 prompts in 3 laps are 0 to 2, 3 to 5 and 6 to 9."""
     ends = [num_prompts * lap // num_laps for lap in range(num_laps + 1)]
     return [range(begin, end) for begin, end in itertools.pairwise(ends)]
 
 
 def warmup_question(session: Session, encoded: Encoded, size: int, unused_index: int) -> Question:
-    """Prompts that are not measured, because caches would know those that are.
+    """The question of a warm-up. Its prompts are not the measured ones, because caches would then know those.
 
-    They are other prompts of the set, no longer than the longest measured one. Where there are too
-    few of these, they are measured prompts with the tokens after the first in reverse.
+    They are other prompts of the set, no longer than the longest measured one. If there are too few of these, they are
+    measured prompts with all tokens after the first in reverse.
 
     Args:
-        encoded: the prompts that are measured, and others.
+        encoded: the measured prompts, with others (`Encoded.others`).
+        size: number of prompts.
         unused_index: no prompt has this index or a larger one.
     """
     salts = ["warm-up"] * size
@@ -149,13 +163,13 @@ def first_turns(
     parts: Sequence[Part],
     warmup: Question,
 ) -> list[Question]:
-    """The questions about the first turns, one for each part.
+    """The questions about first turns, one for each part, in the order of the parts.
 
     Args:
-        seed: of their random numbers.
-        encoded: the prompts that are measured, to whose places the parts refer.
-        warmup: prompts that also keep up the load until the last answer has ended, under another
-            salt, where requests are in flight together.
+        seed: seed of the requests' random numbers.
+        encoded: the measured prompts; the parts refer to their places in it.
+        warmup: the prompts of the warm-up. If several requests are in flight, they also keep up the load, under another
+            salt, until the last answer of a question has ended.
     """
     settings = session.settings
     extra: list[Request] = []
@@ -168,9 +182,9 @@ def first_turns(
     for moment, part in enumerate(parts):
         places, repeats = zip(*part.prompts, strict=True)
         prompts = encoded.part(places)
-        # The places in `prompt_set`, of which the measured prompts may be a selection.
+        # Places in `prompt_set`; the measured prompts may be a selection of it.
         pairs = list(zip(prompts.indices, repeats, strict=True))
-        # A cache may keep the turns of one conversation, and nothing of another.
+        # A cache may keep the earlier turns of a conversation, but nothing of another conversation.
         salts = [
             f"{repeat} {index}" if len(prompt_set.prompts[index].turns) > 1 else str(repeat)
             for index, repeat in pairs

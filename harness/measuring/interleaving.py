@@ -1,4 +1,4 @@
-"""Asks both arms the same questions, in turns."""
+"""Asks both arms every question, in turns: regular first, then speculative first, and so on."""
 
 from __future__ import annotations
 
@@ -20,18 +20,23 @@ def ask_in_turns(
     allow_failures: bool = False,
     question_for: Callable[[Question, str], Question] = lambda question, arm: question,
 ) -> Iterator[Answered]:
-    """Give every arm of the engine, or each of `arms`, every question, in turns, with a progress bar.
+    """Ask every arm of the engine, or each of `arms`, every question, with a progress bar.
 
-    Yields each answer as it comes: of one question those of all arms, then those of the next one.
-    The caller's own work is not timed. Breaking out of the loop skips the rest.
+    Yields each answer as it comes: first the answers of all arms to one question, then those to the next. The order of
+    the arms is reversed with every question (ABBA). The caller's own work between answers is not timed. Breaking out of
+    the loop skips the remaining questions.
+
+    If the engine starts an arm several times (`Engine.blocks`), the arm is started anew for each `Question.moment`, and
+    warmed up again.
 
     Args:
         warmups: unmeasured questions that each arm answers first.
-        allow_failures: whether a request may fail; its error is then in its record.
-        question_for: the question for an arm, by its name.
+        allow_failures: whether a request may fail; its record then has the error.
+        question_for: gives the question for an arm, by the arm's name. Later turns of a conversation differ between
+            arms, because each arm has its own earlier answers.
 
     Raises:
-        RunError: an arm was given up.
+        RunError: if an arm gave up (`Arm.failure`); all arms have then answered the current question.
     """
     arms = arms or engine.arms
     warm: set[str] = set()
@@ -39,13 +44,12 @@ def ask_in_turns(
     failure: str | None = None
     bar = progress("warming up" if warmups else "measuring", len(questions))
     with bar as advance, quick_garbage_collections():
-        # In their order, then in reverse, and so on: neither arm always runs after the other has
-        # warmed the caches.
+        # In order, then in reverse, and so on, so that neither arm always runs after the other has warmed the caches.
         orders = itertools.cycle([arms, arms[::-1]])
         for question, in_turn in zip(questions, orders, strict=False):
             for arm in in_turn:
-                # Just before its question, because an engine may hold one arm at a time. The later turns of a
-                # conversation belong to the block of the first.
+                # Begun just before its question, because an engine may be able to hold only one arm at a time. Later
+                # turns of a conversation belong to the block of its first turn.
                 if engine.blocks is not None and begun.get(arm.name) != question.moment:
                     engine.blocks.begin(arm)
                     begun[arm.name] = question.moment
@@ -56,10 +60,11 @@ def ask_in_turns(
                     warm.add(arm.name)
                 own_question = question_for(question, arm.name)
                 yield timed_answer(engine, arm, own_question, allow_failures=allow_failures)
-                # Read here: an arm that is stopped for the next one forgets its failure.
+                # Read now: an arm that is stopped for the next one forgets its failure.
                 if failure is None and arm.failure is not None:
                     failure = f"{arm.name}: {arm.failure}"
             advance("measuring")
-            # Only now: the other arm's answer to this question is kept, to a further one it would have no pair.
+            # Raised only now, so that the other arm's answer to this question is kept. Answers to further questions
+            # would have no counterpart.
             if failure is not None:
                 raise RunError(failure)

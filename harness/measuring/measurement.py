@@ -1,7 +1,8 @@
-"""When two measurements are the same: a digest of what determines their figures, weights too, without torch.
+"""Decides whether two measurements are the same, by a digest of everything that determines their figures. No torch.
 
-Each row has the digest in its column `measurement`. Before a job of a sweep is measured, `identify` says what it would
-measure, and `measured_rows` looks for rows of an earlier run with the same digest. `eval` finds earlier answers so.
+The digest includes the weights. Each row has it in its column `measurement`. Before a job of a sweep is measured,
+`identify` describes the measurement, and `measured_rows` looks for rows of an earlier run with the same digest. `eval`
+finds its earlier answers in the same way.
 """
 
 from __future__ import annotations
@@ -32,17 +33,17 @@ from harness.results.files import read_rows
 from harness.results.row import Row
 from harness.results.schema import RunRow
 
-# Files of a model and its tokenizer; notes and pictures in the same directory do not count.
+# Files of a model and its tokenizer. Other files in the directory, such as notes and pictures, do not count.
 _SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".json", ".model", ".jinja")
 _VOCABULARIES = ("merges.txt", "vocab.txt")
-# The beginning has the tensor headers; samples of the rest catch a retrained model.
+# The beginning of a file holds the tensor headers; samples of the rest reveal a retrained model.
 _BEGINNING_BYTES = 1 << 20
 _SAMPLE_BYTES = 1 << 12
 _NUM_SAMPLES = 64
 
 
 def weights_identity(model: ModelSettings) -> str | None:
-    """Return `commit:` and the hub's commit, `files:` and a digest, or None where neither is known.
+    """Identify a model's weights: `commit:` and the hub's commit, or `files:` and a digest; None if neither is known.
 
     The commit is that of the last download of this name and revision.
     """
@@ -57,13 +58,13 @@ def weights_identity(model: ModelSettings) -> str | None:
 
 
 def files_digest(directory: Path) -> str:
-    """Return 16 hex digits that identify a directory's weights, configuration and tokenizer.
+    """Return 16 hex digits that identify the weights, configuration and tokenizer in a directory.
 
-    They cover each file's name and size, its first MiB, and 64 samples of 4 KiB spread evenly over
+    They cover the name and size of each file, its first MiB, and 64 samples of 4 KiB spread evenly over
     the rest. A change of only a few tensors may fall between the samples and go unnoticed.
 
     Raises:
-        OSError: a file cannot be read.
+        OSError: if a file cannot be read.
     """
     digest = hashlib.sha256()
     for file in sorted(directory.iterdir()):
@@ -83,7 +84,12 @@ def files_digest(directory: Path) -> str:
 
 
 def hub_commit(repository: str, revision: str | None, repo_type: str = "model") -> str | None:
-    """Return the commit of a repository's revision in the hub's local cache; None if it is not there."""
+    """Return the commit of a repository's revision in the hub's local cache; None if it is not there.
+
+    Args:
+        revision: a branch, tag or commit; None for the main branch.
+        repo_type: `model` or `dataset`.
+    """
     if not is_installed("huggingface_hub"):
         return None
     from huggingface_hub import constants
@@ -93,7 +99,7 @@ def hub_commit(repository: str, revision: str | None, repo_type: str = "model") 
     try:
         name = repo_folder_name(repo_id=repository, repo_type=repo_type)
     except HFValidationError:
-        # No valid repository name, so a missing directory: reading the model reports it.
+        # The name of a missing directory, which is no valid repository name: reading the model reports it.
         return None
     cache = Path(constants.HF_HUB_CACHE) / name
     if revision and (cache / "snapshots" / revision).is_dir():
@@ -105,7 +111,7 @@ def hub_commit(repository: str, revision: str | None, repo_type: str = "model") 
 AnyRow = TypeVar("AnyRow", bound=Row)
 AnyRunRow = TypeVar("AnyRunRow", bound=RunRow)
 
-# Settings that say where results go and how a run is carried out, and change no figure.
+# Settings that change no figure: they say where results go, and how a run is carried out.
 _NOT_MEASURED = (
     "results",
     "repeats",
@@ -113,14 +119,14 @@ _NOT_MEASURED = (
     "job_timeout_s",
     "force",
 )
-# Of `decoding`. Without a draft these have no effect: one measurement serves all their values.
+# Settings of `decoding` that have no effect without a draft, so that one measurement serves all their values.
 OF_THE_DRAFT = ("num_draft_tokens", "rule", *PARAMETERS, "synthetic_acceptance")
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _SOURCES = (".py", ".csv")
-# `Qwen/Qwen3-8B`
+# Matches names on the hub, such as `Qwen/Qwen3-8B`.
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
-# Versions that matter to every measurement. Engines may have further ones.
+# Packages whose versions matter to every measurement.
 _PACKAGES = (
     "harness",
     "torch",
@@ -137,12 +143,11 @@ class Measurement:
     """The identity of a measurement, by which an earlier one is recognised.
 
     Attributes:
-        digest: 16 hex digits of settings, weights, prompts, machine, versions, servers and source.
-        weights: the identity of each model's weights, by its role: `model`, `draft`.
-        server_started: start times reported by the servers, verbatim; None without any, and where one
-            reports none.
+        digest: 16 hex digits of the settings, weights, prompts, machine, versions, servers and source.
+        weights: the identity of each model's weights, by its role: `model` or `draft`.
+        server_started: start times reported by the servers, verbatim; None without servers, or if one reports none.
         reusable: whether earlier figures may be taken over at all.
-        any_start: whether those of servers that were started again since may be, too.
+        any_start: whether figures may be taken over even if servers were restarted since.
     """
 
     digest: str
@@ -158,11 +163,11 @@ class Measurement:
 
 
 def identify(settings: RunSettings, leaving_out: Collection[str] = ()) -> Measurement:
-    """Say what is to be measured; servers are asked who they are.
+    """Identify the measurement that settings describe. Servers are asked who they are.
 
     If a server reports no start time we cannot know that its flags are unchanged: its figures are
-    reused only with resume=always. So are those of a server that the harness starts: its program may
-    read files that the command does not name. An unreachable server's never are.
+    reused only with resume=always. So are those of a server that the harness starts, because its program may
+    read files that the command does not name. Figures of an unreachable server are never reused.
 
     Args:
         leaving_out: names of further settings that do not matter.
@@ -187,7 +192,8 @@ def _digest(
 ) -> str:
     """The digest of a measurement.
 
-    Weights on a hub count with repository, revision and commit, weights in a directory with the digest of their files.
+    Weights on a hub are identified by repository, revision and commit, weights in a directory by the digest of their
+    files.
     """
     asked = dataclasses.asdict(settings)
     for name in (*_NOT_MEASURED, *leaving_out):
@@ -199,7 +205,7 @@ def _digest(
     if prompts:
         prompts = _prompts(prompts)
     cpu = [cpu_name(), num_usable_cores(), os.environ.get("OMP_NUM_THREADS")]
-    # Of a command in the user's own file.
+    # The file of the command's settings; it counts if it is a user's own.
     command = Path(sys.modules[type(settings).__module__].__file__ or "")
     everything: dict[str, Any] = {
         "kind": type(settings).__name__,
@@ -222,22 +228,22 @@ def _digest(
 
 
 def further_settings(settings: object, kind: type[RunRow]) -> dict[str, Any] | None:
-    """The settings that are not at their defaults and have no column in such rows, by name."""
+    """The settings that differ from their defaults and have no column in such rows, by name; None if there are none."""
     columns = kind.columns().items()
     in_columns = set()
     for name, column in columns:
         if column.kind != "circumstance":
-            # By name too: a user types `precision`, and the path of that column is the half-width.
+            # The name counts, too: a user types `precision`, while the column's path is `half_width`.
             in_columns |= {name, column.path}
     return _departures(settings, in_columns, "") or None
 
 
 def _departures(settings: Any, in_columns: Collection[str], prefix: str) -> dict[str, Any]:
-    """`{"placement.reserve_gb": 2.0}`: the settings that are not at their defaults.
+    """The settings that differ from their defaults, by name: `{"placement.reserve_gb": 2.0}`.
 
     Args:
-        in_columns: names of settings that do not count.
-        prefix: of the names in these settings, `placement.`; empty for those of the command itself.
+        in_columns: names of settings to leave out, because they have columns.
+        prefix: the beginning of the names of these settings, such as `placement.`; empty for the command's own.
     """
     changed: dict[str, Any] = {}
     for field in dataclasses.fields(settings):
@@ -252,7 +258,7 @@ def _departures(settings: Any, in_columns: Collection[str], prefix: str) -> dict
             if name == "engine.vary":
                 changed |= {f"vary.{varied}": number for varied, number in value.items()}
             elif isinstance(value, Mapping):
-                # An architecture or a device map would take the whole row.
+                # In full, an architecture or a device map would fill the whole row.
                 text = json.dumps(value, sort_keys=True, default=str)
                 changed[name] = hashlib.sha256(text.encode()).hexdigest()[:8]
             else:
@@ -261,7 +267,7 @@ def _departures(settings: Any, in_columns: Collection[str], prefix: str) -> dict
 
 
 def rows_of(path: str | Path, kind: type[AnyRow], measurement: Measurement) -> list[AnyRow]:
-    """The rows with a measurement's digest in a file and its siblings; [] where none may be taken over."""
+    """The rows with a measurement's digest in a file and its numbered siblings; [] if none may be taken over."""
     rows: list[Any] = read_rows(path, kind) if measurement.reusable else []
     return [row for row in rows if row.measurement == measurement.digest]
 
@@ -269,7 +275,7 @@ def rows_of(path: str | Path, kind: type[AnyRow], measurement: Measurement) -> l
 def measured_rows(
     path: str | Path, kind: type[AnyRunRow], measurement: Measurement
 ) -> list[AnyRunRow]:
-    """The rows of a measurement's newest complete run in a file and its siblings; [] without one."""
+    """The rows of the newest complete run of a measurement in a file and its siblings; [] if there is none."""
     same = rows_of(path, kind, measurement)
     incomplete = {row.run for row in same if row.status != "ok" or not measurement.includes(row)}
     complete = [row for row in same if row.run not in incomplete]
@@ -278,13 +284,13 @@ def measured_rows(
 
 
 def _files(path: Path) -> list[tuple[str, int, int]]:
-    """Name, size and time of a file, or of each file in a directory."""
+    """Name, size and modification time in ns of a file, or of each file in a directory."""
     files = [path] if path.is_file() else sorted(file for file in path.iterdir() if file.is_file())
     return [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
 
 
 def _prompts(prompts: dict[str, Any]) -> dict[str, Any]:
-    """The settings of a prompt set, with the commit or the contents of its files in place of names."""
+    """The settings of a prompt set, with the commit or the contents of its files in place of their names."""
     settings = PromptSettings(**prompts)
     named = ("name", "file", "repository", "revision", "licence", "source")
     asked = {setting: value for setting, value in prompts.items() if setting not in named}
@@ -297,7 +303,7 @@ def _prompts(prompts: dict[str, Any]) -> dict[str, Any]:
 
 
 def _contents(file: Path) -> str | None:
-    """A digest of a file; None where it cannot be read, for which the run itself fails."""
+    """A digest of a file; None if it cannot be read, which makes the run itself fail later."""
     try:
         return hashlib.sha256(file.read_bytes()).hexdigest()
     except OSError:
@@ -305,7 +311,9 @@ def _contents(file: Path) -> str | None:
 
 
 def _of_command(words: Sequence[str]) -> list[object]:
-    """Words, and the programs, models and other files that they name here: an upgrade writes a file again."""
+    """The words of a command, and the programs, models and other files that they name on this machine, with sizes and
+    times: an upgrade writes a file again.
+    """
     named: list[object] = list(words)
     for word in words:
         # `--model=X.gguf`, `{"model": "./draft"}`, `-v ./models:/models`
@@ -318,7 +326,7 @@ def _of_command(words: Sequence[str]) -> list[object]:
                 elif _REPOSITORY.fullmatch(part):
                     named.append((part, hub_commit(part, None)))
             except (OSError, ValueError):
-                # A word that is no path, or one that this user may not read.
+                # The word is no path, or this user may not read it.
                 continue
     return named
 

@@ -1,7 +1,7 @@
 """Messages and progress of a command, all on stderr: stdout is for results.
 
-On a terminal one line lives: it says what is happening, and goes when there is something else to say. A job of a sweep
-writes its output into a file, and its living line to the terminal of the sweep.
+On a terminal there is one live line: it shows what is happening, and is replaced as soon as something else happens. A
+job of a sweep writes its messages into a file, and its live line on the terminal of the sweep.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from harness.reporting.table import visible
 from harness.reporting.terminal import stderr_console
 
 _BAR = 20
-# Goes to the run's log.txt.
+# This logger writes to the run's log.txt.
 _log = logging.getLogger("harness")
-# To the beginning of the line, and clear it.
+# Moves to the beginning of the line, and clears it.
 _CLEAR = "\r\x1b[2K"
 
-# Without a terminal, long work is reported after this many seconds without a line.
+# Without a terminal, progress is printed if no line was printed for this many seconds.
 _SILENT_S = 60.0
 _last_line = time.monotonic()
 
-# For a job of a sweep: the terminal of the sweep, and the text before each line there. None and empty otherwise.
+# In a job of a sweep: the terminal of the sweep, and the text before the live line there. Elsewhere None and empty.
 _sweep_terminal: IO[str] | None = None
 _prefix = ""
 # Called from Python, a command writes its messages into files alone.
@@ -35,18 +35,18 @@ _is_quiet = False
 
 
 class LogFile(logging.FileHandler):
-    """A log that ends where the disk is full, without a traceback: files of results say so in a line."""
+    """A log that stops without a traceback if the disk is full; writing the results reports the full disk."""
 
     def emit(self, record: logging.LogRecord) -> None:
         with suppress(OSError):
             super().emit(record)
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Called within `emit`."""
+        """Do nothing; `emit` calls it for an error."""
 
 
 def live_on(terminal: IO[str] | None, prefix: str) -> None:
-    """From now on draw the line that lives on this terminal; None: on stderr, if that is one."""
+    """From now on, draw the live line on this terminal; None for stderr, if that is a terminal."""
     global _sweep_terminal, _prefix
     _sweep_terminal = terminal
     _prefix = prefix
@@ -64,14 +64,14 @@ def quiet(is_quiet: bool) -> Iterator[None]:
 
 
 def say(message: str) -> None:
-    """One message to the user, which stays."""
+    """Print a message that stays, and log it."""
     _log.info(message)
     show("")
     _print(message)
 
 
 def note(message: str) -> None:
-    """Show what is happening: on a terminal in place of what was shown before, elsewhere as a line."""
+    """Show what is happening, and log it: on a terminal in the live line, elsewhere as a printed line."""
     _log.info(message)
     if sys.stderr.isatty() or _sweep_terminal is not None:
         show(message)
@@ -87,14 +87,14 @@ def _print(message: str) -> None:
 
 
 def show(text: str) -> None:
-    """Show this as the line that lives, or nothing; without a terminal there is none."""
+    """Show this text in the live line, or clear the line if it is empty; does nothing without a terminal."""
     terminal = _sweep_terminal or sys.stderr
     if _is_quiet or not terminal.isatty():
         return
     if text:
         one_line = " · ".join(f"{_prefix}{text}".splitlines())
         text = visible(one_line)[: shutil.get_terminal_size().columns - 1]
-    # The terminal may be gone.
+    # The terminal may have been closed.
     with suppress(OSError):
         terminal.write(f"{_CLEAR}{text}")
         terminal.flush()
@@ -102,13 +102,13 @@ def show(text: str) -> None:
 
 @contextmanager
 def progress(description: str, total: int) -> Iterator[Callable[[str | None], None]]:
-    """The progress over `total` steps: what is done, and the time left.
+    """Show the progress over `total` steps, with the time left.
 
-    Yields the function that ends a step; its argument replaces the description, unless it is None.
-    Nothing is drawn between two steps, because that would take time from the measurement.
+    Yields a function that ends a step; its argument replaces the description, unless it is None. Nothing is drawn
+    between the ends of two steps, because drawing would take time from the measurement.
     """
     num_done = 0
-    # The first step comes with the warm-up: only the later ones have the usual time.
+    # The first step includes the warm-up, so only later steps show how long one takes.
     began = time.monotonic()
 
     def advance(text: str | None) -> None:
@@ -129,7 +129,7 @@ def progress(description: str, total: int) -> Iterator[Callable[[str | None], No
 
 
 def _draw(description: str, num_done: int, total: int, left: float | None) -> None:
-    """Show the bar, with the seconds left if they are known."""
+    """Show the bar; `left` is the number of seconds left, None if not known."""
     length = round(_BAR * num_done / max(1, total))
     time_left = "" if left is None else f" · about {in_words(left)} left"
     bar = "━" * length + "─" * (_BAR - length)

@@ -1,4 +1,4 @@
-"""Was the machine quiet while it measured? Processor, load, and what else the GPUs do."""
+"""Watches whether the machine is quiet while it measures: processor time, load, and other work of the GPUs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pynvml
 
 from harness.config.machine import num_usable_cores
 
-# NVML's bits for clocks that are lowered because of heat or power, not because the GPU idles.
+# NVML's bits for clocks that are lowered because of heat or power, and not because the GPU is idle.
 _REASONS = {
     0x04: "power cap",
     0x08: "hardware slowdown",
@@ -24,13 +24,17 @@ _REASONS = {
 
 
 def processor_time(tasks: Path = Path("/proc/self/task")) -> tuple[int, int] | None:
-    """Nanoseconds in which threads of a process ran so far, and in which they waited for a core; None where the
-    system does not report them.
+    """Nanoseconds for which the threads of a process have run, and for which they have waited for a core.
+
+    None if the system does not report them.
+
+    Args:
+        tasks: the directory of the process's threads; by default those of this process.
     """
     ran = waited = 0
     try:
         for thread in tasks.iterdir():
-            # A thread may end meanwhile.
+            # A thread may end between the two lines.
             with suppress(FileNotFoundError, ProcessLookupError):
                 fields = (thread / "schedstat").read_text().split()
                 ran += int(fields[0])
@@ -41,7 +45,7 @@ def processor_time(tasks: Path = Path("/proc/self/task")) -> tuple[int, int] | N
 
 
 def _time_of_run() -> tuple[int, int] | None:
-    """`processor_time` of this process and of all that it has started: servers compute in its place."""
+    """`processor_time` of this process and all its descendants: servers compute in place of this process."""
     times = [processor_time()]
     with suppress(psutil.Error):
         children = psutil.Process().children(recursive=True)
@@ -51,7 +55,7 @@ def _time_of_run() -> tuple[int, int] | None:
 
 
 def load_average() -> float | None:
-    """Programs that ran or waited for a core, on average over the last minute."""
+    """Mean number of programs over the last minute that ran or waited for a core; None if not known."""
     try:
         return os.getloadavg()[0]
     except (AttributeError, OSError):
@@ -59,7 +63,7 @@ def load_average() -> float | None:
 
 
 def _throttle_reasons(handle: Any) -> list[str]:
-    """Why the clocks of a GPU are lowered now; none where that is not known."""
+    """Why the clocks of a GPU are lowered now; [] if they are not, or that is not known."""
     try:
         bits = pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
     except pynvml.NVMLError:
@@ -68,9 +72,8 @@ def _throttle_reasons(handle: Any) -> list[str]:
 
 
 def _num_others(pids: set[int]) -> int:
-    """The number of these processes that do not belong to this run.
-
-    A server that the run starts is its descendant.
+    """How many of these processes do not belong to this run. Servers that the run started do: they are descendants of
+    this process.
     """
     others = pids - {os.getpid()}
     if not others:
@@ -81,11 +84,12 @@ def _num_others(pids: set[int]) -> int:
 
 
 class Quietness:
-    """Watches the machine from its creation on, while a run is timed: processor time, and the worst of what NVML
-    reported about GPUs at several times.
+    """Watches the machine while a run is timed, from the creation of this object on.
+
+    It compares processor times, and keeps the worst of what NVML reported about the GPUs at each `look`.
 
     Args:
-        gpus: UUIDs of those that compute.
+        gpus: UUIDs of the GPUs that compute.
     """
 
     def __init__(self, gpus: Sequence[str]) -> None:
@@ -94,11 +98,11 @@ class Quietness:
         self._lowest_clock_mhz: int | None = None
         self._throttle_reasons: set[str] = set()
         self._num_throttled = 0
-        # The most processes of others that were seen on any one GPU.
+        # The most processes of other programs that were seen on any one GPU.
         self._other_processes: int | None = None
 
     def look(self) -> None:
-        """Look at the GPUs by NVML, which `gpu_uuids` has begun. Called between two timed answers."""
+        """Look at the GPUs by NVML, which `gpu_uuids` has initialised. To be called between two timed answers."""
         reasons: set[str] = set()
         for gpu in self._gpus:
             with suppress(pynvml.NVMLError):
@@ -113,7 +117,7 @@ class Quietness:
         self._num_throttled += bool(reasons)
 
     def columns(self) -> dict[str, Any]:
-        """The columns about the machine since the creation."""
+        """The columns about the machine since the creation, by name (`MachineFigures`)."""
         return {
             "processor_share": self.processor_share,
             "load": load_average(),
@@ -126,10 +130,12 @@ class Quietness:
 
     @property
     def processor_share(self) -> float | None:
-        """CPU time received / requested since the creation; None where the system does not say."""
+        """CPU time received, as a share of CPU time wanted, since the creation; None if the system does not report
+        it.
+        """
         now = _time_of_run()
         if now is None or self._first is None:
             return None
         ran, waited = (after - before for before, after in zip(self._first, now, strict=True))
-        # Times of threads that have ended drop out, so that a difference may be negative.
+        # The times of ended threads disappear, so that a difference may be negative.
         return ran / (ran + waited) if ran > 0 and waited >= 0 else None

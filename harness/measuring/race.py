@@ -1,4 +1,4 @@
-"""The figures of a race, in which both arms answer one prompt, for `compare` and serve's page."""
+"""The figures of a race, in which both arms answer one prompt, for `compare` and the page of `serve`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,11 @@ _FEWEST_COMPARED = 8
 
 
 def arm_columns(answered: Answered, tokenizer: Tokenizer) -> dict[str, Any]:
-    """The columns of `CompareRow` about one arm; no rates for an empty answer."""
+    """The columns of `CompareRow` about one arm, by name; without rates for an empty answer.
+
+    Args:
+        answered: the answer to a question with a single request.
+    """
     [request] = answered.requests
     columns: dict[str, Any] = {
         "completion": tokenizer.decode(request.token_ids, skip_special_tokens=True),
@@ -35,10 +39,11 @@ def arm_columns(answered: Answered, tokenizer: Tokenizer) -> dict[str, Any]:
 def comparison_columns(
     weights: Weights | None, question: Question, regular: Answered, speculative: Answered
 ) -> dict[str, Any]:
-    """The columns of `CompareRow` that compare the arms.
+    """The figures that compare the two arms, by name. `acceptance` is a `Drafts`; the others are columns of
+    `CompareRow`.
 
     Args:
-        weights: give the logit margin where greedy texts part; None for servers.
+        weights: give the logit margin at the place where greedy texts part; None for servers.
     """
     [expected], [actual] = regular.tokens, speculative.tokens
     reference = None
@@ -56,12 +61,11 @@ def comparison_columns(
 
 
 def _speedup(regular: Answered, speculative: Answered) -> dict[str, Any]:
-    """Regular time over speculative time, for as many tokens as the shorter text has.
+    """The speed-up: regular time over speculative time, for as many tokens as the shorter text has (`num_compared`).
 
-    If texts are equally long, or the shorter has fewer than `_FEWEST_COMPARED` tokens, the ratio of times per token.
-
-    Sampled texts end at different lengths. The rest of the longer one has no counterpart, and a
-    long text spreads the time of its prompt over more tokens.
+    The times are cut because sampled texts end at different lengths: the rest of the longer text has no counterpart,
+    and a long text spreads the time of its prompt over more tokens. If the texts are equally long, or the shorter one
+    has fewer than `_FEWEST_COMPARED` tokens, it is the ratio of the times per token. Empty without tokens.
     """
     lengths = [regular.num_tokens, speculative.num_tokens]
     num_compared = min(lengths)
@@ -76,9 +80,9 @@ def _speedup(regular: Answered, speculative: Answered) -> dict[str, Any]:
 
 
 def _seconds_until(answered: Answered, num_compared: int) -> float | None:
-    """The seconds until the text had `num_compared` tokens; those that arrived together count as evenly spread.
+    """The seconds until the text had `num_compared` tokens; None if fewer arrived.
 
-    None if fewer arrived.
+    Tokens that arrived together are taken to be spread evenly over the time since the arrival before.
     """
     seconds = 0.0
     num_before = 0
@@ -93,12 +97,12 @@ def _seconds_until(answered: Answered, num_compared: int) -> float | None:
 
 
 def find_rejections(answered: Answered, tokenizer: Tokenizer) -> list[Rejection]:
-    """Every draft token that was rejected, in order, with the token that came in its place."""
+    """Every draft token that was rejected, in order, with the token that replaced it."""
     rejections = []
     num_generated = 0
     for arrival in answered.arrivals:
         num_accepted = arrival.origins.count(Origin.DRAFT)
-        # If the text ends with an accepted token, the rejection after it never happened.
+        # If the text ends with an accepted token, the rejection of the next one has no effect on it.
         if num_accepted < len(arrival.proposed) and len(arrival.tokens) > num_accepted:
             target, draft = arrival.probabilities or (None, None)
             rejections.append(
@@ -115,7 +119,7 @@ def find_rejections(answered: Answered, tokenizer: Tokenizer) -> list[Rejection]
 
 
 def token_text(tokenizer: Tokenizer, token: int) -> str:
-    """One token as text; in the vocabulary's form if it is part of a character."""
+    """One token as text, or in the vocabulary's form if it is only a part of a character."""
     text = tokenizer.decode([token], skip_special_tokens=False, clean_up_tokenization_spaces=False)
     assert isinstance(text, str)
     if "\N{REPLACEMENT CHARACTER}" in text:
@@ -126,10 +130,10 @@ def token_text(tokenizer: Tokenizer, token: int) -> str:
 def race_page_data(
     answered: Answered, tokenizer: Tokenizer, prompt: Sequence[int]
 ) -> dict[str, Any]:
-    """One arm's answer as the page draws it.
+    """One arm's answer in the form that the page draws.
 
-    `steps` has for each arrival `at`, its time in seconds, and `tokens`: the text of each, who wrote
-    it (`origin`), and the `rejection` if it replaced a draft token.
+    `steps` has one entry for each arrival: `at`, its time in seconds, and `tokens`, each with its text, its `origin`
+    (who wrote it) and, if it replaced a draft token, the `rejection`.
     """
     detokenizer = Detokenizer(tokenizer, prompt)
     rejections = {
@@ -147,7 +151,7 @@ def race_page_data(
             position += 1
         steps.append({"at": arrival.seconds, "tokens": tokens})
     if position:
-        # Half a character that was never completed.
+        # The rest may be half a character that was never completed.
         steps[-1]["tokens"][-1]["text"] += detokenizer.flush()
     return {
         "name": answered.arm,

@@ -1,11 +1,11 @@
-"""The probabilities against which the answers of a run are checked: the model's own, or those that a regular server
-reports of given texts.
+"""The probabilities that the answers of a run are checked against: the model's own, or those that a regular server
+reports for given texts.
 
-Servers show the n likeliest tokens at each place. What they leave out is treated as tokens that are
-equally likely, which count as one with all of their mass: shifts within the rest are invisible. That is
-exact at temperature 1. At another one the mass of the rest also depends on how it is spread: least if it is even and
-temperatures are below 1. `logits_by_another_route` has the other extreme, tokens that are as likely as the n-th,
-and the difference counts as rounding.
+Servers report the n likeliest tokens at each place. All other tokens are treated as equally likely, and so count as one
+token with all of their mass: shifts among them cannot be seen. At temperature 1 that is exact. At any other temperature
+the mass of the other tokens also depends on how it is spread; below 1 it is smallest if it is spread evenly.
+`logits_by_another_route` therefore assumes the other extreme, in which the other tokens are as likely as the n-th, and
+the difference between the two counts as rounding.
 """
 
 from __future__ import annotations
@@ -32,26 +32,27 @@ from harness.engines.tokenizer import AnyPair, ServedPair, tokens_as_served
 from harness.measuring.progress import say
 from harness.results.statistics import Floats
 
-# Rounding explains this much of a difference of log-probabilities in any case.
+# A difference of log-probabilities up to this size is always explained by rounding.
 _LEAST_ROUNDING = 0.001
-# Texts that are scored twice, to see rounding.
+# How many texts are scored twice, to see the rounding.
 _NUM_TWICE = 16
 
 
 class ReportedReference:
-    """A regular arm's log-probabilities of texts, as the logits of a `Reference`.
+    """A regular arm's log-probabilities of texts, in the form of a `Reference`'s logits.
 
     Args:
-        arm: the regular one, which scores texts.
-        prompt: any one, scored once to see whether the arm can.
-        num_tokens: the size of the tokenizer's vocabulary.
-        num_top: how many of the likeliest are asked for at each place; -1 for all.
+        arm: the regular arm, which scores texts.
+        prompt: any prompt; it is scored once, to see whether the arm can score texts.
+        num_tokens: size of the tokenizer's vocabulary.
+        num_top: how many of the likeliest tokens are asked for at each place; -1 for all.
+        num_in_flight: how many texts are scored at the same time.
 
     Attributes:
-        rounding: the largest difference of two log-probabilities' errors that rounding explains.
+        rounding: the largest difference between the errors of two log-probabilities that rounding explains.
 
     Raises (each method):
-        RunError: the arm does not give log-probabilities of texts.
+        RunError: if the arm does not report log-probabilities of texts.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class ReportedReference:
         self.arm = arm
         self._scores = arm.scores
         [[likeliest]] = self._scores([(prompt, prompt[:1])], num_top, 1)
-        # Some models know more tokens than their tokenizer.
+        # Some models have more tokens than their tokenizer knows.
         self.vocabulary_size = max(num_tokens, 1 + max(likeliest))
         self.rounding = _LEAST_ROUNDING
         self._num_top = num_top
@@ -75,11 +76,11 @@ class ReportedReference:
     def learn_rounding(
         self, texts: Sequence[tuple[Sequence[int], Sequence[int]]], as_drawn: float
     ) -> None:
-        """See what the arm's rounding is: the same texts scored alone and beside others.
+        """Measure the arm's rounding, by scoring the same texts alone and while others are scored.
 
         Args:
-            texts: prompts, and texts of the arm after them.
-            as_drawn: how far its scores are from the log-probabilities of tokens that it drew.
+            texts: pairs of a prompt and the arm's text after it.
+            as_drawn: the largest difference between the arm's scores and the log-probabilities of the tokens it drew.
         """
         twice = texts[:_NUM_TWICE]
         together = self._scores(twice, self._num_top, self._num_in_flight)
@@ -88,7 +89,7 @@ class ReportedReference:
             [second] = self._scores([text], self._num_top, 1)
             for first_scores, second_scores in zip(first, second, strict=True):
                 likeliest = max(first_scores, key=lambda token: first_scores[token])
-                # Where it is not shown again, it is less likely than those that are.
+                # If the token is not reported again, it is less likely than all that are.
                 again = second_scores.get(likeliest, min(second_scores.values()))
                 differences.append(abs(first_scores[likeliest] - again))
         self.rounding = max(_LEAST_ROUNDING, 2 * max(differences))
@@ -96,10 +97,10 @@ class ReportedReference:
     def draft_logits_along(
         self, prompts: Sequence[Sequence[int]], texts: Sequence[Sequence[int]]
     ) -> None:
-        """None: servers do not report what a draft computes."""
+        """None, because servers do not report the probabilities of a draft."""
 
     def kernel_deviations(self, prompt: Sequence[int], text: Sequence[int], logits: Floats) -> None:
-        """None: servers do not report what another kernel computes."""
+        """None, because servers do not report the results of another kernel."""
 
     def tolerance(self, likeliest: Floats, deviation: float) -> Floats:
         return np.full(likeliest.shape, self.rounding)
@@ -108,7 +109,7 @@ class ReportedReference:
         pairs = [(token_ids, [wanted]), (token_ids, [other])]
         scored = self._scores(pairs, self._num_top, 1)
         either = {**scored[0][0], **scored[1][0]}
-        # Of a token that is not shown no more is known than that it is less likely than those.
+        # A token that is not reported is only known to be less likely than those that are.
         least = min(either.values())
         return Margin(either.get(wanted, least) - either.get(other, least), self.rounding)
 
@@ -123,17 +124,22 @@ class ReportedReference:
         return logits
 
     def logits_by_another_route(self, prompt: Sequence[int], text: Sequence[int]) -> Floats:
-        """The same by another request, with the tokens that are not shown as unevenly likely as can be."""
+        """The logits from another request, with the unreported tokens assumed to be as unevenly likely as possible."""
         [scored] = self._scores([(prompt, text)], self._num_top, 1)
         return self._logits(scored, is_even=False)
 
     def _logits(self, scored: Sequence[Likeliest], is_even: bool) -> Floats:
-        """Logits [n, V] from the log-probabilities that are shown."""
+        """Logits [n, V] from the log-probabilities that are reported at n places.
+
+        Args:
+            is_even: whether the remaining mass is spread evenly over all other tokens, or else over as few of them as
+                possible, which are then as likely as the least likely reported token.
+        """
         logits = np.full((len(scored), self.vocabulary_size), -math.inf)
         for row, likeliest in zip(logits, scored, strict=True):
             shown = sorted(likeliest.items(), key=operator.itemgetter(1), reverse=True)
             if self._num_top > 0:
-                # An arm may add the token of the text. Whether it is shown must not depend on it.
+                # An arm may report the text's own token in addition. The logits must not depend on which token that is.
                 shown = shown[: self._num_top]
             tokens, logprobs = map(list, zip(*shown, strict=True))
             check_known(tokens, self.vocabulary_size)
@@ -144,7 +150,7 @@ class ReportedReference:
             left = np.flatnonzero(is_left)
             if len(left) and mass_left > 0:
                 num_alike = len(left)
-                # Servers also show tokens that cannot be drawn, at -9999.
+                # Servers also report tokens that cannot be drawn, with a log-probability of -9999.
                 least = math.exp(logprobs[-1])
                 if not is_even and least > 0:
                     num_alike = max(1, min(num_alike, round(mass_left / least)))
@@ -153,20 +159,20 @@ class ReportedReference:
         return logits
 
 
-# The room that is planned where an engine has no weights here and they load for checks alone: the
-# most rows of a batch, and tokens of each.
+# The size of the caches that are planned if an engine has no weights in this process, and they are loaded only for
+# checks: the most rows of a batch, and the most tokens of a row.
 REFERENCE_BATCH = 64
 REFERENCE_TOKENS = 128
 
 
 class References:
-    """Gives the reference that fits: the open engine's own, else its target, loaded here once.
+    """Gives the reference for a run: the open engine's own, or else its target, loaded into this process once.
 
-    There is none for a server that makes chats of prompts, which reads other tokens than the model
-    would here, or holds its answers to a grammar, nor for one whose model cannot be loaded here.
+    There is no reference for a server that applies the chat template itself, because it reads other tokens than the
+    model would here; for one whose answers a grammar constrains; and for one whose model cannot be loaded here.
 
     Raises (each method):
-        RunError: the models of an engine that computes here do not fit.
+        RunError: if the engine computes in this process, and its models do not fit.
     """
 
     def __init__(self, settings: RunSettings, planned: AnyPair, engine: Engine) -> None:
@@ -175,13 +181,13 @@ class References:
         self._engine = engine
 
     def for_tokens(self) -> Reference | None:
-        """The reference for token ids; None also where the engine does not report them."""
+        """The reference for token ids; None if there is none, or the engine does not report its tokens."""
         if not all(arm.traits.reports_token_ids for arm in self._engine.arms):
             return None
         return self.for_texts()
 
     def for_texts(self) -> Reference | None:
-        """The reference for texts, whose tokens may be unknown; None where there is none."""
+        """The reference for texts, whose tokens may be unknown; None if there is none."""
         if self._settings.engine.beyond_model is not None:
             return None
         weights = self._engine.weights
@@ -190,12 +196,12 @@ class References:
     def text_divergence(
         self, prompt: Sequence[int], text: str, num_tokens: int
     ) -> Divergence | None:
-        """Where a greedy text of the speculative arm, or of the only one, leaves the model's own.
+        """Where a greedy text of the speculative arm, or of the only one, leaves the model's own text.
 
-        Call it only where `for_texts` gives a reference.
+        `for_texts` must give a reference.
 
         Args:
-            num_tokens: the most that the text has.
+            num_tokens: the most tokens that the text can have.
         """
         reference = self.for_texts()
         assert reference is not None
@@ -206,7 +212,7 @@ class References:
 
     @functools.cached_property
     def _loaded(self) -> Reference | None:
-        """The target, loaded here; None, after a message, where that of a server cannot be loaded."""
+        """The target, loaded here; None, after a message, if a server's model cannot be loaded."""
         settings = self._settings
         if settings.model.repository == SERVED:
             say("no exact distribution: model= names the weights that are served")

@@ -1,4 +1,4 @@
-"""The row of `latency`, one per arm: groups of figures, and settings of its own."""
+"""The row of `latency`, one per arm, composed of groups of figures (`figures`) and settings of its own."""
 
 from __future__ import annotations
 
@@ -70,12 +70,12 @@ class LatencyRow(
 
     @property
     def lacks_an_arm(self) -> bool:
-        """Whether the draft's row is missing, as in a torn file."""
+        """Whether the row of the speculative arm must follow this one; in a torn file it is missing."""
         return self.arm == "regular" and bool(self.draft)
 
     @property
     def was_starved(self) -> bool:
-        """Whether other programs slowed this run; False for a server on another machine."""
+        """Whether other programs slowed this run; False for a server on another machine, and if not known."""
         share = self.processor_share
         return not self.is_on_another_machine and share is not None and share < QUIET
 
@@ -85,14 +85,16 @@ class LatencyRow(
 
     @property
     def mean_answer_length(self) -> float | None:
-        """Mean number of tokens of an answer."""
+        """Mean number of tokens of an answer that has any; None if not known."""
         num_answers = (self.num_prompts or 0) - (self.num_failed or 0) - (self.num_empty or 0)
         return self.num_tokens / num_answers if self.num_tokens and num_answers else None
 
     @property
     def ms_per_token_after_first(self) -> float | None:
-        """Milliseconds per token after the first, over all answers; None if rows of a batch wait for each other, if
-        tokens were held back, or if there is only one token.
+        """Milliseconds per token after the first, over all answers.
+
+        None if rows of a batch wait for each other, if tokens were held back (so that the first one's time is not
+        known), or if answers have only one token.
         """
         if self.ms_per_token is None or self.held_back or self.is_batched:
             return None

@@ -1,5 +1,6 @@
-"""Does the work of every command around its measurement: plan, encode, place, load, open an engine,
-and write rows. `run.py` makes a session for a run, and hands it to the command's `measure`.
+"""Does the work that surrounds every command's measurement: plan, encode, place, load, open an engine, write rows.
+
+`run.py` makes a session for a run, and hands it to the command's `measure`.
 """
 
 from __future__ import annotations
@@ -37,31 +38,32 @@ AnyRow = TypeVar("AnyRow", bound=Row)
 
 
 class HasSettings(Protocol):
-    """A command's experiment, or a part of it, which owns the settings in effect: those given, with its own changes."""
+    """A command's experiment, or a part of it. It owns the settings in effect: the given ones with its own changes."""
 
     @property
     def settings(self) -> Any:
-        """`RunSettings` of the command's kind."""
+        """The `RunSettings` of the command's kind."""
 
 
 class Session:
-    """One run of a command, which takes these steps in order: `encode` (or `encoder`), `place`,
-    `open`, `requests`, and `interleaving.ask_in_turns`; `row` and `write_rows` however it ends. `engine` is
-    not None between `open` and `close`.
+    """One run of a command, which takes these steps in order: `encode` (or `encoder`), `place`, `open`, `requests`, and
+    `interleaving.ask_in_turns`. `row` and `write_rows` follow however the run ends. `engine` is not None between `open`
+    and `close`.
 
     Args:
-        keeper: holds the pair from run to run; None for a run alone.
+        directory: directory of the run.
+        keeper: keeps the loaded pair from run to run; None for a run by itself.
         run_id: None for a new one.
 
     Attributes:
-        experiment: has the settings in effect; `acceptance` replaces it for a condition.
-        original_settings: without the command's own changes; they identify the measurement.
-        run_id: in all rows of the run.
-        status, error: `ok`, `failed`, `interrupted` or `refused`, and why.
-        placed: the pair with its devices, after `place`; None if the engine loads none here.
-        engine: after `open`.
-        devices: product names, ['NVIDIA A100-SXM4-40GB']; [] before `place`, and where a server computes on others than
-            this machine shows.
+        experiment: owns the settings in effect; `acceptance` replaces it to measure under another condition.
+        original_settings: the settings without the command's own changes; they identify the measurement.
+        run_id: the `run` of all its rows.
+        status, error: `ok`, `failed`, `interrupted` or `refused`; and the reason, None for `ok`.
+        placed: the pair with its devices, after `place`; None if the engine loads no pair here.
+        engine: the open engine, after `open`.
+        devices: product names, such as ['NVIDIA A100-SXM4-40GB']; [] before `place`, and if a server computes on
+            devices that are not this machine's.
         written: the rows that `write_rows` has written so far.
     """
 
@@ -88,15 +90,16 @@ class Session:
 
     @property
     def settings(self) -> RunSettings:
-        """The settings in effect, which the experiment owns."""
+        """The settings in effect."""
         settings: RunSettings = self.experiment.settings
         return settings
 
     @contextmanager
     def watch(self) -> Iterator[None]:
-        """Record the error that ends the block; a known failure is raised as a RunError that explains it.
+        """Record the error that ends the block, as `status` and `error`.
 
-        A panic of a library in Rust is no `Exception`.
+        A known failure is raised as a RunError that explains it, any other error unchanged. `BaseException` is caught
+        because a panic in a library written in Rust is not an `Exception`.
         """
         try:
             yield
@@ -104,7 +107,7 @@ class Session:
             self.status, self.error = "interrupted", str(interrupt) or "stopped by the user"
             raise
         except BaseException as exception:
-            # Recorded before explaining it can fail: a row without a reason would look like a good one.
+            # Recorded before explaining it, which may fail: a row without a reason would look like a good one.
             self.status, self.error = "failed", _message(exception)
             from harness.config.failures import as_run_error
 
@@ -116,35 +119,34 @@ class Session:
 
     @property
     def pair(self) -> Pair:
-        """The loaded pair, to read texts with it."""
+        """The loaded pair, for commands that read texts with its models."""
         return self._keeper.load()
 
     @property
     def planned(self) -> AnyPair:
-        """The pair before its weights load; its tokenizer alone if a server has the weights."""
+        """The pair before its weights are loaded; if a server has the weights, its tokenizer alone."""
         return self._keeper.plan(self.settings)
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer that the pair shares."""
+        """The tokenizer of both models."""
         return self.planned.tokenizer
 
     @property
     def served_instead(self) -> Sequence[str]:
-        """The models that servers name, if none of the names is that of `model=`; [] otherwise."""
+        """The names of the servers' models, if none of them matches `model=`; otherwise []."""
         served = self.engine.servers.models if self.engine and self.engine.servers else []
         return [] if any(map(self.settings.model.is_served_as, served)) else served
 
     @property
     def encoder(self) -> Encoder:
-        """Encodes prompts for the pair."""
+        """A new encoder of prompts for the pair."""
         return Encoder(self.planned, self.settings)
 
     def identify(self) -> Measurement:
-        """Return the identity of the measurement, by which `resume` finds earlier rows; determined once.
+        """Return the identity of the measurement, by which `resume` finds earlier rows. It is determined once.
 
-        Runs with the same original settings are the same measurement: the command's own changes do
-        not count.
+        Runs with the same original settings are the same measurement, whatever the command itself changes in them.
         """
         if self._measurement is None:
             self._measurement = identify(self.original_settings)
@@ -152,21 +154,21 @@ class Session:
 
     @property
     def store_directory(self) -> Path:
-        """The directory of files that outlive the run; its own if rows are not collected."""
+        """The directory of files that outlive the run: that of `results.file`, or the run's own if there is none."""
         file = self.settings.results.file
         return self.directory if file is None else Path(file).parent
 
     def encode(
         self, prompts: Sequence[Prompt], setting: str = "prompts", new_tokens: int | None = None
     ) -> list[list[int]]:
-        """Return the token ids of each prompt, with the chat template if settings and tokenizer have one.
+        """Return the token ids of each prompt, through the chat template if settings and tokenizer have one.
 
         Args:
-            setting: named in the error: where the prompts come from.
-            new_tokens: that follow each prompt; `decoding.max_new_tokens` by default.
+            setting: the setting that the prompts come from, for the error.
+            new_tokens: number of tokens that follow each prompt; None for `decoding.max_new_tokens`.
 
         Raises:
-            SettingError: a prompt and its new tokens do not fit into a model's context.
+            SettingError: if a prompt and its new tokens do not fit into a model's context.
         """
         token_ids = self.encoder.encode(prompts)
         new_tokens = new_tokens or self.settings.decoding.max_new_tokens
@@ -181,26 +183,29 @@ class Session:
         prompt_tokens: int,
         new_tokens: int | None = None,
     ) -> PlacedPair | None:
-        """Place the pair with its caches, show its devices, and write `environment.json`.
+        """Place the pair with its caches on devices, show these, and write `environment.json`.
 
-        Returns None where the engine loads no pair here.
+        The first call of a run decides, and must have the largest demand; later calls return its result.
 
         Args:
-            batch_size: rows that are decoded together.
+            batch_size: number of rows that are decoded together.
             prompt_tokens: the most tokens of a prompt.
-            new_tokens: the most that follow; `decoding.max_new_tokens` by default.
+            new_tokens: the most tokens that follow it; None for `decoding.max_new_tokens`.
+
+        Returns:
+            The pair with its devices; None if the engine loads no pair here.
 
         Raises:
-            RunError: the pair does not fit.
+            RunError: if the pair does not fit.
         """
-        # At this point planning has found the commit on the hub, and servers have not answered
-        # questions yet, so that a later restart is noticed.
+        # Identified now: planning has found the commit on the hub, and servers have answered no question yet, so that a
+        # restart after this is noticed.
         self.identify()
         settings = self.settings
         engine = engine_of(settings)
-        # Those of a server are seen when it has answered.
+        # The devices of a server are known only once it has answered.
         if engine.loads_pair and self.placed is None:
-            # The first demand of a run is its largest.
+            # The first demand of a run must be its largest.
             demand = Demand(
                 batch_size,
                 prompt_tokens,
@@ -217,15 +222,15 @@ class Session:
     def open(
         self, batch_size: int, longest_prompt: int, samplings: Sequence[DecodingSettings] = ()
     ) -> Engine:
-        """Open the engine, with the pair loaded if it needs one. It takes the place of one that is open.
+        """Open the engine, with the pair loaded if the engine needs one. An engine that is open is closed first.
 
         Args:
             batch_size: the most prompts of a question, or the most requests in flight.
             longest_prompt: the most tokens of a prompt.
-            samplings: as of `Preparation`.
+            samplings: as in `Preparation`.
         """
         decoding = self.settings.decoding
-        # Its caches are freed before the next engine allocates its own.
+        # So that its caches are freed before the next engine allocates its own.
         self.close()
         preparation = Preparation(
             decoding=decoding,
@@ -258,12 +263,12 @@ class Session:
         salts: Sequence[str] = (),
         seed: int | None = None,
     ) -> list[Request]:
-        """Return a request for each prompt.
+        """Return a request for each prompt, in their order.
 
         Args:
-            token_ids: of each prompt.
-            indices: of the prompts; with the seed they determine the random numbers.
-            decoding, seed: those of the settings by default.
+            token_ids: token ids of each prompt.
+            indices: index of each prompt; together with the seed it determines the random numbers.
+            decoding, seed: None for those of the settings.
             chats, salts: one for each prompt; empty for none.
         """
         decoding = decoding or self.settings.decoding
@@ -278,16 +283,16 @@ class Session:
         return requests
 
     def row(self, kind: type[AnyRow], acceptance: Drafts | None = None, **figures: Any) -> AnyRow:
-        """Return a row of this run: settings, circumstances and figures.
+        """Return a row of this run, with its settings, circumstances and figures.
 
-        If several have a column, figures override acceptance, and both override the rest.
+        If a column is filled more than once, `figures` override `acceptance`, and both override the rest.
 
         Args:
             acceptance: fills the columns about acceptance that this kind of row has.
-            figures: measured columns.
+            figures: measured columns, by name; an Interval without an estimate becomes None.
 
         Raises:
-            TypeError: this kind of row has no column for a circumstance or a figure.
+            TypeError: if this kind of row has no column for a circumstance or a figure.
         """
         columns: dict[str, Any] = {"run": self.run_id}
         if issubclass(kind, RunRow):
@@ -295,12 +300,12 @@ class Session:
             columns["settings"] = further_settings(self.settings, kind)
             engine = engine_of(self.settings)
             if not engine.in_process:
-                # The pair of a server is unknown: the settings only label it.
+                # The server's pair is unknown; the settings only label it.
                 columns |= dict.fromkeys(kind.columns().keys() & LOCAL_PAIR_COLUMNS)
                 columns |= _selected(engine.columns(self.settings), kind)
             if self.settings.draft is None or figures.get("arm") == "regular":
                 columns["num_draft_tokens"] = None
-            # `model=` may name another model, for its tokenizer alone.
+            # `model=` may name another model, which is then used for its tokenizer alone.
             if self.served_instead:
                 columns["model"] = self.served_instead[0]
         if issubclass(kind, PromptedRow):
@@ -313,14 +318,17 @@ class Session:
         return kind(**columns)
 
     def append(self, name: str, rows: Sequence[Row]) -> None:
-        """Append rows to a file in the run's directory at once, so that no measurement is lost."""
+        """Append rows to a file in the run's directory immediately, so that no measurement is lost."""
         append_rows(self.directory / name, rows)
 
     def write_rows(self, rows: Sequence[RunRow]) -> str | None:
-        """Append rows to the run's own file and, unless it was refused, to the one that collects
-        all runs.
+        """Append rows to the run's own file and, unless the run was refused, to the file that collects all runs.
 
-        Returns a line with their place; None without rows.
+        Returns:
+            A line that says where they are; None without rows.
+
+        Raises:
+            RunError: if the rows cannot be written; the message then says where they are, if they are anywhere.
         """
         if not rows:
             return None
@@ -345,7 +353,7 @@ class Session:
         return f"{line} and {file}{why}"
 
     def end_tokens(self) -> frozenset[int]:
-        """Return the tokens with which the target ends a text."""
+        """Return the tokens that end a text of the target."""
         if engine_of(self.settings).loads_pair:
             return self._keeper.load().stop_tokens()
         ends = self.tokenizer.eos_token_id
@@ -354,7 +362,7 @@ class Session:
     def _circumstances(self) -> dict[str, Any]:
         measurement = self.identify()
         if self.engine is not None and self.engine.servers is not None:
-            # Of servers that take turns one started later.
+            # If servers take turns, one of them started only later.
             self.devices = list(self.engine.servers.devices)
         columns: dict[str, Any] = {
             "status": self.status,
@@ -383,10 +391,10 @@ class Session:
 
 
 def _selected(columns: Mapping[str, Any], kind: type[Row]) -> dict[str, Any]:
-    """Return the columns that this kind of row has."""
+    """Return those of the columns that this kind of row has."""
     return {name: value for name, value in columns.items() if name in kind.columns()}
 
 
 def _message(exception: BaseException) -> str:
-    """Return the message in one line, or the type of an exception without one."""
+    """Return the message of an exception in one line, or its type if it has no message."""
     return " ".join(str(exception).split()) or type(exception).__name__
