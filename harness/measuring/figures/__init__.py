@@ -1,1 +1,1 @@
-"""Figures of a run of `latency`, a file for each group."""
+"""Figures of a run of `latency`, with one file for each group."""

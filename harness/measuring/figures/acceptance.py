@@ -1,4 +1,4 @@
-"""Figures of acceptance: in all, by position, and what smaller K would have yielded."""
+"""Figures of acceptance, in all and by draft position."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from harness.results.schema import Accepted, MaybeFloat, MaybeInt, MaybeText
 
 @dataclass(frozen=True, kw_only=True)
 class AcceptanceFigures(Group, DraftColumns, Accepted):
-    """How much is accepted: in all, by position, and what smaller K would have yielded."""
+    """How many draft tokens were accepted, in all and by position. The marginal rates also show what a smaller K would
+    have yielded.
+    """
 
     acceptance_source: MaybeText = pooled(
         "same", "`metrics` where acceptance is that of the server's counters"
@@ -49,15 +51,17 @@ class AcceptanceFigures(Group, DraftColumns, Accepted):
 
 
 def reported_drafts(run: MeasuredRun, arm: MeasuredArm) -> tuple[Drafts, str | None]:
-    """The draft tokens of an arm, by its answers, or by the server's counters if only these know iterations.
+    """The draft tokens of an arm: by its answers, or by the server's counters if only these know iterations.
+
+    Counters are not used if any of their counts is impossible, or if they missed tokens that arrived.
 
     Returns:
-        The counts, and `metrics` if they are those of counters, else None.
+        The counts, and `metrics` if they come from counters, else None.
     """
     from harness.measuring.acceptance import counted_acceptance
 
     reported = drafts_of(row for row in run.rows_of(arm) if row.is_answered)
-    # Counters have the requests that only keep up the load, too.
+    # The answers are better than counters, which include the requests that only keep up the load.
     if reported.drafting or (arm.keeps_up_load and reported.proposed):
         return reported, None
     if arm.counted is None or impossible_counts(arm):

@@ -1,4 +1,4 @@
-"""Where the time of an iteration goes, the bytes that a step must read, and the speed-up that theory predicts."""
+"""Figures of costs: where the time of an iteration goes, the bytes that a step reads, and the predicted speed-up."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from harness.results.schema import MaybeFloat, MaybeInt
 
 @dataclass(frozen=True, kw_only=True)
 class CostFigures(Group):
-    """Where the time of an iteration goes, what a step must read, and the speed-up that theory predicts from that."""
+    """Where the time of an iteration goes, the bytes that a step must read, and the speed-up that theory predicts from
+    the measured costs.
+    """
 
     predicted_speedup: MaybeFloat = pooled(
         "mean",
@@ -63,7 +65,7 @@ class CostFigures(Group):
         pair = run.pair(arm)
         if pair is not None:
             columns["predicted_speedup"] = _prediction(run, *pair)
-        # One roof of the target, and one of a draft with weights of its own.
+        # The first roof is the target's; a draft with weights of its own has a second one.
         for prefix, roof in zip(("", "draft_"), run.roofs, strict=False):
             if not prefix or pair is not None:
                 columns[f"{prefix}step_bytes"] = roof.step_bytes
@@ -72,7 +74,9 @@ class CostFigures(Group):
 
 
 def _iteration_ms(arm: MeasuredArm) -> float | None:
-    """The mean time of an iteration in the timed runs: drafting, verifying, and the rest, without the prompts' pass."""
+    """Mean ms of an iteration in the timed runs, with drafting, verifying and the rest, but without reading the
+    prompts; None if iterations are not known.
+    """
     seconds = 0.0
     num_iterations = 0
     for answered in arm.generations:
@@ -83,7 +87,7 @@ def _iteration_ms(arm: MeasuredArm) -> float | None:
 
 
 def _host_share(arm: MeasuredArm) -> float | None:
-    """The share of the time after the prompts' pass that is no call; None where that is not known."""
+    """The share of the time after reading the prompts that is spent outside of the models' calls; None if not known."""
     whole_ms = _iteration_ms(arm)
     forward_ms = arm.phases.ms_per_iteration("forward")
     if not whole_ms or forward_ms is None or not arm.phases.knows_host:
@@ -93,10 +97,10 @@ def _host_share(arm: MeasuredArm) -> float | None:
 
 
 def _prediction(run: MeasuredRun, regular: MeasuredArm, speculative: MeasuredArm) -> float | None:
-    """The speed-up that theory predicts from the phases; None where these were not measured.
+    """The speed-up that theory predicts from the times of the phases; None if these were not measured.
 
-    This is mean_acceptance_length / (K c + v) of Leviathan et al. 2023, theorem 3.8, with the cost of verifying K + 1
-    tokens measured (v) instead of taken as one target step.
+    This is mean_acceptance_length / (K c + v) of Leviathan et al. 2023, theorem 3.8, except that the cost v of
+    verifying K + 1 tokens is measured, and not taken to be one step of the target.
     """
     length = drafts_of(run.rows_of(speculative)).columns()["tokens_per_iteration"]
     step_ms = regular.phases.ms_per_iteration("forward")

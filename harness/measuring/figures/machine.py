@@ -1,4 +1,4 @@
-"""Other work of the machine while a run was timed."""
+"""Figures of the machine: its other work while a run was timed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from harness.measuring.figures.measured import Group, MeasuredArm, MeasuredRun
 from harness.results.row import pooled
 from harness.results.schema import MaybeFloat, MaybeInt, MaybeText
 
-# A machine counts as quiet if the process got at least this share of the processor time it asked for.
+# A machine counts as quiet if the process got at least this share of the processor time that it wanted.
 QUIET = 0.9
 
 

@@ -1,7 +1,7 @@
-"""Everything that a run of `latency` has measured so far, and groups of figures, which follow from that.
+"""Everything that a run of `latency` has measured so far, and the groups of figures that follow from it.
 
-A group has fields of a row, each with its unit, its meaning and how it is pooled over runs, and the
-function that computes them. A row is composed of groups (`rows.LatencyRow`).
+A group has fields of a row, each with its unit, its meaning and the rule for pooling it over runs, and the function
+that computes them. A row is composed of groups (`rows.LatencyRow`).
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from harness.results.statistics.interval import CONFIDENCE
 
 @dataclass
 class MeasuredArm:
-    """The work of one arm.
+    """The measured work of one arm.
 
     Attributes:
-        generations: the timed answers to the questions, batch by batch, or lap by lap where
-            requests are sent (`Answered.has_request_times`).
+        generations: the timed answers to the questions, one for each batch, or for each lap if the engine keeps
+            requests in flight (`Answered.has_request_times`).
         phases: seconds and calls of each phase.
-        divergences: of greedy speculative output from the regular one, by index of the prompt; None
-            where there is none.
+        divergences: where each greedy speculative text leaves the regular one, by the index of its request; None for
+            equal texts.
     """
 
     name: str
@@ -55,7 +55,7 @@ class MeasuredArm:
 
     @property
     def evidence(self) -> dict[str, Any]:
-        """Fields of `ArmEvidence` that no column holds."""
+        """The fields of `ArmEvidence` that no column holds, by name."""
         read = {}
         for generation in self.generations:
             for prompt, request in generation.with_prompts:
@@ -68,12 +68,12 @@ class MeasuredArm:
 
     @property
     def was_sent(self) -> bool:
-        """Whether prompts were requests, kept in flight, so that each has its own time."""
+        """Whether prompts were sent as requests, several of which are in flight, so that each has its own time."""
         return any(generation.has_request_times for generation in self.generations)
 
     @property
     def counted(self) -> Counts | None:
-        """Growth of the server's counters during all generations; None where it has none."""
+        """Growth of the server's counters during all generations; None if it has no counters."""
 
         total: Counts | None = None
         for generation in self.generations:
@@ -83,7 +83,9 @@ class MeasuredArm:
 
     @property
     def counted_requests(self) -> list[RequestRecord]:
-        """The requests of laps whose growth is known; the server counts those that only kept up the load, too."""
+        """The requests of all laps in which the growth of the counters is known, including those that only kept up the
+        load: the server counts them, too.
+        """
         requests: list[RequestRecord] = []
         for lap in self.generations:
             if lap.counted and lap.counted.is_known:
@@ -93,7 +95,7 @@ class MeasuredArm:
 
     @property
     def begun_requests(self) -> list[RequestRecord]:
-        """The counted requests that the server worked on."""
+        """Those of `counted_requests` that the server worked on."""
         requests = self.counted_requests
         return [request for request in requests if request.answered or request.was_left]
 
@@ -104,28 +106,30 @@ class MeasuredArm:
 
     @property
     def num_restarts(self) -> int:
-        """How often the server was restarted meanwhile, as its counters show."""
+        """How often the server was restarted while the arm was measured, as its counters show."""
         return 0 if self.counted is None else round(self.counted.restarts)
 
 
-# What ended a run with `precision` or `budget`. `num_prompts` is the number asked for, `prompts` all that there are.
+# Why a run with `precision` or `budget` ended. `num_prompts`: as many prompts as asked for were answered; `prompts`:
+# all prompts of the set were.
 StoppedBy = Literal["precision", "budget", "blocks", "num_prompts", "prompts"]
 
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """Everything that a run has measured so far; what it has not has its default.
+    """Everything that a run has measured so far. Fields that are not measured yet have their defaults.
 
     Attributes:
-        arms: `regular`, then `speculative`, as far as they are measured.
+        arms: `regular`, then `speculative`, so far as they have been measured.
         prompt_rows: the rows of all answers so far.
         in_blocks: whether each question is a block, with a start of each arm.
-        salted: whether a server's prefix cache heeds salts; None where there is none.
-        end_tokens: with which the model ends a text; empty with random weights, whose texts mean
-            nothing.
-        roofs: the bytes that a step reads and its least time: of the target, then of a draft with its own weights.
-        stopped_by: what ended a run with `precision` or `budget`.
-        confidence: level of the intervals of the speed-up.
+        salted: whether the server's prefix cache respects salts; None if it has no cache.
+        end_tokens: the tokens with which the model ends a text; empty with random weights, whose texts mean nothing.
+        quietness: watches the machine; None if it is not watched.
+        roofs: the bytes that a step reads and the least time for it: for the target, then for a draft with its own
+            weights.
+        stopped_by: why a run with `precision` or `budget` ended; None for any other run.
+        confidence: level of the speed-up's intervals.
     """
 
     settings: PromptedSettings
@@ -144,7 +148,7 @@ class MeasuredRun:
         return [row for row in self.prompt_rows if row.arm == arm.name]
 
     def pair(self, arm: MeasuredArm) -> tuple[MeasuredArm, MeasuredArm] | None:
-        """The regular arm and this one, where this one is compared with it."""
+        """The regular arm and this one; None if this one is not compared with the regular arm."""
         if arm.name != "speculative" or "regular" not in self.arms:
             return None
         return self.arms["regular"], arm
@@ -152,16 +156,16 @@ class MeasuredRun:
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """The figures of one arm that belong together; None for those that are not known."""
+    """Figures of one arm that belong together; None for unknown ones."""
 
     @classmethod
     def measured(cls, run: MeasuredRun, arm: MeasuredArm) -> Group:
-        """The group's figures of one of the run's arms."""
+        """The group with the figures of one of the run's arms."""
         raise NotImplementedError
 
 
 def figures_of(kind: type[Group], run: MeasuredRun, arm: MeasuredArm) -> dict[str, Any]:
-    """The known figures of an arm, by the names of their fields in a kind of row, which is composed of groups."""
+    """The known figures of an arm, by field, for a kind of row that is composed of groups."""
     figures: dict[str, Any] = {}
     groups = [base for base in kind.__mro__ if issubclass(base, Group) and Group in base.__bases__]
     for group in groups:

@@ -1,4 +1,4 @@
-"""The speed-up: the times of both arms, paired by what is independent: a prompt, a batch, or a lap of requests."""
+"""The speed-up: the times of both arms, paired by independent unit: a prompt, a batch, or a lap of requests."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from harness.results.statistics.ratios import (
 
 @dataclass(frozen=True, kw_only=True)
 class SpeedupFigures(Group, WithSpeedup):
-    """The speed-up, how small a difference would show, and doubts about the times, such as drift."""
+    """The speed-up with its interval, and doubts about the times, such as drift."""
 
     precision: MaybeFloat = setting(
         "half width of the interval, as a share of the speed-up, at which to stop",
@@ -65,13 +65,13 @@ class SpeedupFigures(Group, WithSpeedup):
         speedup = times.speedup(run.confidence)
         are_shared = share_prompts(places_by_unit(run.prompt_rows).values())
         if speedup.covers is not None and are_shared:
-            # Units with the same prompts do not allow for other texts.
+            # Units that share prompts do not allow for other texts.
             covers = dataclasses.replace(speedup.covers, same_texts=True)
             speedup = dataclasses.replace(speedup, covers=covers)
         in_time = paired_times(run, in_time=True)
         change = drift(in_time.regular, in_time.speculative, unit=in_time.unit)
         decode_speedup = None
-        # Of requests to a server it is not known when the first tokens were decoded.
+        # For requests to a server it is not known when the first tokens were decoded.
         if not arm.was_sent:
             decode_speedup = paired_times(run, decode_only=True).speedup(run.confidence)
         return cls(
@@ -81,19 +81,21 @@ class SpeedupFigures(Group, WithSpeedup):
             rare_units=times.rare_in_words(),
             drift=change.estimate if change.is_known else None,
             drifted=drift_matters(change) if change.has_bounds else None,
-            # A single batch is one arm after the other.
+            # With a single batch, one arm simply follows the other.
             interleaved=in_time.regular.size > 1,
         )
 
 
 class PairedTimes(NamedTuple):
-    """Milliseconds per token of both arms, [num_units] each, in the order measured: the ratio of their totals is that
-    of the arms' waits over all their tokens (`at_equal_lengths`).
+    """Length-adjusted times of both arms in ms, [num_units] each, in the order in which they were measured.
+
+    The mean of an arm's values is its ms per token over all units (`ratios.at_equal_lengths`), so that the ratio of the
+    arms' totals is the speed-up. A single value need not be the ms per token of its unit.
 
     Attributes:
-        unit: what a unit is called: `prompt`, `batch`, `lap` or `block`.
-        lengths: tokens of both arms' answers, [num_units].
-        rejections: of the speculative arm; None where its iterations are not known.
+        unit: the name of a unit: `prompt`, `batch`, `lap` or `block`.
+        lengths: [num_units], the tokens of both arms' answers together.
+        rejections: the rejections of the speculative arm; None if its iterations are not known.
     """
 
     regular: Floats
@@ -103,7 +105,7 @@ class PairedTimes(NamedTuple):
     rejections: Rejections | None
 
     def speedup(self, confidence: float = CONFIDENCE) -> Interval:
-        """The ratio of both arms' total times, with an interval over units."""
+        """The ratio of the arms' total times, with an interval over units."""
 
         return ratio_of_totals(
             [self.regular],
@@ -115,8 +117,8 @@ class PairedTimes(NamedTuple):
         )
 
     def rare_in_words(self) -> str | None:
-        """`1 of 8 prompts took 5.1 times as long as the others in the regular arm`; None where none hold most of the
-        variance.
+        """`1 of 8 prompts took 5.1 times as long as the others in the regular arm`; None if no unit or two hold most of
+        the variance.
         """
 
         rare = rare_units(self.regular, self.speculative, self.lengths)
@@ -130,18 +132,20 @@ class PairedTimes(NamedTuple):
 def paired_times(
     run: MeasuredRun, *, in_time: bool = False, decode_only: bool = False
 ) -> PairedTimes:
-    """Pair what both arms answered: rows of a batch share a time, requests of a lap are added up.
+    """Pair the times of both arms' answers by unit. Rows of a batch share one time; requests of a lap are added up.
 
-    For example, prompts 0 to 3 are asked in two laps of two, each answer has 10 tokens, and prompt 3 fails in one of
-    the arms. In milliseconds:
+    Only prompts that both arms answered count. For example, prompts 0 to 3 are asked in two laps of two, each answer
+    has 10 tokens, and prompt 3 fails in one of the arms. In milliseconds:
 
         waits by prompt, regular        0: 200   1: 220   2: 210   3: 230
         waits by prompt, speculative    0: 100   1: 120   2: 110
-        over mean lengths of a unit, 15 tokens: regular [28, 14], speculative [14.7, 7.3]
+        waits by lap                    regular 420, 210; speculative 220, 110
+        over the mean length of a lap, 15 tokens: regular [28, 14], speculative [14.7, 7.3]
 
     Args:
-        in_time: a unit for each batch or lap, in the order in which they were asked.
-        decode_only: leave out the time until the first tokens, and these.
+        in_time: make each batch or lap a unit, in the order in which they were asked, also if its prompts are asked
+            again.
+        decode_only: leave out the first token of each answer, and the time until it.
     """
     import numpy as np
 
@@ -165,7 +169,7 @@ def paired_times(
 
 
 def _rejections(arm: MeasuredArm, units: Sequence[Sequence[Pair]]) -> Rejections | None:
-    """Iterations of an arm by unit, and the fewest that its tokens need; None where they are not known."""
+    """The iterations of an arm by unit, and the fewest that its tokens need; None if they are not known."""
     import numpy as np
 
     from harness.results.prompt_times import batches_of

@@ -1,5 +1,5 @@
-"""Answers: how many there are, how long they took, and, of requests to a server, when their tokens came, how many were
-in flight, and which failed.
+"""Figures of answers: how many there are, and how long they took. For requests to a server also when their tokens
+arrived, how many were in flight, and which failed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from harness.results.schema import MaybeBool, MaybeFloat, MaybeInt
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerFigures(Group):
-    """How much was asked and answered, and how long that took."""
+    """How many prompts were asked and answered, and how long that took."""
 
     num_prompts: MaybeInt = pooled("mean", "prompts measured; every turn of a conversation is one")
     num_different_prompts: MaybeInt = pooled(
@@ -78,7 +78,7 @@ class AnswerFigures(Group):
         answered = [row for row in rows if row.is_answered]
         lengths = [row.num_tokens or 0 for row in answered]
         asked = [run.prompt_set.at(row.prompt_index or 0) for row in rows]
-        # As they were sent, whatever else their rows hold.
+        # Compared as they were sent; other columns of their rows may differ.
         different = {
             str((prompt.chat(), prompt.turns[: prompt.turn], prompt.num_tokens)) for prompt in asked
         }
@@ -100,14 +100,14 @@ class AnswerFigures(Group):
 
 
 PERCENTILES = (50, 99)
-# With more than this many times the tokens that an iteration yields, an arrival was held back. Some tokens have no
-# text, and a busy client sees several arrivals as one.
+# If more than this many times the tokens of an iteration arrive together, they were held back. It is above 1, because
+# some tokens have no text, and a busy client sees several arrivals as one.
 _MOST_PER_ITERATION = 1.5
 
 
 @dataclass(frozen=True, kw_only=True)
 class RequestFigures(Group):
-    """Requests to a server: when their tokens came, how many were in flight, and which failed."""
+    """Requests to a server: when their tokens arrived, how many were in flight, and which failed."""
 
     time_to_first_token_p50_ms: MaybeFloat = pooled(
         "mean", "median time to the first token, over requests to a server", "ms"
@@ -167,7 +167,7 @@ class RequestFigures(Group):
 
     @property
     def was_served(self) -> bool:
-        """Whether prompts were requests, each of which has its own time."""
+        """Whether prompts were sent as requests, each of which has its own time."""
         return self.requests_per_second is not None
 
     @classmethod
@@ -207,7 +207,7 @@ class RequestFigures(Group):
 
 
 def first_token_times(run: MeasuredRun, arm: MeasuredArm) -> list[float]:
-    """Milliseconds to the first token of each answer; [] if the answers came whole, at their ends."""
+    """Milliseconds to the first token of each answer; [] if every answer of a server arrived as a whole, at its end."""
     arrived = [request for request in arm.answered if request.arrivals]
     if arm.was_sent and were_held_back(run, arm) and all(each.came_at_once for each in arrived):
         return []
@@ -215,11 +215,12 @@ def first_token_times(run: MeasuredRun, arm: MeasuredArm) -> list[float]:
 
 
 def were_held_back(run: MeasuredRun, arm: MeasuredArm) -> bool:
-    """Whether more tokens arrived together than an iteration yields, as with hidden reasoning or behind a proxy. Then
-    nothing is known of the time after the first.
+    """Whether more tokens arrived together than an iteration yields, as with hidden reasoning or behind a proxy. The
+    times after the first token are then unknown.
     """
     share = None if run.quietness is None else run.quietness.processor_share
-    # A client that waits for its processor reads late: what it saw together counts apart, unless all came at the end.
+    # A client that has to wait for a processor reads late and sees several arrivals together; they are then counted
+    # singly, unless the whole answer came at once.
     is_late = share is not None and share < QUIET
     answered = [request for request in arm.answered if request.arrivals]
     num_tokens = sum(request.num_tokens for request in answered)
@@ -234,13 +235,17 @@ def were_held_back(run: MeasuredRun, arm: MeasuredArm) -> bool:
     if num_arrivals == 0:
         return False
     if not yielded:
-        # Of an unknown yield only answers that came as a whole say something.
+        # If the yield is not known, only answers that arrived as a whole show that tokens were held back.
         return num_arrivals <= min(num_tokens / _MOST_PER_ITERATION, len(answered))
     return num_tokens / num_arrivals >= _MOST_PER_ITERATION * yielded
 
 
 def percentile_columns(**times_ms: Iterable[float | None]) -> dict[str, float | None]:
-    """`<name>_p50_ms` and so on for each name; None for one without values."""
+    """`<name>_p50_ms` and `<name>_p99_ms` for each name; None without known values.
+
+    Args:
+        times_ms: for each name its values in ms; None values are left out.
+    """
     import numpy as np
 
     columns: dict[str, float | None] = {}

@@ -1,6 +1,6 @@
-"""Reports of servers about themselves: tokens of other clients, caches, restarts, whether anything was drafted.
+"""Figures of servers about themselves: tokens of other clients, caches, restarts, whether anything was drafted.
 
-Answers come first. Counters include other clients, and only fill in what answers leave out.
+A server's answers take precedence. Its counters include other clients, and only supply what answers do not report.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from harness.measuring.figures.measured import Group, MeasuredArm, MeasuredRun
 from harness.results.row import pooled
 from harness.results.schema import MaybeBool, MaybeFloat, MaybeInt
 
-# Share of our own tokens by which a server may count more or fewer, beyond a token for each request,
-# before others are suspected: some count the token that ends a text.
+# A server may count more or fewer tokens than arrived, by this share and one token for each request, before other
+# clients are suspected: some servers count the token that ends a text.
 _TOLERATED = 0.01
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerFigures(Group):
-    """Reports of servers about themselves: tokens of other clients, caches, restarts, whether anything was drafted."""
+    """Reports of servers about tokens of other clients, caches and restarts, and whether anything was drafted."""
 
     salted: MaybeBool = pooled(
         "all",
@@ -83,7 +83,7 @@ class ServerFigures(Group):
         if read and len(read) == len(rows):
             columns["read_prompt_tokens"] = sum(read)
         first_ms = [request.prompt_ms for request in answered if request.prompt_ms is not None]
-        # Others wait in the server's queue, which answers leave out.
+        # With several requests in flight some wait in the server's queue, and answers do not include that wait.
         if first_ms and run.settings.batch_size == 1:
             columns["server_time_to_first_token_ms"] = sum(first_ms) / len(first_ms)
         if drafted:
@@ -100,24 +100,27 @@ class ServerFigures(Group):
 
 
 def _from_before(run: MeasuredRun, arm: MeasuredArm) -> int | None:
-    """Cached tokens of prompts that are new to this run, beyond what they share with others of
-    it; None where no answer reports them.
+    """How many tokens of new prompts a cache knew from before the run: the cached ones beyond those that other prompts
+    of the run begin with, too. None if no answer reports cached tokens.
+
+    For example, if a new prompt of 100 tokens has 60 in the cache, and shares its first 20 with another prompt of the
+    run, then 40 are from before.
     """
     cached: dict[tuple[int, ...], int] = {}
     for generation in arm.generations:
         for prompt, request in generation.with_prompts:
             occurrence = run.prompt_set.occurrence(request.index)
-            # The later turns of a conversation go on after answers.
+            # Later turns of a conversation follow answers, which the cache may know from this run.
             is_new = occurrence.repeat == 0 and occurrence.turn == 0
             if is_new and request.answered and request.num_cached is not None:
-                # The server may have kept it since this run asked first.
+                # Only the first answer counts: afterwards the cache may know the prompt from this run.
                 cached.setdefault(tuple(prompt), request.num_cached)
     if not cached:
         return None
     prompts = sorted(cached)
     num_known = 0
     for index, prompt in enumerate(prompts):
-        # In this order a prompt shares most with one of its neighbours.
+        # Sorted, so that a prompt shares its longest beginning with one of its neighbours.
         neighbours = [*prompts[max(0, index - 1) : index], *prompts[index + 1 : index + 2]]
         shared = [length_in_common(prompt, other) for other in neighbours]
         num_known += max(0, cached[prompt] - max(shared, default=0))
@@ -125,7 +128,9 @@ def _from_before(run: MeasuredRun, arm: MeasuredArm) -> int | None:
 
 
 def impossible_counts(arm: MeasuredArm) -> str | None:
-    """An arm's counts of answers or counters that cannot be true; None where nothing is known against them."""
+    """Counts of an arm's answers or of its server's counters that cannot be true, in words; None if none is known to be
+    impossible.
+    """
     from harness.engines.counts import ImpossibleCounts
     from harness.measuring.acceptance import counted_drafts
 
@@ -146,14 +151,19 @@ def impossible_counts(arm: MeasuredArm) -> str | None:
 
 
 def traffic_columns(counts: Counts, requests: Sequence[RequestRecord]) -> dict[str, Any]:
-    """The columns about tokens that the server generated for other clients, and about ours that
-    these counters missed.
+    """The columns about tokens that the server generated for other clients, and about our tokens that its counters
+    missed, by name; {} if it does not count generated tokens.
+
+    Args:
+        counts: growth of the server's counters.
+        requests: our requests that they include.
     """
     if counts.generated is None:
         return {}
     ours = sum(request.num_tokens for request in requests)
     foreign = counts.generated - ours
-    # A server may have gone on with a request that was left. What arrived is ours, however few tokens it counts.
+    # A server may have continued with a request that we left. The tokens that arrived are ours, even if the server
+    # counts fewer.
     most = sum(
         max(each.num_tokens, len(each.arrivals), each.was_left * (each.max_new_tokens or 0))
         for each in requests
@@ -163,8 +173,8 @@ def traffic_columns(counts: Counts, requests: Sequence[RequestRecord]) -> dict[s
     num_foreign = _foreign_prompt_tokens(counts, requests)
     if foreign > tolerated:
         num_foreign += round(foreign)
-    # Counters that missed our tokens may have missed those of others. Of requests that were running before ours nobody
-    # knows how much was done meanwhile.
+    # Counters that missed our tokens may have missed others' too. And for requests of others that were running before
+    # ours, nobody knows how many of their tokens fall into our time.
     is_unknown = num_unseen or (counts.running and not num_foreign)
     return {
         "server_tokens": round(counts.generated),
@@ -174,7 +184,9 @@ def traffic_columns(counts: Counts, requests: Sequence[RequestRecord]) -> dict[s
 
 
 def _foreign_prompt_tokens(counts: Counts, requests: Sequence[RequestRecord]) -> int:
-    """Tokens of other clients' prompts; 0 where the server has no such counter, or has not counted one of ours."""
+    """Tokens of other clients' prompts; 0 if the server has no such counter, or did not report the tokens of one of our
+    prompts.
+    """
     read = {request.index: request.num_read for request in requests if request.num_read}
     if counts.read is None or any(request.index not in read for request in requests):
         return 0
@@ -184,7 +196,7 @@ def _foreign_prompt_tokens(counts: Counts, requests: Sequence[RequestRecord]) ->
 
 
 def counter_columns(counts: Counts) -> dict[str, Any]:
-    """The columns about caches, first tokens and whether anything was drafted."""
+    """The columns about caches, first tokens and drafts that a server's counters give, by name."""
     columns: dict[str, Any] = {}
     if counts.cached is not None:
         columns["cached_tokens"] = round(counts.cached)

@@ -1,4 +1,4 @@
-"""How far greedy texts of the arms agree, and the share of tokens that come after the end of their text."""
+"""Figures of texts: how far greedy texts of the two arms agree, and the share of tokens after the end of a text."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from harness.results.schema import MaybeFloat, MaybeInt
 
 @dataclass(frozen=True, kw_only=True)
 class TextFigures(Group):
-    """How far greedy texts of the speculative arm agree with the regular one's."""
+    """How far the speculative arm's greedy texts agree with the regular arm's."""
 
     identical_prompts: MaybeInt = pooled("smallest", "greedy texts equal to the regular arm's")
     differing_prompts: MaybeInt = pooled(
@@ -64,13 +64,14 @@ def compare_texts(
     tokenizer: Tokenizer,
     answers: Mapping[str, Answered],
 ) -> None:
-    """Note where greedy texts of the speculative arm part from the regular ones.
+    """Record where greedy texts of the speculative arm leave the regular ones, in the speculative arm's `divergences`.
 
-    Turns after a difference are not compared.
+    Nothing is compared if texts are sampled or acceptance is synthetic. A later turn of a conversation is compared only
+    if its earlier answers were equal, so that both arms had the same prompt.
 
     Args:
-        reference: the weights' own probabilities; None where an engine has none here.
-        answers: of both arms to a question, by the name of the arm.
+        reference: the weights' own probabilities; None if an engine has no weights here.
+        answers: both arms' answers to one question, by the name of the arm.
     """
     decoding = run.settings.decoding
     if decoding.temperature > 0 or decoding.synthetic_acceptance is not None:
@@ -84,7 +85,8 @@ def compare_texts(
             continue
         texts = [request.token_ids for request in requests]
         if regular_request.from_text != speculative_request.from_text:
-            # Re-encoding a text need not give the drawn tokens, so both are re-encoded.
+            # If one arm's tokens are read from its text and the other's are not, both texts are encoded again, because
+            # encoding a text need not give the tokens that were drawn.
             encode = functools.partial(tokenizer.encode, add_special_tokens=False)
             texts = [encode(request.text) for request in requests]
         divergence = first_divergence(reference, prompt, *texts)
@@ -94,7 +96,9 @@ def compare_texts(
 
 
 def _num_leading(regular: RequestRecord, speculative: RequestRecord) -> int:
-    """Leading tokens in common, without a tokenizer: by the servers' ids, else estimated from the shared text."""
+    """The number of leading tokens in common, without a tokenizer: from the servers' own ids, or else estimated from
+    the text in common.
+    """
     if all(len(answer.shown_ids) == answer.num_tokens for answer in (regular, speculative)):
         return length_in_common(regular.shown_ids, speculative.shown_ids)
     text = regular.text.encode()
@@ -104,9 +108,9 @@ def _num_leading(regular: RequestRecord, speculative: RequestRecord) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class EndFigures(Group):
-    """How much of an arm's texts comes after their ends.
+    """How many of an arm's tokens come after the end of their text.
 
-    A reader never sees these tokens, and they may be easier or harder to draft.
+    A reader never sees these tokens, and they may be easier or harder to draft than others.
     """
 
     share_after_end: MaybeFloat = pooled(
@@ -117,7 +121,7 @@ class EndFigures(Group):
 
     @classmethod
     def measured(cls, run: MeasuredRun, arm: MeasuredArm) -> Group:
-        # A server's text lacks its end token.
+        # A text that a server sent does not include its end token.
         answers = [request.token_ids for request in arm.answered if not request.from_text]
         num_tokens = sum(map(len, answers))
         if not run.end_tokens or not num_tokens:
@@ -127,7 +131,7 @@ class EndFigures(Group):
 
 
 def _text_length(token_ids: Sequence[int], end_tokens: Collection[int]) -> int:
-    """Number of tokens up to the first that ends the text, this one included; all without one."""
+    """The number of tokens up to and including the first that ends the text; all if none does."""
     for position, token in enumerate(token_ids):
         if token in end_tokens:
             return position + 1

@@ -1,1 +1,1 @@
-"""Prompt sets, from files here or on the hub, and their token ids."""
+"""Prompt sets, from files on this machine or on the hub, and the token ids of their prompts."""

@@ -1,4 +1,4 @@
-"""Chats through a chat template, or without one, to token ids or text."""
+"""Writes chats through a chat template, or without one, as token ids or text."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from harness.engines.protocol import Chat
 
 @dataclass(frozen=True)
 class Template:
-    """How chats are written for a model; a plain prompt is a chat of one message.
+    """The way in which chats are written for a model; a plain prompt is a chat with one message.
 
-    `auto` uses the tokenizer's template if it has one. Without a template a plain prompt is encoded with the special
-    tokens that the tokenizer adds by itself; `never` does the same with the text of a whole chat.
+    `auto` uses the tokenizer's template if it has one. Without a template, a plain prompt is encoded with the special
+    tokens that the tokenizer adds by itself; `never` treats the text of a whole chat in the same way.
 
     Attributes:
-        choice: `chat_template`.
+        choice: the setting `chat_template`.
         arguments: variables of the template.
     """
 
@@ -34,7 +34,7 @@ class Template:
         return self.choice != "never" and bool(self.tokenizer.chat_template)
 
     def check(self, chats: Sequence[Chat]) -> None:
-        """Raise a SettingError for `always` without a template, and for chats that only a template could read."""
+        """Raise a SettingError for `always` without a template, and for chats that need a template if there is none."""
         has_template = bool(self.tokenizer.chat_template)
         if self.choice == "always" and not has_template:
             rule = "this model's tokenizer has none; use auto or never"
@@ -47,7 +47,7 @@ class Template:
             raise SettingError("chat_template", f"{reason}; {advice}", self.choice)
 
     def check_tools(self, chats: Sequence[Chat]) -> None:
-        """Raise a SettingError for chats with tools without a template, or with one that leaves the tools out."""
+        """Raise a SettingError for chats with tools if there is no template, or it leaves the tools out."""
         with_tools = [chat for chat in chats if chat.has_tools]
         if not with_tools:
             return
@@ -62,10 +62,10 @@ class Template:
                 raise SettingError("prompts", f"{problem}, and this model's template shows none")
 
     def encode(self, chats: Sequence[Chat]) -> list[list[int]]:
-        """Token ids of each chat, and of the beginning of the answer.
+        """The token ids of each chat, including the beginning of the answer.
 
         Raises:
-            SettingError: as `check`; and for a chat that the template refuses, or of no tokens.
+            SettingError: as `check`; also for a chat that the template refuses, or that has no tokens.
         """
         self.check(chats)
         return [self._token_ids(chat) for chat in chats]
@@ -83,12 +83,12 @@ class Template:
         return list(map(int, tokens))
 
     def text(self, chat: Chat, *, asks: bool) -> str:
-        """The text of a chat, with `asks` with the beginning of the answer.
+        """The text of a chat; if `asks`, with the beginning of the answer.
 
         Without a template it is `user: Hello\\nassistant: Hi\\nuser: Why?\\nassistant:`.
 
         Raises:
-            SettingError: the template refuses the chat.
+            SettingError: if the template refuses the chat.
         """
         if self.is_used:
             return str(self._applied(chat, add_generation_prompt=asks, tokenize=False))
@@ -96,7 +96,7 @@ class Template:
         return "".join([*turns, "assistant:"] if asks else turns)
 
     def _applied(self, chat: Chat, **options: bool) -> Any:
-        """A chat in the form of the chat template: token ids, or text with `tokenize=False`."""
+        """A chat as the template writes it: as token ids, or as text with `tokenize=False`."""
         from jinja2 import TemplateError
 
         tools = list(map(dict, chat.tools)) or None
@@ -105,7 +105,7 @@ class Template:
                 chat.for_template(), tools=tools, return_dict=False, **{**options, **self.arguments}
             )
         except (TemplateError, OverflowError, RecursionError, TypeError, ValueError) as error:
-            # A template may take no system prompt, or be one of several without a default.
+            # A template may not allow a system prompt, or may be one of several of which none is the default.
             reason = f"this model's template refuses a prompt ({first_line(error)})"
             advice = "" if chat.has_tools else "; chat_template=never reads it as text"
             raise SettingError("chat_template", f"{reason}{advice}", self.choice) from error

@@ -1,4 +1,4 @@
-"""Prompts as token ids; those that are too long are refused, skipped or truncated."""
+"""Encodes prompts as token ids, and refuses, skips or truncates those that are too long."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from harness.measuring.prompts.chat_templates import Template
 from harness.measuring.prompts.sets import Prompt, PromptSet, lines_in_words
 from harness.measuring.prompts.transcripts import Reading, readings_of
 
-# Tokens by which an answer may grow when its text is encoded again as part of the next prompt.
+# How many tokens longer an answer may become when its text is encoded again, as part of the next prompt.
 _MARGIN = 8
-# For a warm-up of n prompts, at most this many times n are encoded to find short ones.
+# For a warm-up with n prompts, at most this many times n prompts are encoded to find n short ones.
 _MOST_WARMUP = 4
 
 AnySettings = TypeVar("AnySettings", bound=RunSettings)
@@ -35,12 +35,13 @@ class Encoded:
     """Prompts as they are asked.
 
     Attributes:
-        prompts: of the set, in its order.
-        token_ids: of each prompt.
-        num_too_long: how many prompts of the set were too long, by column: `num_skipped` or `num_truncated`.
-        is_cut: whether any was cut.
-        longest_turn: the most tokens that the prompt of any turn can have, with the answers before it.
-        others: further prompts of the set, none longer than the longest of these, for warm-ups; None if none were
+        prompts: prompts of the set, in its order.
+        token_ids: the token ids of each prompt.
+        num_too_long: how many prompts of the set were too long, by the column that counts them: `num_skipped` or
+            `num_truncated`.
+        is_cut: whether any prompt was cut.
+        longest_turn: the most tokens that the prompt of any turn can have, including the answers before it.
+        others: further prompts of the set for a warm-up, none longer than the longest of these; None if none were
             asked for.
     """
 
@@ -58,8 +59,8 @@ class Encoded:
 
     @property
     def chats(self) -> list[Chat]:
-        """The messages and tools of each prompt, for servers that apply the template themselves; [] where any prompt
-        was cut, because the messages would be longer than the token ids.
+        """The messages and tools of each prompt, for servers that apply the template themselves. [] if any prompt was
+        cut, because its messages would be longer than its token ids.
         """
         is_sent_as_ids = self.is_cut or _have_lengths(self.prompts)
         return [] if is_sent_as_ids else [prompt.chat() for prompt in self.prompts]
@@ -75,7 +76,7 @@ class Encoded:
         return statistics.fmean(map(len, self.token_ids))
 
     def part(self, places: Sequence[int]) -> Encoded:
-        """Some of the prompts, by their places here. All else stays that of the whole."""
+        """Some of the prompts, by their places here; all other fields stay those of the whole."""
         return dataclasses.replace(
             self,
             prompts=tuple(self.prompts[index] for index in places),
@@ -84,14 +85,14 @@ class Encoded:
 
 
 class Encoder:
-    """Encodes the prompts of a run: first turns, later ones, warm-ups, and what users type.
+    """Encodes the prompts of a run: first turns, later turns, warm-ups, and what users type.
 
     Attributes:
         planned: the pair, whose tokenizer and limits count.
-        settings: of the run.
+        settings: settings of the run.
 
     Raises:
-        SettingError: `chat_template` cannot be combined with `prompts.lengths`.
+        SettingError: if `chat_template=always` is combined with `prompts.lengths`.
     """
 
     def __init__(self, planned: AnyPair, settings: RunSettings) -> None:
@@ -100,11 +101,12 @@ class Encoder:
         self._template = _template(planned.tokenizer, settings)
 
     def encode(self, prompts: Sequence[Prompt]) -> list[list[int]]:
-        """Token ids of each prompt, through the chat template where one applies; prompts with a number of tokens are
-        cut to it. They may be too long for the models.
+        """The token ids of each prompt, through the chat template if one is used. A prompt with `num_tokens` is cut to
+        that number. The result may be too long for the models.
 
         Raises:
-            SettingError: a prompt that no chat template reads, or with a token that a model lacks.
+            SettingError: for a prompt that no chat template can write, that is shorter than `num_tokens`, or that has a
+                token which a model lacks.
         """
         if _have_lengths(prompts) and isinstance(self.planned.tokenizer, TextTokenizer):
             remedy = (
@@ -130,7 +132,7 @@ class Encoder:
         """The transcripts of a recorded conversation, in this model's tokens.
 
         Raises:
-            SettingError: a conversation that no chat template reads, or with a token that a model lacks.
+            SettingError: for a conversation that no chat template can write, or that has a token which a model lacks.
         """
         chats = [prompt.conversation]
         self._template.check(chats)
@@ -148,26 +150,27 @@ class Encoder:
         answers: str | None = None,
         num_others: int = 0,
     ) -> Encoded:
-        """Encode prompts of a set; those that are too long are refused, skipped or truncated as
-        `prompts.too_long` says. Prints what the settings do not show.
+        """Encode prompts of a set. Prompts that are too long are refused, skipped or truncated, as `prompts.too_long`
+        says. Prints whatever the settings do not show, such as the number of skipped prompts.
 
         Args:
-            new_tokens: that follow each prompt.
-            answers: the new tokens in the words of an error; None where they are `decoding.max_new_tokens`.
-            num_others: how many prompts a warm-up takes.
+            prompts: those of `prompt_set` to encode.
+            new_tokens: number of tokens that follow each prompt.
+            answers: what `new_tokens` are, in words for an error; None if they are `decoding.max_new_tokens`.
+            num_others: number of prompts for a warm-up; 0 for no `Encoded.others`.
 
         Raises:
-            SettingError: a prompt does not fit into a model's context, and `prompts.too_long` does not
-                say what to do, or no prompt would be left.
+            SettingError: if a prompt does not fit into a model's context and `prompts.too_long` does not say what to
+                do, or if no prompt would be left.
         """
         token_ids = self.encode(prompts)
-        # Of conversations the last turn, with room for the answers before it.
+        # For a conversation, its last turn, with room for the answers before it.
         longest_turns = list(token_ids)
         for index, prompt in enumerate(prompts):
             if prompt.turns:
                 turn = len(prompt.turns) - 1
                 [ids] = self.encode([prompt.after([""] * turn)])
-                # Any tokens stand in for the answers.
+                # The answers are not known yet, so any tokens stand for them.
                 longest_turns[index] = [*ids, *ids[-1:] * turn * (new_tokens + _MARGIN)]
         encoded = self._fitted(Encoded(prompts, token_ids), longest_turns, new_tokens, answers)
         if num_others:
@@ -206,7 +209,8 @@ class Encoder:
         """Skip, truncate or refuse prompts that are too long.
 
         Args:
-            longest_turns: the prompts; of conversations the last turn, with room for the answers before it.
+            longest_turns: the token ids of the prompts; for a conversation those of its last turn, with room for the
+                answers before it.
         """
         planned, settings = self.planned, self.settings
         assert isinstance(settings, PromptedSettings)
@@ -231,7 +235,7 @@ class Encoder:
                 encoded.part(kept), num_too_long={"num_skipped": len(long)}
             )
             longest_turns = [longest_turns[index] for index in kept]
-        # There must be room for the token that begins a text, and for one of the text's own.
+        # There must be room for the token that begins a text, and for at least one other.
         elif too_long == "truncate" and long and room is not None and room > 1:
             cut = [index for index in long if len(token_ids[index]) > room]
             if cut and settings.engine.asks_chats and any(chat.has_tools for chat in encoded.chats):
@@ -264,12 +268,12 @@ def _template(tokenizer: Tokenizer, settings: RunSettings) -> Template:
     """The template that the prompts of a run go through.
 
     Raises:
-        SettingError: `chat_template` cannot be combined with `prompts.lengths`.
+        SettingError: if `chat_template=always` is combined with `prompts.lengths`.
     """
     choice = settings.chat_template
     arguments: Mapping[str, Any] = {}
     if settings.engine.asks_chats and not tokenizer.chat_template:
-        # The messages are sent; token ids only say about how long they are.
+        # The messages are sent as they are; token ids only show about how long they are.
         choice = "never"
     if isinstance(settings, PromptedSettings):
         arguments = settings.prompts.template_arguments or {}
@@ -285,7 +289,7 @@ def _have_lengths(prompts: Sequence[Prompt]) -> bool:
 
 
 def origin(settings: PromptSettings) -> str | None:
-    """Where a prompt set comes from and its licence, in one line; None where neither is known."""
+    """Where a prompt set comes from and its licence, in one line; None if neither is known."""
     parts = []
     if settings.repository is not None:
         revision = settings.revision or "its main branch"
@@ -299,8 +303,10 @@ def origin(settings: PromptSettings) -> str | None:
 
 
 def last(token_ids: list[int], count: int, bos_token: int | None) -> list[int]:
-    """At most the last `count` tokens of a text, the first of which stays the beginning-of-sequence token
-    if the text has one.
+    """At most the last `count` tokens of a text. If the text begins with the beginning-of-sequence token, the result
+    does, too.
+
+    For example, the last 3 tokens of [1, 5, 6, 7, 8] are [6, 7, 8], or [1, 7, 8] if 1 is that token.
     """
     if len(token_ids) <= count:
         return token_ids
@@ -310,9 +316,7 @@ def last(token_ids: list[int], count: int, bos_token: int | None) -> list[int]:
 
 
 def decide_ignore_eos(settings: AnySettings, tokenizer: Tokenizer) -> AnySettings:
-    """Settings with `decoding.ignore_eos=auto` decided: texts go on after their end, but not in
-    chats.
-    """
+    """Settings in which `decoding.ignore_eos=auto` is decided: plain texts continue after their end, chats do not."""
     if settings.decoding.ignore_eos != "auto":
         return settings
     is_chat = settings.engine.asks_chats or _template(tokenizer, settings).is_used
@@ -321,12 +325,12 @@ def decide_ignore_eos(settings: AnySettings, tokenizer: Tokenizer) -> AnySetting
 
 
 def completion_ids(tokenizer: Tokenizer, prompt: Prompt) -> list[int]:
-    """The tokens of a prompt's answer; none without one."""
+    """The tokens of a prompt's recorded answer; [] without one."""
     completion = prompt.completion
     if completion is None or isinstance(completion, tuple):
         return list(completion or ())
     if prompt.messages is None:
-        # A tokenizer may put a space before a text, but not before an answer within it.
+        # A tokenizer may put a space before a text, but not before an answer that follows a prompt.
         before = tokenizer(prompt.text)["input_ids"]
         whole = tokenizer(prompt.text + completion)["input_ids"]
         if whole[: len(before)] == before:

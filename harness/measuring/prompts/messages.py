@@ -1,4 +1,6 @@
-"""Messages, tools and answers of a prompt file's row, or of a request to `serve`: in OpenAI's format, checked."""
+"""Reads and checks messages, tools and answers in OpenAI's format: of a row of a prompt file, or a request to
+`serve`.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,8 @@ from typing import Any
 from harness.engines.protocol import Message
 from harness.measuring.prompts.prompt_files import BadFile
 
-# Fields of a message that are texts, besides its content. Templates take thinking by one name, servers give it by two.
+# Fields of a message that are texts, besides its content. Templates know thoughts by one name, servers send them by
+# two.
 _TEXTS = {
     "reasoning_content": "reasoning_content",
     "reasoning": "reasoning_content",
@@ -22,7 +25,7 @@ def messages_of(value: Any) -> tuple[Message, ...]:
     """The messages of a row, with the fields that templates and servers read.
 
     Raises:
-        BadFile: for messages that OpenAI's API would refuse, and for content that is no text.
+        BadFile: for messages that OpenAI's API would refuse, and for content that is not text.
     """
     if not isinstance(value, list) or not all(
         isinstance(m, dict) and isinstance(m.get("role"), str) for m in value
@@ -32,7 +35,7 @@ def messages_of(value: Any) -> tuple[Message, ...]:
 
 
 def tools_of(value: Any) -> tuple[Mapping[str, Any], ...]:
-    """The definitions of tools of a row, a list or its JSON text.
+    """The definitions of tools of a row, which are a list or its JSON text; empty for none.
 
     Raises:
         BadFile: for anything else, and for a tool without a name.
@@ -48,10 +51,10 @@ def tools_of(value: Any) -> tuple[Mapping[str, Any], ...]:
 
 
 def completion_of(columns: Mapping[str, Any]) -> str | tuple[int, ...] | None:
-    """The answer of a row: the token ids that `acceptance` writes, else a text; None without one.
+    """The recorded answer of a row: the token ids that `acceptance` writes, or else a text; None without one.
 
     Raises:
-        BadFile: for anything else.
+        BadFile: if it is anything else.
     """
     ids = columns.get("token_ids")
     if not ids:
@@ -65,7 +68,10 @@ def completion_of(columns: Mapping[str, Any]) -> str | tuple[int, ...] | None:
 
 
 def text_of(value: Any, what: str) -> str:
-    """A text that is not blank.
+    """The value itself, if it is a text that is not blank.
+
+    Args:
+        what: the name of the value, for errors.
 
     Raises:
         BadFile: for anything else, and for a text that no tokenizer accepts.
@@ -84,7 +90,7 @@ def _message(message: dict[str, Any], where: str) -> Message:
             raise BadFile(f"has content in {where} that is no text")
         content = "".join(map(str, texts))
     content = content or ""
-    # A call comes without text or after a line break, and so may a tool's result.
+    # A message that calls a tool may have no text, or only a line break, and so may the result of a tool.
     may_be_blank = role in ("assistant", "tool")
     if not (may_be_blank and isinstance(content, str) and not content.strip()):
         content = text_of(content, "every content")

@@ -1,4 +1,4 @@
-"""Files of prompt sets, here or on the hub, as numbered rows: a text, or a mapping from columns to
+"""Files of prompt sets, on this machine or on the hub, as numbered rows. A row is a text, or a mapping from columns to
 values.
 """
 
@@ -17,7 +17,7 @@ from harness.config.installation import install_command, is_installed
 from harness.config.settings import PROMPT_FILES, ModelSettings, PromptSettings
 from harness.engines.door import local
 
-# The number of a row, from 1, and the row.
+# The number of a row, counted from 1, and the row.
 NumberedRow = tuple[int, Any]
 
 
@@ -26,19 +26,18 @@ class BadFile(Exception):
 
 
 class NoQuestion(BadFile):
-    """Why a row is left out: nobody asks anything in it."""
+    """Why a row is left out: it contains no question."""
 
 
 def local_files(settings: PromptSettings) -> list[Path]:
-    """The files of a prompt set on this machine; those on the hub are fetched unless they are in
-    its cache.
+    """The files of a prompt set on this machine. Files on the hub are downloaded unless the hub's cache has them.
 
-    A branch is taken as it was last fetched: asking whether it has changed takes half a minute
+    A branch is used as it was last downloaded, because asking whether it has changed takes half a minute
     without a network.
 
     Raises:
-        SettingError: the repository has no such file or revision.
-        RunError: the hub is out of reach.
+        SettingError: if the repository has no such file or revision.
+        RunError: if the hub cannot be reached.
     """
     if settings.repository is None:
         return [Path(file).expanduser() for file in settings.files]
@@ -60,8 +59,8 @@ def _fetched(settings: PromptSettings, file: str) -> Path:
     if isinstance(cached, str):
         return Path(cached)
     try:
-        # Raises within seconds if the hub refuses or is out of reach: the download would try for
-        # half a minute.
+        # Raises within seconds if the hub refuses or cannot be reached; the download would keep trying for half a
+        # minute.
         local("models.checkpoints").check_hub_access(repository, file, revision, "dataset")
         path = huggingface_hub.hf_hub_download(
             repository, file, repo_type="dataset", revision=revision
@@ -70,7 +69,7 @@ def _fetched(settings: PromptSettings, file: str) -> Path:
         rule = f"the data set {repository} on the hub has no such file in its revision"
         raise SettingError("prompts.file", f"{rule} {revision or 'main'}", file) from None
     except Exception as exception:
-        # In this form `explain` takes any repository, also one of a data set.
+        # `explain` takes repositories in this form, also those of data sets.
         place = ModelSettings(name=settings.name, repository=repository, revision=revision)
         error = explain(exception, "prompts", place, "dataset")
         raise error or RunError(f"prompts: {first_line(exception)}") from exception
@@ -78,13 +77,14 @@ def _fetched(settings: PromptSettings, file: str) -> Path:
 
 
 def read_rows(path: Path, source: str | None = None) -> Iterator[NumberedRow]:
-    """The rows of a file, without blank lines; lists are Python's own.
+    """The rows of a file, without blank lines. Lists within a row are Python's.
 
     Args:
-        source: where the file comes from: the end of the message if there is no such file.
+        source: where the file can be had; ends the message if there is no such file.
 
     Raises:
-        BadFile: if the file cannot be read; for a line that is not JSON, once the rows reach it.
+        BadFile: if the file cannot be read. For a line that is not JSON it is raised only when the iterator reaches the
+            line.
     """
     if path.is_fifo() or path.is_char_device():
         raise BadFile("is no file but a pipe or a device, which may have no end")
@@ -106,15 +106,14 @@ def read_rows(path: Path, source: str | None = None) -> Iterator[NumberedRow]:
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise BadFile(f"line {line} is not UTF-8; convert the file to UTF-8") from None
-    # Arrays are often called .jsonl.
+    # Files with a JSON array are often named .jsonl.
     if path.suffix == ".json" or (path.suffix == ".jsonl" and text.lstrip().startswith("[")):
         rows = _parsed(text, "the file")
         if not isinstance(rows, list):
             rule = "must hold a JSON array of objects; a file of one object per line is .jsonl"
             raise BadFile(rule)
         return enumerate(rows, start=1)
-    # Not splitlines(): it also splits at characters that may occur within a prompt, such as
-    # U+2028 and form feed.
+    # Not splitlines(), which also splits at characters that may occur within a prompt, such as U+2028 and form feed.
     lines = enumerate(text.split("\n"), start=1)
     texts = ((number, line) for number, line in lines if line.strip())
     if path.suffix == ".txt":
@@ -140,7 +139,7 @@ def _table(content: bytes, suffix: str) -> list[dict[str, Any]]:
         if suffix == ".csv":
             import pandas
 
-            # Excel writes semicolons where a comma divides decimals.
+            # Excel writes semicolons in countries that write decimals with a comma.
             heading = content.partition(b"\n")[0].decode(errors="replace")
             separator = max(",;\t", key=heading.count)
             table = pandas.read_csv(file, sep=separator, dtype=str, keep_default_na=False)

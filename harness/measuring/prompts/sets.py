@@ -1,11 +1,11 @@
-"""Prompt sets, from files here or on the hub.
+"""Prompt sets, from files on this machine or on the hub.
 
-`.txt` has one prompt per line. A table (`.jsonl`, a `.json` array, `.csv`, `.parquet`) has rows
-with `prompt` (text, as in HumanEval), `turns` (a list of texts, as in MT-Bench, Spec-Bench and
-SPEED-Bench), `messages` (a chat), `conversations` (as in ShareGPT), `question` (as in GSM8K; with
-`context`, as in SQuAD) or `instruction` (with `input` or `context`, as in Alpaca and Dolly), and optionally `category`,
-`tools` and `completion`, an answer to it. A chat has its answers as messages.
-Settings name other columns, or make the prompt from several of them.
+A `.txt` file has one prompt per line. A table (`.jsonl`, a `.json` array, `.csv`, `.parquet`) has rows. A row holds its
+prompt in one of these columns: `prompt` (text, as in HumanEval), `turns` (a list of texts, as in MT-Bench, Spec-Bench
+and SPEED-Bench), `messages` (a chat), `conversations` (as in ShareGPT), `question` (as in GSM8K; with `context`, as in
+SQuAD) or `instruction` (with `input` or `context`, as in Alpaca and Dolly). It may also have `category`, `tools` and
+`completion`, which is an answer to the prompt. The answers of a chat are among its messages. Settings can name other
+columns, or make the prompt from several of them.
 """
 
 from __future__ import annotations
@@ -32,9 +32,8 @@ from harness.engines.protocol import Chat, Message
 from harness.measuring.prompts.messages import completion_of, messages_of, text_of, tools_of
 from harness.measuring.prompts.prompt_files import BadFile, NoQuestion, local_files, read_rows
 
-# Where a licence forbids copying, SPEED-Bench publishes a line of capitals in place of the text,
-# which says where to fetch it. Only capitals count, because "Data should be fetched ..." may well
-# be a real prompt.
+# If a licence forbids copying, SPEED-Bench publishes a line of capitals in place of a text, which says where to fetch
+# the text. Only capitals count, because "Data should be fetched ..." may well be a real prompt.
 _FETCH_ORDER = re.compile(
     r"\b(DATA|PROMPTS?|TEXT|CONTENT)\b.*\b(FETCHED|DOWNLOADED|REPLACED|INSERTED)\b", re.DOTALL
 )
@@ -42,12 +41,12 @@ _PLACEHOLDER = re.compile(
     r"\W*(placeholder|todo|tbd|(your|insert) (prompt|question|text)( here)?|lorem ipsum.*)\W*",
     re.I | re.S,
 )
-# More characters than tokens of natural text have, so that a text has enough tokens in any language
-# and vocabulary.
+# More characters than any token of natural text has on average, so that a text cut by characters has enough tokens in
+# any language and vocabulary.
 _CHARACTERS_PER_TOKEN = 12
-# Keys of a prompt; the first that a row has counts.
+# Columns that hold a prompt; if a row has several, the first of these counts.
 _KEYS = tuple(column for column in PROMPT_COLUMNS if column != "category")
-# What a row may hold of a prompt or a request, besides what is sent.
+# Parts of a prompt or request that a row may store but that are not sent.
 _PARTS = """
     context input passage passages document documents article story choices options
     system system_prompt instructions image images image_url audio video files
@@ -56,11 +55,11 @@ _PARTS = """
     repetition_penalty repeat_penalty frequency_penalty presence_penalty logit_bias tool_choice
     chat_template_kwargs response_format continue_final_message
 """.split()
-# Keys whose text has a subject of its own.
+# Columns with a text whose subject has a column of its own.
 _WITH_SUBJECT = ("instruction", "question")
-# Roles of the messages that a model answers.
+# Roles whose messages a model answers.
 _ASKS = ("user", "tool")
-# Names of lines or categories in a message.
+# The most names of lines or categories that a message lists.
 _MOST_NAMED = 15
 
 
@@ -69,18 +68,17 @@ class Prompt:
     """One prompt of a set.
 
     Attributes:
-        text: of a chat the last message of `messages`, from the user or a tool.
-        category: its kind of task; None where the set has none.
-        messages: of a chat, up to the last one that the model answers; None for plain text.
-        tools: of a chat, which the model may call.
-        following: the messages of a chat after these, an answer at most.
-        index: its place in the prompt set, from 0; with the seed it determines the random numbers.
-        line: of the file, or row of a table, from 1.
-        num_tokens: to which the text is cut; None for all of it.
-        turns: what the user says in a conversation of several turns, this text first; empty for one
-            turn.
-        turn: of a conversation, from 1; None for a prompt that is none.
-        completion: the answer that the set has for plain text, as text or as token ids; None for none.
+        text: the prompt; for a chat the last of `messages`, from the user or a tool.
+        category: its kind of task; None if the set has no categories.
+        messages: for a chat, its messages up to the last one that the model answers; None for plain text.
+        tools: for a chat, the tools that the model may call.
+        following: for a chat, the messages after `messages`: at most one answer.
+        index: its place in the prompt set, from 0. With the seed it determines the random numbers.
+        line: its line in the file, or row of the table, from 1.
+        num_tokens: the number of tokens that the text is cut to; None for the whole text.
+        turns: for a conversation that is asked turn by turn, the user's texts, this one first; empty for a single turn.
+        turn: for a turn of a conversation, its number from 1; None for any other prompt.
+        completion: for plain text, the recorded answer as text or as token ids; None without one.
         unsent: parts of its row that are not sent.
     """
 
@@ -98,17 +96,17 @@ class Prompt:
     unsent: tuple[str, ...] = field(default=(), compare=False)
 
     def chat(self) -> Chat:
-        """The chat for a chat template; plain text is one user message."""
+        """The chat for a chat template; plain text becomes one user message."""
         return Chat(self.messages or ({"role": "user", "content": self.text},), self.tools)
 
     @property
     def conversation(self) -> Chat:
-        """All messages, recorded answers too."""
+        """All messages, including recorded answers."""
         return Chat((*self.chat().messages, *self.following), self.tools)
 
     @property
     def opening(self) -> Prompt:
-        """The prompt up to the first recorded answer."""
+        """The prompt up to the first recorded answer; later messages are in `following`."""
         messages = self.conversation.messages
         roles = [message["role"] for message in messages]
         if "assistant" not in roles[1:]:
@@ -118,14 +116,17 @@ class Prompt:
 
     @property
     def has_answers(self) -> bool:
-        """Whether answers to it are recorded."""
+        """Whether an answer to it is recorded."""
         return self.completion is not None or bool(self.opening.following)
 
     def after(self, answers: Sequence[str], left_out: int = 0) -> Prompt:
-        """The turn of a conversation that follows these answers to the turns before it.
+        """The prompt for the turn of a conversation that follows these answers to earlier turns.
+
+        With the turns "A", "B", "C" and the answers ["x", "y"], the messages are A, x, B, y, C; with `left_out=1` they
+        are B, y, C.
 
         Args:
-            left_out: of the oldest turns and their answers.
+            left_out: how many of the oldest turns are left out, with their answers.
         """
         chat = [*self.chat().messages[:-1], {"role": "user", "content": self.turns[left_out]}]
         later = zip(answers[left_out:], self.turns[left_out + 1 :], strict=False)
@@ -136,7 +137,9 @@ class Prompt:
 
 
 class Occurrence(NamedTuple):
-    """A prompt's place in its set, its turn, and how often it was asked before; all from 0."""
+    """One time that a prompt is asked: its place in the set, its turn, and how often it was asked before; all from
+    0.
+    """
 
     place: int
     turn: int = 0
@@ -148,10 +151,10 @@ class PromptSet:
     """Prompts in the order of their file.
 
     Attributes:
-        digest: of texts and messages: the same in any file format.
-        seed: takes prompts of each category at random; None takes the first.
-        num_left_out: rows of the files in which nobody asks anything.
-        num_repeated: rows that repeat another one.
+        digest: identifies texts and messages; it is the same in any file format.
+        seed: if given, `take` draws prompts of each category at random; None takes the first ones.
+        num_left_out: number of rows without a question.
+        num_repeated: number of rows that repeat another one.
     """
 
     name: str
@@ -162,10 +165,10 @@ class PromptSet:
     num_repeated: int = 0
 
     def take(self, count: int) -> tuple[Prompt, ...]:
-        """`count` prompts, from each category in turn.
+        """`count` prompts, one from each category in turn.
 
         Raises:
-            SettingError: there are fewer.
+            SettingError: if the set has fewer prompts.
         """
         if count > len(self.prompts):
             raise SettingError(
@@ -180,15 +183,15 @@ class PromptSet:
                 shuffler.shuffle(category_prompts)
         taken: list[Prompt] = []
         for turn in itertools.zip_longest(*members.values()):
-            # Categories with few prompts have none left in later turns.
+            # Categories with few prompts have run out of them in later turns.
             taken += [prompt for prompt in turn if prompt is not None]
         return tuple(taken[:count])
 
     def index(self, occurrence: Occurrence) -> int:
-        """The index of a prompt, or of a turn of a conversation, for each time that it is asked.
+        """The index of one time that a prompt, or a turn of a conversation, is asked.
 
         In a set of 10 conversations of 2 turns, the turns of the fourth one have the indices 3 and
-        13; when it is asked again, 23 and 33.
+        13, and 23 and 33 when it is asked again.
         """
         times = occurrence.turn + self._most_turns * occurrence.repeat
         return occurrence.place + len(self.prompts) * times
@@ -200,9 +203,7 @@ class PromptSet:
         return Occurrence(place, turn, repeat)
 
     def at(self, index: int) -> Prompt:
-        """The prompt of an index, which may be of a later turn, or of another time that it is
-        asked.
-        """
+        """The prompt with an index, which may be that of a later turn, or of another time that the prompt is asked."""
         occurrence = self.occurrence(index)
         prompt = dataclasses.replace(self.prompts[occurrence.place], index=index)
         if not prompt.turns:
@@ -212,7 +213,7 @@ class PromptSet:
         )
 
     def first_unused(self, num_asked: int) -> int:
-        """Return an index above those of all turns and repetitions of this many prompts."""
+        """Return an index above all indices that are used when `num_asked` prompts are asked, with all their turns."""
         times = -(-num_asked // len(self.prompts))
         return self.index(Occurrence(0, repeat=max(1, times)))
 
@@ -221,7 +222,7 @@ class PromptSet:
         return max(1, *(len(prompt.turns) for prompt in self.prompts))
 
     def described(self, taken: Sequence[Prompt]) -> str | None:
-        """A line about the prompts that `take` took; None where they are simply the first ones, or all."""
+        """A line about the prompts that `take` took; None if they are all prompts, or simply the first ones."""
         categories = {prompt.category for prompt in self.prompts}
         if len(taken) == len(self.prompts) or (len(categories) == 1 and self.seed is None):
             return None
@@ -238,7 +239,7 @@ class PromptSet:
 
 
 def listed(names: Sequence[object]) -> str:
-    """`3, 5, 8`, cut where there are many."""
+    """`3, 5, 8`; with more than `_MOST_NAMED` names only the first, and how many more there are."""
     more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
     return ", ".join(map(str, names[:_MOST_NAMED])) + more
 
@@ -256,9 +257,9 @@ def load_prompts(settings: PromptSettings) -> PromptSet:
     """Read a prompt set.
 
     Raises:
-        SettingError: a file is absent, unreadable, not UTF-8 or not JSON, has no prompts, or has
-            placeholders, or lacks columns that the settings name.
-        RunError: it is on the hub, which is out of reach.
+        SettingError: if a file is missing, cannot be read, is not UTF-8 or not JSON, has no prompts, has placeholders,
+            or lacks columns that the settings name.
+        RunError: if the set is on the hub, and the hub cannot be reached.
     """
     read: list[Prompt] = []
     num_left_out = 0
@@ -271,7 +272,7 @@ def load_prompts(settings: PromptSettings) -> PromptSet:
             raise SettingError("prompts", str(bad), name) from bad
     if settings.lengths:
         read = _cut(read, settings.lengths)
-    # A row that a category has twice is one: an interval is over different ones.
+    # A row that occurs twice within a category becomes one prompt, because an interval is over different prompts.
     different: dict[str, Prompt] = {}
     for prompt in read:
         without_place = dataclasses.replace(prompt, line=0, unsent=())
@@ -290,7 +291,7 @@ def load_prompts(settings: PromptSettings) -> PromptSet:
 
 
 def _prompts_of(path: Path, settings: PromptSettings) -> tuple[list[Prompt], int]:
-    """The prompts of one file, and how many rows have none; of several files each is a category."""
+    """The prompts of one file, and the number of rows without a question. With several files each is a category."""
     prompts = []
     left_out: list[str] = []
     category = path.stem if len(settings.files) > 1 else None
@@ -327,17 +328,17 @@ def _prompts_of(path: Path, settings: PromptSettings) -> tuple[list[Prompt], int
 
 
 def _cut(documents: Sequence[Prompt], lengths: Sequence[int]) -> list[Prompt]:
-    """For each document a prompt that begins with it and is to be cut to one of the lengths, its category.
+    """For each document, a prompt that begins with it and will be cut to one of the lengths, which is its category.
 
     Lengths are dealt out in turn: with lengths 512 and 4096, documents 0, 2, 4, ... begin texts of
-    512 tokens. A text goes on with the documents that follow, the first ones after the last, and
-    has none twice: repeated text would be easy to predict.
+    512 tokens. A text that is too short continues with the next documents, and after the last one with the first. No
+    document occurs twice in a text, because repeated text would be easy to predict.
 
     Args:
         lengths: numbers of tokens.
 
     Raises:
-        SettingError: the documents together are too short, or have tools.
+        SettingError: if all documents together are too short, or if they have tools.
     """
     if any(document.chat().has_tools for document in documents):
         rule = "cuts texts, and the prompts of this set are chats with tools"
@@ -363,7 +364,7 @@ def _cut(documents: Sequence[Prompt], lengths: Sequence[int]) -> list[Prompt]:
 
 
 def _from_row(row: Any, settings: PromptSettings) -> Prompt:
-    """The prompt of a row: a text, or a mapping from columns to values."""
+    """The prompt of a row, which is a text, or a mapping from columns to values."""
     if isinstance(row, str):
         row = {"prompt": row}
     if not isinstance(row, dict):
@@ -377,7 +378,7 @@ def _from_row(row: Any, settings: PromptSettings) -> Prompt:
     completion = completion_of(columns)
     turns = prompt.turns if settings.turns == "all" and len(prompt.turns) > 1 else ()
     messages = prompt.messages
-    # Bodies of Anthropic's API have it beside their messages.
+    # Requests to Anthropic's API hold the system prompt next to their messages.
     own_system = columns.get("system") if messages else None
     for system, name in ((own_system, "system"), (settings.system, "prompts.system")):
         if system:
@@ -397,7 +398,7 @@ def _from_row(row: Any, settings: PromptSettings) -> Prompt:
 
 
 def _unsent(row: Mapping[str, Any], prompt: Prompt) -> Iterator[str]:
-    """Parts of a row that its prompt lacks: its images, its settings, a system prompt beside plain text."""
+    """Names of the parts of a row that its prompt lacks: images, settings, a system prompt next to plain text."""
     key = next(key for key in _KEYS if row.get(key) is not None)
     sent = ["system"] if prompt.messages else []
     if key in _WITH_SUBJECT and isinstance(row[key], str):
@@ -410,7 +411,7 @@ def _unsent(row: Mapping[str, Any], prompt: Prompt) -> Iterator[str]:
 
 
 def _with_known_columns(row: Mapping[str, Any], settings: PromptSettings) -> dict[str, Any]:
-    """A row whose columns have the names that they have here."""
+    """The row with its columns renamed to the names that are used here."""
     named = {}
     others = dict(row)
     for known, column in (settings.columns or {}).items():
@@ -438,7 +439,9 @@ def _column(row: Mapping[str, Any], column: str, setting: str) -> Any:
 
 
 def _of_first_key(row: Mapping[str, Any]) -> Prompt:
-    """The prompt that the first of the known keys holds: a text, turns or messages, by its value."""
+    """The prompt in the first of the known columns that the row has: a text, turns or messages, depending on its
+    value.
+    """
     key = next((key for key in _KEYS if row.get(key) is not None), None)
     if key is None and not row.keys().isdisjoint(_KEYS):
         raise NoQuestion("has nothing as its prompt")
@@ -467,12 +470,12 @@ def _of_first_key(row: Mapping[str, Any]) -> Prompt:
         turns = [text_of(turn, f"every one of {key}") for turn in value]
         return Prompt(turns[0], turns=tuple(turns))
     if value == "" and row.get("turn") and row.get("token_ids"):
-        # A row of `acceptance_texts.csv`, which does not have what precedes the turn.
+        # A row of `acceptance_texts.csv`, which does not contain the turns before this one.
         raise BadFile("is one turn of a conversation: take the file of conversations as prompts")
     if isinstance(value, str) and not value.strip():
         raise NoQuestion(f"must have text as {key}")
     text = text_of(value, key)
-    # An instruction's or a question's subject has its own key, and is often empty.
+    # The subject of an instruction or a question is in a column of its own, which is often empty.
     subject = row.get("input") or row.get("context")
     if key in _WITH_SUBJECT and subject:
         text = f"{text}\n\n{text_of(subject, 'input or context')}"
@@ -480,8 +483,10 @@ def _of_first_key(row: Mapping[str, Any]) -> Prompt:
 
 
 def _with_messages(row: Mapping[str, Any]) -> dict[str, Any] | None:
-    """A row with the messages that it has in a column of any name, or in an object of one: `conversation`,
-    `body.messages`. A request to complete a text has that in place of messages: `body.prompt`.
+    """The row with its messages as `messages`; None if it has none.
+
+    They may be in a column of any name, or within an object: `conversation`, `body.messages`. A request to complete a
+    text has a text instead, `body.prompt`, which becomes `prompt`.
     """
     body = row.get("body")
     if isinstance(body, dict) and isinstance(body.get("prompt"), str):
@@ -495,7 +500,7 @@ def _with_messages(row: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _has_objects(value: Any, part: str) -> bool:
-    """Whether a value is a list of objects that all have this part."""
+    """Whether a value is a list of objects that all have this key."""
     return isinstance(value, list) and all(
         isinstance(entry, dict) and part in entry for entry in value
     )

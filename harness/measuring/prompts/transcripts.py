@@ -1,8 +1,16 @@
-"""Recorded conversations as token ids: every answer in as few texts as the chat template allows.
+"""Recorded conversations as token ids, with all answers in as few texts as the chat template allows.
 
-A template may write an earlier turn in another way once the conversation has gone on: those of thinking models drop its
-thoughts. What the model answered to is then no beginning of the whole text, and the answer is read in a text that ends
-with it. From the last answer to the first, each one that its own prompt precedes in the text at hand shares that text.
+A template may write an earlier turn differently once the conversation has gone on: the templates of thinking models
+drop the thoughts of earlier turns. The whole text then does not begin with the prompt that the model answered, and the
+answer needs a text of its own, which ends with it. With "Hi", the answer "Hello", "Why?" and the answer "So", such a
+template gives two texts:
+
+    Hi <think>…</think>Hello                 with the first answer
+    Hi Hello Why? <think>…</think>So         with the second answer
+
+If the template keeps thoughts, or there are none, the second text begins with the first, and holds both answers. So
+answers are taken from the last to the first, and an answer shares the current text if the text begins with the answer's
+prompt and the answer.
 """
 
 from __future__ import annotations
@@ -18,7 +26,7 @@ from harness.engines.tokenizer import tokens_behind
 from harness.measuring.prompts.chat_templates import Template
 from harness.measuring.prompts.sets import Prompt
 
-# Of the private use area: no template writes it.
+# A character from the private use area, which no template writes.
 _OTHER_ANSWER = {"role": "assistant", "content": "\ue000"}
 
 
@@ -27,7 +35,8 @@ class Reading:
     """A transcript of a prompt.
 
     Attributes:
-        turns: for each of its answers the turn of the conversation, from 1; None for the one answer to a prompt.
+        turns: for each answer of the transcript, its turn of the conversation, from 1; None for the single answer to a
+            prompt.
     """
 
     prompt: Prompt
@@ -35,12 +44,12 @@ class Reading:
     turns: Sequence[int | None]
 
     def until(self, num_tokens: int) -> Reading | None:
-        """The first `num_tokens` of it; None without an answer of two tokens."""
+        """The reading of the first `num_tokens` tokens, with answers of at least two tokens; None if there are none."""
         answers = []
         turns = []
         for answer, turn in zip(self.transcript.answers, self.turns, strict=True):
             held = range(answer.start, min(answer.stop, num_tokens))
-            # An iteration decides the tokens after the first one.
+            # Iterations decide the tokens after the first one.
             if len(held) > 1:
                 answers.append(held)
                 turns.append(turn)
@@ -51,16 +60,18 @@ class Reading:
 
 
 def readings_of(prompt: Prompt, template: Template) -> list[Reading]:
-    """The transcripts of a conversation, which have each answer once.
+    """The transcripts of a conversation, which together have each recorded answer once. A message of the assistant that
+    begins the conversation is no answer. Answers of which the template writes nothing are left out, and an answer may
+    have a single token.
 
     Raises:
-        SettingError: a template whose text of a conversation does not go on with an answer.
+        SettingError: if the template hides an answer, or asks for thoughts and then leaves them out.
     """
     chat = prompt.conversation
     tokenizer = template.tokenizer
 
     def tokens_of(text: str) -> list[int]:
-        # A template has written the special tokens itself.
+        # The template has already written the special tokens.
         return list(tokenizer(text, add_special_tokens=not template.is_used)["input_ids"])
 
     answers = [
@@ -85,7 +96,7 @@ def readings_of(prompt: Prompt, template: Template) -> list[Reading]:
         if len(spans) == 1 or token_ids == tokens_of(text[:begin]):
             readings.append(Reading(prompt, Transcript(token_ids, places), turns))
             continue
-        # Some token has characters on both sides of where an answer begins or ends.
+        # A token spans the place where an answer begins or ends, so each answer gets a transcript by itself.
         for (_, characters), own_places, turn in zip(spans, places, turns, strict=True):
             answered = token_ids[own_places.start : own_places.stop]
             transcript = Transcript.of(tokens_of(text[: characters.start]), answered)
@@ -96,12 +107,14 @@ def readings_of(prompt: Prompt, template: Template) -> list[Reading]:
 def _texts(
     prompt: Prompt, chat: Chat, answers: Sequence[int], template: Template
 ) -> list[tuple[str, list[tuple[int, range]]]]:
-    """Texts, each with the answers that it ends: the place of each message, and its characters."""
+    """Texts, in the order of the conversation. Each has its answers: the place of the answer's message in the chat, and
+    the range of its characters in the text.
+    """
     texts: list[tuple[str, list[tuple[int, range]]]] = []
     for place in reversed(answers):
         asked = Chat(chat.messages[:place], chat.tools)
         before = template.text(asked, asks=True)
-        # What ends a message is the model's own, but not the line break behind it.
+        # The token that ends a message is the model's own, but not the line break after it.
         after = template.text(Chat(chat.messages[: place + 1], chat.tools), asks=False).rstrip()
         if texts:
             text, spans = texts[-1]
@@ -111,8 +124,9 @@ def _texts(
                 continue
         begin = len(before)
         if not after.startswith(before):
-            # The prompt ends with an empty thought that the message lacks. The answer begins where prompt, text and a
-            # text with another answer part. Without the third one, the "<" of "<html>" would be that of "<think>".
+            # The prompt ends with an empty thought that the text lacks. The answer begins where the prompt, the text
+            # and a text with another answer differ. Without the third text, the "<" of an answer "<html>" would count
+            # as part of the prompt's "<think>".
             other = template.text(Chat((*asked.messages, _OTHER_ANSWER), chat.tools), asks=False)
             begin = length_in_common(before, after, other)
             where = f"message {place + 1} of line {prompt.line}"
@@ -123,7 +137,7 @@ def _texts(
                 rule = f"this model's template asks for thoughts, and leaves out those of {where}"
                 raise SettingError("prompts", rule)
         if answer := after[begin:]:
-            # What the model read, its empty thought too, and then the answer.
+            # The model read the whole prompt, including its empty thought, and then wrote the answer.
             whole = before + answer
             texts.append((whole, [(place, range(len(before), len(whole)))]))
     return texts[::-1]
