@@ -1,4 +1,4 @@
-"""The arguments of commands that read files: settings as `name=value`, and paths. Hydra is not used."""
+"""Reads the arguments of commands that take files: settings as `name=value`, and paths. Hydra is not used."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ Settings = TypeVar("Settings")
 
 
 def read_arguments(kind: type[Settings], words: Words) -> tuple[Settings, list[str]]:
-    """Read the typed settings, and return them and all other words.
+    """Read the typed settings, and return them and all other words, in their order.
 
     Args:
-        kind: a dataclass of texts or literals with defaults; a field of type `list[str]` collects every value that
-            is typed for it.
+        kind: a dataclass of texts or literals with defaults. A field of type `list[str]` collects every value that is
+            typed for it.
 
     Raises:
-        SettingError: no such setting or option, a value that is none of its choices, or one with a key in it.
+        SettingError: for an unknown setting or option, a setting that is typed twice, or a value that is not among its
+            choices.
     """
     words.check()
     if words.servers:
@@ -44,7 +45,7 @@ def read_arguments(kind: type[Settings], words: Words) -> tuple[Settings, list[s
             values[name] = text
             continue
         is_option = word.startswith("-") and word != "-"
-        # A file may be called a=b.
+        # A word that names a file is a path, even if the file is called a=b.
         is_setting = bool(equals) and name.isidentifier() and not Path(word).exists()
         if is_option or is_setting:
             rule = f"no such argument{nearest(name, names)}; --help lists them"

@@ -1,8 +1,9 @@
 """The records of commands, with their settings, their rows and how they are shown, and the interface of a measurement.
 
-A word after `harness` is of one of three kinds: a `PathCommand` reads files, a `Service` answers until it is ended, and
-a `Command` measures and writes rows. Its record is in `commands/<name>/record.py`. What needs torch is imported
-inside functions: names, settings and help are known without it.
+A word after `harness` names one of three kinds of command: a `PathCommand` reads files, a `Service` answers until it is
+ended, and a `Command` measures and writes rows. Its record is in `commands/<name>/record.py`, or in `registry.py` for
+`audit` and `report`. Anything that needs torch is imported inside functions, so that names, settings and help are known
+without it.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ MadeRow = TypeVar("MadeRow", bound="RunRow", covariant=True)
 
 
 class CommandRecord(Record):
-    """A word after `harness`.
+    """A command, named by a word after `harness`.
 
     Attributes:
         name: the word.
-        summary: what it answers, for the list of commands and as the first line of `--help`.
-        example: its arguments in the list of commands.
-        examples: what `--help` shows: arguments, and what they are for.
-        help_order: where it stands in the list of commands, the smallest first.
+        summary: the question that it answers, for the list of commands and as the first line of `--help`.
+        example: example arguments for the list of commands.
+        examples: the examples of `--help`: arguments, and what they are for.
+        help_order: its place in the list of commands, the smallest first.
     """
 
     summary: ClassVar[str] = ""
@@ -49,7 +50,7 @@ class PathCommand(CommandRecord):
     """A command that takes paths in place of settings, and measures nothing.
 
     Attributes:
-        program: the module whose `main(words)` it is.
+        program: name of the module whose `main(words)` runs it.
     """
 
     program: ClassVar[str]
@@ -61,9 +62,9 @@ class ConfiguredCommand(CommandRecord, Generic[SomeSettings]):
     Attributes:
         notes: further sentences for `--help`.
         settings: the dataclass of its settings.
-        measures: whether it measures: then its jobs in a sweep run in workers and reuse rows of an identical
-            measurement, and `report` shows them. Otherwise they run quietly in the sweep's own process.
-        sweeps: whether it may have several jobs.
+        measures: whether it measures. The jobs of such a command's sweep run in workers and reuse rows of an identical
+            measurement, and `report` shows its runs. Jobs of any other command run quietly in the sweep's own process.
+        sweeps: whether a sweep may have several of its jobs.
     """
 
     notes: ClassVar[str] = ""
@@ -73,42 +74,43 @@ class ConfiguredCommand(CommandRecord, Generic[SomeSettings]):
 
     @property
     def repeats(self) -> bool:
-        """Whether `repeats=5` runs it several times and pools its rows."""
+        """Whether `repeats=` can run it several times and pool the rows."""
         return issubclass(self.settings, RepeatedSettings)
 
     def check_installed(self) -> None:
         """Raise a SettingError if a package that it needs is not installed, without importing it."""
 
     def needs_local(self, settings: SomeSettings) -> bool:
-        """Whether it needs models on this machine, whatever the engine."""
+        """Whether it needs models in this process, whatever the engine."""
         return False
 
     def uses_models(self, settings: SomeSettings) -> bool:
-        """Whether it may load models, or look at their configurations."""
+        """Whether it may load models, or read their configurations."""
         return self.measures or self.needs_local(settings)
 
 
 class Service(ConfiguredCommand[SomeSettings]):
-    """A command that answers others until it is ended, and writes no rows.
+    """A command that answers requests until it is ended, and writes no rows.
 
     Attributes:
-        program: the module whose `run(settings, leaving)` it is: `leaving()` is a context in which a signal ends the
-            process at once.
+        program: name of the module whose `run(settings, leaving)` runs it. `leaving()` is a context in which a signal
+            ends the process at once.
     """
 
     program: ClassVar[str]
 
 
 class Command(ConfiguredCommand[SomeSettings], Generic[SomeSettings, SomeRow]):
-    """A command that measures, or predicts, and writes rows.
+    """A command that measures or predicts, and writes rows.
 
     Attributes:
-        question: what its runs answer, in `report`.
-        experiment: the class of its measurement (see `Experiment` below), or where it is, `module:name`.
+        question: the question that its runs answer, for `report`.
+        experiment: the class of its measurement (`Experiment` below), or its place as `module:name`.
         row: the kind of row that a run writes.
-        shown_by: the function that makes the page of runs, `module:name`.
-        tabled_by: the same of a Markdown table with a row for each run, for `report format=row`; empty for none.
-        further_rows: kinds of the other files that it writes.
+        shown_by: the function that makes the page of its runs, as `module:name`.
+        tabled_by: the function that makes the lines of a Markdown table with a row for each run, as `module:name`, for
+            `report format=row`; empty if there is none.
+        further_rows: the kinds of rows in other files that it writes.
     """
 
     question: ClassVar[str] = ""
@@ -122,27 +124,31 @@ class Command(ConfiguredCommand[SomeSettings], Generic[SomeSettings, SomeRow]):
 
     @property
     def module(self) -> str:
-        """The module with the experiment, which imports torch."""
+        """The name of the experiment's module, which imports torch."""
         place = self.experiment
         return place.partition(":")[0] if isinstance(place, str) else place.__module__
 
     def begin(self, settings: SomeSettings) -> Experiment[SomeSettings, SomeRow]:
-        """The measurement with these settings."""
+        """The measurement with these settings.
+
+        Raises:
+            SettingError: if the experiment refuses a setting.
+        """
         made = self.experiment
         kind: Any = pkgutil.resolve_name(made) if isinstance(made, str) else made
         experiment: Experiment[SomeSettings, SomeRow] = kind(settings)
         return experiment
 
     def line(self, rows: Sequence[SomeRow]) -> str:
-        """The result of a job that succeeded, in a few words."""
+        """The result of a job that succeeded, in a few words; empty if it has no short form."""
         return ""
 
     def failure(self, row: SomeRow) -> str:
-        """Why a job has no full result, for its line."""
+        """Why a job has no full result, in the words of its line."""
         return f"{str(row.status).replace('_', ' ')}: {row.error}"
 
     def bad_answer(self, rows: Sequence[SomeRow]) -> VerdictError | None:
-        """The error of a run that succeeded and whose answer is not the good one; None for one that is."""
+        """The error of a run that succeeded but whose answer is not the hoped-for one; None if it is."""
         for row in rows:
             if row.status == NO_VERDICT:
                 return VerdictError(f"no verdict: {row.error}", CANNOT_TELL)
@@ -158,30 +164,31 @@ class Command(ConfiguredCommand[SomeSettings], Generic[SomeSettings, SomeRow]):
         return VerdictError(f"cannot tell: {why}", CANNOT_TELL)
 
     def page(self, runs: Sequence[Run[SomeRow]]) -> Page | None:
-        """The page about runs, be it one, a sweep's or a report's; None where nothing was measured."""
+        """The page about runs, which may be one run, a sweep's or a report's; None if nothing was measured."""
         page: Page | None = pkgutil.resolve_name(self.shown_by)(runs)
         return page
 
 
 class Experiment(Protocol[SomeSettings, MadeRow]):
-    """A command's measurement, the class that its record names.
+    """The measurement of a command; its record names the class.
 
     Attributes:
-        settings: those given, with the command's own changes, checked early and without models.
+        settings: the given settings with the command's own changes, which are checked early and without models.
     """
 
     settings: SomeSettings
 
     def outlook(self) -> tuple[str, str]:
-        """Says before a run what it asks, `15 prompts`, and why these can give no verdict, with the setting that would.
+        """Describe a run before it begins.
 
         Returns:
-            Two texts, each empty if nothing is known.
+            Two texts: what is asked, such as `15 prompts`; and why that can give no verdict, with the setting that
+            would. Each is empty if nothing is known.
         """
         return "", ""
 
     def measure(self, session: Session) -> None:
-        """Measure. If anything ends this early, earlier measurements are kept."""
+        """Measure. If anything ends this early, the measurements made until then are kept for `rows`."""
 
     def rows(self, session: Session) -> Sequence[MadeRow]:
-        """The rows of all measurements so far; before the first, rows with settings alone (`session.row`)."""
+        """The rows of all measurements so far; before the first one, rows with settings alone (`session.row`)."""

@@ -1,4 +1,4 @@
-"""The pages about many runs: those that were measured, by command, then runs without a verdict, then made-up ones."""
+"""The pages about many runs: real measurements by command, then runs without a verdict, then made-up runs."""
 
 from __future__ import annotations
 
@@ -19,10 +19,12 @@ from harness.results.verdict import verdict_of
 def pages_about(
     commands: Iterable[Command[Any, Any]], runs: Sequence[Run], failures: Sequence[Run]
 ) -> dict[str, Page]:
-    """Pages, by the question that each answers.
+    """Pages, each by the question that it answers.
 
     Args:
-        failures: runs without a full result; one with figures is among `runs` too.
+        commands: the commands whose runs are shown.
+        runs: runs with figures.
+        failures: runs without a full result; those with figures are among `runs`, too.
     """
     measured = set(measured_of(runs))
     pages = {}
@@ -38,7 +40,7 @@ def pages_about(
             if is_measured:
                 pages[command.question or command.name] = page
                 continue
-            # Nothing is said of them.
+            # Only their figures are shown: made-up runs allow no conclusion.
             for part in page.parts or [page]:
                 table = (part.full_tables or part.tables)[0].as_faint()
                 made_up.append(Page(f"{command.name}: {part.title}", tables=[table]))
@@ -74,7 +76,7 @@ def _why(run: Run[Any]) -> str:
 
 
 def _estimate(run: Run[Any]) -> float | None:
-    """The speed-up of the prompts that were measured; None where it is unknown, or one of several."""
+    """The speed-up over the prompts that were measured; None if it is unknown, or the row has no speed-up."""
     is_compared = isinstance(run.last, ComparedRow) and len(run.rows) == 2
     interval = verdict_of(run.last).interval if is_compared else Interval()
     return interval.estimate if interval.is_known else None

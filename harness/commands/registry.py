@@ -1,4 +1,4 @@
-"""The commands by name, and the rules that the records of a run have for it."""
+"""The commands by name, and the checks of a run's settings against the records that they name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from harness.results.row import Row
 
 
 class Audit(PathCommand):
-    """Explains figures of a table, and checks them against each other."""
+    """The record of `audit`, which explains the figures of a table, and checks them against each other."""
 
     name = "audit"
     summary = "what an iteration costs by published figures, and whether they are possible: exit code 0 yes, 1 no"
@@ -23,7 +23,7 @@ class Audit(PathCommand):
 
 
 class Report(PathCommand):
-    """Reads the files of what was measured."""
+    """The record of `report`, which shows what was measured, from its files."""
 
     name = "report"
     summary = "tables, Markdown and an HTML page with plots from the CSV files of what was measured"
@@ -42,24 +42,24 @@ COMMANDS: Registry[CommandRecord] = Registry(
 
 
 def commands() -> list[CommandRecord]:
-    """Every command, in the order in which they are listed."""
+    """All commands, in the order in which they are listed."""
     return sorted(COMMANDS.all().values(), key=lambda command: command.help_order)
 
 
 def with_settings() -> list[str]:
-    """The names of the commands that take settings, and not paths."""
+    """The names of the commands that take settings, in the order in which they are listed."""
     return [command.name for command in commands() if isinstance(command, ConfiguredCommand)]
 
 
 def configured(name: str) -> ConfiguredCommand[Any]:
-    """The command of this name, which takes settings."""
+    """The command with this name, which must be one that takes settings."""
     command = COMMANDS[name]
     assert isinstance(command, ConfiguredCommand)
     return command
 
 
 def whose_setting(name: str) -> str:
-    """`is a setting of latency, recovery alone`, of a setting or a group of them; empty where no command has it."""
+    """`is a setting of latency, recovery alone`, for a setting or a group of settings; empty if no command has it."""
     owners = [
         command
         for command in with_settings()
@@ -69,14 +69,14 @@ def whose_setting(name: str) -> str:
 
 
 def measurement(name: str) -> Command[Any, Any]:
-    """The command of this name, which writes rows."""
+    """The command with this name, which must be one that writes rows."""
     command = COMMANDS[name]
     assert isinstance(command, Command)
     return command
 
 
 def row_kinds() -> list[type[Row]]:
-    """Every kind of row that is written."""
+    """Every kind of row that a command writes."""
     kinds: list[type[Row]] = []
     for command in commands():
         if isinstance(command, Command):
@@ -85,10 +85,10 @@ def row_kinds() -> list[type[Row]]:
 
 
 def checked(settings: RunSettings) -> RunSettings:
-    """The settings, with what their records imply.
+    """The settings, as the records of their engine and draft adapt them.
 
     Raises:
-        SettingError: the run breaks a rule of what it names.
+        SettingError: if the run breaks a rule of its engine, its command or its draft.
     """
     engine = engine_of(settings)
     settings = engine.adapted(settings)

@@ -1,6 +1,6 @@
-"""Runs the experiment of a command, then writes and prints its rows, however it ended.
+"""Runs the experiment of a command, and then writes and prints its rows, however it ended.
 
-`cli.worker` calls this for every run, alone or a job of a sweep.
+`cli.worker.Job` calls it for every run, whether it is a run by itself or a job of a sweep.
 """
 
 from __future__ import annotations
@@ -40,17 +40,21 @@ def run_command(
 ) -> Sequence[RunRow]:
     """Run a command; write, print and return its rows, however it ends.
 
-    Only a wrong setting leaves no rows, unless something was measured before it was noticed.
+    A wrong setting leaves no rows, unless something was measured before it was noticed.
 
     Args:
-        directory: of the run's own files.
-        keeper: holds the loaded pair from run to run; None for a run alone.
-        finishing: a context in which rows are made and written, with signals postponed.
-        run_id: in all rows; None for a new one.
+        directory: directory of the run's own files.
+        keeper: keeps the loaded pair from run to run; None for a single run.
+        finishing: a context in which rows are made and written, while signals are postponed.
+        run_id: the `run` of all rows; None for a new id.
+
+    Returns:
+        All rows that the run wrote.
 
     Raises:
-        SettingError: a setting is wrong by itself, or for these models.
-        RunError: the run failed. Its rows, with the measurements until then, are written first.
+        SettingError: if a setting is wrong by itself, or for these models.
+        RunError: if the run failed, after its rows are written with everything that was measured; or if its rows cannot
+            be written.
     """
     if settings.results.file:
         check_appendable(settings.results.file)
@@ -91,9 +95,9 @@ def run_command(
             if saved is not None:
                 say(saved)
         if write_error is not None:
-            # A full disk is worse news than the error that ended the run, which becomes its context.
+            # A full disk matters more than the error that ended the run, which becomes this error's context.
             raise write_error
-    # Not `rows`: some commands have written others while they measured.
+    # Not only `rows`: some commands write others while they measure.
     return session.written
 
 
@@ -104,7 +108,7 @@ def _rows(command: str, experiment: Experiment[Any, Any], session: Session) -> S
     except Exception:
         if session.error is None:
             raise
-        # Rows may need figures that are missing. Those of an experiment that has not begun hold the error.
+        # Making the rows may fail if figures are missing. A new experiment's rows hold at least the error.
         return measurement(command).begin(session.original_settings).rows(session)
 
 
@@ -114,7 +118,8 @@ def _write(
     """Write the rows of a run, and its page, to files.
 
     Returns:
-        The line about where they are, and an error of writing: it must not keep the page from being printed.
+        A line about where they are; and the error if writing failed. It is not raised, so that the page is still
+        printed.
     """
     saved = None
     said = page or Page("")
@@ -124,7 +129,7 @@ def _write(
         saved = session.write_rows(rows)
     except HarnessError as error:
         failure = error
-    # The run's directory gets its other files even if rows could not be collected.
+    # The run's own directory gets its files even if its rows could not be added to those of all runs.
     try:
         write_result(
             session.directory,
@@ -149,7 +154,7 @@ def record_failure(
     *,
     run_id: str,
 ) -> Sequence[RunRow]:
-    """Write rows with the error that ended a run before it wrote any."""
+    """Write and return rows with the error that ended a run before it wrote any."""
     experiment = measurement(command).begin(settings)
     session = Session(experiment, settings, directory, None, run_id)
     session.status = REFUSED if isinstance(error, SettingError) else "failed"
@@ -162,7 +167,7 @@ def record_failure(
 
 
 def _remove_own_locks(settings: RunSettings, directory: Path) -> None:
-    """Remove the run's locks, unless the file that all runs share is in the same directory."""
+    """Remove the locks of the run's directory, unless the file that all runs share is in it, too."""
     shared = settings.results.file
     if shared is None or Path(shared).resolve().parent != directory.resolve():
         remove_locks(directory)

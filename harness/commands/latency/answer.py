@@ -1,4 +1,4 @@
-"""The answer of one run of `latency` in sentences: the verdict, why, and what ended the run."""
+"""Sentences about one run of `latency`: the verdict, the reasons for it, and what ended the run."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from harness.results.statistics.interval import Coverage, Interval
 from harness.results.statistics.stopping import half_width
 from harness.results.verdict import verdict_of
 
-# The share of K from which on a page does not say how many tokens an iteration of our own loop drafts.
+# If an iteration of our own loop drafts this share of K or more, a page does not state how many tokens it drafts.
 _ABOUT_K = 0.95
 
 
 def has_verdict(rows: Sequence[LatencyRow]) -> bool:
-    """Whether both arms were compared, or were refused a comparison."""
+    """Whether both arms were compared, or were found to be incomparable."""
     last = rows[-1]
     if last.status == NO_VERDICT:
         return True
@@ -29,9 +29,12 @@ def has_verdict(rows: Sequence[LatencyRow]) -> bool:
 
 
 def headline(verdict: Statement) -> Line:
-    """What is said of a speed-up, in one of four forms, with what it rests on.
+    """The verdict about a speed-up in one of four forms, with the interval, its coverage or the reason behind it.
 
     `2.31× faster`, `1.25× slower`, `cannot tell: 0.74× (0.38 to 1.56)`, `no interval from fewer than 8 prompts`.
+
+    Args:
+        verdict: from `verdict_of`; its subject is a `ComparedRow`.
     """
     row = verdict.subject
     assert isinstance(row, ComparedRow)
@@ -47,7 +50,7 @@ def headline(verdict: Statement) -> Line:
     if coverage is not None and coverage.unit == "block":
         covers += ", each with a start of both arms"
     elif coverage is not None and coverage.num_runs is None:
-        # Two starts of one program differ, too.
+        # Two starts of the same program differ, so an interval over one start says so.
         is_served = row.engine == "server" and not row.has_one_server
         covers += " of one start of each server" if is_served else " of one run"
     if verdict.family > 1:
@@ -65,13 +68,13 @@ def headline(verdict: Statement) -> Line:
 
 
 def stated_speedup(row: LatencyRow) -> Interval | None:
-    """The speed-up as far as the verdict lets it be stated; else None."""
+    """The speed-up so far as the verdict lets it be stated; None if it may not be stated at all."""
     speedup = verdict_of(row).interval
     return speedup if speedup.is_known else None
 
 
 def result_line(row: LatencyRow) -> str:
-    """`2.31× (2.18 to 2.42)`, or the time of an arm alone; empty where nothing was measured."""
+    """`2.31× (2.18 to 2.42)`; the time per token if there is no speed-up; empty if nothing was measured."""
     if row.ms_per_token is None:
         return ""
     speedup = stated_speedup(row)
@@ -79,16 +82,16 @@ def result_line(row: LatencyRow) -> str:
 
 
 def reasons(run: Run[LatencyRow], verdict: Statement) -> list[str]:
-    """Acceptance and its price; of a loss also what causes it."""
+    """Sentences about acceptance and what an iteration costs; for a loss also the cause that matters most."""
     regular, row = run.rows[0], run.last
     if row.acceptance_rate is None and row.tokens_per_iteration is None:
-        # Of two commands neither need draft.
+        # With two commands, neither server has to draft.
         may_draft = row.arm == "speculative" and row.draft != SECOND_COMMAND
         was_measured = row.is_elsewhere or row.speedup is not None
         if row.draft == SECOND_COMMAND and not any(arm.drafted is not False for arm in run.rows):
             return ["neither server drafted anything"]
         return [_not_reported(row)] if may_draft and was_measured else []
-    # Beside other programs the price of an iteration is theirs too.
+    # If other programs kept the machine busy, the measured cost of an iteration includes theirs.
     is_quiet = not any(arm.was_starved for arm in run.rows)
     costs = costs_in_steps(regular, row) if is_quiet else None
     share = share_of_iteration(run) if is_quiet and row.was_served else None
@@ -108,16 +111,16 @@ def reasons(run: Run[LatencyRow], verdict: Statement) -> list[str]:
 
 
 def _yielded(row: LatencyRow, price: str) -> str:
-    """`3.9 drafted per iteration, 58 % accepted: 3.2 tokens per iteration`, as far as it is known.
+    """`3.9 drafted per iteration, 58 % accepted: 3.2 tokens per iteration`, so far as it is known.
 
     Args:
-        price: what the tokens cost: `per iteration`, or its time in regular steps.
+        price: what these tokens cost: `per iteration`, or the time of an iteration in regular steps.
     """
     parts = []
     if row.acceptance_rate is not None:
         drafted = row.mean_num_draft_tokens or row.mean_proposed
         k = row.num_draft_tokens
-        # Near the end of short answers, and where a draft has no guess, fewer than K are.
+        # Fewer than K are drafted near the end of short answers, and if a draft has no guess.
         is_k = not row.was_served and isinstance(k, int) and (drafted or k) >= _ABOUT_K * k
         counted = f"{drafted:.1f} drafted per iteration, " if drafted and not is_k else ""
         parts.append(f"{counted}{percent(row.acceptance_rate)} accepted")
@@ -129,7 +132,7 @@ def _yielded(row: LatencyRow, price: str) -> str:
 
 
 def _not_reported(row: LatencyRow) -> str:
-    """Why acceptance is unknown."""
+    """Why acceptance is not known."""
     if row.drafted is False or row.is_simulated or not row.is_elsewhere:
         return "nothing was drafted"
     if row.impossible_counts:
@@ -138,7 +141,7 @@ def _not_reported(row: LatencyRow) -> str:
 
 
 def end(row: LatencyRow) -> list[str]:
-    """The reason why a run with `precision` ended, and how precise it is."""
+    """The reason why a run with `precision` or `budget` ended, and its precision; [] for any other run."""
     if row.stopped_by is None or row.speedup is None:
         return []
     ends = {

@@ -1,5 +1,5 @@
-"""What is checked of a run of `latency`, a table with one row each: reasons to doubt its answer, notes about what its
-figures cover, and what held.
+"""Checks of a run of `latency`, as a table with one row each: reasons to doubt its answer, notes about what its figures
+cover, and what was found to be in order.
 """
 
 from __future__ import annotations
@@ -27,40 +27,40 @@ from harness.results.runs import Run
 from harness.results.schema import NO_VERDICT
 from harness.results.verdict import MOST_CACHED, MOST_READ_OTHERWISE
 
-# Share of the tokens that may come after the end of their texts.
+# The largest share of tokens after the ends of their texts that is not mentioned.
 _MOST_AFTER_END = 0.05
-# A first token that takes this many times as long here as by the server's own clock, and these
-# milliseconds more, waited on the way.
+# A first token waited on its way here if it took this many times as long as by the server's own clock, and this many
+# milliseconds more.
 _SLOW_HERE = 1.5
 _NEAR_MS = 10
-# The mean over answers is named where its speed-up differs from that over all tokens by this factor.
+# The mean over answers is mentioned if its speed-up differs from the one over all tokens by this factor.
 _OTHERWISE_BY_ANSWER = 1.2
-# These run the models unchanged; other runners take less time for the same step.
+# Runners that execute the models unchanged; others take less time for the same step.
 _SLOW_RUNNERS = ("eager", "static")
-# The share of answers' time that may pass after their last token.
+# The largest share of the answers' time after their last token that is not mentioned.
 _MOST_AFTER_LAST_TOKEN = 0.05
-# The share of an iteration that this program's host may take.
+# The largest share of an iteration that this program's own host code may take without being mentioned.
 _MOST_OF_HOST = 0.1
 
 _Run = Run[LatencyRow]
-# What follows from what is found. `comparison`: the speed-up is not to be believed as it stands, where there is one;
-# `against`: the same of all figures. `note`: what else is to be known. `no verdict`: the arms are not compared, as
-# `results.verdict.refusal` says. All are said of a single run; those that begin with `setting` below tables of many
-# runs too.
+# What a finding means. `comparison`: the speed-up is not to be believed as it stands, if there is one. `against`: no
+# figure is. `note`: something else that a reader should know. `no verdict`: the arms are not compared, as
+# `results.verdict.refusal` explains. All are printed for a single run; those that begin with `setting` also below
+# tables of many runs.
 Consequence = Literal[
     "no verdict", "comparison", "against", "setting against", "setting note", "note"
 ]
 
 
 class Check(NamedTuple):
-    """Something that may spoil the figures of a run.
+    """A check for something that may spoil the figures of a run.
 
     Attributes:
-        find: what it finds in a run: None where a figure that it rests on is unknown, something false where nothing
-            is found. The rows of the run are of the regular arm, then of the speculative one where there is a draft.
-        text: the sentence about what is found, a template with `row`, the last one of the run, and `found`; empty where
-            the verdict, or another check, says it.
-        held: how *Checked* says that nothing is found; empty where it does not.
+        find: the finding in a run: None if a figure that it depends on is unknown, any other falsy value if nothing is
+            found. The rows of the run are the regular arm's, then the speculative one's if there is a draft.
+        text: the sentence about a finding: a template with `row`, the last row of the run, and `found`. Empty if the
+            verdict, or another check, states the finding.
+        held: the words for *Checked* if nothing is found; empty to leave the check out there.
     """
 
     consequence: Consequence
@@ -70,13 +70,14 @@ class Check(NamedTuple):
 
 
 def doubts(run: _Run) -> list[str]:
-    """Reasons not to believe the figures of a run as they stand, the most serious first."""
+    """Reasons not to believe the figures of a run as they stand, with the most serious first."""
     return _said([run], ("comparison", "against", "setting against"))
 
 
 def checked(run: _Run) -> list[str]:
-    """What was found to be in order, in one line; nothing of a run without a verdict. Of a pooled run each of its runs
-    was: means over runs may be equal in both arms by chance.
+    """A line of everything that was found to be in order, if anything was; [] for a run without a verdict.
+
+    For a pooled run, each of its runs must be in order: means over runs may be equal in both arms by chance.
     """
     row = run.last
     if not has_verdict(run.rows) or not row.speedup or row.is_simulated:
@@ -91,7 +92,7 @@ def checked(run: _Run) -> list[str]:
 
 
 def notes(run: _Run) -> list[str]:
-    """Notes about what the figures of a run cover."""
+    """Notes about what the figures of a run cover and do not cover."""
     return _said([run], ("setting note", "note"))
 
 
@@ -101,7 +102,7 @@ def caveats(runs: Iterable[_Run]) -> list[str]:
 
 
 def _said(runs: Iterable[_Run], consequences: Sequence[Consequence]) -> list[str]:
-    """The sentences about what is found in any of these runs, each once."""
+    """The sentences about everything that checks with these consequences find in any of the runs, each once."""
     sentences: dict[str, None] = {}
     for run in runs:
         is_compared = run.last.speedup is not None
@@ -115,8 +116,8 @@ def _said(runs: Iterable[_Run], consequences: Sequence[Consequence]) -> list[str
 
 
 def _each_arm(find: Callable[[LatencyRow], str | None]) -> Callable[[_Run], str | None]:
-    """What is found in the arms of a run, in words, from what is found in one; None where nothing is found and one is
-    not known.
+    """The finding in a run, from the finding in one arm. Words about several arms are joined by `and`. If nothing is
+    found in any arm, but one is unknown (None), the result is unknown.
     """
 
     def of_run(run: _Run) -> str | None:
@@ -139,7 +140,7 @@ def _unequal_texts(run: _Run) -> bool | None:
 
 def _regular_drafts(run: _Run) -> bool | None:
     regular, row = run.rows[0], run.last
-    # Tokens that arrive several at a time were drafted, or held back so that nobody sees whether they were.
+    # Tokens that arrive several at a time were drafted, or held back so that nobody can see whether they were.
     if None in (regular.drafted, row.drafted) or regular.held_back:
         return None
     return bool(regular.drafted or not row.drafted)
@@ -160,7 +161,7 @@ def _lowered_clocks(run: _Run) -> bool | None:
 
 @_each_arm
 def _finished(row: LatencyRow) -> str | None:
-    """How many prompts an arm answered, of a run that ended early."""
+    """How many prompts an arm answered, if the run ended early."""
     if row.status in ("ok", NO_VERDICT):
         return None
     return f"{(row.num_prompts or 0) - (row.num_failed or 0)} {row.arm}"
@@ -172,7 +173,7 @@ def _failed(row: LatencyRow) -> str | None:
 
 
 def _failures(run: _Run) -> str | None:
-    """How many requests of each arm failed, and the first error."""
+    """How many requests of each arm failed, with the first error; None if none failed and an arm is unknown."""
     failed = _failed(run)
     errors = [prompt.error for prompt in run.prompt_rows if prompt.error]
     return f"{failed} ({errors[0]})" if failed and errors else failed
@@ -180,7 +181,7 @@ def _failures(run: _Run) -> str | None:
 
 @_each_arm
 def _empty(row: LatencyRow) -> str | None:
-    """How many answers ended without a token."""
+    """How many of an arm's answers ended without a token."""
     return f"{row.num_empty} of {row.num_prompts} {row.arm}" if row.num_empty else None
 
 
@@ -191,13 +192,15 @@ def _has_a_slower_runner(run: _Run) -> bool:
 
 @_each_arm
 def _slow_host(row: LatencyRow) -> str | None:
-    """How much of an iteration or a step this program's own host takes, where that is much."""
+    """The share of an iteration or a step that this program's own host code takes, if it is large."""
     share = row.host_share or 0.0
     return f"{percent(share)} of the {row.arm} arm's time" if share > _MOST_OF_HOST else None
 
 
 def _in_two_places(run: _Run) -> str | None:
-    """The addresses of two servers, of which one would be slower by what is not speculation; None on this machine."""
+    """The addresses of two servers whose speeds may differ for reasons other than speculation; None for a single
+    address, or if both are this machine's.
+    """
     row = run.last
     if row.url is None or row.regular_url is None:
         return None
@@ -208,7 +211,7 @@ def _in_two_places(run: _Run) -> str | None:
 
 
 def _busy(run: _Run) -> str | None:
-    """How much of the processor other programs left, where that is too little; None of a server on another machine."""
+    """How little of the processor other programs left, if it was too little; None for a server on another machine."""
     row = run.last
     shares = [arm.processor_share for arm in run.rows if arm.processor_share is not None]
     if not shares or not any(arm.was_starved for arm in run.rows):
@@ -218,7 +221,7 @@ def _busy(run: _Run) -> str | None:
 
 
 def _low_acceptance(run: _Run) -> str | None:
-    """The share of tested draft tokens that an engine elsewhere accepted, where that is small."""
+    """The share of tested draft tokens that an engine elsewhere accepted, if it is small."""
     row = run.last
     rate = row.conditional_acceptance_rate
     if rate is None or rate > LITTLE or row.synthetic or not row.was_served:
@@ -227,13 +230,13 @@ def _low_acceptance(run: _Run) -> str | None:
 
 
 def _busy_gpus(run: _Run) -> str:
-    """How GPUs also computed for others, or were slowed by heat or power."""
+    """How the GPUs were busy with other programs, or slowed by heat or power; empty if they were not."""
     row = run.last
     parts = []
     if row.other_gpu_processes:
         parts.append(f"{counted(row.other_gpu_processes, 'other process')} computed on them")
     if row.gpu_throttled or any(arm.num_throttled_units for arm in run.rows):
-        # A pooled row has no reason where its runs have different ones, or some have none.
+        # A pooled row has no reason if its runs have different ones, or only some have one.
         reason = f" ({row.gpu_throttled})" if row.gpu_throttled else ""
         clock = f" to {row.lowest_gpu_clock_mhz} MHz" if row.lowest_gpu_clock_mhz else ""
         parts.append(f"clocks were lowered{clock}{reason}")
@@ -270,7 +273,7 @@ def _held_back(row: LatencyRow) -> str | None:
 
 @_each_arm
 def _cached(row: LatencyRow) -> str | None:
-    """The share of the prompts' tokens that came from a cache, where some did."""
+    """The share of the prompts' tokens that came from a cache, if any did."""
     if not row.cached_tokens:
         return None if row.cached_tokens is None else ""
     if not row.read_prompt_tokens:
@@ -280,14 +283,14 @@ def _cached(row: LatencyRow) -> str | None:
 
 @_each_arm
 def _foreign_tokens(row: LatencyRow) -> str | None:
-    """The tokens that a server read and generated for others while it was measured."""
+    """The number of tokens that a server read and generated for other clients while it was measured, if any."""
     if not row.foreign_tokens:
         return None if row.foreign_tokens is None else ""
     return f"{counted(row.foreign_tokens, 'token')} during the {row.arm} arm"
 
 
 def _other_caches(run: _Run) -> str | None:
-    """The numbers of prompt tokens that the arms took from a cache, where they differ."""
+    """The numbers of prompt tokens that the arms took from a cache, if they differ too much."""
     rows = run.rows
     if all(row.cached_tokens is None for row in rows):
         return None
@@ -317,7 +320,7 @@ def _after_the_end(run: _Run) -> str | None:
 
 
 def _otherwise_by_answer(run: _Run) -> str | None:
-    """The speed-up as a mean over answers, where that is another one than over all tokens."""
+    """The speed-up as a mean over answers, if it differs much from the one over all tokens."""
     regular, row = run.rows[0], run.last
     speedup = row.speedup.estimate if row.speedup else 0.0
     if not (speedup > 0 and regular.ms_per_token_per_answer and row.ms_per_token_per_answer):
@@ -334,7 +337,7 @@ def _same_prompts(run: _Run) -> str | None:
     if num_different is None:
         return None
     texts = Counter(prompt.prompt for prompt in run.prompt_rows if prompt.arm == "regular")
-    # Different conversations may end with the same message.
+    # Different conversations may end with the same message, so their number limits how many prompts can be equal.
     most = min(max(texts.values(), default=0), texts.total() - num_different + 1)
     return None if 2 * most <= texts.total() else f"{most} of {texts.total()}"
 
@@ -347,21 +350,21 @@ def _unseen(row: LatencyRow) -> str | None:
 
 
 def _takes_turns(run: _Run) -> int | None:
-    """How many GPUs of this machine hold the target's layers, where several do."""
+    """How many GPUs of this machine the target's layers are spread over, if there are several."""
     number = sum(device.startswith("cuda") for device in run.last.weight_bytes or ())
     return number if run.last.speedup is not None and number > 1 else None
 
 
-# In the order in which they are said, the most serious first. A new one is one row.
+# In the order in which they are printed, the most serious first. To add a check, add a row.
 CHECKS = (
-    # Another machine than the one that serves such a target: no figure below carries over.
+    # First, because a model in production is not served like this: none of the figures carries over.
     Check(
         "setting against",
         _takes_turns,
         "The target's layers take turns on {found} GPUs: with tensor parallelism a step is several times as fast, and"
         " the same draft pays less.",
     ),
-    # It explains the figures below it.
+    # It explains several of the findings below.
     Check(
         "against",
         _busy,

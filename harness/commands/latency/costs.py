@@ -1,6 +1,6 @@
-"""The price of an iteration in regular steps, and which part of it limits the speed-up.
+"""The cost of an iteration in regular steps, and which part of it limits the speed-up.
 
-Of rows of one run of `latency`, `row` is that of the speculative arm, `regular` that of the regular one.
+Throughout, `row` is the row of the speculative arm and `regular` that of the regular arm of the same run.
 """
 
 from __future__ import annotations
@@ -13,29 +13,29 @@ from harness.results.prompt_times import pairs_of, wait_for
 from harness.results.rows.prompts import drafts_of
 from harness.results.runs import Run
 
-# An iteration has a pass of the target, so that it takes a regular step at least. Starts of one program differ by some
-# per cent, and times on a busy machine by more: what is further below was not measured right.
+# An iteration includes a pass of the target, so it takes at least one regular step. Starts of the same program differ
+# by a few per cent, and times on a busy machine by more; an iteration that takes less than this was measured wrongly.
 _LEAST_STEPS = 0.8
-# A draft that proposes fewer tokens per iteration could gain little if all were accepted, free of cost.
+# A draft that proposes fewer tokens per iteration than this gains little even if all are accepted and cost nothing.
 _SELDOM = 0.25
 
 
 class StepCosts(NamedTuple):
-    """Times in regular steps: of drafting one token (c), and of verifying all K (v)."""
+    """Times in regular steps, of drafting one token (c) and of verifying all K (v)."""
 
     draft: float
     verify: float
 
 
 def costs_in_steps(regular: LatencyRow | None, row: LatencyRow) -> StepCosts | None:
-    """Costs by the phases of an iteration, as Leviathan et al. 2023 have them; None where one of them is unknown."""
+    """The costs c and v, as Leviathan et al. 2023 define them, from the times of the phases; None if one is unknown."""
     if regular is None or row.draft_ms is None or row.verify_ms is None:
         return None
     step_ms = regular.target_step_ms
     proposed = row.mean_num_draft_tokens
     if not step_ms or not proposed:
         return None
-    # Both times are of a whole iteration.
+    # Both times are those of a whole iteration.
     return StepCosts(row.draft_ms / proposed / step_ms, row.verify_ms / step_ms)
 
 
@@ -46,8 +46,8 @@ def main_limit(
 
     Args:
         tokens: mean number of tokens that an iteration yields.
-        proposed: draft tokens per iteration (K).
-        slow_drafting: why drafting takes the time that it does.
+        proposed: mean number of draft tokens per iteration.
+        slow_drafting: why drafting takes as long as it does, in words.
     """
     drafting = proposed * costs.draft
     ideals = {
@@ -61,7 +61,7 @@ def main_limit(
 
 
 def share_of_predicted(row: LatencyRow) -> float | None:
-    """Measured over predicted speed-up: the prediction is of decoding, without reading the prompt."""
+    """Measured over predicted speed-up, for decoding alone if that was measured; None if either is unknown."""
     measured = row.speedup if row.decode_speedup is None else row.decode_speedup
     if measured is None or not row.predicted_speedup:
         return None
@@ -69,7 +69,9 @@ def share_of_predicted(row: LatencyRow) -> float | None:
 
 
 def held_back(regular: LatencyRow | None, row: LatencyRow) -> str | None:
-    """The strongest limit of the speed-up, as `main_limit`; None where costs are unknown, as beside other programs."""
+    """The strongest limit of the speed-up, as `main_limit` words it; None if costs are unknown, or other programs kept
+    the machine busy.
+    """
     costs = costs_in_steps(regular, row)
     if costs is None or row.predicted_speedup is None or row.was_starved:
         return None
@@ -79,17 +81,17 @@ def held_back(regular: LatencyRow | None, row: LatencyRow) -> str | None:
         return f"the draft seldom proposes: {proposed:.2f} tokens per iteration"
     on_gpu = any(device.startswith("cuda") for device in row.weight_bytes or ())
     if on_gpu and row.draft_runner == "eager":
-        # A small draft's kernels take less time than their launches, which a CUDA graph saves.
+        # The kernels of a small draft take less time than launching them, which a CUDA graph avoids.
         launches = "this program launches each kernel of the draft alone"
         return main_limit(tokens, proposed, costs, launches)
     return main_limit(tokens, proposed, costs)
 
 
 def share_of_iteration(run: Run[LatencyRow]) -> float | None:
-    """A regular step as a share of an iteration's time, both over the tokens after an answer's first, which any server
-    allows; None where one of them is unknown.
+    """A regular step as a share of an iteration's time; None if one of the two is unknown, or the share is impossible.
 
-    It is of the prompts that both arms finished, where these are known.
+    Both times are per token after an answer's first, which can be measured with any server. They are over the prompts
+    that both arms finished, if the rows of the prompts are known.
     """
     regular, row = run.row("regular"), run.last
     step_ms = None if regular is None else _step_ms(regular)
@@ -104,13 +106,13 @@ def share_of_iteration(run: Run[LatencyRow]) -> float | None:
             for arm_answers in (regular_answers, answers)
         )
         if min(*steps, *decoding) > 0:
-            # Of a server that reports no iterations, those that its tokens took at the run's mean.
+            # If a server reports no iterations: as many as its tokens take at the run's mean.
             num_iterations = drafts_of(answers).known_iterations or decoding.num_tokens / tokens
             share = (steps.ms / steps.num_tokens) / (decoding.ms / num_iterations)
     return share if 0 < share <= 1 / _LEAST_STEPS else None
 
 
 def _step_ms(regular: LatencyRow) -> float | None:
-    """The time of a regular step; None where it is unknown, and of a first command, which may draft too."""
+    """The ms of a regular step; None if unknown, and for the first of two commands, which may draft, too."""
     is_regular = regular.arm == "regular" and regular.draft != SECOND_COMMAND
     return regular.ms_per_token_after_first if is_regular and not regular.drafted else None

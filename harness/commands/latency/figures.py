@@ -1,8 +1,8 @@
-"""The tables of `latency`, with every column that they have: pairs, why they are as fast, categories of prompts, turns
+"""The tables of `latency` with all their columns: pairs, why they are as fast as they are, categories of prompts, turns
 of conversations, and published figures next to ours.
 
-`row.acceptance_rate` of a `RankedRun` reads the row of the speculative arm (of a run without a draft the regular one),
-`regular.ms_per_token` that of the regular one.
+In the paths of columns, `row.acceptance_rate` of a `RankedRun` reads the row of the speculative arm (without a draft
+the regular one), and `regular.ms_per_token` the row of the regular arm.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from harness.results.statistics.ratios import ratio_of_totals
 
 
 def _known_verdict(pair: RankedRun) -> Statement | None:
-    """Whether a pair pays; None of a target alone."""
+    """Whether a pair pays; None for a target alone, and if no speed-up is known."""
     verdict = pair.verdict
     return verdict if verdict.interval.is_known else None
 
 
 def _sent_at_once(row: LatencyRow) -> LatencyRow | None:
-    """The row, or None where tokens were held back: then the first came late."""
+    """The row, or None if tokens were held back: the first token then arrived late."""
     return None if row.held_back else row
 
 
@@ -87,7 +87,7 @@ _PAIRS = (
 
 
 def pairs_table(pairs: Sequence[RankedRun]) -> Table:
-    """Speed-up of each pair and K, with the settings in which they differ."""
+    """The speed-up of each pair and K, with the settings in which they differ."""
     speedup = _SPEEDUP
     family = max(pair.verdict.family for pair in pairs)
     if family > 1:
@@ -98,7 +98,7 @@ def pairs_table(pairs: Sequence[RankedRun]) -> Table:
 
 
 def _positions(rates: Sequence[float | None]) -> str:
-    """`92 87 –`, in percent."""
+    """The rates in percent: `92 87 –`."""
     return " ".join(DASH if rate is None else f"{100 * rate:.0f}" for rate in rates)
 
 
@@ -107,7 +107,7 @@ def _costs(pair: RankedRun) -> StepCosts | None:
 
 
 def _tested(row: LatencyRow) -> LatencyRow | None:
-    """The row, or None where whole blocks are verified: then no token is tested by itself."""
+    """The row, or None if whole blocks are verified: no token is then tested by itself."""
     return row if tests_each_token(row.rule) else None
 
 
@@ -164,7 +164,7 @@ _REASONS = (
 
 
 def reasons_table(pairs: Sequence[RankedRun]) -> Table:
-    """Why a pair is as fast as it is: tokens per iteration, costs, and what limits it."""
+    """Why each pair is as fast as it is: tokens per iteration, costs, and the limit of its speed-up."""
     drafting = [pair for pair in pairs if pair.row.mean_acceptance_length is not None]
     notes = []
     for pair in drafting:
@@ -175,7 +175,7 @@ def reasons_table(pairs: Sequence[RankedRun]) -> Table:
     return Table.of("reasons", "Why?", drafting, _REASONS, strong="is_first", notes=notes)
 
 
-# The speed-up of fewer prompts is noise.
+# The speed-up over fewer prompts is noise.
 _FEWEST_PROMPTS = 4
 
 
@@ -184,9 +184,9 @@ class Category:
     """The prompts of one category, or of one turn, that the speculative arm finished.
 
     Attributes:
-        num_prompts: different ones; a prompt that was asked again counts once.
-        speedup: over those that both arms finished; None for fewer than four prompts.
-        pair: its name among several.
+        num_prompts: number of different prompts; one that was asked again counts once.
+        speedup: over the prompts that both arms finished; None for fewer than four prompts.
+        pair: name of the pair; empty if there is only one.
     """
 
     name: str
@@ -198,7 +198,7 @@ class Category:
 
 
 def divided_tables(pairs: Sequence[RankedRun]) -> list[Table]:
-    """Pairs at their best K by category of prompts, and by turn."""
+    """The figures of each pair at its best K, by category of prompts and by turn of conversations."""
     return [
         _divided("categories", "category", "With which prompts?", pairs),
         _divided("turns", "turn", "In which turn?", pairs),
@@ -206,7 +206,7 @@ def divided_tables(pairs: Sequence[RankedRun]) -> list[Table]:
 
 
 def _divided(key: str, column: str, title: str, pairs: Sequence[RankedRun]) -> Table:
-    """A table with a row for each value that a column of prompts has, and each pair."""
+    """A table with a row for each value of a column of prompts, and each pair; empty if there is only one value."""
     parts = []
     for pair in pairs:
         if pair.is_best_of_draft:
@@ -222,7 +222,7 @@ def _divided(key: str, column: str, title: str, pairs: Sequence[RankedRun]) -> T
         Column("acceptance", share, "acceptance_rate", optional=True),
         Column("tokens/iteration", number(), "tokens_per_iteration", optional=True),
     )
-    # A single one says nothing new.
+    # A single value would only repeat the whole.
     shown = itertools.chain(*by_name.values()) if len(by_name) > 1 else []
     about = "Speed-ups are of four prompts or more, intervals of eight."
     return Table.of(key, title, shown, columns, about=about)
@@ -231,10 +231,11 @@ def _divided(key: str, column: str, title: str, pairs: Sequence[RankedRun]) -> T
 def categories_of(
     run: Run[LatencyRow], name_of: Callable[[LatencyPromptRow], object]
 ) -> list[Category]:
-    """Speed-up and acceptance of parts of a run's prompts; [] for batches, which time all their prompts together.
+    """Speed-up and acceptance for parts of a run's prompts. [] for batches, which time all their prompts together, and
+    for a run without a draft.
 
     Args:
-        name_of: the name of the part that a prompt belongs to; None for a prompt of none.
+        name_of: gives the name of the part that a prompt belongs to; None for a prompt that belongs to none.
     """
     row = run.last
     if row.arm == "regular" or row.is_batched:
@@ -248,7 +249,8 @@ def categories_of(
         speedup = None
         if waits and num_prompts >= _FEWEST_PROMPTS:
             regular_times, speculative_times = common_times([waits])
-            # Requests that were in flight together share a lap's conditions; turns and repetitions of a prompt are one.
+            # Requests of a lap are in flight together, so they are one unit; turns and repetitions of a prompt are,
+            # too.
             places = places_by_unit(prompts).values()
             unit = "lap" if any(len(together) > 1 for together in places) else "prompt"
             speedup = ratio_of_totals(regular_times, speculative_times, unit)
@@ -265,7 +267,7 @@ def categories_of(
 
 
 class _Counterparts(NamedTuple):
-    """A published figure, and the row of our measurement of the same pair."""
+    """A published figure, and the row of our own measurement of the same pair or target."""
 
     name: str
     theirs: Published
@@ -273,9 +275,9 @@ class _Counterparts(NamedTuple):
 
 
 def published_table(pairs: Sequence[RankedRun]) -> Table:
-    """Published figures next to those of the pairs, or of the targets alone, that we measured.
+    """Published figures next to those that we measured, for the same pairs or targets.
 
-    A figure of a pair is in the table once, next to the first of ours; one of a target once per device.
+    A pair's figure is in the table once, next to our first; a target's once for each device.
     """
     counterparts: dict[Hashable, _Counterparts] = {}
     for pair in pairs:
@@ -298,7 +300,7 @@ def published_table(pairs: Sequence[RankedRun]) -> Table:
 
 
 def _our_length(item: _Counterparts) -> float | None:
-    """Our tokens per iteration, where theirs are known."""
+    """Our tokens per iteration; None if theirs are unknown."""
     return item.ours.tokens_per_iteration if item.theirs.mean_acceptance_length else None
 
 

@@ -1,6 +1,4 @@
-"""`latency`: regular against speculative decoding on the same prompts, with the interval and the
-reason.
-"""
+"""The measurement of `latency`: regular and speculative decoding on the same prompts, in turns."""
 
 from __future__ import annotations
 
@@ -49,19 +47,19 @@ from harness.results.statistics.stopping import (
 )
 from harness.results.verdict import ArmEvidence, judged, too_many_failures
 
-# A lap begins and ends with fewer requests in flight than it should have, so laps are long: up to
-# _LONGEST_LAP times the requests in flight, if there are still _MANY_LAPS laps then.
+# While a lap begins and ends, fewer requests are in flight than should be. So laps are long: up to _LONGEST_LAP times
+# the requests in flight, as long as that leaves _MANY_LAPS laps.
 _MANY_LAPS = 16
 _LONGEST_LAP = 4
 
 
 def choose_num_laps(num_prompts: int, batch_size: int) -> int:
-    """Return a number of laps; with one request in flight at a time, each prompt is a lap.
+    """Return the number of laps for this many prompts; with one request in flight at a time, each prompt is a lap.
 
     128 prompts with batch_size=4 make 16 laps of 8.
 
     Args:
-        batch_size: requests in flight at once; a lap has at least this many, if there are enough prompts.
+        batch_size: number of requests in flight; a lap has at least this many, if there are enough prompts.
     """
     if batch_size == 1:
         return num_prompts
@@ -76,12 +74,14 @@ def asks_again(settings: LatencySettings, prompt_set: PromptSet) -> bool:
 
 
 def lap_count(settings: LatencySettings, engine: Engine, num_prompts: int) -> int:
-    """Return the number of laps for this many prompts."""
+    """Return the number of laps for this many prompts: a fixed one with `laps=` or blocks, otherwise one that grows
+    with the prompts.
+    """
     if settings.laps != "auto":
         return settings.laps
     if engine.blocks is not None:
         return engine.blocks.number
-    # Laps let arms take turns, but fewer requests are in flight at their ends. One arm alone needs no turns.
+    # Laps let the arms take turns, but fewer requests are in flight at their ends. A single arm needs no turns.
     if len(engine.arms) == 1 and settings.batch_size > 1:
         return 1
     return choose_num_laps(num_prompts, settings.batch_size)
@@ -95,12 +95,12 @@ def questions_to_ask(
     encoded: Encoded,
     conversations: Conversations,
 ) -> tuple[Question, list[Question]]:
-    """Return the question of the warm-up, and those that are measured, in order: one for each batch or lap, and one
-    for each later turn of it.
+    """Return the question of the warm-up, and the questions that are measured, in order: one for each batch or lap,
+    each followed by one for every later turn of its conversations.
 
     Args:
-        encoded: the prompts that are measured.
-        conversations: has the later turns.
+        encoded: the measured prompts.
+        conversations: makes the questions about later turns.
     """
     unused_index = prompt_set.first_unused(settings.num_asked)
     warmup = warmup_question(session, encoded, settings.batch_size, unused_index)
@@ -120,13 +120,12 @@ def questions_to_ask(
 class Conversations:
     """The later turns of conversations, as questions whose prompts depend on the arm.
 
-    A turn has an index of its own: that of the conversation, and the number of prompts in the set
-    for every turn before it. Of 10 prompts, the turns of the fourth one have the indices 3, 13 and
-    23.
+    Each turn has its own index: that of the conversation, plus the number of prompts in the set for every turn before
+    it. With 10 prompts, the turns of the fourth one have the indices 3, 13 and 23.
 
     Args:
-        longest: the most tokens of a prompt. A later turn that has more when it is read goes on without its
-            oldest turns.
+        longest: the most tokens of a prompt. A later turn with more is asked without its oldest turns, if the model is
+            in this process.
     """
 
     def __init__(self, encoder: Encoder, prompt_set: PromptSet, longest: int) -> None:
@@ -140,10 +139,9 @@ class Conversations:
         self._longest = longest
 
     def follow_ups(self, first: Question) -> list[Question]:
-        """The questions about the later turns of those conversations that a question begins, one
-        for each turn.
+        """The questions about later turns of the conversations that a question begins, one for each turn.
 
-        Their prompts have empty answers until `for_arm` fills them in.
+        Their prompts have empty answers until `for_arm` fills these in.
         """
         prompts = self._prompt_set.prompts
         questions = []
@@ -165,7 +163,7 @@ class Conversations:
         return questions
 
     def for_arm(self, question: Question, arm: str) -> Question:
-        """The question with this arm's own answers to the turns before."""
+        """The question with this arm's own answers to the earlier turns; the question itself for first turns."""
         if self._prompt_set.at(question.requests[0].index).turn in (None, 1):
             return question
         requests = []
@@ -175,13 +173,13 @@ class Conversations:
         return dataclasses.replace(question, requests=requests)
 
     def keep(self, generation: Answered) -> None:
-        """Remember what an arm has answered."""
+        """Remember an arm's answers, for later turns."""
         for request in generation.requests:
             text = text_of(request, self._tokenizer, skip_special_tokens=True)
             self._answers[generation.arm, request.index] = text
 
     def _so_far(self, index: int, arm: str) -> tuple[Prompt, list[int]]:
-        """The conversation up to a turn, with the answers of an arm, and its token ids.
+        """The conversation up to a turn, with an arm's answers, and its token ids.
 
         Text that is read again may have more tokens than it had when it was generated.
         """
@@ -209,14 +207,14 @@ class Conversations:
 
 
 class LatencyExperiment(Experiment[LatencySettings, LatencyRow]):
-    """Both arms on the same prompts, in turns: batch by batch, or lap by lap where an engine keeps
-    requests in flight (`Engine.queues`).
+    """Asks both arms the same prompts, in turns: batch by batch, or lap by lap if the engine keeps requests in flight
+    (`Engine.queues`).
 
     Attributes:
-        run: everything that was measured by now, from which the figures of the rows follow. Each step of `measure`
-            ends with a new value, so that a run that ends early has the figures of the steps before.
+        run: everything that has been measured so far; the figures of the rows follow from it. Each step of `measure`
+            replaces it, so that a run that ends early has the figures of the steps before.
         num_too_long: how many prompts of the set were too long, by column.
-        unwritten: answers that count already, by arm, and whose rows wait for those of the other arm.
+        unwritten: answers that already count, by arm, but whose rows wait for those of the other arm.
     """
 
     def __init__(self, settings: LatencySettings) -> None:
@@ -225,7 +223,7 @@ class LatencyExperiment(Experiment[LatencySettings, LatencyRow]):
         self.settings = _settled(settings, available)
         self.prompts = self.prompt_set.take(min(self.settings.num_asked, available))
         self._check_batch(len(self.prompts))
-        # A run that fails before it measures has rows too, without figures.
+        # A run that fails before it measures anything has rows, too, without figures.
         arms = {name: MeasuredArm(name) for name in settings.arms}
         self.run = MeasuredRun(self.settings, self.prompt_set, arms)
         self.num_too_long: Mapping[str, int] = {}
@@ -258,7 +256,7 @@ class LatencyExperiment(Experiment[LatencySettings, LatencyRow]):
             return asked, ""
         num_in_set = len(self.prompt_set.prompts)
         if covers.unit == "prompt" and num_in_set < FEWEST_FOR_INTERVAL:
-            # However often these are asked.
+            # The set has too few prompts for an interval, however often they are asked.
             return asked, f"{covers.why_no_interval}: the set has {num_in_set}"
         return asked, f"{covers.why_no_interval}: {enough} has one"
 
@@ -270,7 +268,7 @@ class LatencyExperiment(Experiment[LatencySettings, LatencyRow]):
             self.prompt_set, self.prompts, new_tokens, num_others=settings.batch_size
         )
         self.num_too_long = encoded.num_too_long
-        # Prompts that are too long may have been skipped.
+        # Checked again, because prompts that are too long may have been skipped.
         self._check_batch(len(encoded.prompts))
         longest = encoded.longest_turn
         conversations = Conversations(encoder, self.prompt_set, longest)
@@ -285,19 +283,19 @@ class LatencyExperiment(Experiment[LatencySettings, LatencyRow]):
         self.run = MeasuredRun(
             settings=settings,
             prompt_set=self.prompt_set,
-            # A server alone may be the speculative arm.
+            # By the engine's own names: a server alone may be the speculative arm.
             arms={arm.name: MeasuredArm(arm.name) for arm in engine.arms},
             in_blocks=engine.blocks is not None,
             salted=all(known_salts) if known_salts else None,
             end_tokens=session.end_tokens() if settings.weights == "stored" else frozenset(),
-            # A clock of the engine's own does not pass on this machine.
+            # An engine with its own clock does not take this machine's time.
             quietness=None if engine_of(settings).own_clock else Quietness(gpus),
             confidence=CONFIDENCE if settings.precision is None else CONFIDENCE_OF_LOOKS,
         )
         self._ask(session, engine, warmup, questions, conversations)
         _check_failures(self.run)
 
-        # An average step reads the prompt and half of the new tokens.
+        # On average, a step reads the prompt and half of the new tokens.
         context = round(encoded.mean_length + new_tokens / 2)
         self.run = dataclasses.replace(
             self.run,
@@ -316,8 +314,8 @@ class LatencyExperiment(Experiment[LatencySettings, LatencyRow]):
     ) -> None:
         """Ask all arms the questions in turns, until all are answered, the run is precise or its budget is spent.
 
-        Each answer counts as soon as it is there; the rows of a question wait for all arms, as those of the speculative
-        one say where its text differs from the regular one.
+        Each answer counts as soon as it arrives. The rows of a question wait for the answers of all arms, because those
+        of the speculative arm record where its text differs from the regular one.
         """
         settings = self.settings
         run = self.run
@@ -356,7 +354,7 @@ class LatencyExperiment(Experiment[LatencySettings, LatencyRow]):
         self.run = dataclasses.replace(run, stopped_by=stopped_by)
 
     def _write(self, session: Session) -> None:
-        """Make the rows of the unwritten answers, the regular arm's first."""
+        """Make and write the rows of the answers in `unwritten`, the regular arm's first."""
         rows: list[LatencyPromptRow] = []
         for name in self.run.arms:
             generation = self.unwritten.pop(name, None)
@@ -367,10 +365,10 @@ class LatencyExperiment(Experiment[LatencySettings, LatencyRow]):
             session.append(PROMPTS_FILE, rows)
 
     def _check_batch(self, num_measured: int) -> None:
-        """Raise a SettingError for a batch of more prompts than are asked.
+        """Raise a SettingError for a batch with more prompts than are asked.
 
         Args:
-            num_measured: different prompts.
+            num_measured: number of different prompts.
         """
         again = asks_again(self.settings, self.prompt_set)
         size = self.settings.batch_size
@@ -379,15 +377,15 @@ class LatencyExperiment(Experiment[LatencySettings, LatencyRow]):
         require(size <= number, "batch_size", rule, size)
 
     def _check_engine(self, engine: Engine) -> None:
-        """Raise a SettingError for `precision` without a second arm."""
+        """Raise a SettingError for `precision` if there is no second arm."""
         precision = self.settings.precision
         rule = "needs two arms: it is about the speed-up, which a single server does not have"
         has_two = any(arm.name == "regular" for arm in engine.arms)
         require(precision is None or has_two, "precision", rule, precision)
 
     def rows(self, session: Session) -> Sequence[LatencyRow]:
-        """One row per arm, with None for anything that was not measured."""
-        # Where the run ended before the regular arm's answers: figures follow from these too.
+        """One row per arm, with None for everything that was not measured."""
+        # If the run ended between the arms' answers to a question, figures follow from the first ones, too.
         self._write(session)
         rows = []
         for measured in self.run.arms.values():
@@ -401,7 +399,7 @@ class LatencyExperiment(Experiment[LatencySettings, LatencyRow]):
 
 
 def _why_stop(run: MeasuredRun, settings: LatencySettings, seconds: float) -> StoppedBy | None:
-    """What ends a run with `precision` or a `budget` after a question; None while it goes on."""
+    """What ends a run with `precision` or a `budget` after a question; None if it goes on."""
     if settings.budget_s is not None and seconds > settings.budget_s:
         return "budget"
     if settings.half_width is None:
@@ -414,12 +412,12 @@ def _why_stop(run: MeasuredRun, settings: LatencySettings, seconds: float) -> St
 
 
 def _check_failures(run: MeasuredRun) -> None:
-    """Raise a RunError if too many requests failed for a verdict from the others."""
+    """Raise a RunError if so many requests failed that the others allow no verdict."""
     evidence = []
     for name, arm in run.arms.items():
         num_failed = sum(request.has_failed for request in arm.requests)
         if arm.requests and not arm.answered:
-            # Not even a whole answer has a token.
+            # No answer at all has a token, so every request counts as failed.
             num_failed = len(arm.requests)
         evidence.append(ArmEvidence(arm=name, num_prompts=len(arm.requests), num_failed=num_failed))
     reason = too_many_failures(evidence)
@@ -432,7 +430,7 @@ def _check_failures(run: MeasuredRun) -> None:
 def prompt_rows(
     run: MeasuredRun, generation: Answered, tokenizer: Tokenizer, run_id: str
 ) -> list[LatencyPromptRow]:
-    """An arm's answers to the prompts of a question, which were rows of a batch or requests."""
+    """The rows of an arm's answers to a question, one for each prompt."""
     assert generation.question is not None
     row_columns = LatencyPromptRow.columns().keys()
     rows = []
@@ -477,12 +475,12 @@ def prompt_rows(
 
 
 def _settled(settings: LatencySettings, available: int) -> LatencySettings:
-    """Settings with a number of prompts."""
+    """Settings with `num_prompts=auto` decided, if the prompt set or the server's draft matters for it."""
     if settings.num_prompts != "auto":
         return settings
     if settings.precision is not None:
         return dataclasses.replace(settings, num_prompts=available)
     if engine_of(settings).columns(settings).get("draft_remembers"):
-        # A prompt that is asked again finds its own answer in the server's pool.
+        # No prompt may be asked again: it would find its own answer in the server's pool.
         return dataclasses.replace(settings, num_prompts=min(settings.num_asked, available))
     return settings

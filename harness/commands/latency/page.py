@@ -39,12 +39,12 @@ from harness.results.runs import Run, grouped
 if TYPE_CHECKING:
     from harness.reporting.drawing import Plot
 
-# Characters of the longest bar.
+# The length of the longest bar, in characters.
 _BAR = 16
 
 
 def latency_page(runs: Sequence[Run[LatencyRow]]) -> Page | None:
-    """The page of one run or of many; None where nothing was measured."""
+    """The page of one run or of many; None if nothing was measured."""
     pairs = ranked_runs(runs)
     judged = pairs
     if len(pairs) > 1:
@@ -78,7 +78,7 @@ def latency_page(runs: Sequence[Run[LatencyRow]]) -> Page | None:
 
 
 def _page_of_run(pair: RankedRun) -> Page:
-    """The verdict, both arms, why, what to type next, and the figures behind it."""
+    """The page of a single run: the verdict, both arms, why, what to type next, and the figures behind it."""
     run, verdict = pair.run, pair.verdict
     return Page(
         heading(run.last, settings_line(run.rows)),
@@ -102,7 +102,9 @@ def _page_of_run(pair: RankedRun) -> Page:
 
 
 def _page_of_runs(pairs: Sequence[RankedRun]) -> Page:
-    """A part for each series of several runs, those with a conclusion first, and one for all other runs."""
+    """The page of many runs: a part for each series of several runs, those with a conclusion first, and one for all
+    other runs.
+    """
     by_series = grouped(pairs, attrgetter("series")).values()
     parts = [_part(group) for group in by_series if len(group) > 1]
     parts.sort(key=lambda part: not any(line.style in ("good", "bad") for line in part.finding))
@@ -124,11 +126,11 @@ def _page_of_runs(pairs: Sequence[RankedRun]) -> Page:
 
 
 def _part(group: Sequence[RankedRun], noun: str = "run") -> Page:
-    """What is said of one series, or of single runs, and a row for each.
+    """The part of a page about one series, or about single runs: the findings, and a row for each run.
 
     Args:
-        group: named among all on the page.
-        noun: for what the runs are called.
+        group: the runs, with the names that distinguish them among all runs of the page.
+        noun: what the runs are called in the title.
     """
     pairs = among_themselves(group)
     title = title_of_many([pair.row for pair in pairs], noun).split(" · ")
@@ -139,7 +141,7 @@ def _part(group: Sequence[RankedRun], noun: str = "run") -> Page:
         if why_not:
             whose = ", ".join([members[0].model, *shared_details(members)])
             doubts.append(f"{whose}: {why_not}: pairs that are close are not ordered.")
-    # At their best K, and targets alone.
+    # Each pair at its best K, and targets alone.
     shown = [pair for pair in pairs if pair.is_best_of_draft or pair.speedup is None]
     return Page(
         " · ".join(dict.fromkeys(title)),
@@ -155,14 +157,14 @@ def _part(group: Sequence[RankedRun], noun: str = "run") -> Page:
 
 
 def _bars(rows: Sequence[LatencyRow]) -> Table:
-    """A line for each arm, with a bar as long as its time per token."""
+    """A line for each arm, with a bar that is as long as its time per token."""
     longest = max(row.ms_per_token or 0.0 for row in rows) or 1.0
     columns = (
         Column("", text=True, of=arm_name),
         Column("ms/token", number(), "ms_per_token"),
         Column("tokens/s", number(1), "tokens_per_second", optional=True),
         FIRST_TOKEN,
-        # The last one: a narrow terminal leaves out columns at the right.
+        # The bar is last, because a narrow terminal leaves out columns from the right.
         Column("", lambda ms: "█" * round(_BAR * ms / longest), "ms_per_token", text=True),
     )
     return Table.of("bars", "", rows, columns, look="bare")

@@ -16,7 +16,7 @@ from harness.results.statistics.interval import Interval
 
 
 def latency_plots(pairs: Sequence[RankedRun]) -> dict[str, list[Plot]]:
-    """Speed-ups of pairs by K, and by load with the line where speculation stops to pay."""
+    """Speed-ups of pairs by K and by load, with the line below which speculation does not pay."""
     complete = [pair for pair in pairs if pair.speedup is not None]
     targets = [*grouped(complete, attrgetter("series")).values()]
     by_k = []
@@ -24,7 +24,7 @@ def latency_plots(pairs: Sequence[RankedRun]) -> dict[str, list[Plot]]:
         numbered = [pair for pair in group if isinstance(pair.k, int) and pair.k > 0]
         title = " · ".join([group[0].model, *shared_details(group)])
         by_k.append((title, _curves(numbered, "name.group", "name.k_order")))
-    # A damaged file may hold any number.
+    # A damaged file may hold any number as the load.
     loaded = [pair for pair in complete if pair.load > 0]
     by_load: list[Plot] = []
     by_prompts = grouped(loaded, attrgetter("row.prompts"))
@@ -39,10 +39,10 @@ def latency_plots(pairs: Sequence[RankedRun]) -> dict[str, list[Plot]]:
 
 
 def _curves(pairs: Sequence[RankedRun], series: str, x: str) -> Curves:
-    """The speed-ups of each series that has several x; at one x that of the last.
+    """The speed-ups of each series that has several x; if several runs have the same x, the last one's.
 
     Args:
-        series, x: paths of attributes of a pair.
+        series, x: paths of attributes of a pair: what distinguishes the series, and the x of a point.
     """
     curves: dict[str, Sequence[tuple[float, Interval]]] = {}
     for names, members in grouped(pairs, attrgetter(series)).items():

@@ -1,4 +1,4 @@
-"""Many runs of `latency` beside each other: their names and order, and sentences about each series."""
+"""Names, orders and describes many runs of `latency`: their places on a page, and sentences about each series."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ from harness.results.judging.series import (
 from harness.results.runs import Run, grouped
 from harness.results.statistics.interval import Interval
 
-# Rivals that are named in a sentence.
+# The most rivals that a sentence names.
 _MOST_NAMED = 3
-# What is said of runs by their standing to the reference, in this order. Of a standing without words nothing is.
+# The sentences about runs by their standing compared with the reference, in this order. Runs with any other standing
+# get no sentence.
 _STANDINGS = {
     "gains more": "Gains significantly more, but is not shown to pay",
     "cannot be told apart": "Cannot be told apart from it",
@@ -43,8 +44,8 @@ class RankedRun(Member):
     """A run among others: a pair, or a target without a draft.
 
     Attributes:
-        name: among the other runs.
-        is_best_of_draft: whether tables beside the ranking show this K for its draft.
+        name: the name that distinguishes it from the other runs.
+        is_best_of_draft: whether this is the K that tables after the ranking show for its draft.
     """
 
     series: Series = field(kw_only=True)
@@ -53,34 +54,34 @@ class RankedRun(Member):
 
     @property
     def row(self) -> LatencyRow:
-        """The speculative arm's; in a run without a draft the regular one's."""
+        """The row of the speculative arm; without a draft that of the regular arm."""
         return self.run.last
 
     @property
     def regular(self) -> LatencyRow | None:
-        """The row of the regular arm."""
+        """The row of the regular arm; None if the run has none."""
         return self.run.row("regular")
 
     @property
     def has_verdict(self) -> bool:
-        """Whether it is whole, and something may be said of it; an arm alone needs no interval."""
+        """Whether the run is whole and something may be concluded; a single arm needs no interval."""
         return self.is_judged or self.is_arm_alone
 
     @property
     def is_reference(self) -> bool:
-        """Whether the others of its series are compared with it."""
+        """Whether the other runs of its series are compared with this one."""
         reference = self.series.reference
         return reference is not None and reference.run is self.run
 
     @property
     def is_first(self) -> bool:
-        """Whether it is the reference of several."""
+        """Whether this is the reference of a series with several compared runs."""
         return self.is_reference and bool(self.series.standings)
 
     @property
     def remark(self) -> str:
-        """`not quiet` if its machine was busy; else `best` if it gains significantly more than all others of its
-        series. A run that is compared with none has its verdict, too.
+        """`not quiet` if its machine was busy; otherwise `best` if it gains significantly more than all others of its
+        series. A run that is compared with no other also shows its verdict.
         """
         disturbed = "" if self.row.was_quiet else "not quiet"
         if self.series.standings:
@@ -100,13 +101,14 @@ class RankedRun(Member):
 
     @property
     def load(self) -> int:
-        """Requests in flight, or rows of a batch."""
+        """The number of requests in flight, or of rows of a batch."""
         return load_of(self)
 
     @property
     def curve(self) -> Sequence[str]:
-        """Equal for runs of one prompt set that differ only in K and `load`. Its words leave `prompts` out, which name
-        the number of prompts, too: that grows with the load.
+        """Equal for runs of one prompt set that differ only in K and `load`.
+
+        The words for `prompts` are left out, because they include the number of prompts, which grows with the load.
         """
         settings = self.name.settings.items()
         with_load = ("batch_size", "prompts")
@@ -121,7 +123,7 @@ class RankedRun(Member):
 def ranked_runs(runs: Sequence[Run[Any]]) -> list[RankedRun]:
     """The runs, each in its series, named and ordered by `among_themselves`.
 
-    Runs without figures, or of which an arm is missing, are left out.
+    Runs without figures, and runs that lack an arm, are left out.
     """
     shown = [run for run in runs if run.has_figures and run.status != "incomplete"]
     pairs = []
@@ -133,10 +135,11 @@ def ranked_runs(runs: Sequence[Run[Any]]) -> list[RankedRun]:
 
 
 def among_themselves(pairs: Sequence[RankedRun]) -> list[RankedRun]:
-    """These pairs, named by what distinguishes them from each other alone, and the best K of each draft.
+    """These pairs, named only by what distinguishes them from each other, with the best K of each draft marked.
 
-    Those of each model are below each other, the fastest by time per token first. Runs of one pair are ordered by load
-    and then by K, ascending: 13B with 7B at K=2 and 4 (12 ms), then 30B with 7B at batch size 1 and 4 (25 ms).
+    Pairs of one model follow each other; models are ordered by their fastest time per token. Within a model, runs of
+    one pair are ordered by load and then by K, ascending. For example: 13B with 7B at K=2 and 4 (12 ms), then 30B with
+    7B at batch size 1 and 4 (25 ms). Pairs without a speed-up come last.
     """
     names = distinct_names([pair.row for pair in pairs])
     named = [replace(pair, name=name) for pair, name in zip(pairs, names, strict=True)]
@@ -145,7 +148,7 @@ def among_themselves(pairs: Sequence[RankedRun]) -> list[RankedRun]:
         for pair in same_draft:
             pair.is_best_of_draft = pair is best
     ordered = []
-    # Those without a speed-up last.
+    # Pairs without a speed-up last.
     named.sort(key=lambda pair: (pair.speedup is None, pair.row.ms_per_token or 0.0))
     for same_model in grouped(named, attrgetter("model")).values():
         for curve in grouped(same_model, attrgetter("curve")).values():
@@ -154,7 +157,7 @@ def among_themselves(pairs: Sequence[RankedRun]) -> list[RankedRun]:
 
 
 def shared_details(pairs: Sequence[RankedRun]) -> list[str]:
-    """What the names of all these have in common, which tells them from others on the page."""
+    """The details that all these names have in common, and that distinguish them from others on the page."""
     names = [pair.name for pair in pairs]
     details = [text for text in names[0].details if all(text in name.details for name in names)]
     if names[0].settings.get("server_command") not in details:
@@ -166,9 +169,10 @@ def shared_details(pairs: Sequence[RankedRun]) -> list[str]:
 
 
 def answers(pairs: Sequence[RankedRun]) -> list[Line]:
-    """The sentences about one series: its reference, bold if it has a conclusion, and how the others compare with it;
-    of single runs one each. They have the time of a token, because the speed-ups of different series are relative to
-    different times.
+    """Sentences about one series: its reference, bold if there is a conclusion about it, and how the others compare
+    with it; about single runs, one sentence each.
+
+    They include the time per token, because the speed-ups of different series are relative to different times.
     """
     first = next((pair for pair in pairs if pair.is_first), None)
     others = [pair for pair in pairs if pair.standing is not None]
@@ -183,7 +187,7 @@ def answers(pairs: Sequence[RankedRun]) -> list[Line]:
     elif first.is_shown:
         beginning = "Highest that pays"
     elif any(pair.is_shown for pair in others):
-        # One on a busy machine is, which cannot be the reference.
+        # A run on a busy machine is shown to pay, but it cannot be the reference.
         beginning = "None that ran quietly is shown to pay; the highest of those"
     else:
         beginning = "None is shown to pay; the highest"
@@ -204,7 +208,7 @@ def _with_time(pair: RankedRun) -> str:
 
 
 def _named(rivals: Sequence[RankedRun], first: RankedRun) -> str:
-    """`K=2: 0.81 (0.74 to 0.88) of its speed-up; K=8`, and what kind of intervals these are."""
+    """`K=2: 0.81 (0.74 to 0.88) of its speed-up; K=8`, followed by the kind of these intervals."""
     names = []
     has_bounds = False
     is_same_pair = {rival.name.group for rival in rivals} == {first.name.group}
@@ -223,12 +227,12 @@ def _named(rivals: Sequence[RankedRun], first: RankedRun) -> str:
 
 
 class Schedule(NamedTuple):
-    """The K to use at each load of one pair and settings.
+    """The K to use at each load, for one pair and settings.
 
     Attributes:
-        whose: their name and a colon, where there are several.
-        ranges: in the order of the loads; none without a schedule.
-        why_none: why there is none.
+        whose: the name of the pair and settings, followed by a colon; empty if there is only one schedule.
+        ranges: in the order of the loads; empty without a schedule.
+        why_none: why there is no schedule; empty if there is one.
     """
 
     whose: str
@@ -237,7 +241,9 @@ class Schedule(NamedTuple):
 
 
 def schedules(pairs: Sequence[RankedRun]) -> list[Schedule]:
-    """One for each pair and settings measured at several loads. Intervals hold for all runs of one at once."""
+    """A schedule for each pair and settings that were measured at several loads. Intervals hold for all runs of a
+    schedule at once.
+    """
     found = []
     curves = grouped(pairs, attrgetter("row.prompts", "curve"))
     for (_, curve), members in curves.items():
@@ -251,7 +257,7 @@ def schedules(pairs: Sequence[RankedRun]) -> list[Schedule]:
 
 
 def schedules_in_words(schedules: Sequence[Schedule]) -> Iterator[tuple[str, str]]:
-    """By name and in words: `("Use", "K=3 at 1 to 4; none at 16")`."""
+    """Each schedule as a heading and words: `("Use", "K=3 at 1 to 4; none at 16")`; and the same for vLLM."""
     for whose, ranges, why_none in schedules:
         if not ranges:
             yield "Use", f"{whose}no schedule: {why_none}"

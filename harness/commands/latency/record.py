@@ -1,4 +1,4 @@
-"""`latency`: regular against speculative decoding on the same prompts."""
+"""The record and the settings of `latency`, which compares regular and speculative decoding on the same prompts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from harness.measuring.rows import LatencyRow
 from harness.results.rows.prompts import LatencyPromptRow
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL
 
-# Prompts that are measured where nothing is said.
+# How many prompts are measured by default. With several requests in flight it is as many as an interval needs, but at
+# most the second number.
 _PROMPTS = 15
 _MOST_PROMPTS = 1024
 
@@ -72,7 +73,7 @@ class LatencySettings(PromptedSettings, RepeatedSettings):
                 "must be a time with its unit, such as 10min, 90s or 2h",
             ),
             (self.laps == "auto" or self.laps >= 1, "laps", "must be auto or at least 1"),
-            # All of them are in memory at once.
+            # All requests are in memory at once.
             (self.num_asked <= 10**6, "num_prompts", "must be at most 10^6"),
             (self.num_asked >= 1, "num_prompts", "must be at least 1"),
         ):
@@ -88,13 +89,15 @@ class LatencySettings(PromptedSettings, RepeatedSettings):
 
     @property
     def half_width(self) -> float | None:
-        """Half of the width that the speed-up's interval is to have, as a share of the speed-up; None for any."""
+        """Half of the width at which the speed-up's interval is narrow enough, as a share of the speed-up; None without
+        `precision`.
+        """
         asked = self.precision
         return quantity(asked, {"%": 0.01}) if isinstance(asked, str) else asked
 
     @property
     def budget_s(self) -> float | None:
-        """Seconds after which no question is asked any more; None for no limit."""
+        """Seconds after which no further question is asked; None without a limit."""
         return None if self.budget is None else quantity(self.budget, SECONDS)
 
     def check_engine(self, engine: Abilities) -> None:
@@ -108,9 +111,9 @@ class LatencySettings(PromptedSettings, RepeatedSettings):
 
     @property
     def num_asked(self) -> int:
-        """How many prompts are asked, repetitions included.
+        """The number of requests, including repetitions.
 
-        That `auto` means the whole set with `precision` is decided where the set is loaded (`LatencyExperiment`).
+        With `precision`, `auto` means the whole set; that is decided once the set is loaded (`LatencyExperiment`).
         """
         if self.num_prompts != "auto":
             return self.num_prompts
@@ -121,7 +124,7 @@ class LatencySettings(PromptedSettings, RepeatedSettings):
 
 
 class Latency(Command[LatencySettings, LatencyRow]):
-    """Times both arms on a set of prompts."""
+    """The record of `latency`, which times both arms on a set of prompts."""
 
     name = "latency"
     summary = "how much faster speculative decoding is for a pair of models, and why"
@@ -158,7 +161,7 @@ class Latency(Command[LatencySettings, LatencyRow]):
     further_rows = (LatencyPromptRow,)
 
     def line(self, rows: Sequence[LatencyRow]) -> str:
-        """The speed-up; the speculative arm's row is the last."""
+        """The speed-up, or the time per token without one; the speculative arm's row is the last."""
         from harness.commands.latency.answer import result_line
 
         return result_line(rows[-1]) + ("" if rows[-1].was_quiet else ", not quiet")

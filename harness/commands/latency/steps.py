@@ -1,4 +1,4 @@
-"""Commands to type after one run of `latency`, or after many: the most useful step first."""
+"""The commands to type after one run of `latency`, or after many: at most a few, the most useful first."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from harness.results.judging.series import best_of
 from harness.results.judging.statement import Statement
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, Coverage
 
-# More are not asked for.
+# No step suggests more prompts than this.
 _MOST_PROMPTS = 500
 
 
 def steps_after_run(row: LatencyRow, verdict: Statement) -> list[NextStep]:
-    """A better interval where nothing is concluded; other settings, and further runs, where something is.
+    """Without a conclusion, the step to a better interval; with one, other drafts or K and further runs.
 
     Args:
-        row: of the speculative arm.
+        row: the row of the speculative arm.
         verdict: whether it pays.
     """
     if row.status != "ok" or row.speedup is None or row.max_new_tokens == 1:
-        # What failed would fail again, and speculation decides no first token.
+        # A run that failed would fail again, and speculation cannot decide the first token.
         return []
     if not verdict.is_conclusion:
         return _better_interval(row, verdict)
@@ -38,7 +38,18 @@ _QUIET = NextStep("a quiet machine", "resume=false")
 
 
 def _better_interval(row: LatencyRow, verdict: Statement) -> list[NextStep]:
-    """What narrows an interval that includes 1, or gives one; nothing for arms that are the same."""
+    """The step that narrows an interval that includes 1, or gives a run its first interval; [] if none would help.
+
+    The order of the conditions counts: the first that applies decides.
+
+        interval from a busy machine                measure again, reusing nothing
+        identical arms                              nothing
+        nothing was drafted                         another draft
+        the budget ended the run                    no budget
+        several runs, or blocks                     more of these, because prompts do not narrow what varies between
+        them batches or laps                             more prompts prompts                                     more
+        prompts, so far as the set has any; then more runs
+    """
     coverage = Coverage.of(row.speedup)
     has_bounds = verdict.interval.has_bounds
     if has_bounds and (verdict.why or not row.was_quiet):
@@ -50,18 +61,18 @@ def _better_interval(row: LatencyRow, verdict: Statement) -> list[NextStep]:
     aim = "a narrower interval" if has_bounds else "an interval"
     if row.stopped_by == "budget":
         return [NextStep(aim, "budget=null")]
-    # Prompts do not narrow what varies from run to run, or from start to start.
+    # More prompts do not narrow the variation from run to run, or from start to start.
     if has_bounds and coverage.num_runs is not None:
         return [NextStep(aim, f"repeats={2 * coverage.num_runs}")]
     if coverage.unit == "block":
         return [NextStep(aim, f"engine.blocks={max(4, 2 * coverage.num_units)}")]
-    # Four times the units halve an interval.
+    # Four times as many units halve the width of an interval.
     num_units = 4 * coverage.num_units if has_bounds else FEWEST_FOR_INTERVAL
     if coverage.num_effective and not has_bounds:
         num_units = math.ceil(num_units * coverage.num_units / coverage.num_effective)
     if coverage.unit in ("lap", "batch"):
         return [NextStep(aim, f"num_prompts={num_units * (row.batch_size or 1)}")]
-    # The same prompts again would be no further units.
+    # Asking the same prompts again gives no further units.
     num_units = min(num_units, row.num_prompts_in_set or _MOST_PROMPTS, _MOST_PROMPTS)
     if num_units > coverage.num_units and (has_bounds or num_units >= FEWEST_FOR_INTERVAL):
         return [NextStep(aim, f"num_prompts={num_units}")]
@@ -69,24 +80,24 @@ def _better_interval(row: LatencyRow, verdict: Statement) -> list[NextStep]:
 
 
 def _another_draft(row: LatencyRow, verdict: Statement) -> list[NextStep]:
-    """Several K, or a draft that costs nothing where this one does not pay."""
+    """Several K to try, or a free draft if this one makes decoding slower."""
     if verdict.relation == "below":
         return _free_draft([row])
-    # K of a server is in its command.
+    # A server's K is set in its command.
     is_fixed = row.is_elsewhere or not isinstance(row.num_draft_tokens, int)
     return [] if is_fixed else [NextStep("which K gains most", "-m K=2,4,8")]
 
 
 def _free_draft(rows: Sequence[LatencyRow]) -> list[NextStep]:
-    """A draft that costs nothing, where no other pays or proposes; nothing where one was measured."""
-    # What a server drafts with is in its command.
+    """A draft that costs nothing; [] if it was measured already, or the draft is set in a server's command."""
+    # A server's draft is set in its command.
     if any(row.is_elsewhere or row.draft == "lookup" for row in rows):
         return []
     return [NextStep("a draft that costs nothing", "draft=lookup")]
 
 
 def steps_after_runs(pairs: Sequence[RankedRun]) -> list[NextStep]:
-    """The most useful step after many runs, if there is one."""
+    """The most useful step after many runs; [] if there is none. The first condition that applies decides."""
     if any(pair.series.why_not for pair in pairs):
         return [_OTHER_RUNS]
     best = best_of(pairs)
@@ -107,8 +118,9 @@ def steps_after_runs(pairs: Sequence[RankedRun]) -> list[NextStep]:
 
 
 def steps_without_interval(pairs: Sequence[RankedRun]) -> list[NextStep]:
-    """The step that gives an interval to the runs without one: to that with the most requests in flight, which needs
-    most prompts, and so to all.
+    """The step that gives an interval to runs that have none.
+
+    It is the step of the run with the most requests in flight: that run needs the most prompts, so the step helps all.
     """
     whole = [pair for pair in pairs if pair.row.status == "ok"]
     lacking = [pair for pair in whole if not pair.verdict.interval.has_bounds]

@@ -1,4 +1,4 @@
-"""`report format=row`: a Markdown table with one row per run of `latency`, for a table that others add theirs to."""
+"""`report format=row`: a Markdown table with one row per run of `latency`, to be added to a table that people share."""
 
 from __future__ import annotations
 
@@ -80,18 +80,18 @@ _COLUMNS: Mapping[str, Callable[[LatencyRow], str]] = {
 
 
 def _command(run: Run[LatencyRow]) -> str:
-    """The command of a server that was started here, as others can type it, without the port that the harness adds; of
-    another run the line that was typed.
+    """The command of a server that the harness started, in a form that others can type, without the port that the
+    harness adds; for any other run the line that was typed.
     """
     row = run.last
     commands = [_as_code(without_port(command)) for command in row.server_command or []]
     if not commands:
         return DASH if run.typed is None else _as_code(run.typed)
-    # The regular command follows from the other one, unless there are two.
+    # The regular command is derived from the other one, unless two commands were typed.
     return " against ".join(reversed(commands)) if row.draft == SECOND_COMMAND else commands[-1]
 
 
 def _as_code(command: str) -> str:
-    """Code within a cell: a table takes a backslash before its own sign there too."""
+    """The command as code within a table cell, where a vertical bar needs a backslash even in code."""
     text = " ".join(command.split()).replace("|", "\\|")
     return f"`` {text} ``" if "`" in text else f"`{text}`"
