@@ -1,1 +1,1 @@
-"""The command `eval`."""
+"""The command `eval`, which counts correct answers of both arms."""

@@ -1,5 +1,5 @@
-"""`eval`: how many questions each arm answers correctly. Both get the same ones, in batches, and a
-run goes on where an earlier one ended.
+"""The measurement of `eval`: how many questions each arm answers correctly. Both arms get the same questions, in
+batches, and a run continues where an earlier one ended.
 """
 
 from __future__ import annotations
@@ -42,27 +42,29 @@ from harness.results.statistics.proportions import (
 
 PROMPTS_FILE = "eval_prompts.csv"
 
-# Settings that change no answer: how much is asked, what difference matters, and `seed`, in whose place are `seeds`.
+# Settings that change no answer: how many questions are asked, which difference matters, and `seed`, because `seeds` is
+# used in its place.
 _NOT_OF_AN_ANSWER = ("seed", "seeds", "num_prompts", "margin")
 
-# By seed and index of the question: the answer of each arm.
+# The answer of each arm, by seed and index of the question.
 StoredAnswers = dict[tuple[int, int], dict[str, AnswerRow]]
 
 
 class EvalExperiment(Experiment[EvalSettings, EvalRow]):
-    """Both arms on the questions of each seed.
+    """Asks both arms the questions of each seed.
 
     Answers are appended batch by batch to a file of all runs, with a digest of everything that determines an answer and
     its time. So however a run ends, the same command continues from there.
 
     Attributes:
         problems: the questions of all seeds.
-        answers: those of this run and of earlier ones; a question is in it once every arm has answered.
+        answers: the answers of this run and of earlier ones; a question is included only when every arm has answered
+            it.
         resumed: keys (seed, index) of the questions that earlier runs answered.
     """
 
     def __init__(self, settings: EvalSettings) -> None:
-        # A batch has one seed, so that it is never larger than the questions of a seed.
+        # A batch has only one seed, so it is never larger than the questions of a seed.
         self.settings = dataclasses.replace(
             settings, batch_size=min(settings.batch_size, settings.num_prompts)
         )
@@ -89,10 +91,10 @@ class EvalExperiment(Experiment[EvalSettings, EvalRow]):
     def rows(self, session: Session) -> list[EvalRow]:
         """One row per seed and arm, then one per arm over all seeds, with `seed=all`.
 
-        A seed without an answer, because the run ended before, has no row.
+        A seed without an answer, because the run ended before it, has no row.
         """
         if not self.answers:
-            # Those that this run's process wrote to its directory before it died.
+            # The answers that this run's own process wrote before it died.
             written = read_rows(session.directory / PROMPTS_FILE, AnswerRow)
             self.answers = self._answered_by_all(
                 [row for row in written if row.run == session.run_id]
@@ -106,7 +108,7 @@ class EvalExperiment(Experiment[EvalSettings, EvalRow]):
                 texts = "\n".join(problem.prompt for problem in problems)
                 columns = {
                     "seed": str(seed),
-                    # Of the texts of the questions.
+                    # The digest of the questions' texts.
                     "prompts_digest": hashlib.sha256(texts.encode()).hexdigest()[:12],
                     "num_resumed": sum(problem.key in self.resumed for problem in problems),
                 }
@@ -117,16 +119,16 @@ class EvalExperiment(Experiment[EvalSettings, EvalRow]):
     def _row(
         self, session: Session, arm: str, answered: Sequence[Problem], columns: Mapping[str, Any]
     ) -> EvalRow:
-        """The row of an arm, from the answers of every arm to the same questions.
+        """The row of an arm, from answers to questions that all arms have answered.
 
         Args:
-            answered: the questions that it is about, which all arms have answered.
-            columns: those that do not depend on the arm.
+            answered: these questions.
+            columns: the columns that do not depend on the arm.
         """
         settings = self.settings
         is_greedy = settings.decoding.temperature == 0
         first_asked = {problem.prompt: problem for problem in reversed(answered)}
-        # A greedy answer to the same question is a copy, and no further evidence.
+        # A greedy answer to a question that is asked again is a copy, which is no further evidence.
         different = [problem for problem in answered if problem is first_asked[problem.prompt]]
         evidence = different if is_greedy else answered
         arm_answers = [self.answers[problem.key][arm] for problem in answered]
@@ -139,16 +141,16 @@ class EvalExperiment(Experiment[EvalSettings, EvalRow]):
             figures |= {"wilson_low": wilson.low, "wilson_high": wilson.high}
             figures["ms_per_answer"] = statistics.fmean(answer.time_ms for answer in arm_answers)
             has_regular = all("regular" in self.answers[problem.key] for problem in evidence)
-            # A failed run concludes nothing: its page says why (`judged_differences`).
+            # A failed run allows no conclusion; its page says why (`judged_differences`).
             if arm != "regular" and has_regular and session.status != "failed":
                 expected = [self.answers[problem.key]["regular"].correct for problem in evidence]
-                # Answers that are drawn to one question several times are no other questions.
+                # Several sampled answers to one question do not cover other questions.
                 covers = Coverage(len(evidence), "question", len(evidence) > len(different))
                 difference = difference_of_paired_proportions(expected, correct)
                 figures["difference"] = dataclasses.replace(difference, covers=covers)
                 figures["mcnemar_p_value"] = mcnemar_p_value(expected, correct)
                 if is_greedy:
-                    # Sampled texts may differ; greedy ones must not.
+                    # Sampled texts may differ between the arms; greedy ones must not.
                     by_arm = [self.answers[problem.key] for problem in answered]
                     same = [
                         answers["regular"].completion == answers[arm].completion
@@ -188,10 +190,10 @@ class EvalExperiment(Experiment[EvalSettings, EvalRow]):
         session.append(PROMPTS_FILE, rows)
 
     def _answer_pending(self, session: Session, token_ids: Sequence[Sequence[int]]) -> None:
-        """Give every arm, batch by batch, the questions without an answer.
+        """Ask every arm, batch by batch, the questions that have no answers yet.
 
-        Both arms answer a batch before the next begins, and then it is written: a question is
-        answered by all arms or by none.
+        Both arms answer a batch before the next one begins, and only then is it written: a question is answered by all
+        arms or by none.
         """
         size = min(self.settings.batch_size, len(token_ids))
         engine = session.open(size, max(map(len, token_ids)))
@@ -211,7 +213,7 @@ class EvalExperiment(Experiment[EvalSettings, EvalRow]):
             rows = []
 
     def _pending(self, session: Session, token_ids: Sequence[Sequence[int]]) -> list[Question]:
-        """The questions without an answer, in batches. A question of an engine has one seed."""
+        """The questions without answers, in batches. All requests of a batch have the same seed."""
         stop_tokens = tokens_with(session.tokenizer, ENDS)
         pending = [
             (problem, ids)
@@ -239,7 +241,7 @@ class EvalExperiment(Experiment[EvalSettings, EvalRow]):
     def _answer_rows(
         self, session: Session, batch: Sequence[Problem], answered: Answered
     ) -> Iterator[AnswerRow]:
-        """An arm's answers to a batch of questions, each with an equal share of the batch's time.
+        """The rows of an arm's answers to a batch of questions, each with an equal share of the batch's time.
 
         Args:
             batch: the questions, in the order of the answers.
@@ -273,12 +275,12 @@ class EvalExperiment(Experiment[EvalSettings, EvalRow]):
             )
 
     def _answered_by_all(self, rows: Sequence[AnswerRow]) -> StoredAnswers:
-        """The answers to these questions, where every arm has answered.
+        """The answers to this run's questions that every arm has answered.
 
-        Of two answers the later one counts.
+        If an arm has answered a question twice, the later answer counts.
         """
         answers = _by_question(rows)
-        # Counted, not named: a server alone may have answered as either arm.
+        # The arms are counted and not looked up by name, because a server alone may have answered as either arm.
         num_arms = len(self.settings.arms)
         return {
             problem.key: answers[problem.key]

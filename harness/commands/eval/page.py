@@ -1,4 +1,4 @@
-"""Results of `eval`: accuracies with their bounds, and whether the arms differ."""
+"""The page of `eval`: accuracies with their bounds, and whether the arms differ."""
 
 from __future__ import annotations
 
@@ -38,18 +38,19 @@ from harness.results.published import MULTIPLICATION_NOTE
 from harness.results.runs import Run
 from harness.results.statistics.interval import Interval
 
-# Times as many questions as make half of the interval as wide as the margin. Of runs of equal arms 80 % then exclude a
-# difference of the margin: ((1.96 + 1.28) / 1.96)^2 = 2.7, and some more because the width is an estimate.
+# Next asks for this many times the questions at which half of the interval would be as wide as the margin. 80 % of runs
+# with equal arms then exclude a difference of the margin: ((1.96 + 1.28) / 1.96)^2 = 2.7, and a little more because the
+# width is only an estimate.
 _ENDING = 3.0
 
 
-# Settings that `recovery` lacks, and questions, which are not its prompts.
+# Settings that `recovery` does not have, or that are about questions, which are not its prompts.
 _OWN_SETTINGS = ("operands", "replacement", "seeds", "num_prompts")
 
 
 def eval_page(runs: Sequence[Run[EvalRow]]) -> Page | None:
-    """Whether the arms differ, in one run or anywhere; None where nothing was answered."""
-    # A damaged file may have rows of single seeds alone.
+    """The page that says whether the arms differ, in one run or in each of many; None if nothing was answered."""
+    # A damaged file may have only rows of single seeds.
     measured = [run for run in runs if any(row.has_figures for row in merged_rows(run.rows))]
     if not measured:
         return None
@@ -58,7 +59,7 @@ def eval_page(runs: Sequence[Run[EvalRow]]) -> Page | None:
     statements = judged_differences(rows)
     findings = [*map(_finding, rows, statements)]
     table = accuracy_table(named, statements)
-    # A difference is looked into first.
+    # Differences come first: they should be looked into first.
     order = sorted(range(len(named)), key=lambda i: not statements[i].is_conclusion)
     steps = [step for i in order for step in _next_steps(named[i].run.rows, statements[i])]
     if len(named) > 1:
@@ -80,7 +81,7 @@ def _finding(row: EvalRow, statement: Statement) -> Line:
     if row.status == "failed":
         return Line("no verdict", "warning", statement.why)
     if row.difference is None:
-        # Greedy answers to the same question are copies.
+        # A greedy answer to a question that is asked again is a copy.
         number = row.num_prompts if row.temperature else row.num_different_prompts
         asked = f"95 % interval {_wilson(row)}, over {counted(number or 0, 'question')}"
         return Line(f"{_percent(row.accuracy or 0)} % correct", "strong", asked)
@@ -113,14 +114,14 @@ def _doubts(row: EvalRow) -> list[str]:
 
 
 def _next_steps(rows: Sequence[EvalRow], statement: Statement) -> list[NextStep]:
-    """Whether a difference is one of the texts, or more questions where none shows."""
+    """How to find out whether the texts differ, too, or, without a difference, how many more questions to ask."""
     row = merged_rows(rows)[-1]
     if row.difference is None or row.status != "ok":
         return []
     if statement.is_conclusion:
         recovery = typed_again("", command="recovery", leaving_out=_OWN_SETTINGS)
         return [lossless_again(row) or NextStep("is it lossless?", command=recovery)]
-    # A damaged file may hold anything.
+    # A damaged file may hold any text.
     operands = re.fullmatch(r"(\d{1,10})-(\d{1,10})", row.operands or "")
     width = row.difference.high - row.difference.low
     if operands is None or not 0 <= width <= 2:
@@ -135,7 +136,8 @@ def _next_steps(rows: Sequence[EvalRow], statement: Statement) -> list[NextStep]
     if row.replacement and row.temperature:
         number = num_asked * growth
     elif row.replacement:
-        # Greedy answers count once for each different question. So many draws leave this share of all questions out.
+        # Greedy answers count once for each different question. Draws with replacement miss this share of all
+        # questions.
         share_left = 1 - growth * (row.num_different_prompts or 0) / num_possible
         if share_left > 0:
             draws = math.log(share_left) / math.log1p(-1 / num_possible)
@@ -148,17 +150,17 @@ def _next_steps(rows: Sequence[EvalRow], statement: Statement) -> list[NextStep]
 
 
 def accuracy_table(runs: Sequence[Named[EvalRow]], statements: Sequence[Statement]) -> Table:
-    """A row for each arm: of one run for each of its seeds and all of them, of several runs merged over their seeds.
+    """A row for each arm: for a single run one per seed and one over all seeds, for several runs only the latter.
 
     Args:
-        statements: about the difference in each run.
+        statements: a statement about the difference in each run.
     """
-    # Of a single seed nothing is said: its difference is a figure.
+    # Nothing is concluded from a single seed: its difference is only a figure.
     said = {id(item.subject): item for item in statements if item.interval.is_known}
     lines = []
     for named in runs:
         rows = merged_rows(named.run.rows)
-        # Of one seed the merged rows are the same again.
+        # With one seed, the row over all seeds would repeat that of the seed.
         if len(runs) == 1 and len({row.seed for row in named.run.rows}) != 2:
             rows = named.run.rows
         lines += [named._replace(row=row) for row in rows]
@@ -212,7 +214,7 @@ def _with_margin(line: Named) -> str | None:
 
 
 def _num_parsed(row: EvalRow) -> int | None:
-    """How many answers had a number, where not all did."""
+    """How many answers contained a number; None if all did."""
     return None if row.num_parsed == row.num_prompts else row.num_parsed
 
 
@@ -249,6 +251,6 @@ def _identity(row: EvalRow) -> str:
 
 
 def _differs_beyond_ties(row: EvalRow) -> bool:
-    """Whether greedy answers differ where rounding explains no difference."""
+    """Whether greedy answers differ although rounding explains no difference."""
     is_exact = row.dtype == "float32" and row.quantization == "none" and not row.lossy
     return is_exact and row.identical_prompts not in (None, row.num_prompts)

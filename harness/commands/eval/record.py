@@ -1,4 +1,4 @@
-"""`eval`: correct answers of both arms to the same questions."""
+"""The record and the settings of `eval`, which counts correct answers of both arms to the same questions."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class EvalSettings(RunSettings):
 
 
 class Eval(Command[EvalSettings, EvalRow]):
-    """Counts correct answers."""
+    """The record of `eval`, which counts correct answers."""
 
     name = "eval"
     summary = "whether speculative decoding answers as many questions correctly as the model alone"
@@ -86,7 +86,7 @@ class Eval(Command[EvalSettings, EvalRow]):
     further_rows = (AnswerRow,)
 
     def bad_answer(self, rows: Sequence[EvalRow]) -> VerdictError | None:
-        """The error where speculation answers fewer questions correctly, or where this is unknown."""
+        """The error if speculation answers fewer questions correctly, or nothing can be concluded; None otherwise."""
         from harness.results.judging.answers import judged_differences, merged_rows
 
         statements = judged_differences([row for row in merged_rows(rows) if row.difference])
@@ -98,7 +98,7 @@ class Eval(Command[EvalSettings, EvalRow]):
         return super().bad_answer(rows)
 
     def line(self, rows: Sequence[EvalRow]) -> str:
-        """The accuracy of each arm."""
+        """The accuracy of each arm, in a few words."""
         from harness.results.judging.answers import merged_rows
 
         merged = [row for row in merged_rows(rows) if row.accuracy is not None]

@@ -80,17 +80,17 @@ class AnswerRow(DraftColumns, Row):
 
     @property
     def num_decoded(self) -> int:
-        """Its tokens after the first, which iterations decide."""
+        """The answer's tokens after the first, which iterations decided."""
         return max(0, self.num_tokens - 1)
 
     @property
     def drafts(self) -> Drafts:
-        """The counts as one value, of all iterations where these are known: older versions wrote nothing else."""
+        """The counts as one value, from the single iterations if these are known; older versions wrote nothing else."""
         return Drafts.of(self.outcomes, self.num_decoded) if self.outcomes else super().drafts
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing is missing that statistics need. A damaged file may lack any."""
+        """Whether the row has everything that statistics need. A damaged file may lack any of it."""
         return None not in (
             self.prompt_index,
             self.seed,

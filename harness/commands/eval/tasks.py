@@ -1,4 +1,4 @@
-"""The questions of `eval`: products of drawn operands, where completions end, and how they are judged."""
+"""The questions of `eval`, which are products of drawn operands; the end of completions; and how they are judged."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from harness.config.settings import ModelSettings
 from harness.engines.tokenizer import TextTokenizer, Tokenizer
 from harness.results.published import multiplication_accuracy
 
-# A completion ends with its line.
+# A completion ends at the end of its line.
 ENDS = ("\n",)
 
 # Reads -5, 1,234 and 12; a sign must touch the digits, and exactly three digits follow a comma.
 _INTEGER = re.compile(r"-?(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)")
 
-# Python refuses to read integers of more than 4300 digits, and a model may well go on and on.
+# Python refuses to read an integer of more than 4300 digits, and a model may well write one.
 _LONGEST_LINE = 4000
 
-# Operands and quantization that the published accuracies are for.
+# The operands and the quantization that the published accuracies are about.
 _PUBLISHED = ((1, 99), "none")
 
 
@@ -53,8 +53,8 @@ class Problem:
 
     @property
     def prompt(self) -> str:
-        """The question behind three solved ones, as in the evaluation that came with llama-ssp; the model continues
-        with the answer and ends the line.
+        """The question after three solved ones, as in the evaluation that came with llama-ssp. The model should
+        continue with the answer and end the line.
         """
         return f"8 * 12 = 96\n25 * 4 = 100\n37 * 85 = 3145\n{self.a} * {self.b} ="
 
@@ -62,11 +62,12 @@ class Problem:
 def drawn_problems(
     operands: tuple[int, int], seed: int, count: int, replacement: bool = False
 ) -> list[Problem]:
-    """Questions drawn uniformly by a seed; a longer list begins with the shorter one.
+    """Questions drawn uniformly with a seed; a longer list begins with the shorter one.
 
     Args:
-        operands: the lowest and the highest, both included.
-        replacement: whether a question may come again before all others have come.
+        operands: the lowest and the highest operand; both are included.
+        count: number of questions.
+        replacement: whether a question may be drawn again before all others were drawn.
     """
     pairs = itertools.islice(_pairs(operands, seed, count, replacement), count)
     return [Problem(seed, index, a, b) for index, (a, b) in enumerate(pairs)]
@@ -75,7 +76,9 @@ def drawn_problems(
 def _pairs(
     operands: tuple[int, int], seed: int, num_at_once: int, replacement: bool
 ) -> Iterator[tuple[int, int]]:
-    """Draw pairs of operands without end; `num_at_once` does not change the sequence."""
+    """Draw pairs of operands without end. `num_at_once`, how many are drawn in one call, does not change the
+    sequence.
+    """
     low, high = operands
     num_different = (high - low + 1) ** 2
     generator = np.random.Generator(np.random.Philox(np.random.SeedSequence(seed)))
@@ -93,7 +96,7 @@ def _pairs(
 def check_answer_length(
     tokenizer: Tokenizer, problems: Sequence[Problem], max_new_tokens: int
 ) -> None:
-    """Raise a SettingError unless every expected answer fits."""
+    """Raise a SettingError unless every expected answer fits into `max_new_tokens`."""
     prompts = [problem.prompt for problem in problems]
     answered = [f"{problem.prompt} {problem.expected}" for problem in problems]
     prompt_tokens = tokenizer(prompts)["input_ids"]
@@ -110,21 +113,21 @@ def check_answer_length(
 
 
 def published_accuracies(operands: Sequence[int], model: ModelSettings) -> Mapping[str, float]:
-    """Accuracies that others measured for this model, by arm."""
+    """The accuracies that others published for this model, by arm; empty if there are none."""
     is_published = (tuple(operands), model.quantization) == _PUBLISHED
     return multiplication_accuracy(without_suffixes(model.name)) if is_published else {}
 
 
 def parse_answer(completion: str) -> tuple[str, int | None]:
-    """A completion's first line, and the first integer in it; None if there is none."""
+    """The first line of a completion, and the first integer in it; None if it has no integer."""
     line = completion.partition("\n")[0]
     match = _INTEGER.search(line[:_LONGEST_LINE])
     return line, int(match[0].replace(",", "")) if match else None
 
 
 def tokens_with(tokenizer: Tokenizer, ends: Sequence[str]) -> frozenset[int]:
-    """Every token whose text contains one of the ends; BPE vocabularies have many with a line break. None of a server's
-    tokens, which it alone knows.
+    """Every token whose text contains one of the ends: the vocabularies of BPE have many with a line break. Empty for
+    the tokenizer of a server, whose tokens are not known here.
     """
     if isinstance(tokenizer, TextTokenizer):
         return frozenset()

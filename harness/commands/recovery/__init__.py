@@ -1,1 +1,1 @@
-"""The command `recovery`."""
+"""The command `recovery`, which tests whether a pair is lossless."""

@@ -1,4 +1,4 @@
-"""Greedy texts, each token of which must be the target's likeliest one, but for rounding."""
+"""Checks greedy texts: each token must be the target's likeliest one, except for rounding."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from harness.results.statistics.drawn_tokens import Finding
 
 
 class GreedyScore(NamedTuple):
-    """A greedy answer by the logits before each of its n tokens.
+    """A greedy answer of n tokens, scored by the reference's logits before each token.
 
     Attributes:
-        largest: [n], the largest logits.
-        margins: [n], by how much the tokens' own are smaller.
-        differs: whether a token is not the first of those with the largest logit.
+        largest: [n], the largest logit at each place.
+        margins: [n], the largest logit minus that of the answer's token.
+        differs: whether any token is not the first of those with the largest logit.
     """
 
     answer: Answer
@@ -29,7 +29,7 @@ class GreedyScore(NamedTuple):
 
     @classmethod
     def of(cls, answer: Answer, logits: Floats) -> Self:
-        """A score by logits [n, V], which are not kept."""
+        """The score by logits [n, V], which are not kept."""
         tokens = answer.record.token_ids
         largest = logits.max(-1)
         margins = largest - logits[range(len(tokens)), tokens]
@@ -38,14 +38,16 @@ class GreedyScore(NamedTuple):
 
 @dataclass
 class GreedyTexts:
-    """The greedy texts of a run that were compared.
+    """The greedy texts of a run that were compared, with what was found.
 
     Attributes:
-        end_tokens: those at which the target ends a text.
-        divergences: one per text, None where nothing differs but by ties.
-        num_tied: texts without a divergence that have another token than the likeliest one, with the same logit.
-        num_tokens: compared: all of a scored text, of two texts those before their first difference.
-        num_cut_short: comparisons with a text that is cut short, so that its end was not compared.
+        end_tokens: the tokens at which the target ends a text.
+        divergences: one for each comparison, None if the texts differ at most by ties.
+        num_tied: number of texts without a divergence in which some token is not the first of several that share the
+            largest logit.
+        num_tokens: number of tokens that were compared: all of a scored text; of two texts, those before their first
+            difference.
+        num_cut_short: number of comparisons with a text that was cut short, so that its end was not compared.
     """
 
     end_tokens: frozenset[int]
@@ -55,10 +57,11 @@ class GreedyTexts:
     num_cut_short: int = 0
 
     def add_scored(self, score: GreedyScore, tolerances: Floats) -> None:
-        """Add a text each of whose tokens must be the likeliest one, but for rounding.
+        """Add a text whose tokens must all be the likeliest ones, except for rounding.
 
         Args:
-            tolerances: [n], the largest difference of two logits that rounding explains.
+            score: the text.
+            tolerances: [n], the largest difference of two logits that rounding explains, at each place.
         """
         divergence = None
         if score.margins.any():
@@ -72,8 +75,12 @@ class GreedyTexts:
     def add(
         self, divergence: Divergence | None, request: PlannedRequest, *texts: RequestRecord
     ) -> None:
-        """Add the comparison of two texts, of one with the text that the model writes, or an empty text, which has
-        nothing to compare.
+        """Add a comparison by token ids: of two texts, of a text with the one that the model writes, or of an empty
+        text, in which there is nothing to compare.
+
+        Args:
+            divergence: where the texts differ; None if they do not.
+            texts: the compared answers to the request, one or two.
         """
         shortest = min(text.num_tokens for text in texts)
         self.num_tokens += shortest if divergence is None else min(shortest, divergence.position)
@@ -82,7 +89,7 @@ class GreedyTexts:
     def _add(
         self, divergence: Divergence | None, request: PlannedRequest, *texts: RequestRecord
     ) -> None:
-        # A text that may end early is never cut short: a server may know more tokens that end one.
+        # A text that may end early is never cut short, because a server may know further tokens that end a text.
         num_asked = 0 if request.ends else request.num_tokens
         self.divergences.append(divergence)
         for text in texts:
@@ -92,11 +99,11 @@ class GreedyTexts:
                 break
 
     def judged(self) -> tuple[Finding, Divergence | None]:
-        """Whether the texts are those that were expected, and the difference that decides it.
+        """Whether the texts are the expected ones, and the difference that decides this; None if there is none.
 
-        `lossy` if a difference is known to be beyond rounding (an `excess` above 1), of which the largest one
-        decides. Else `undecided` if the margin of one is unknown (there is no reference, or a text ended earlier), if
-        a text is cut short, or if no token was compared. Else `lossless`.
+        `lossy` if any difference is known to exceed rounding (an `excess` above 1); the one with the largest excess
+        decides. Otherwise `undecided` if the margin of any difference is unknown (there is no reference, or a text
+        ended earlier), if a text was cut short, or if no token was compared. Otherwise `lossless`.
         """
         differing = [divergence for divergence in self.divergences if divergence is not None]
         measured = [divergence for divergence in differing if divergence.logit_margin is not None]

@@ -1,10 +1,10 @@
-"""`recovery`: is this pair, with these settings, on this machine, lossless?
+"""The measurement of `recovery`: is this pair, with these settings, on this machine, lossless?
 
-The arm under test answers requests of many kinds, `batch_size` of them at a time (`workload`). A reference
-scores its texts (`scores`): the model's weights, or a regular server's log-probabilities of them
-(`measuring.references`). Greedy texts must be its likeliest tokens (`GreedyTexts`), drawn ones must follow its
-distribution (`results.statistics.drawn_tokens`). Without either, greedy texts alone are compared (`greedy_check`), and
-drawn ones are undecided. Each check becomes a row.
+The arm under test answers requests of many kinds, `batch_size` of them at a time (`workload`). A reference scores its
+texts (`scores`): the model's weights, or the log-probabilities of these texts that a regular server reports
+(`measuring.references`). Greedy texts must consist of the reference's likeliest tokens (`GreedyTexts`), and drawn texts
+must follow its distribution (`results.statistics.drawn_tokens`). Without either reference, only greedy texts are
+compared (`greedy_check`), and drawn texts stay undecided. Each check becomes a row.
 """
 
 from __future__ import annotations
@@ -45,16 +45,18 @@ from harness.measuring.references import References, ReportedReference
 from harness.measuring.session import Session
 from harness.results.statistics.drawn_tokens import NOTABLE_EVIDENCE, p_value_in_words
 
-# The share of drawn tokens that follow the one place.
+# The share of drawn tokens that are drawn after the one place that is chosen (`choose_place`).
 _SHARE_AT_PLACE = 0.5
-# Drawn tokens of `num_draws=auto` at least.
+# With `num_draws=auto`, at least this many tokens are drawn.
 _FEWEST_TOKENS = 2000
-# The second turns are asked in this many parts; after each, the run stops if the arm is already known to be lossy.
+# Second turns are asked in this many parts. After each, the run stops if the arm is already known to be lossy.
 _NUM_LOOKS = 4
 
 
 def scored_checks(asking: Asking, arm: Arm, reference: Reference) -> Iterator[Columns]:
-    """Test an arm's answers by exact probabilities; before that the arm that is the reference."""
+    """Yield the checks of an arm's answers by exact probabilities. If the reference is a regular arm, its own answers
+    are checked first, and end the test if they do not follow the log-probabilities that it reports.
+    """
     if isinstance(reference, ReportedReference):
         regular = reference.arm
         asking_regular = replace(asking, with_logprobs=True)
@@ -67,7 +69,7 @@ def scored_checks(asking: Asking, arm: Arm, reference: Reference) -> Iterator[Co
     try:
         _ask(asking, arm, reference, scores)
     except KeyboardInterrupt:
-        # What had been found by then: a loss, or nothing that decides.
+        # The checks at the last look count only if they found a loss: nothing else decides before the end.
         if not scores.so_far:
             say("no verdict: interrupted before the first check was complete")
         for check in scores.so_far:
@@ -78,16 +80,21 @@ def scored_checks(asking: Asking, arm: Arm, reference: Reference) -> Iterator[Co
 
 
 def _ask(asking: Asking, arm: Arm, reference: Reference, scores: Scores) -> None:
-    """Ask an arm twice, the second time after answers of the first, and score its answers."""
+    """Ask an arm two rounds of requests, the second of which continue answers of the first, and score all answers.
+
+    Args:
+        scores: receives the answers; its `so_far` then has the checks.
+    """
     settings = asking.settings
     num_in_flight = settings.batch_size
     mean_length = (1 + most_drawn(settings.decoding.max_new_tokens)) / 2
     length_at_place = tokens_at_place(settings.decoding)
-    # The first token of a text is the target's own; lengths are random.
+    # The first token of each text is the target's own, and is not tested. This is the number of texts per drawn token;
+    # lengths are uniformly random.
     num_texts = (1 - _SHARE_AT_PLACE) / mean_length + _SHARE_AT_PLACE / length_at_place
 
     def num_needed(rounding: float) -> int:
-        """Drawn tokens that are enough; 0 where no number is."""
+        """The number of drawn tokens that suffices; 0 if no number does."""
         return math.ceil(1.05 * (asking.token_test.needed(rounding) or 0) / (1 - num_texts))
 
     num_tokens = max(_FEWEST_TOKENS, num_needed(rounding=0.0))
@@ -112,15 +119,15 @@ def _ask(asking: Asking, arm: Arm, reference: Reference, scores: Scores) -> None
             if answer.request.is_compared and answer.record.token_ids
         ]
         reference.learn_rounding(texts, 3 * scores.rounding_of_drawn())
-    # By the rounding that is known now.
+    # Greedy texts are judged by the rounding that is known by now.
     scores.add([answer for answer in first if answer.request.is_greedy])
     scores.look()
     at_place: Sequence[PlannedRequest] = []
-    # Of the run's own sampling setting.
+    # Only texts with the run's own sampling setting.
     drawn = [text for text in scores.drawn if text.answer.request.sampling in asking.samplings[:1]]
     if drawn:
         place = choose_place(drawn)
-        # As many as the others leave, of which some end early.
+        # As many tokens as the other texts leave. Some of these end early.
         num_left = num_tokens - 2 * sum(len(scored.text.tokens) for scored in scores.drawn)
         num_at_place = math.ceil(num_left / length_at_place)
         at_place = workload.at_place(place, num_at_place)
@@ -128,7 +135,7 @@ def _ask(asking: Asking, arm: Arm, reference: Reference, scores: Scores) -> None
     for requests in in_batches(second, max(1, math.ceil(len(second) / _NUM_LOOKS))):
         scores.add(asking.ask(arm, requests, num_in_flight, "asking, second turns"))
         scores.look()
-        # Bets are valid at any time: what is known needs no more.
+        # Bets are valid at any time, so a loss that is found needs no more answers.
         if is_lossy(scores.so_far):
             break
     last = scores.so_far[-1]
@@ -141,10 +148,10 @@ def _ask(asking: Asking, arm: Arm, reference: Reference, scores: Scores) -> None
 
 
 def _reference_check(arm: Arm, checks: Sequence[Columns]) -> Columns:
-    """Whether a regular arm's texts follow the log-probabilities that it reports of them."""
+    """The check whether a regular arm's texts follow the log-probabilities that it reports for them."""
     greedy, *drawn = checks
     columns = dict(greedy)
-    # The check covers greedy and drawn texts.
+    # The check covers greedy and drawn texts, so it has no single temperature.
     del columns["temperature"]
     evidence = f"greedy texts: {greedy['identical_prompts']} of {greedy['num_prompts']} identical"
     for sampled in drawn:
@@ -168,7 +175,14 @@ _REGULAR = "a server of the same model that does not speculate, by regular_url= 
 
 
 class RecoveryExperiment(Experiment[RecoverySettings, RecoveryRow]):
-    """Asks the last arm, and checks its answers against the reference that there is."""
+    """Asks the last arm, and checks its answers against the best reference that there is.
+
+    Attributes:
+        refused: names of the sampling settings that the engine refused, or that may end it.
+        num_too_long: how many prompts were too long, by column.
+        has_weights: whether the answers are compared with the model's weights.
+        checks: the columns of each check so far.
+    """
 
     def __init__(self, settings: RecoverySettings) -> None:
         self.settings = settings
@@ -180,12 +194,12 @@ class RecoveryExperiment(Experiment[RecoverySettings, RecoveryRow]):
         self.checks: list[Columns] = []
 
     def measure(self, session: Session) -> None:
-        # What was checked before an error has its rows.
+        # Kept one by one, so that the checks before an error have their rows.
         for check in self._checks(session):
             self.checks.append(check)
 
     def rows(self, session: Session) -> list[RecoveryRow]:
-        """One row per check, or one without a check."""
+        """One row per check; a single row without a check if none was made."""
         arm = self.settings.arms[-1]
         prepared_share = None
         finding = None
@@ -212,17 +226,17 @@ class RecoveryExperiment(Experiment[RecoverySettings, RecoveryRow]):
         ]
 
     def _checks(self, session: Session) -> Iterator[Columns]:
-        """Open the engine, look for a reference, and yield each check."""
+        """Open the engine, look for a reference, and yield the columns of each check."""
         settings = self.settings
         most = settings.decoding.max_new_tokens
-        # A second turn reads a first answer, and has another.
+        # A second turn follows a first answer, and has an answer itself.
         answers = f"two answers of decoding.max_new_tokens={most} and the question between them"
         encoded = session.encoder.encode_set(
             self.prompt_set, self.prompts, 2 * most + FOLLOW_UP + 1, answers
         )
         self.num_too_long = encoded.num_too_long
         prompts = encoded.token_ids
-        # A first prompt may have a token more (`Workload`), a second one goes on after an answer.
+        # A prompt of the first round may have one token more (`Workload`); one of the second round continues an answer.
         longest = encoded.longest + 1 + most + FOLLOW_UP
         session.place(settings.batch_size, longest)
         tried = [sampling.decoding for sampling in samplings(settings.decoding)]
@@ -265,7 +279,7 @@ class RecoveryExperiment(Experiment[RecoverySettings, RecoveryRow]):
         yield {"check": "reference", "verdict": "undecided", "finding": why}
 
     def _untested_draws(self) -> str:
-        """Why drawn texts are not tested, and how to change that."""
+        """Why drawn texts are not tested, and what to change."""
         beyond_model = self.settings.engine.beyond_model
         if beyond_model is not None:
             return (
@@ -284,7 +298,7 @@ class RecoveryExperiment(Experiment[RecoverySettings, RecoveryRow]):
         )
 
     def _nothing_known(self) -> str:
-        """Why greedy texts can be compared with nothing, and how to change that."""
+        """Why there is nothing to compare greedy texts with, and what to change."""
         beyond_model = self.settings.engine.beyond_model
         if beyond_model is not None:
             return f"the weights know nothing of {beyond_model}: give {_REGULAR}"
@@ -293,11 +307,11 @@ class RecoveryExperiment(Experiment[RecoverySettings, RecoveryRow]):
     def _reference(
         self, session: Session, references: References, prompts: Sequence[Sequence[int]]
     ) -> Reference | None:
-        """The weights, or the regular arm's log-probabilities; None where neither can be had.
+        """The weights, or the regular arm's log-probabilities; None if neither is available.
 
         Raises:
-            SettingError: the run asks for a regular arm, and there is none.
-            RunError: that arm does not give the log-probabilities of a text.
+            SettingError: if the run asks for a regular arm, and there is none.
+            RunError: if the run asks for a regular arm, and that arm does not report log-probabilities of a text.
         """
         settings = self.settings
         if settings.reference != "regular":
@@ -342,16 +356,20 @@ def _text_row(session: Session, name: str, answer: Answer) -> RecoveryTextRow:
 
 
 def greedy_check(asking: Asking, arm: Arm, regular: Arm | None, references: References) -> Columns:
-    """The check of an arm's greedy texts by those that the weights write, else by a regular arm's, asked one at a time.
+    """The check of an arm's greedy texts against those that the weights write, or else against a regular arm's, which
+    is asked one request at a time.
 
-    So it is where no log-probabilities of texts are known: of some servers, of chats, and with a grammar.
+    It is made if no log-probabilities of texts are known: for some servers, for chats, and with a grammar.
+
+    Args:
+        regular: used only if `references` have no weights; None if there is no such arm.
     """
     num_in_flight = asking.settings.batch_size
     has_weights = references.for_texts() is not None
     if has_weights:
-        # Servers differ in whether the text has the token that ends it.
+        # Servers differ in whether a text includes the token that ends it.
         asking = dataclasses.replace(asking, can_end=False)
-    # Drawn ones are in flight beside them, and are not tested.
+    # Drawn texts are in flight at the same time, but are not tested.
     requests = Workload(asking).first_turns(len(asking.prompts))
     say(f"testing the {arm.name} arm: {len(requests):,} requests, {num_in_flight} in flight")
     answers = [
@@ -363,13 +381,13 @@ def greedy_check(asking: Asking, arm: Arm, regular: Arm | None, references: Refe
     if has_weights:
         for planned, record in answers:
             parting = references.text_divergence(planned.prompt, record.text, planned.num_tokens)
-            # A text that the model would go on with parts from it at its end.
+            # A text that the model would continue differs from the model's at its end, so no length is asked for.
             texts.add(parting, dataclasses.replace(planned, num_tokens=0), record)
     elif regular is not None:
         doing = f"asking the {regular.name} arm"
         expected = asking.ask(regular, [answer.request for answer in answers], 1, doing)
         for (planned, record), (_, wanted) in zip(answers, expected, strict=True):
-            # Nothing here knows the margin of their tokens.
+            # Nothing here knows the margin between two servers' tokens.
             parting = first_divergence(None, planned.prompt, wanted.token_ids, record.token_ids)
             texts.add(parting, planned, wanted, record)
     return with_ends(texts.columns(), answers) | acceptance_of(

@@ -1,4 +1,6 @@
-"""`recovery`: does speculative decoding recover the target's own distribution?"""
+"""The record and the settings of `recovery`, which tests whether speculative decoding recovers the target's
+distribution.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,11 @@ from harness.config.errors import CANNOT_TELL, VerdictError
 from harness.config.run import PromptedSettings
 from harness.config.settings import require, require_at_least
 
-# Sampling settings of requests. `sampling.py` has their values.
+# Names of sampling settings; `sampling.py` has their values.
 SamplingName = Literal["as_asked", "temperature", "top_k", "top_p"]
 _SAMPLINGS: tuple[SamplingName, ...] = typing.get_args(SamplingName)
 
-# Of `num_draws`, where it is typed.
+# The fewest `num_draws` that can be typed.
 FEWEST_DRAWS = 1000
 _EXIT_CODES = {"lossy": 1, "undecided": CANNOT_TELL}
 
@@ -84,7 +86,7 @@ class RecoverySettings(PromptedSettings):
         require(is_set, "samplings", "must not name one twice", samplings)
 
     def check_engine(self, engine: Abilities) -> None:
-        """Refuse references and sampling settings that the engine cannot have."""
+        """Refuse references that the engine cannot offer, and engines that decode nothing."""
         rule = "must decode a model: simulated texts prove nothing"
         require(not engine.own_clock, "engine", rule, self.engine.name)
         if not engine.own_loop:
@@ -94,7 +96,7 @@ class RecoverySettings(PromptedSettings):
 
 
 class Recovery(Command[RecoverySettings, RecoveryRow]):
-    """Tests whether a pair is lossless."""
+    """The record of `recovery`, which tests whether a pair is lossless."""
 
     name = "recovery"
     summary = (
@@ -123,13 +125,13 @@ class Recovery(Command[RecoverySettings, RecoveryRow]):
         return bool(settings.reference == "weights")
 
     def line(self, rows: Sequence[RecoveryRow]) -> str:
-        """The verdict."""
+        """The verdict in one word, or the status of an unfinished run."""
         from harness.commands.recovery.tables import Checks
 
         return Checks(rows).verdict
 
     def bad_answer(self, rows: Sequence[RecoveryRow]) -> VerdictError | None:
-        """The error where the pair is lossy, or where nothing can be told."""
+        """The error if the pair is lossy, or nothing can be concluded; None if it is lossless."""
         from harness.commands.recovery.tables import Checks
 
         checks = Checks(rows)

@@ -1,4 +1,4 @@
-"""What rounding explains: a few texts are read by a second route, and what differs there is rounding."""
+"""Measures what rounding explains: a few texts are read in a second way, and the differences are rounding."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ from harness.engines.door.reading import KernelDeviations, Reference
 from harness.results.statistics import Floats
 from harness.results.statistics.drawn_tokens import NO_ROUNDING, DrawnText, rounding_between
 
-# Texts of each sampling setting from which its rounding is estimated.
+# The rounding of each sampling setting is estimated from this many texts.
 _NUM_READ_TWICE = 8
-# The name of texts at the one place among sampling settings.
+# Stands among the names of sampling settings for the texts at the one place that many requests continue.
 _AT_PLACE = "at the one place"
-# The kernels' deviation from the eager model may be this many times that of rounding.
+# The kernels' deviation from the eager model may be this many times the deviation that rounding causes.
 _MOST_APART = 5.0
 
 
 class Rounding:
-    """The rounding of a reference's logits, by texts that it reads along two routes (`logits_by_another_route`)."""
+    """The rounding of a reference's logits, from texts that it reads in two ways (`logits_by_another_route`)."""
 
     def __init__(self, reference: Reference) -> None:
         self._reference = reference
-        # Of each sampling setting the prompts whose texts were read twice: rounding differs by prompt. At the one place
-        # all texts share a prompt, so that whole texts are kept.
+        # For each sampling setting, the prompts whose texts were read twice, because rounding differs between prompts.
+        # At the one place all texts have the same prompt, so the whole texts are kept.
         self._read_twice: dict[str, set[tuple[int, ...]]] = defaultdict(set)
         self._of_probabilities: dict[str, list[Floats]] = defaultdict(list)
         self._of_margins: list[float] = []
         self._kernels: list[KernelDeviations] = []
 
     def read_again(self, answer: Answer, logits: Floats) -> None:
-        """Read a text by the other route, unless enough of its kind were.
+        """Read a text the other way, unless enough texts of its kind were read twice already.
 
         Args:
-            logits: [n, V] by the first route, before each of its tokens.
+            logits: [n, V], the reference's logits before each token, read the usual way.
         """
         request, record = answer
-        # Of greedy texts one is enough for tolerances.
+        # For tolerances, a single greedy text is enough.
         if request.is_greedy and self._of_margins:
             return
         name, text = request.sampling.name, request.prompt
@@ -63,12 +63,14 @@ class Rounding:
             )
 
     def tolerances(self, largest: Floats) -> Floats:
-        """The largest difference [n] of two logits that rounding explains, where the largest logits are these [n]."""
+        """The largest difference of two logits that rounding explains, [n], at places with these largest logits [n]."""
         return self._reference.tolerance(largest, root_mean_square(self._of_margins))
 
     def of_drawn(self, texts: Sequence[DrawnText]) -> list[Floats]:
-        """The distance between a drawn text's distributions by both routes: of its sampling setting the mean, and at
-        the one place, where most is drawn, the largest.
+        """For each drawn text, the distance between its distributions in the two ways (`NO_ROUNDING`).
+
+        It is the mean over the texts of the same sampling setting. At the one place, where most tokens are drawn, it is
+        the largest distance.
         """
         means = {name: np.mean(along, axis=0) for name, along in self._of_probabilities.items()}
         at_place = self._of_probabilities.get(_AT_PLACE, [])
@@ -81,7 +83,9 @@ class Rounding:
         return allowed
 
     def kernel_checks(self) -> list[Columns]:
-        """Whether the passes that decode compute what the eager model computes; [] where those passes score nothing."""
+        """The check whether the passes that decode compute what the eager model computes; [] if the engine has no such
+        passes to compare.
+        """
         if not self._kernels:
             return []
         passes = root_mean_square([kernels.passes for kernels in self._kernels])
@@ -98,5 +102,5 @@ class Rounding:
 
 
 def root_mean_square(values: Sequence[float]) -> float:
-    """0 without any."""
+    """The root of the mean square; 0 without values."""
     return float(np.sqrt(np.mean(np.square(values)))) if values else 0.0

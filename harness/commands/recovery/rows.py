@@ -1,4 +1,4 @@
-"""The rows of `recovery`: one per check."""
+"""The rows of `recovery`, one per check, and those of its texts."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Sampling settings of requests, and the exact distribution of the tokens that each of them asks for.
+"""Sampling settings of requests, and the exact distribution that each of them asks tokens to be drawn from.
 
-It does not use `local.decoding.warp` on purpose: target and draft share that, so a mistake there would not look like a
-loss.
+It deliberately does not use `local.decoding.warp`: the target and the draft share that code, so a mistake in it would
+not look like a loss.
 """
 
 from __future__ import annotations
@@ -20,25 +20,26 @@ from harness.results.statistics import Floats
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a request asks for its tokens to be drawn.
+    """A way to draw tokens that a request asks for.
 
     Attributes:
-        name: for reports, and a key; before a `=` is the parameter, by which `crash_risk` finds it.
+        name: for reports, and as a key. `crash_risk` recognises the parameter by the part before `=`.
+        decoding: the settings that ask for it.
     """
 
     name: str
     decoding: DecodingSettings
 
     def probabilities_along(self, logits: Floats) -> Floats:
-        """The distribution [n, V] that each token of a text was to be drawn from.
+        """The distribution [n, V] that each token of a text should have been drawn from.
 
         Args:
-            logits: [n, V], the model's own before each token.
+            logits: [n, V], the model's own logits before each token.
         """
         values = logits.astype(np.float64)
         probabilities = exact_probabilities(values, self.decoding)
-        # A server's reference (`ReportedReference`) gives tokens that it does not show one logit, the lowest. They
-        # share what truncation leaves of their mass: which of them it kept is not known.
+        # A server's reference (`ReportedReference`) gives all tokens that are not reported the same, lowest logit. They
+        # share the mass that truncation leaves them, because it is unknown which of them the server kept.
         lowest = np.where(np.isinf(values), np.inf, values).min(-1, keepdims=True)
         alike = values == lowest
         mass = (probabilities * alike).sum(-1, keepdims=True)
@@ -51,14 +52,14 @@ class Sampling:
         places: Sequence[int],
         tolerances: Floats,
     ) -> list[int]:
-        """The places whose tokens could be drawn if the logit of each likelier token were lower by what rounding
-        explains: ties at the edge of top-k or top-p.
+        """Those of the places whose tokens could be drawn if the logit of each likelier token were lower by as much as
+        rounding explains: they are ties at the edge of top-k or top-p.
 
         Args:
-            logits: [n, V], the model's own before each token.
+            logits: [n, V], the model's own logits before each token.
             text: the n tokens.
-            places: of tokens that cannot be drawn.
-            tolerances: [n].
+            places: places of tokens that have a probability of 0.
+            tolerances: [n], the difference of two logits that rounding explains.
         """
         explained = []
         for place in places:
@@ -70,9 +71,9 @@ class Sampling:
         return explained
 
     def is_known_by(self, num_top: int) -> bool:
-        """Whether the log-probabilities of this many likeliest tokens are enough; -1 for all.
+        """Whether log-probabilities of the `num_top` likeliest tokens (-1 for all) determine the distribution.
 
-        To keep the k likeliest needs k. Without top-k those that are not shown share what is left of the mass.
+        Top-k needs k of them. Without top-k, the tokens that are not reported share the mass that is left.
         """
         return num_top < 0 or self.decoding.top_k <= num_top
 
@@ -80,12 +81,12 @@ class Sampling:
 def samplings(
     decoding: DecodingSettings, names: Sequence[SamplingName] = get_args(SamplingName)
 ) -> list[Sampling]:
-    """The sampling settings to try: the run's own, and others one at a time.
+    """The sampling settings to try: the run's own, and others that change one thing at a time.
 
-    The others have another temperature than the run's, and not its top-k and top-p.
+    The others have a temperature that differs from the run's, and none of its top-k and top-p.
 
     Args:
-        names: of those that are wanted.
+        names: which of them are wanted, in the order of the result.
     """
     other = 1.0 if decoding.temperature != 1 else 0.7
     plain = dataclasses.replace(decoding, temperature=other, top_k=0, top_p=1.0)
@@ -99,7 +100,9 @@ def samplings(
 
 
 def exact_probabilities(logits: Floats, decoding: DecodingSettings) -> Floats:
-    """Logits [..., V] -> probabilities [..., V] in float64, with the settings' top-k, top-p and temperature above 0."""
+    """Logits [..., V] -> probabilities [..., V] in float64, with the settings' top-k, top-p and temperature, which must
+    be above 0.
+    """
     values = np.asarray(logits, dtype=np.float64) / decoding.temperature
     if 0 < decoding.top_k < values.shape[-1]:
         least = np.partition(values, -decoding.top_k)[..., [-decoding.top_k]]
@@ -107,7 +110,7 @@ def exact_probabilities(logits: Floats, decoding: DecodingSettings) -> Floats:
     probabilities = np.exp(values - values.max(-1, keepdims=True))
     probabilities /= probabilities.sum(-1, keepdims=True)
     if decoding.top_p < 1:
-        # Of equally likely tokens only as many are kept as are needed, the first ones, as the loop keeps them.
+        # Of equally likely tokens only as many are kept as are needed, the first ones, as in the loop.
         order = np.argsort(-probabilities, kind="stable")
         descending = np.take_along_axis(probabilities, order, -1)
         likelier_mass = descending.cumsum(-1) - descending

@@ -1,8 +1,8 @@
-"""Answers to requests, scored by a reference, and the place where many further requests go on.
+"""Scores answers by a reference, and chooses the place that many further requests continue.
 
-Most tokens of a text are nearly certain, and there a wrong verification draws what a correct one draws. So a place is
-chosen where a recovered token has most to decide. It is chosen among the texts of the first round, and all draws after
-it are in the second one, so that the choice does not change the false-alarm rate.
+Most tokens of a text are nearly certain, and for those a wrong verification draws the same as a correct one. So a place
+is chosen at which a recovered token decides most. It is chosen among the texts of the first round, while all draws
+after it are in the second round, so that the choice does not change the false-alarm rate.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from harness.measuring.progress import progress
 from harness.results.statistics import Floats
 from harness.results.statistics.drawn_tokens import DrawnText, Recovered, TokenResult
 
-# Texts that are scored together.
+# The most texts that are scored together.
 _TOGETHER = 8
-# Logits that are computed together at most.
+# The most logits that are computed together.
 _MOST_LOGITS = 2**25
-# The share of log-probabilities that may be further off than rounding, and the largest difference, in nats, that is
-# taken for rounding.
+# This share of the log-probabilities may differ by more than rounding, such as at ties. A difference above
+# `_MOST_ROUNDING`, in nats, is not taken for rounding.
 _FEW = 0.01
 _MOST_ROUNDING = 0.1
 
 
 def require_token_ids(requests: Sequence[RequestRecord]) -> None:
-    """Raise a RunError if token ids of an answer were made from its text: other tokens with the
-    same text may have been drawn.
+    """Raise a RunError if the token ids of any answer were made from its text: other tokens with the same text may have
+    been drawn.
     """
     num_incomplete = sum(request.from_text for request in requests)
     if num_incomplete:
@@ -50,7 +50,7 @@ def require_token_ids(requests: Sequence[RequestRecord]) -> None:
 
 
 class ScoredText(NamedTuple):
-    """A drawn answer, and the entropies [n] of the distributions that its tokens were drawn from, in nats."""
+    """A drawn answer, with the entropy [n], in nats, of the distribution that each of its tokens was drawn from."""
 
     answer: Answer
     text: DrawnText
@@ -58,13 +58,13 @@ class ScoredText(NamedTuple):
 
 
 class Scores:
-    """The scores of the answers that were added, and the checks that follow from them.
+    """The scores of all answers that were added, and the checks that follow from them.
 
     Attributes:
-        so_far: the checks at the last look; none before the first.
-        answers: all of them.
-        greedy: each greedy text against the likeliest tokens.
-        drawn: the other texts.
+        so_far: the columns of the checks at the last `look`; empty before the first.
+        answers: all answers.
+        greedy: the comparison of greedy texts with the likeliest tokens.
+        drawn: the drawn texts.
     """
 
     def __init__(self, reference: Reference, asking: Asking) -> None:
@@ -79,15 +79,15 @@ class Scores:
         self._rounding = Rounding(reference)
 
     def add(self, answers: Sequence[Answer]) -> None:
-        """Score the answers that somebody waited for.
+        """Score those of the answers that were waited for.
 
         Raises:
-            RunError: one came without token ids, or with unknown ones.
+            RunError: if one of them came without token ids, or with unknown ones.
         """
         self.answers += answers
         waited_for = [answer for answer in answers if answer.request.is_compared]
         require_token_ids([answer.record for answer in waited_for if answer.record.token_ids])
-        # Texts that differ in their last token alone are scored once.
+        # Texts that differ only in their last token have the same logits, and are scored once.
         by_context: dict[object, list[Answer]] = defaultdict(list)
         for answer in waited_for:
             request = answer.request
@@ -98,8 +98,8 @@ class Scores:
                 by_context[context].append(answer)
             elif request.is_greedy:
                 self.greedy.add(None, request, answer.record)
-        # A prompt is read once for all texts of a batch, so that its texts are neighbours, the longest first: that one
-        # says most about rounding.
+        # A batch reads a prompt once for all of its texts, so texts of a prompt are next to each other. The longest
+        # come first, because they show most about rounding.
         distinct = sorted(by_context.values(), key=_prompt_and_length, reverse=True)
         longest = max((len(alike[0].record.token_ids) for alike in distinct), default=1)
         room = _MOST_LOGITS // (longest * self._reference.vocabulary_size)
@@ -120,10 +120,10 @@ class Scores:
                         draft = None if draft_logits is None else draft_logits[row][: len(text)]
                         self._add_drawn(alike, along, draft)
                     advance(None)
-        # By the rounding of all texts that were read twice.
+        # Scored only now, by the rounding of all texts that were read twice.
         for score in greedy:
             self.greedy.add_scored(score, self._rounding.tolerances(score.largest))
-        # Bets go on from one text to the next: their order must not depend on what was drawn.
+        # Bets continue from one text to the next, so the texts' order must not depend on what was drawn.
         asked = {answer.request.index: number for number, answer in enumerate(answers)}
         added = sorted(self.drawn[num_before:], key=lambda text: asked[text.answer.request.index])
         self.drawn[num_before:] = added
@@ -131,7 +131,7 @@ class Scores:
     def _draft_logits(
         self, prompts: Sequence[Sequence[int]], texts: Sequence[Sequence[int]]
     ) -> Floats | None:
-        """The draft's logits, where the rule lets both distributions say what recovered tokens follow."""
+        """The draft's logits; None if recovered tokens do not follow both distributions under this rule."""
         rule = RULES[self._asking.settings.decoding.rule]
         if not (rule.lossless and rule.tests_each_token):
             return None
@@ -140,7 +140,13 @@ class Scores:
     def _add_drawn(
         self, alike: Sequence[Answer], logits: Floats, draft_logits: Floats | None
     ) -> None:
-        """Add texts of one context, by the reference's logits [n, V] before each of their tokens, and the draft's."""
+        """Add texts with the same context.
+
+        Args:
+            alike: their answers, which differ in their last token at most.
+            logits: [n, V], the reference's, before each of their tokens.
+            draft_logits: [n, V], the draft's; None if not known.
+        """
         request = alike[0].request
         sampling = request.sampling
         exact = sampling.probabilities_along(logits)
@@ -169,11 +175,13 @@ class Scores:
                 self._note_logprobs(answer.record, logits)
 
     def _note_logprobs(self, record: RequestRecord, logits: Floats) -> None:
-        """Note how far log-probabilities that came with drawn tokens are from the reference's logits [n, V]."""
+        """Record how much the log-probabilities that came with drawn tokens differ from the reference's logits [n,
+        V].
+        """
         tokens = record.token_ids
         values = logits.astype(np.float64)
         own_logits = values[range(len(tokens)), tokens]
-        # Tokens that a regular arm does not show have one logit in common: those are not known.
+        # Tokens that a regular arm does not report share one logit, so their log-probabilities are not known.
         is_known = (values == own_logits[:, np.newaxis]).sum(-1) == 1
         expected = own_logits - np.logaddexp.reduce(values, axis=-1)
         for came, own, known in zip(record.logprobs, expected, is_known, strict=False):
@@ -181,8 +189,8 @@ class Scores:
                 self._logprob_errors.append(abs(came - own))
 
     def rounding_of_drawn(self) -> float:
-        """How far log-probabilities that came with drawn tokens are from the reference's, a few aside; 0 where none
-        came, or where they are not the model's own.
+        """The largest difference between log-probabilities that came with drawn tokens and the reference's, apart from
+        the `_FEW` largest. 0 if none came, or if they are so different that they are not the model's own.
         """
         if not self._logprob_errors:
             return 0.0
@@ -195,8 +203,8 @@ class Scores:
         return self._asking.token_test.check(texts, self._rounding.of_drawn(texts))
 
     def look(self) -> None:
-        """Take the checks of what was added: those of greedy texts, of kernels if the arm's own passes score, and of
-        drawn tokens if any were asked for.
+        """Update `so_far` with the checks of all answers up to now: of greedy texts; of kernels, if the arm's own
+        passes were compared; and of drawn tokens, if any were asked for.
         """
         checks = [
             with_ends(self.greedy.columns(), [a for a in self.answers if a.request.is_greedy])
@@ -210,7 +218,7 @@ class Scores:
 
 
 def with_ends(check: Columns, answers: Sequence[Answer]) -> Columns:
-    """The check, made `lossy` where a text goes on behind its end."""
+    """The check with the number of texts that continue past their end; any such text makes it `lossy`."""
     num_past_end = sum(answer.passes_its_end for answer in answers if answer.request.is_compared)
     found = check | {"num_past_end": num_past_end}
     return found | {"verdict": "lossy"} if num_past_end else found
@@ -225,11 +233,11 @@ def is_lossy(checks: Sequence[Columns]) -> bool:
 
 
 class VerifiedPlaces(NamedTuple):
-    """The places in a text of tokens that the target decided after a proposal.
+    """Places, in a text, of tokens that the target decided after a proposal.
 
     Attributes:
-        recovered: of tokens in place of a rejected one.
-        bonus: of tokens behind a proposal that was accepted whole.
+        recovered: places of tokens that replaced a rejected one.
+        bonus: places of tokens that followed a wholly accepted proposal.
     """
 
     recovered: list[int]
@@ -237,7 +245,7 @@ class VerifiedPlaces(NamedTuple):
 
 
 def verified_places(record: RequestRecord) -> VerifiedPlaces | None:
-    """Where each proposal of a text ended; None where that is not known."""
+    """The places at which each proposal of a text ended; None if they are not known."""
     places = VerifiedPlaces([], [])
     # The first token is decided without a proposal.
     index = 1
@@ -247,7 +255,8 @@ def verified_places(record: RequestRecord) -> VerifiedPlaces | None:
             is_bonus = num_accepted == num_proposed
             (places.bonus if is_bonus else places.recovered).append(index)
         index += 1
-    # Only a last token may be decided without one as well: iterations that propose nothing are left out.
+    # Apart from the first token, only the last may be decided without a proposal. If there are more such tokens, then
+    # iterations without a proposal are missing in the record, and the places are not known.
     is_whole = index >= record.num_tokens - 1
     return places if record.outcomes and record.outcomes_in_order and is_whole else None
 
@@ -255,12 +264,13 @@ def verified_places(record: RequestRecord) -> VerifiedPlaces | None:
 def choose_place(texts: Sequence[ScoredText]) -> tuple[int, ...]:
     """The tokens after which a recovered token decides most.
 
-    The first token after a place is the target's own, and a proposal is tested from the second one on.
-    For example: after `Once upon a` a text goes on with `time`, which has 0.9, and a draft token behind it was
-    rejected; the target's distribution there has an entropy of 1.2 nats. That makes 0.9 * 1.2 for `Once upon a`.
+    The first token after the place is the target's own, and a proposal is tested from the second one on. For example,
+    after `Once upon a` a text continues with `time`, which has a probability of 0.9, and the draft token after that was
+    rejected; the target's distribution there has an entropy of 1.2 nats. That gives `Once upon a` the value 0.9 * 1.2.
+    The place with the largest value is chosen.
 
     Args:
-        texts: of one sampling setting.
+        texts: texts of one sampling setting, at least one.
     """
     best = texts[0].text.prompt
     most = 0.0

@@ -1,4 +1,4 @@
-"""`recovery`: every check, and the verdict that people quote."""
+"""The page of `recovery`: every check, and the verdict that people quote."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ _STYLES: dict[str, Style] = {"lossless": "good", "lossy": "bad", "undecided": "w
 
 
 class Checks:
-    """The checks of a run, by kind, and the verdict that follows.
+    """The checks of a run, by kind, and the verdict that follows from them.
 
     Attributes:
-        name: of the run among others; None for one alone.
-        row: the first one, for what all have.
-        greedy, kernels, sampled: the one of its kind; None without one.
-        deciding: those that were made: the verdict rests on them.
-        num_draws_needed: the least `num_draws` that may be enough where these are not; 0 for none.
+        name: the run's name among others; None for a single run.
+        row: the first row, for columns that are the same in all.
+        greedy, kernels, sampled: the row of this kind of check; None if it was not made.
+        deciding: the rows of checks that were made, on which the verdict rests.
+        num_draws_needed: the smallest `num_draws` that may be enough, if this run's are not; 0 otherwise.
         findings: the figures of the checks, in words; "" without any.
         statement: the verdict and its reason.
     """
@@ -77,14 +77,14 @@ class Checks:
 
     @property
     def verdict(self) -> str:
-        """`lossless`, `lossy`, `undecided` or the status of an unfinished run that has found no loss."""
+        """`lossless`, `lossy`, `undecided`, or the status of an unfinished run that has found no loss."""
         status = self.rows[-1].status or "ok"
         is_decided = status == "ok" or self.statement.relation == "lossy"
         return self.statement.words if is_decided else status
 
 
 def recovery_page(runs: Sequence[Run]) -> Page | None:
-    """The verdict on a run, or the pairs by verdict; None where no check was finished."""
+    """The page with the verdict on a run, or with the verdicts on several; None if no check was finished."""
     measured = [run for run in runs if run.has_figures and run.rows[0].check is not None]
     if not measured:
         return None
@@ -101,7 +101,7 @@ def recovery_page(runs: Sequence[Run]) -> Page | None:
         steps = _next_steps(neediest)
         return Page(title, findings, (), [verdicts_table(every)], (), steps, statements)
     (run,) = every
-    # The first check is of greedy texts; the last one has the temperature that was asked for.
+    # The first row is about greedy texts; the last one has the temperature that was asked for.
     asked = dataclasses.replace(run.rows[-1], num_prompts=None, batch_size=None)
     in_flight = counted(run.row.batch_size or 1, "request")
     title = heading(run.row, f"{in_flight} in flight · {settings_line([asked])}")
@@ -113,7 +113,7 @@ def recovery_page(runs: Sequence[Run]) -> Page | None:
 
 
 def _finding(checks: Checks) -> Line:
-    """`lossless`, and what it rests on in one line."""
+    """The verdict, and in the same line what it rests on."""
     if checks.verdict not in _STYLES:
         so_far = f"so far {checks.findings}; only a whole run decides" if checks.findings else ""
         return Line(f"no verdict: {checks.verdict}", "warning", so_far)
@@ -122,7 +122,7 @@ def _finding(checks: Checks) -> Line:
 
 
 def _doubts(checks: Checks) -> list[str]:
-    """Limits of the verdict, the most serious first."""
+    """Limits of the verdict, with the most serious first."""
     row = checks.row
     doubts = []
     if row_labels := labels(row):
@@ -133,7 +133,7 @@ def _doubts(checks: Checks) -> list[str]:
 
 
 def _notes(checks: Checks) -> list[str]:
-    """Notes about requests that were refused, and how small a loss the tests can see."""
+    """Notes about refused requests, and about how small a loss the tests can see."""
     row, sampled = checks.row, checks.sampled
     # ` Drawn as asked, top_p=0.8.`
     drawn = "" if sampled is None else f" Drawn {sampled.sampling}."
@@ -181,7 +181,7 @@ def _next_steps(checks: Checks) -> list[NextStep]:
 
 
 def verdicts_table(every: Sequence[Checks]) -> Table:
-    """One row per run."""
+    """A table with one row per run."""
     columns = (
         Column("pair", text=True, of="name.cell"),
         Column("K", of="name.num_draft_tokens", identifies_row=True),
@@ -208,7 +208,7 @@ def verdicts_table(every: Sequence[Checks]) -> Table:
 
 
 def _checks_table(checks: Checks) -> Table:
-    """One row per check that decides."""
+    """A table with one row per check that was made."""
     columns = (
         Column("check", text=True, of="check"),
         Column("verdict", of="verdict"),

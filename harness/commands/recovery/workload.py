@@ -1,9 +1,8 @@
-"""The requests of `recovery`. A mistake in verification, a batch or a cache should spoil some.
+"""Makes the requests of `recovery`, some of which a mistake in verification, a batch or a cache should spoil.
 
-They have mixed lengths, prompts that begin alike, second turns and different sampling settings, and
-some are left midway. Many go on at one place, where a wrong recovered token would show most
-(`choose_place`), so that their next tokens can be tested as one distribution. They come in two rounds
-(`first_turns`, `second_turns`).
+They have mixed lengths, prompts that begin alike, second turns and different sampling settings, and some of them are
+left midway. Many continue one place, at which a wrong recovered token would show most (`choose_place`), so that the
+tokens after it can be tested as one distribution. The requests come in two rounds (`first_turns`, `second_turns`).
 """
 
 from __future__ import annotations
@@ -28,43 +27,43 @@ from harness.measuring.acceptance import drafts_of
 from harness.measuring.progress import progress, say
 from harness.results.statistics.drawn_tokens import TokenResult, TokenTest
 
-# Of a check's row, by name.
+# Columns of a check's row, by name.
 Columns = dict[str, Any]
 
-# Statuses of a server that does not have a parameter.
+# HTTP statuses with which servers refuse a parameter that they do not have.
 _REFUSALS = (400, 404, 422, 501)
-# The most tokens of a drawn text. With longer ones fewer prompts could be asked in the same time, with shorter ones
-# more of the tested tokens would be first tokens.
+# The most tokens of a drawn text. If texts were longer, fewer prompts could be asked in the same time; if they were
+# shorter, more tokens would be first tokens, which are not tested.
 _MOST_DRAWN = 32
-# Tokens of another prompt that follow an answer as the next turn.
+# How many tokens of another prompt follow an answer, as the next turn.
 FOLLOW_UP = 8
-# For each request that is left midway, this many are read to their end.
+# For each request that is left midway, this many are waited for.
 _READ_FOR_ONE_LEFT = 7
 
 
 def most_drawn(max_new_tokens: int) -> int:
-    """The most tokens of a drawn text; every length up to it is as likely."""
+    """The most tokens of a drawn text; every length from 1 up to it is equally likely."""
     return min(max_new_tokens, _MOST_DRAWN)
 
 
 def tokens_at_place(decoding: DecodingSettings) -> int:
-    """How many tokens each text at the one place has: the target's own first one, a whole proposal, and the bonus
-    token behind it.
+    """The number of tokens of each text at the one place: the target's own first token, a whole proposal, and the bonus
+    token after it.
     """
     return min(decoding.most_draft_tokens + 2, decoding.max_new_tokens)
 
 
 @dataclass(frozen=True)
 class PlannedRequest:
-    """A request of the load.
+    """One of the requests that an arm is tested with.
 
     Attributes:
-        num_tokens: the length of its text.
-        index: with the seed it determines the random numbers, where the engine takes them.
-        leave_after: tokens after which nobody waits for the rest, so that the text is not compared;
+        num_tokens: length of its text.
+        index: with the seed it determines the random numbers, if the engine uses them.
+        leave_after: number of tokens after which nobody waits for the rest, so that the text is not compared;
             None to wait for all.
-        is_at_place: whether it is one of the many that continue one place.
-        ends: the first of these tokens ends its text; none where it has its length.
+        is_at_place: whether it is one of the many requests that continue one place.
+        ends: the first of these tokens ends the text; empty for a text with exactly `num_tokens`.
     """
 
     prompt: tuple[int, ...]
@@ -84,7 +83,7 @@ class PlannedRequest:
         return self.sampling.decoding.temperature == 0
 
     def request(self, seed: int, with_logprobs: bool = False) -> Request:
-        """The request as an arm takes it; drawn tokens may come with their log-probabilities."""
+        """The request for an arm. With `with_logprobs`, drawn tokens come with their log-probabilities."""
         decoding = dataclasses.replace(
             self.sampling.decoding, max_new_tokens=self.num_tokens, ignore_eos=not self.ends
         )
@@ -96,7 +95,7 @@ class PlannedRequest:
             self.ends,
             with_logprobs=with_logprobs and not self.is_greedy,
             leave_after=self.leave_after,
-            # It is judged like any other text.
+            # An empty answer is judged like any other text.
             may_be_empty=True,
             read_alone=True,
         )
@@ -115,7 +114,7 @@ class Answer(NamedTuple):
 
 
 def acceptance_of(records: Sequence[RequestRecord]) -> Columns:
-    """Columns about acceptance: without rejections much of the algorithm never ran."""
+    """The columns about acceptance. A reader needs them, because without rejections most of the algorithm never ran."""
     columns = drafts_of(records).columns()
     return {name: columns[name] for name in columns.keys() & RecoveryRow.columns().keys()}
 
@@ -123,10 +122,12 @@ def acceptance_of(records: Sequence[RequestRecord]) -> Columns:
 def taken_samplings(
     arm: Arm, settings: RecoverySettings, prompt: Sequence[int]
 ) -> tuple[list[Sampling], list[str]]:
-    """The sampling settings that the engine takes, and the names of those that it refuses, or that may end it.
+    """The sampling settings that the engine takes, and the names of those that it refuses or that may end it.
+
+    Both are empty for greedy decoding.
 
     Raises:
-        RunError: it does not answer at all, or takes none.
+        RunError: if the engine does not answer at all, or takes none of the settings.
     """
     if settings.decoding.temperature == 0:
         return [], []
@@ -152,7 +153,9 @@ def taken_samplings(
 
 
 def crash_risk(arm: Arm, settings: RecoverySettings, sampling: Sampling) -> str | None:
-    """Why an arm is not asked for a sampling setting that the user has not named: it is known to crash this server."""
+    """Why an arm is not asked for a sampling setting: it is known to crash this server, and the user has not named it.
+    None if it may be asked for.
+    """
     parameter = sampling.name.partition("=")[0]
     is_named = settings.samplings != type(settings).samplings and parameter in settings.samplings
     program = arm.traits.ended_by.get(parameter)
@@ -162,10 +165,10 @@ def crash_risk(arm: Arm, settings: RecoverySettings, sampling: Sampling) -> str 
 
 
 def why_refused(arm: Arm, planned: PlannedRequest, seed: int) -> str | None:
-    """Why an arm refuses a request or its sampling setting; None where it takes it.
+    """Why an arm refuses a request with its sampling setting; None if it does not.
 
     Raises:
-        RunError: it does not answer at all.
+        RunError: if the arm does not answer at all.
     """
     try:
         [record] = arm.answer([planned.request(seed)], 1).requests
@@ -179,7 +182,7 @@ def why_refused(arm: Arm, planned: PlannedRequest, seed: int) -> str | None:
 
 
 class Workload:
-    """Makes the requests of a run, always the same ones for a seed."""
+    """Makes the requests of a run, which are always the same for the same seed."""
 
     def __init__(self, asking: Asking) -> None:
         decoding = asking.settings.decoding
@@ -193,16 +196,17 @@ class Workload:
         self._num_made = 0
 
     def first_turns(self, num_drawn: int) -> list[PlannedRequest]:
-        """Requests with the run's prompts, and with others that begin like them or nearly so.
+        """Requests with the run's prompts, and with other prompts that begin like these or nearly so.
 
-        One greedy request for each prompt, and `num_drawn` whose prompts are any of these.
+        There is one greedy request for each of these prompts, and `num_drawn` drawn ones with any of them. Some more
+        are left midway.
         """
         texts: list[tuple[int, ...]] = []
         for number, prompt in enumerate(self._prompts):
             half = prompt[: (len(prompt) + 1) // 2]
             other = self._prompts[(number + 1) % len(self._prompts)]
             half_of_each = (*half, *other[len(other) // 2 :])
-            # The first token stays: many tokenizers put it before every text.
+            # The first token stays, because many tokenizers put it before every text.
             without_second = (prompt[0], *prompt[2:])
             texts += [prompt, half, half_of_each, without_second]
         return self._shuffled(self._mixed(texts, num_drawn, self._prompts))
@@ -214,20 +218,22 @@ class Workload:
         at_place: Sequence[PlannedRequest] = (),
         num_in_flight: int = 1,
     ) -> list[PlannedRequest]:
-        """Requests that go on after greedy answers to the prompts of the run, and those at the one place.
+        """Requests that continue greedy answers to the run's prompts, and those that continue the one place.
 
-        These come in groups among the others, so that several begin at once, and their prompt is read once for them.
+        The latter come in groups among the others, so that several begin together and their prompt is read once.
 
         Args:
-            answers: to the first turns.
-            num_in_flight: the size of a group.
+            answers: the answers to the first turns.
+            num_drawn: number of drawn requests that continue answers.
+            at_place: the requests at the one place.
+            num_in_flight: size of a group.
         """
         texts = []
         for answer in answers:
             request = answer.request
             is_of_run = request.prompt in self._prompts
             if request.is_greedy and request.is_compared and is_of_run:
-                # Any prompt of the run serves as what the user says next.
+                # Any prompt of the run can serve as the user's next message.
                 next_turn = self._prompts[request.index % len(self._prompts)]
                 text = answer.record.token_ids
                 texts.append((*request.prompt, *text, *next_turn[-FOLLOW_UP:]))
@@ -238,13 +244,13 @@ class Workload:
         return [request for number in order for request in groups[number]]
 
     def at_place(self, place: tuple[int, ...], num: int) -> list[PlannedRequest]:
-        """Requests that continue one place with the first sampling setting, each with random numbers of its own."""
+        """Requests that continue one place with the first sampling setting, each with its own random numbers."""
         length = tokens_at_place(self._decoding)
         requests = [self._plan(place, self._samplings[0], length) for _ in range(num)]
         return [dataclasses.replace(request, is_at_place=True) for request in requests]
 
     def _shuffled(self, planned: Sequence[PlannedRequest]) -> list[PlannedRequest]:
-        """The requests in a random order, with some among them that are left midway."""
+        """The requests in random order, mixed with some more that are left midway."""
         prompts = [request.prompt for request in planned]
         mixed = list(planned)
         ways = [self._greedy, *self._samplings]
@@ -261,10 +267,10 @@ class Workload:
         num_drawn: int,
         known_texts: Sequence[Sequence[int]],
     ) -> list[PlannedRequest]:
-        """A greedy request for each prompt, and drawn ones for any.
+        """A greedy request for each prompt, and `num_drawn` drawn requests for any of them.
 
-        Half of them end at end tokens. Few models write one so early, and so each of these ends at a token of the known
-        texts, too.
+        Half of all these have end tokens. Because few models write one so early, each of them also ends at a random
+        token of the known texts.
         """
         requests = []
         for prompt in prompts:
@@ -295,15 +301,15 @@ class Workload:
 
 @dataclass(frozen=True)
 class Asking:
-    """The requests that the arms of a run are asked.
+    """How the arms of a run are asked.
 
     Attributes:
-        prompts: token ids of each, none empty.
-        samplings: the sampling settings that are tested; the run's own one is the first.
-        end_tokens: those at which the target ends a text.
-        can_end: whether the engine ends texts at given tokens, so that half of the requests have some.
+        prompts: token ids of each prompt, none of which is empty.
+        samplings: the sampling settings to test, with the run's own first; empty for greedy decoding.
+        end_tokens: the tokens at which the target ends a text.
+        can_end: whether the engine ends texts at given tokens; half of the requests then have some.
         with_logprobs: whether drawn tokens are asked for with their log-probabilities.
-        keep: gets all answers of an arm, by its name.
+        keep: called with the name of an arm and all of its answers.
     """
 
     settings: RecoverySettings
@@ -321,7 +327,11 @@ class Asking:
     def ask(
         self, arm: Arm, planned: Sequence[PlannedRequest], num_in_flight: int, doing: str
     ) -> list[Answer]:
-        """The answers in the order of the requests. Raises RunError where one failed."""
+        """Ask an arm, and return the answers in the order of the requests.
+
+        Raises:
+            RunError: if any request failed.
+        """
         requests = [request.request(self.settings.seed, self.with_logprobs) for request in planned]
         num_noted = 0
         with progress(doing, len(requests)) as advance, quick_garbage_collections():
@@ -342,6 +352,6 @@ class Asking:
         return answers
 
     def sampled_check(self, result: TokenResult, records: Sequence[RequestRecord]) -> Columns:
-        """The check of all drawn tokens, with the acceptance of all answers."""
+        """The columns of the check of all drawn tokens, with the acceptance of all answers."""
         names = ", ".join(sampling.name for sampling in self.samplings)
         return {**vars(result), "check": "sampled", "sampling": names, **acceptance_of(records)}
