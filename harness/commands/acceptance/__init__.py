@@ -1,1 +1,1 @@
-"""`acceptance`: how often would this draft be accepted on these texts, for every K?"""
+"""The command `acceptance`: how often would this draft be accepted on these texts, for every K?"""

@@ -1,4 +1,4 @@
-"""The answers that `acceptance` reads: recorded with their prompts, or asked for."""
+"""The answers that `acceptance` reads: recorded ones that come with the prompts, or new ones that it asks for."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from harness.measuring.prompts.sets import Occurrence, Prompt, load_prompts
 from harness.measuring.prompts.transcripts import Reading
 from harness.measuring.session import Session
 
-# Prompts that `num_prompts=auto` takes: of those without answers, and of those with recorded ones.
+# How many prompts `num_prompts=auto` takes: of a set without answers, and of one with recorded answers.
 WRITTEN = 15
 GIVEN = 256
 
@@ -38,7 +38,7 @@ class Answers:
 
     Attributes:
         readings: prompts with their answers.
-        requests: an engine's record of each answer; [] of answers that are not served.
+        requests: an engine's record of each answer; [] if no engine elsewhere wrote the answers.
         read: each answer as the weights read it; [] without weights.
     """
 
@@ -48,7 +48,7 @@ class Answers:
 
     @property
     def spans(self) -> list[tuple[Reading, range, int | None]]:
-        """Each answer: its reading, its tokens there, and its turn of a conversation."""
+        """Each answer, as its reading, the range of its tokens in that, and its turn of a conversation (or None)."""
         return [
             (reading, answer, turn)
             for reading in self.readings
@@ -57,15 +57,19 @@ class Answers:
 
     @property
     def token_ids(self) -> list[Sequence[int]]:
-        """The tokens of each answer."""
+        """The tokens of each answer, in the order of `spans`."""
         return [
             reading.transcript.token_ids[answer.start : answer.stop]
             for reading, answer, _ in self.spans
         ]
 
     def shares(self, num_draft_tokens: int, offset: int | None = None) -> dict[int, Share]:
-        """By prompt the tokens over iterations, or at a draft token the accepted over tested ones: as an engine reports
-        them, else by the weights; {} where neither is known.
+        """A share for each prompt, by its index: by an engine's reports, or else by the weights; {} if neither is
+        known.
+
+        Args:
+            num_draft_tokens: the K for which the weights give shares.
+            offset: for accepted over tested draft tokens, the position from 0; None for tokens over iterations.
         """
         if self.requests:
             shares = reported(self.requests, offset)
@@ -79,12 +83,13 @@ class Answers:
 
 
 class AnswerSource:
-    """Where answers come from.
+    """Gives the answers that are read, recorded or new.
 
     Attributes:
-        kind: `given` with the prompts, `written` by the target now, or `served` by an engine elsewhere.
-        prompt_set: the prompts that it takes some of.
-        prompts: those that are answered as typed.
+        kind: `given` if they come with the prompts, `written` if the target writes them now, `served` if an engine
+            elsewhere does.
+        prompt_set: the prompts that it chooses from.
+        prompts: the prompts that are answered in the run as typed.
         num_too_long: how many prompts were too long, by column.
     """
 
@@ -93,7 +98,7 @@ class AnswerSource:
         answered = [prompt for prompt in self.prompt_set.prompts if prompt.has_answers]
         self.kind = "given" if answered else "written"
         if not engine_of(settings).own_loop:
-            # It answers again what has answers.
+            # An engine elsewhere answers anew even prompts that have recorded answers.
             self.kind, answered = "served", []
         if 0 < len(answered) < len(self.prompt_set.prompts):
             without = counted(len(self.prompt_set.prompts) - len(answered), "prompt")
@@ -105,7 +110,9 @@ class AnswerSource:
         self.num_too_long: Counter[str] = Counter()
 
     def given(self, session: Session) -> Answers:
-        """The answers that prompts have, as far as both fit into a context together."""
+        """The recorded answers of the prompts, so far as prompt and answer fit into a context together. Places the
+        pair.
+        """
         whole = {prompt.index: prompt for prompt in self.prompts}
         openings = tuple(prompt.opening for prompt in self.prompts)
         encoder = session.encoder
@@ -131,8 +138,11 @@ class AnswerSource:
         return Answers(readings)
 
     def asked(self, session: Session, condition: Condition) -> list[Answers]:
-        """Ask under a condition: the answers of each command of a server, else of the target alone. Repeats of a prompt
-        draw other random numbers; answers of one token, which no iteration decides, are left out.
+        """Ask the prompts under a condition, and return the answers of each command of a server, in the order of the
+        engine's arms; if the target writes them, a single `Answers`.
+
+        A prompt that is asked several times gets other random numbers each time. Answers of one token, which no
+        iteration decides, are left out.
         """
         settings = condition.settings
         new_tokens = settings.decoding.max_new_tokens
@@ -149,7 +159,7 @@ class AnswerSource:
             if condition.cause is None:
                 self.num_too_long.update(encoded.num_too_long)
             if settings.decoding.temperature > 0:
-                # Texts of a prompt follow each other: they are read together.
+                # Texts of a prompt follow each other, so that they are read together.
                 repeated = np.repeat(range(len(encoded.prompts)), settings.texts_per_prompt)
                 encoded = encoded.part(repeated.tolist())
             num_rows = min(settings.batch_size, len(encoded.prompts))
@@ -177,7 +187,7 @@ class AnswerSource:
         return [self._whole(encoded, requests) for requests in records.values()]
 
     def _whole(self, encoded: Encoded, records: Sequence[RequestRecord]) -> Answers:
-        """The answers of two tokens or more."""
+        """The answers with two tokens or more."""
         kept = [
             (of_one_answer(prompt, token_ids, request.token_ids), request)
             for prompt, token_ids, request in zip(
@@ -190,7 +200,7 @@ class AnswerSource:
 
 
 def _fill_in_drafts(answered: Answered) -> None:
-    """Take the drafts of a request that ran alone from the server's counters, where its record has none by position."""
+    """If a request ran alone and its record has no drafts by position, take its drafts from the server's counters."""
     [request, *others] = answered.requests
     if others or answered.counted is None or request.outcomes:
         return
@@ -201,5 +211,9 @@ def _fill_in_drafts(answered: Answered) -> None:
 
 
 def of_one_answer(prompt: Prompt, asked: Sequence[int], answer: Sequence[int]) -> Reading:
-    """A prompt with its only answer."""
+    """The reading of a prompt with a single answer.
+
+    Args:
+        asked, answer: token ids of the prompt and of the answer.
+    """
     return Reading(prompt, Transcript.of(asked, answer), [None])

@@ -1,6 +1,7 @@
-"""Conditions under which little acceptance is measured again, by their names in `CAUSES`.
+"""Conditions under which acceptance is measured again if it is low, by their names in `CAUSES`.
 
-For some the same answers are read again, as drafted in another way; for others new answers are asked for.
+Under some of them the same answers are read again, as if drafted in another way; under others new answers are asked
+for.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from harness.commands.acceptance.record import AcceptanceSettings
 from harness.config.installation import is_installed
 from harness.engines.door.reading import DraftMistake
 
-# Prompts are cut to this many tokens.
+# The condition `length` cuts prompts to this many tokens.
 _SHORT_PROMPT = 512
 _FAULTS: tuple[tuple[str, DraftMistake, str], ...] = (
     ("positions", "late", "hidden states one position late"),
@@ -27,16 +28,16 @@ _FAULTS: tuple[tuple[str, DraftMistake, str], ...] = (
 
 @dataclass(frozen=True)
 class Condition:
-    """What differs from the run as typed.
+    """A difference from the run as typed.
 
     Attributes:
-        cause: its name in `CAUSES`, `command` for the first of two commands; None for the run as typed.
-        words: the difference, for the page; None for the run as typed.
-        settings: used to ask for the answers, or to read them.
-        fault: planted in the draft while it reads.
-        num_unused: draft tokens of each proposal that are left out.
-        most_prompt_tokens: to which prompts are cut.
-        why_not: the reason why it cannot be measured; empty where it can.
+        cause: its name in `CAUSES`, or `command` for the first of two commands; None for the run as typed.
+        words: the difference in words, for the page; None for the run as typed.
+        settings: the settings with which answers are asked for, or read.
+        fault: a mistake that is planted in the draft while it reads; None for none.
+        num_unused: how many draft tokens at the end of each proposal are left out.
+        most_prompt_tokens: the number of tokens that prompts are cut to; None for whole prompts.
+        why_not: the reason why it cannot be measured; empty if it can.
     """
 
     cause: str | None
@@ -49,7 +50,7 @@ class Condition:
 
 
 def reread_conditions(settings: AcceptanceSettings, has_template: bool) -> list[Condition]:
-    """Ways in which an engine may have drafted the answers that are there, other than as typed."""
+    """Ways, other than as typed, in which an engine may have drafted the existing answers; those that are asked for."""
     conditions = [Condition("last", "the last draft token left out", settings, num_unused=1)]
     conditions += [Condition(cause, words, settings, fault) for cause, fault, words in _FAULTS]
     for temperature in (0.0, 1.0):
@@ -70,7 +71,7 @@ def reread_conditions(settings: AcceptanceSettings, has_template: bool) -> list[
 
 
 def drafted_greedily(condition: Condition) -> Condition:
-    """The condition with the draft's likeliest tokens, as most servers take them."""
+    """The condition with the draft's likeliest tokens in place of drawn ones, as most servers draft."""
     draft: Any = condition.settings.draft
     draft = dataclasses.replace(draft, sampling="greedy")
     settings = dataclasses.replace(condition.settings, draft=draft)
@@ -85,13 +86,14 @@ def asked_conditions(
     trained: int | None,
     is_given: bool,
 ) -> list[Condition]:
-    """Conditions that get answers of their own.
+    """Conditions under which new answers are asked for; those that the settings choose.
 
     Args:
-        longest: tokens of the longest prompt.
-        trained: tokens of the longest text that the draft was trained on, as its configuration says; None where it
-            does not.
-        is_given: whether the answers as typed are recorded ones.
+        has_template: whether the tokenizer has a chat template.
+        longest: number of tokens of the longest prompt.
+        trained: number of tokens of the longest text that the draft was trained on, by its configuration; None if that
+            does not say.
+        is_given: whether the answers of the run as typed are recorded ones.
     """
     conditions = []
     if settings.decoding.temperature > 0:
@@ -116,7 +118,7 @@ def _at(settings: AcceptanceSettings, temperature: float) -> Any:
 
 
 def _template(settings: AcceptanceSettings, has_template: bool) -> Condition:
-    """The prompts without the chat template, or with it where they are read without."""
+    """The condition without the chat template, or with it if the prompts are read without."""
     if not has_template:
         why = "the tokenizer has no chat template"
         return Condition("template", "the chat template", settings, why_not=why)

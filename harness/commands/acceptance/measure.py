@@ -1,4 +1,4 @@
-"""`acceptance`: one pass of the target over texts, one of the draft for each depth at most, and what follows."""
+"""The measurement of `acceptance`: one pass of the target over texts and at most one of the draft for each depth."""
 
 from __future__ import annotations
 
@@ -60,21 +60,21 @@ if TYPE_CHECKING:
     from harness.local.engine.pair import PlacedPair, PlannedPair
     from harness.local.engine.reading import PairReader
 
-# Of a draft token that is not used.
+# What the weights accept of a draft token that is not used.
 _NEVER = Interval(0.0, 0.0, 0.0)
 
 
 class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
-    """Texts, read by both models of a pair.
+    """Reads texts with both models of a pair, and computes what is accepted for every K.
 
     Attributes:
-        source: where the answers come from.
+        source: gives the answers.
         texts: a row for each text that was read.
-        answers: those of the run as typed.
+        answers: the answers of the run as typed.
         causes: a row for each condition and draft position.
-        served: columns about an engine elsewhere, which wrote the texts; empty otherwise.
-        fits: what the draft's files say of the target; None without weights.
-        compared_k: the K that the run is about: of the engine elsewhere, else that of the settings.
+        served: columns about the engine elsewhere that wrote the texts; empty if none did.
+        fits: whether the draft's files fit the target, in words; None without weights.
+        compared_k: the K that the run is about: that of an engine elsewhere, or else that of the settings.
         most: the largest K that is computed.
         pair: the weights, after `_read_as_typed`.
     """
@@ -100,7 +100,7 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
         if self.source.kind == "given":
             self.answers = self.source.given(session)
         else:
-            # Of two commands the second is as typed, and compared with the first.
+            # With two commands the second is the run as typed, which is compared with the first.
             *first_command, self.answers = self.source.asked(session, as_typed)
         if not self.answers.readings:
             rule = (
@@ -134,7 +134,7 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
             session.append(CAUSES_FILE, self.causes)
 
     def _placed_here(self, settings: AcceptanceSettings) -> PlacedPair:
-        """The draft's and the target's weights, to read what an engine elsewhere has written."""
+        """The pair with its weights in this process, to read the answers of an engine elsewhere."""
         planned: PlannedPair = local("engine.pair").plan_pair(
             settings.model, settings.draft, settings.placement, settings.dtype
         )
@@ -149,8 +149,9 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
         return planned.place(demand, force=settings.force)
 
     def _read_as_typed(self, pair: Pair) -> None:
-        """Read the answers, and compare an engine elsewhere with its weights: the settings become those of greedy
-        drafting where these alone explain what it accepts.
+        """Read the answers, and compare an engine elsewhere with its weights.
+
+        If only greedy drafting explains what the engine accepts, the settings are changed to greedy drafting.
         """
         self.pair = pair
         as_typed = Condition(None, None, self.settings)
@@ -174,8 +175,8 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
 
     @property
     def _may_be_greedy(self) -> bool:
-        """Whether the engine may take the draft's likeliest tokens, as most servers do, which changes what is accepted
-        where the target draws.
+        """Whether the engine may use the draft's likeliest tokens, as most servers do. That changes what is accepted if
+        the target samples.
         """
         settings = self.settings
         draws = settings.draft_sampling == "target"
@@ -186,7 +187,7 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
         return finding_of([row], row, self.causes)
 
     def _find_causes(self, session: Session, placed: PlacedPair | None) -> None:
-        """Measure under other conditions what may explain little acceptance, where there is a reason to."""
+        """If there is a reason to, measure under other conditions that may explain low acceptance."""
         settings = self.settings
         is_asked_for = settings.causes != "auto"
         has_template = bool(getattr(session.tokenizer, "chat_template", None))
@@ -217,7 +218,7 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
             self._add_cause(session, condition, answers, is_asked=True)
 
     def _read_otherwise(self, session: Session, condition: Condition) -> None:
-        """Read the same answers as an engine that differs from the run as typed would have drafted them."""
+        """Read the same answers as if an engine under this condition had drafted them, and add the rows about it."""
         pair: Pair | None = self.pair
         readings, requests = self.answers.readings, self.answers.requests
         if condition.num_unused >= self.compared_k:
@@ -238,7 +239,7 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
                     readings, asked, self.answers.token_ids, strict=True
                 )
             ]
-        # A draft that cannot have the fault is none.
+        # None if the draft cannot have this fault.
         if pair is not None:
             read = self._read(pair, readings, condition, self.compared_k)
             self._add_cause(session, condition, Answers(readings, requests, read))
@@ -246,7 +247,11 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
     def _add_cause(
         self, session: Session, condition: Condition, answers: Answers, *, is_asked: bool = False
     ) -> None:
-        """Add the rows about a condition: one for all draft tokens, and one for each position."""
+        """Add the rows about a condition: one for all draft tokens, and one for each position.
+
+        Args:
+            is_asked: whether the condition has answers of its own.
+        """
         k = self.compared_k
         if condition.cause == "command":
             k = longest_of(answers.requests) or k
@@ -280,7 +285,13 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
             self.causes.append(row)
 
     def _relative(self, answers: Answers, num_draft_tokens: int, offset: int | None) -> Interval:
-        """The share of answers over that as typed, of the prompts that both have."""
+        """The share of these answers divided by that of the answers as typed, over the prompts that both have; without
+        bounds or unknown if there are too few.
+
+        Args:
+            num_draft_tokens: the K of these answers.
+            offset: as in `Answers.shares`.
+        """
         shares = answers.shares(num_draft_tokens, offset)
         typed = self.answers.shares(self.compared_k, offset)
         both = [(*shares[index], *typed[index]) for index in sorted(shares.keys() & typed.keys())]
@@ -288,13 +299,13 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
         if not both or not totals.sum(axis=1).all():
             return Interval()
         part, whole, typed_part, typed_whole = totals
-        # At a draft token a prompt may have none that was accepted.
+        # At a single position, a prompt may have no accepted draft token.
         with np.errstate(divide="ignore", invalid="ignore"):
             return ratio_of_totals([part, typed_whole], [whole, typed_part])
 
     def _text_rows(self, session: Session) -> list[AcceptanceTextRow]:
         rows = []
-        # Texts of equal prompts are counted together, by the index of the first.
+        # Texts of equal prompts are counted together, by the index of the first such prompt.
         first_index: dict[str, int] = {}
         answers = self.answers
         for (reading, answer, turn), token_ids, text, request in itertools.zip_longest(
@@ -304,7 +315,7 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
             known_ids: list[int] | None = [*token_ids]
             num_tokens = len(answer)
             if text is None and request is not None:
-                # Nobody here read the text: its tokens are those that the server counts.
+                # No model here has read the text, so its number of tokens is the server's count.
                 num_tokens = request.num_tokens
                 known_ids = None if request.from_text else known_ids
             row = session.row(
@@ -325,7 +336,7 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
     def _read(
         self, pair: Pair, readings: Sequence[Reading], condition: Condition, most: int
     ) -> list[ReadText]:
-        """Read the answers of transcripts as an engine drafts under a condition, for each K up to the most."""
+        """Read the answers of transcripts as an engine under this condition drafts them, for each K up to `most`."""
         settings = condition.settings
         for reading in readings:
             check_known(reading.transcript.token_ids, pair.vocabulary_size)
@@ -376,7 +387,7 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
         for k, tokens in enumerate(intervals, start=1):
             figures = common | {"num_draft_tokens": k, "tokens_per_iteration": tokens}
             figures |= iterations.expected_acceptance(cuts, k)
-            # Only a draft with weights can have learned more than the most frequent token.
+            # Only a draft with weights can have learned more than to propose the most frequent token.
             if k == 1 and self.settings.draft_sampling is not None:
                 guess = iterations.relative_to_guess(cuts, token_ids, prompts, unit)
                 figures["relative_to_guess"] = guess
@@ -387,7 +398,7 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
         return rows
 
     def _counted(self) -> dict[str, Any]:
-        """The columns that an engine's own counts give, of a run without weights."""
+        """The columns that follow from an engine's own counts, for a run without weights."""
         columns = drafts_of(self.answers.requests).columns()
         tokens = Interval()
         if shares := self.answers.shares(self.compared_k):

@@ -1,4 +1,4 @@
-"""The page of `acceptance`, about one draft or several on the same texts, and its picture."""
+"""The page of `acceptance`, about one draft or several on the same texts."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ from harness.results.rows.acceptance import (
 from harness.results.runs import Run, grouped
 from harness.results.statistics.interval import Coverage, Interval
 
-# The K of the printed table; the file has all.
+# The K that the printed table has; the file has all.
 SHOWN = (1, 2, 4, 8, 16)
-# The end of the first range of contexts, in tokens.
+# The end of the first range of context lengths, in tokens.
 _SHORTEST_CONTEXT = 512
 # Settings that `latency` does not have.
 _OWN_SETTINGS = ("up_to", "texts_per_prompt")
 _TOKENS = Column("tokens per iteration\n(95 % interval)", "{:.2f}".format, "tokens_per_iteration")
 
 AnyRow = TypeVar("AnyRow", AcceptanceTextRow, AcceptanceCauseRow)
-# A run with the row of the K that it is about.
+# A run, with the row of the K that it is about.
 Draft = Named[AcceptanceRow]
 
 
 def acceptance_page(runs: Sequence[Run[AcceptanceRow]]) -> Page | None:
-    """The page about what is accepted of each draft; None where nothing was read."""
+    """The page about how much is accepted of each draft; None if nothing was read."""
     drafts = [
         draft._replace(row=row)
         for draft in named_runs(runs)
@@ -60,7 +60,7 @@ def acceptance_page(runs: Sequence[Run[AcceptanceRow]]) -> Page | None:
     else:
         page = _page_of_drafts(drafts)
         changes = ""
-    # Of an engine elsewhere `latency` needs both servers.
+    # For an engine elsewhere, `latency` would need both servers.
     steps = []
     if drafts[0].row.text_source != "served":
         command = typed_again(changes, command="latency", leaving_out=_OWN_SETTINGS)
@@ -72,20 +72,20 @@ def acceptance_page(runs: Sequence[Run[AcceptanceRow]]) -> Page | None:
 
 
 def rows_of(run: Run[AcceptanceRow], kind: type[AnyRow]) -> list[AnyRow]:
-    """The rows of a run in another of its files; [] where that is gone."""
+    """The rows of a run in another of its files; [] if that is gone."""
     directory = run.directory or Path(str(run.last.directory))
     rows = rows_in(directory / f"{kind.kind}.csv", kind)
     return [row for row in rows if row.run == run.id]
 
 
 def texts_of(run: Run[AcceptanceRow], k: int) -> list[AcceptanceTextRow]:
-    """The texts of a run, without those of a damaged file that lack iterations at this K."""
+    """The texts of a run, without those that lack iterations at this K, as in a damaged file."""
     texts = rows_of(run, AcceptanceTextRow)
     return [text for text in texts if len(text.iterations_by_num_draft_tokens or ()) >= k]
 
 
 def summary(rows: Sequence[AcceptanceRow]) -> str:
-    """`4.28 tokens per iteration at K=6`."""
+    """`4.28 tokens per iteration at K=6`; empty if nothing was read."""
     row = row_in_question(rows)
     if row.tokens_per_iteration is None:
         return ""
@@ -94,12 +94,14 @@ def summary(rows: Sequence[AcceptanceRow]) -> str:
 
 
 def _asked(row: AcceptanceRow) -> AcceptanceRow:
-    """A row without settings of texts that were given: these have lengths of their own, and were not written."""
+    """The row without settings for writing texts, if the texts were given and so were not written."""
     return replace(row, max_new_tokens=None, batch_size=None) if row.text_source == "given" else row
 
 
 def _page_of_draft(draft: Draft) -> Page:
-    """Every K of one draft, whether its engine accepts as its weights say, and where it is accepted."""
+    """The page of a single draft: every K, whether its engine accepts what its weights do, and which texts it drafts
+    well.
+    """
     rows, row = draft.run.rows, draft.row
     k = int(row.num_draft_tokens or 1)
     texts = texts_of(draft.run, k)
@@ -140,7 +142,7 @@ def _finding(draft: Draft) -> AcceptanceFinding:
     return finding_of(draft.run.rows, draft.row, rows_of(draft.run, AcceptanceCauseRow))
 
 
-# How a difference between answers of their own is said.
+# The beginnings of sentences about a difference between a condition's own answers and those as typed.
 _ACCEPTED = {
     "above": "More is accepted",
     "below": "Less is accepted",
@@ -149,7 +151,7 @@ _ACCEPTED = {
 
 
 def _sentences(row: AcceptanceRow, found: AcceptanceFinding) -> list[str]:
-    """Whether the engine, the draft or a condition makes acceptance what it is."""
+    """Sentences that say whether the engine, the draft or a condition explains the acceptance."""
     sentences = []
     engine = found.engine
     if engine is not None:
@@ -187,7 +189,7 @@ def _sentences(row: AcceptanceRow, found: AcceptanceFinding) -> list[str]:
 
 
 def _reasons(row: AcceptanceRow, found: AcceptanceFinding) -> list[tuple[str, str]]:
-    """The figures beside the finding."""
+    """Figures that support the findings, each with the name of its line."""
     reasons = []
     served, arrived = row.served_tokens_per_iteration, row.arrived_tokens_per_iteration
     if served is not None and arrived is not None and believed(row) != served:
@@ -215,7 +217,7 @@ def _reasons(row: AcceptanceRow, found: AcceptanceFinding) -> list[tuple[str, st
 
 
 def off_policy(texts: Statement) -> str | None:
-    """How unlikely texts are under the target; None where they are as likely as its own."""
+    """How unlikely texts are under the target, in words; None if they are as likely as its own."""
     row = texts.subject
     if not texts.is_conclusion:
         return None
@@ -243,19 +245,19 @@ _BY_K = (
 
 
 def _turns(text: AcceptanceTextRow) -> str:
-    """The range that a turn is in: `1`, `2 to 3`, `4 to 7` and so on."""
+    """The range of turns that a text's turn is in: `1`, `2 to 3`, `4 to 7` and so on."""
     turn = text.turn or 1
     first = 2 ** (turn.bit_length() - 1)
     return f"{first:,} to {2 * first - 1:,}" if turn > 1 else "1"
 
 
 def _contexts(text: AcceptanceTextRow) -> str:
-    """The range that the tokens before a text are in: `up to 512`, `up to 1,024` and so on."""
+    """The range that the number of tokens before a text is in: `up to 512`, `up to 1,024` and so on."""
     most = max(_SHORTEST_CONTEXT, 2 ** ((text.context or 1) - 1).bit_length())
     return f"up to {most:,}"
 
 
-# How texts are grouped, by the name of the line about their tokens per iteration.
+# How texts are grouped, by the name of the line that shows the groups' tokens per iteration.
 _GROUPS: dict[str, Callable[[AcceptanceTextRow], str]] = {
     "Turn": _turns,
     "Context": _contexts,
@@ -264,12 +266,12 @@ _GROUPS: dict[str, Callable[[AcceptanceTextRow], str]] = {
 
 
 def _tokens_of(k: int, texts: Sequence[AcceptanceTextRow]) -> float:
-    """Tokens per iteration of texts together."""
+    """Tokens per iteration of all these texts together."""
     return sum(text.num_tokens or 0 for text in texts) / sum(text.iterations(k) for text in texts)
 
 
 def _page_of_drafts(drafts: Sequence[Draft]) -> Page:
-    """A table of all drafts."""
+    """The page of several drafts: a table with one row for each."""
     columns = (
         Column("pair", text=True, of="name.cell"),
         Column("K", of="row.num_draft_tokens"),

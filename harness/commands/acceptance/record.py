@@ -21,7 +21,7 @@ from harness.results.rows.acceptance import (
     row_in_question,
 )
 
-# Conditions under which acceptance is measured again where it is little; `causes.py` has their order.
+# The conditions under which acceptance is measured again if it is low; `causes.py` has their order.
 CAUSES = (
     "last",
     "positions",
@@ -83,7 +83,7 @@ class AcceptanceSettings(PromptedSettings):
             self._require_closed_form()
 
     def _require_closed_form(self) -> None:
-        """Raise a SettingError where the acceptance of a text does not follow from its probabilities."""
+        """Raise a SettingError if the acceptance of a text does not follow from the models' probabilities."""
         rule = "must be set: without one nothing is accepted"
         require(self.draft is not None, "draft", rule, "none")
         decoding = self.decoding
@@ -102,12 +102,12 @@ class AcceptanceSettings(PromptedSettings):
 
     @property
     def has_weights(self) -> bool:
-        """Whether weights are to be loaded here; otherwise a server's own counts are all there is."""
+        """Whether weights are to be loaded here; otherwise only a server's own counts are known."""
         return self.draft is None or self.draft.method != "server"
 
     @property
     def promised_tokens(self) -> float | None:
-        """The tokens per iteration that the card promises."""
+        """The tokens per iteration that the card promises at this K; None without a card."""
         rate = self.card
         if isinstance(rate, str):
             rate = quantity(rate, {"%": 0.01})
@@ -117,7 +117,7 @@ class AcceptanceSettings(PromptedSettings):
 
     @property
     def chosen_causes(self) -> set[str]:
-        """The causes that may be measured."""
+        """The names of the causes that may be measured."""
         if self.causes in ("auto", "all"):
             return {*CAUSES}
         return {*self.causes.split(",")} - {"none"}
@@ -131,7 +131,9 @@ class AcceptanceSettings(PromptedSettings):
 
 
 class Acceptance(Command[AcceptanceSettings, AcceptanceRow]):
-    """Computes what would be accepted, by one pass of the target over texts, and at most one of the draft per depth."""
+    """The record of `acceptance`, which computes what would be accepted by one pass of the target over texts, and at
+    most one of the draft for each depth.
+    """
 
     name = "acceptance"
     summary = "how often a draft would be accepted on your texts, for every K, without decoding"
@@ -167,7 +169,7 @@ class Acceptance(Command[AcceptanceSettings, AcceptanceRow]):
         return settings.has_weights
 
     def bad_answer(self, rows: Sequence[AcceptanceRow]) -> VerdictError | None:
-        """The error where an engine does not accept what its weights do, or where this is unknown."""
+        """The error if an engine does not accept what its weights do, or that is not known; None otherwise."""
         from harness.results.judging.acceptance import (
             engine_in_words,
             engine_statement,
@@ -178,12 +180,12 @@ class Acceptance(Command[AcceptanceSettings, AcceptanceRow]):
         engine, texts = engine_statement(row), texts_statement(row)
         if engine is None or engine.is_judged_open:
             return None
-        # Texts that are not the model's leave the engine's figure unknown, and are a bad answer themselves.
+        # If the texts are not the model's, the engine's figure is not known; but that is a bad answer by itself.
         is_known = engine.is_conclusion or (texts is not None and texts.is_conclusion)
         return VerdictError(engine_in_words(engine), 1 if is_known else CANNOT_TELL)
 
     def line(self, rows: Sequence[AcceptanceRow]) -> str:
-        """Tokens per iteration at the K that the run is about."""
+        """Tokens per iteration at the K that the run is about; empty if nothing was read."""
         from harness.commands.acceptance.page import summary
 
         return summary(rows)

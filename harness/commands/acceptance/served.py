@@ -1,4 +1,6 @@
-"""Texts under the target, and what the engine that wrote them accepted beside what the weights do: columns and rows."""
+"""Computes columns about texts under the target, and about what the engine that wrote them accepted, compared with what
+the weights accept.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +17,17 @@ from harness.results.rows.acceptance import AcceptanceRow
 from harness.results.statistics.interval import Interval
 from harness.results.statistics.iterations import Cut
 
-# The engine may be twice as far from the weights as two ways of reading them are apart.
+# The distance between the engine and the weights may be this many times that between two ways of reading the weights.
 _ROUNDING_ALLOWANCE = 2.0
-# Of the iterations of an answer, at least: engines differ in how they draft at its end, and a tie may fall either way.
+# The least variance of the number of iterations of an answer: engines differ in how they draft at the end of an answer,
+# and a tie may fall either way.
 _LEAST_VARIANCE = 0.25
-# Tokens in a row that repeat earlier ones.
+# How many tokens in a row must have occurred before to count as a repetition.
 _REPEATED_TOKENS = 4
 
 
 class Share(NamedTuple):
-    """Tokens over the iterations that decided them, or accepted draft tokens over the tested ones at one place."""
+    """Tokens over the iterations that decided them, or accepted over tested draft tokens at one position."""
 
     part: float
     whole: float
@@ -35,10 +38,10 @@ class Share(NamedTuple):
 
 
 def reported(requests: Sequence[RequestRecord], offset: int | None) -> list[Share]:
-    """The share of each answer, by an engine's counts; [] where it does not report them.
+    """The share of each answer, by an engine's counts; [] if it does not report them.
 
     Args:
-        offset: of the draft token, from 0; None for tokens over iterations.
+        offset: position of the draft token, from 0; None for tokens over iterations.
     """
     counts = [request.counts for request in requests]
     total = sum(counts, Drafts())
@@ -52,14 +55,14 @@ def reported(requests: Sequence[RequestRecord], offset: int | None) -> list[Shar
         if drafts.accepted_at is None or drafts.drafting is None:
             return []
         accepted = [*drafts.accepted_at, *[0] * (offset + 1)]
-        # Where iterations draft different numbers, those that accepted the token before it.
+        # If iterations draft different numbers of tokens, the tested ones are those after an accepted token.
         tested = [*(drafts.tested or [drafts.drafting, *accepted]), *[0] * (offset + 1)]
         shares.append(Share(accepted[offset], tested[offset]))
     return shares
 
 
 def expected(cut: Cut, num_draft_tokens: int, offset: int | None) -> Share:
-    """The share of a text by the weights; the arguments are those of `reported`."""
+    """The expected share of a text, by the weights; the other arguments are as in `limits`."""
     index = num_draft_tokens - 1
     if offset is None:
         return Share(cut.num_tokens, float(cut.iterations[index]))
@@ -72,10 +75,15 @@ def limits(
     offset: int | None,
     num_tested: float = math.inf,
 ) -> Interval:
-    """What the weights accept of these texts, in limits that an engine with these weights exceeds twice in a million.
+    """What the weights accept of these texts, with limits that an engine with these weights exceeds twice in a million.
 
     Args:
-        num_tested: how often the engine tested the draft token there.
+        num_draft_tokens: K.
+        offset: position of the draft token, from 0; None for tokens per iteration.
+        num_tested: how often the engine tested the draft token at this position.
+
+    Returns:
+        Tokens per iteration, or the acceptance rate at the position; unknown if nothing was tested there.
     """
     share = Share.total([expected(text.cut, num_draft_tokens, offset) for text in texts])
     if not share.whole:
@@ -95,7 +103,7 @@ def limits(
         low = share.part / (share.whole + spread) - rounding
         high = share.part / max(share.whole - spread, 1.0) + rounding
     else:
-        # Not 0 or 1, whose deviation is none.
+        # The rate is kept from 0 and 1, where its standard deviation would be 0.
         likely_rate = (share.part + 1) / (share.whole + 2)
         number = max(min(num_tested, share.whole), 1.0)
         spread = MOST_DEVIATIONS * math.sqrt(likely_rate * (1 - likely_rate) / number)
@@ -105,7 +113,11 @@ def limits(
 
 
 def likelihood_columns(texts: Sequence[ReadText]) -> dict[str, Any]:
-    """How likely texts are under the target, against its own texts."""
+    """The columns that say how likely texts are under the target, compared with its own texts.
+
+    Args:
+        texts: at least one.
+    """
     num_tokens = sum(text.num_tokens for text in texts)
     num_impossible = sum(text.num_impossible for text in texts)
     num_possible = num_tokens - num_impossible
@@ -121,13 +133,13 @@ def likelihood_columns(texts: Sequence[ReadText]) -> dict[str, Any]:
 
 
 def are_own(texts: Sequence[ReadText]) -> bool:
-    """Whether texts are as likely under the target as its own."""
+    """Whether texts are as likely under the target as its own texts."""
     found = texts_statement(AcceptanceRow(**likelihood_columns(texts)))
     return found is not None and not found.is_conclusion
 
 
 def repeated_share(texts: Sequence[Sequence[int]]) -> float:
-    """The share of the texts' tokens that end several which the text had before."""
+    """The share of the texts' tokens that end a sequence of four tokens which occurred in the text before."""
     num_repeated = 0
     for text in texts:
         starts = range(len(text) - _REPEATED_TOKENS + 1)
@@ -139,19 +151,19 @@ def repeated_share(texts: Sequence[Sequence[int]]) -> float:
 def served_columns(
     texts: Sequence[ReadText], requests: Sequence[RequestRecord], num_draft_tokens: int
 ) -> dict[str, Any]:
-    """What an engine accepted, and what the weights of its models accept of the same answers.
+    """Columns about what an engine accepted, and what the weights of its models accept of the same answers.
 
     Args:
-        texts: its answers, read by the weights.
-        requests: the same answers.
-        num_draft_tokens: the K that it drafts with.
+        texts: the engine's answers, as the weights read them.
+        requests: the records of the same answers, in the same order.
+        num_draft_tokens: the K that the engine drafts with.
     """
     counted = None
     if shares := reported(requests, None):
         num_tokens, num_iterations = Share.total(shares)
         counted = num_tokens / num_iterations if num_iterations else None
     together = tokens_in_burst(requests)
-    # None where tokens come one by one, or all at once.
+    # None if tokens arrive one by one, or all at once.
     arrived = together if together > 1 else None
     weights = limits(texts, num_draft_tokens, None)
     impossible = next((request.impossible for request in requests if request.impossible), None)
@@ -176,8 +188,8 @@ def served_columns(
 def _drafts_fewer(
     requests: Sequence[RequestRecord], num_iterations: float, num_draft_tokens: int
 ) -> bool:
-    """Whether an engine drafts fewer than K tokens in some iterations that are not the last ones of an answer."""
+    """Whether an engine drafts fewer than K tokens in some iterations other than the last ones of an answer."""
     num_drafted = sum(request.draft_tokens[0] for request in requests)
-    # At its end an answer lacks at most K, K - 1, ... and 1 of them.
+    # In its last iterations an answer may lack up to K, K - 1, ... and 1 draft tokens.
     most_lost = len(requests) * num_draft_tokens * (num_draft_tokens + 1) / 2
     return 0 < num_drafted < num_iterations * num_draft_tokens - most_lost

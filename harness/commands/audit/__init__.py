@@ -1,1 +1,1 @@
-"""The command `audit`."""
+"""The command `audit`, which checks published figures."""

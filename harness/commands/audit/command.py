@@ -1,4 +1,4 @@
-"""`audit`: what an iteration costs by published figures, and whether these are possible."""
+"""`audit`: what an iteration costs according to published figures, and whether these figures are possible."""
 
 from __future__ import annotations
 
@@ -29,24 +29,26 @@ from harness.reporting.terminal import WIDE, plain_console, print_document
 Verdict = Literal["consistent", "differs", "unlikely", "impossible"]
 # From the best to the worst.
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
-# How far apart a mean of prompts' ratios and a ratio of sums may be, and a length that counts the short drafts at the
-# ends of answers.
+# Figures may differ by this factor if one is a mean over prompts and the other a ratio of sums, or if a length counts
+# the short drafts at the ends of answers.
 _MEANS = 1.35
-# Tokens of an answer, as few as may be: a length that counts its first token, which no iteration gave, is this much too
-# long.
+# The fewest tokens of an answer that are assumed. A length that counts the first token, which no iteration gives, is
+# too long by the factor that follows from it.
 _ANSWER = 16
-# An iteration of more regular steps is a figure that was misread, or of something else.
+# If an iteration costs more regular steps than this, a figure was misread or is about something else.
 _MOST_STEPS = 100
 
 
 class Check(NamedTuple):
-    """A claim, `speed-up 1.95×`, with its least value, which is consistent or differs up to `most`, and is unlikely up
-    to `limit`. With nan, of an unknown K, there is no such check.
+    """A claim, such as `speed-up 1.95×`, with the least value that it can mean.
+
+    The claim is consistent if that value is at most `nearly`, differs up to `most`, is unlikely up to `limit`, and is
+    impossible above. If a value is nan, as with an unknown K, there is nothing to check.
 
     Attributes:
-        compared: what is compared with what: `speed-up with tokens per iteration`.
-        reason: why it is not consistent, in one sentence that follows the claim.
-        nearly: above this it differs from what the others give.
+        compared: what is compared with what, such as `speed-up with tokens per iteration`.
+        least: the least value that rounds to the claim.
+        reason: why it is not consistent, as the rest of a sentence that begins with the claim.
     """
 
     row: PrintedRow
@@ -71,7 +73,7 @@ class Check(NamedTuple):
 
 
 def judge(row: PrintedRow) -> list[Check]:
-    """For every claim of a row that can be checked the check that says the worst."""
+    """One check for each claim of a row that can be checked: the one with the worst verdict."""
     stated = [check for check in _checks(row) if not math.isnan(check.least + check.most)]
     stated.sort(key=lambda check: VERDICTS.index(check.verdict))
     return [*{check.claim: check for check in stated}.values()]
@@ -88,11 +90,11 @@ def _checks(row: PrintedRow) -> Iterator[Check]:
         yield Check(row, claim, compared, length.low, most, limit, above)
         below = "is below 1: it leaves out the target's own token, so that 1 is to be added to all lengths"
         if length.high < 1:
-            # Unlikely, but not impossible.
+            # Most and limit are chosen so that it is unlikely, but not impossible.
             yield Check(row, claim, compared, 1, 0, 1, below)
     if rate:
         claim = f"acceptance rate {rate.text}"
-        # A rate alone may be any share.
+        # A rate by itself may be any share.
         if rate.low > 1:
             yield Check(row, claim, "acceptance rate as a share", rate.low, 1, 1, "is no share")
         if length and row.readings:
@@ -111,7 +113,7 @@ def _checks(row: PrintedRow) -> Iterator[Check]:
         if possible:
             compared = "speed-up with tokens per iteration"
             tokens = max(possible, key=lambda tokens: tokens.high)
-            # A stated length may leave out the target's own token.
+            # A stated length may leave out the target's own token, so that one more is possible.
             limit = tokens.high + 1 if length else math.inf
             other = "more than speculation differs between the arms, or a figure is of another kind"
             reason = f"is above the {tokens} tokens per iteration, {no_less}: {other}"
@@ -124,7 +126,8 @@ def _checks(row: PrintedRow) -> Iterator[Check]:
             yield Check(row, claim, compared, steps, _MOST_STEPS, math.inf, reason)
         ratios = [ratio for other, ratio in row.speedups.items() if other != PRINTED]
         if what == PRINTED and ratios:
-            # The nearest one: what is printed may be of users or of the server, which differ where requests queue.
+            # Compared with the nearest ratio: the printed one may be of users or of the server, which differ if
+            # requests queue.
             ratio = min(ratios, key=speedup.apart)
             apart = speedup.apart(ratio)
             why = (
@@ -136,7 +139,7 @@ def _checks(row: PrintedRow) -> Iterator[Check]:
 
 
 def _unlike_lengths(row: PrintedRow, length: PrintedFigure) -> str:
-    """The length that the printed rate implies, and why the printed length may differ from it."""
+    """The length that the printed rate implies, and why the printed length may differ from it, in words."""
     tokens = row.readings.get(row.reading, UNKNOWN)
     gives = f"of {row.reading} tokens gives {tokens} per iteration"
     if not row.tool:
@@ -167,11 +170,12 @@ _ARGUMENTS: type[Any] = make_dataclass(
 
 
 def main(words: Words) -> None:
-    """The command `audit`.
+    """Run the command `audit`.
 
     Raises:
-        SettingError: a wrong argument, or none.
-        VerdictError: a claim is impossible (exit code 1), or unlikely, or none could be checked (3).
+        SettingError: if an argument is wrong, or there is none.
+        VerdictError: if a claim is impossible (exit code 1); or is unlikely or differs, or nothing could be checked
+            (3).
     """
     settings, paths = read_arguments(_ARGUMENTS, words)
     texts_by_name = dict(vars(settings))
@@ -216,7 +220,12 @@ _COLUMNS = (
 
 
 def audit_page(stated: Sequence[PrintedRow], judged: Sequence[Check]) -> Page:
-    """The page: first the verdicts, then what iterations cost."""
+    """The page: first the verdicts on the claims, then the cost of iterations.
+
+    Args:
+        stated: the rows, at least one.
+        judged: the checks of all rows.
+    """
     excluded = {claim.row.place for claim in judged if claim.verdict == "impossible"}
     rows = [row for row in stated if row.place not in excluded]
     finding = []

@@ -1,8 +1,8 @@
-"""Rows of typed figures, and what they imply of an iteration: its cost is tokens per iteration ÷ speed-up, in
-regular steps.
+"""Rows of typed figures, and what they imply about an iteration: its cost, in regular steps, is tokens per iteration ÷
+speed-up.
 
-An iteration of K draft tokens yields 1 + K × rate tokens on average, if all K are drafted in every iteration and an
-answer's first token, which comes from reading the prompt, is left out. If that makes decoding s times as fast, an
+An iteration with K draft tokens yields 1 + K × rate tokens on average, if all K are drafted in every iteration, and the
+first token of an answer, which comes from reading the prompt, is left out. If that makes decoding s times as fast, an
 iteration takes (1 + K × rate) ÷ s times as long as a regular step. This is arithmetic on printed figures, each of which
 stands for all values that round to it.
 """
@@ -19,7 +19,7 @@ from typing import NamedTuple
 from harness.config.amounts import rates_by_position
 from harness.config.errors import SettingError
 
-# Speeds, which both arms have. Those of one user come first.
+# Speeds, which both arms have. Those of a single user come first.
 SPEEDS = ("ms_per_token", "user_tokens_per_second", "tokens_per_second", "latency_s")
 _COUNTS = ("num_draft_tokens", "topk")
 NUMBERS = (
@@ -27,12 +27,12 @@ NUMBERS = (
     *(f"regular_{name}" for name in SPEEDS),
     *("num_draft_tokens", "topk", "p_min"),
 )
-# Signs around a number.
+# Marks that may surround a number.
 _MARKS = "*`~≈† "
 _NUMBER = r"\.?\d[\d.,]*(?:e[-+]?\d{1,2})?"
-# `+45 %`, `45 % faster`, `-32 % (61 against 90 tok/s)`: what is gained or lost.
+# `+45 %`, `45 % faster`, `-32 % (61 against 90 tok/s)`: gains and losses.
 _CHANGE = re.compile(rf"([-+]?)\s*({_NUMBER})\s*%\s*(faster)?\s*(?:[(\[].*)?", re.I)
-# Units that may follow a number, by the end of its name.
+# The units that may follow a number, by the end of the figure's name.
 _UNITS = {
     "acceptance_rate": "%?",
     "speedup": "(?:[×x]| times)?(?: faster)?",
@@ -42,17 +42,17 @@ _UNITS = {
     "": r"(?:tok\w*)?",
 }
 _MAY_BE_0 = {"acceptance_rate", "p_min", "num_draft_tokens", "topk"}
-# No figure is larger, or smaller.
+# The largest and the smallest value of any figure.
 _LARGEST, _LEAST = 1e15, 1e-9
 _LARGEST_K = 128
 _NO_NUMBER = "is no such number"
 
 
 def _decimal(digits: str) -> Decimal:
-    """The number of `1022.9`, `1,022.9`, `1.022,9` and `40,6`.
+    """The number in `1022.9`, `1,022.9`, `1.022,9` or `40,6`.
 
     Raises:
-        ValueError: it is no number, or its comma may mark thousands or decimals.
+        ValueError: if it is not a number, or its comma may separate either thousands or decimals.
     """
     if re.fullmatch(r"[1-9]\d{0,2},\d{3}", digits):
         either = f"{digits.replace(',', '')} or {digits.replace(',', '.')}"
@@ -68,8 +68,12 @@ def _decimal(digits: str) -> Decimal:
 
 
 class PrintedFigure(NamedTuple):
-    """A number, or one that follows from several, with the least and the most that rounds to it: 1.95 may be 1.945 to
-    1.955. The value of a range, `45-53 %`, is NaN.
+    """A printed number, or one computed from several, with the smallest and the largest value that round to it: 1.95
+    stands for 1.945 to 1.955. The value of a range, such as `45-53 %`, is NaN.
+
+    Attributes:
+        low, high: NaN if the figure is not known.
+        text: as it was printed; empty for a computed figure.
     """
 
     value: float
@@ -87,7 +91,7 @@ class PrintedFigure(NamedTuple):
         return (self.low + self.high) / 2 if math.isnan(self.value) else self.value
 
     def __format__(self, unit: str) -> str:
-        """`1.95×`, `2.00× (1.00 to 5.00)` where rounding matters, `1.31 to 1.42×` of a range; empty if unknown."""
+        """`1.95×`; `2.00× (1.00 to 5.00)` if rounding matters; `1.31 to 1.42×` for a range; empty if unknown."""
         if not self.is_known:
             return ""
         span = f"{self.low:.2f} to {self.high:.2f}"
@@ -104,11 +108,13 @@ class PrintedFigure(NamedTuple):
         return PrintedFigure(value, self.low / other.high, self.high / other.low)
 
     def apart(self, other: PrintedFigure) -> float:
-        """The least ratio of two figures, the larger over the smaller."""
+        """The smallest ratio of the larger to the smaller of two figures, given their rounding; at most 1 if they can
+        be equal.
+        """
         return max(self.low / other.high, other.low / self.high)
 
     def transformed(self, function: Callable[[float], float], text: str = "") -> PrintedFigure:
-        """The figure that an increasing function makes of it."""
+        """The figure that results from applying an increasing function to this one."""
         return PrintedFigure(function(self.value), function(self.low), function(self.high), text)
 
     @classmethod
@@ -117,14 +123,14 @@ class PrintedFigure(NamedTuple):
 
     @classmethod
     def read(cls, name: str, text: str) -> PrintedFigure:
-        """`1.95×`, `80 %`, `1,234.5 tok/s`, `1.31× to 1.42×`, `+45 %`, and without what is in brackets `2.26 (2.07 to
-        2.50)`.
+        """Read a figure: `1.95×`, `80 %`, `1,234.5 tok/s`, `1.31× to 1.42×`, `+45 %`. Text in brackets is ignored, as
+        in `2.26 (2.07 to 2.50)`.
 
         Args:
-            name: what it is a number of; the number may have its unit behind it.
+            name: our name of the figure; it determines the units that may follow the number.
 
         Raises:
-            ValueError: why it is no such number.
+            ValueError: if it is not such a number, with the reason as the message.
         """
         text = text.strip(_MARKS).replace("−", "-").replace("\N{NO-BREAK SPACE}", " ")
         if name == "speedup" and (change := _CHANGE.fullmatch(text)):
@@ -153,7 +159,7 @@ class PrintedFigure(NamedTuple):
             return figure.transformed(lambda share: share / 100, text)
         if first.value > 1:
             raise ValueError(f"is no share: write {cell[1]}% if it is in percent")
-        # A share that is printed as 0 or 1 is exact.
+        # A share printed as 0 or 1 is taken as exact.
         return cls.exactly(first.value, text) if cell[0] in ("0", "1") else figure
 
     @classmethod
@@ -165,7 +171,7 @@ class PrintedFigure(NamedTuple):
             raise ValueError(_NO_NUMBER)
         if name in _COUNTS:
             return cls.exactly(float(number))
-        # The last of many digits is not exact: programs add in another order.
+        # The last of many digits is not exact, because programs add numbers in different orders.
         half = max(Decimal(5).scaleb(int(number.as_tuple().exponent) - 1), number / 10**9)
         return cls(float(number), max(float(number - half), _LEAST), float(number + half))
 
@@ -173,9 +179,9 @@ class PrintedFigure(NamedTuple):
 UNKNOWN = PrintedFigure(math.nan, math.nan, math.nan)
 
 
-# Noise of single runs, in which an iteration that costs a step may seem to cost less.
+# The noise of single runs: an iteration that costs a whole step may seem to cost this share less.
 NOISE = 0.05
-# Costs that another implementation may reach.
+# Costs of an iteration, in regular steps, that another implementation may reach.
 _ROUND_STEPS = (1.5, 1.2, 1)
 PRINTED = "as printed"
 _SPEEDUPS = (
@@ -195,20 +201,20 @@ SHORT_NAMES = {
     "length": "tokens_per_iteration",
     "K": "num_draft_tokens",
 }
-# Speeds that are typed as 24.6ms or 41s.
+# The names of speeds that are typed with a unit, as in 24.6ms or 41s.
 _SPEEDS_BY_UNIT = {"ms": "ms_per_token", "s": "latency_s"}
-# Tokens that a tool's acceptance rate is a share of. Without its name the most usual ones are assumed.
+# The tokens that a tool's acceptance rate is a share of. Without a tool's name the most usual kind is assumed.
 READINGS = {"llama.cpp": "proposed", "vllm": "proposed", "dflash": "emitted", "": "proposed"}
 
 
 @dataclass(frozen=True)
 class PrintedRow:
-    """The figures of a row.
+    """The printed figures of a row.
 
     Attributes:
-        place: of the row: `row 3`.
-        figures: by our names, as far as they are stated.
-        tool: that printed the acceptance rate, of `READINGS`.
+        place: names the row: `row 3`.
+        figures: the stated figures, by our names.
+        tool: the tool that printed the acceptance rate, a key of `READINGS`.
     """
 
     place: str
@@ -220,13 +226,14 @@ class PrintedRow:
 
     @property
     def reading(self) -> str:
-        """The tokens that the printed rate is taken as a share of."""
+        """The kind of tokens that the printed rate is taken to be a share of."""
         return READINGS[self.tool]
 
     @property
     def is_width(self) -> bool:
-        """Whether the printed K is a width or a block, which counts the target's own token: the rate gives the printed
-        length with one draft token less, and not as it is.
+        """Whether the printed K is a width or a block size, which counts the target's own token.
+
+        That is so if the rate gives the printed length with one draft token less than K, but does not with K.
         """
         length, k = self.figure("tokens_per_iteration"), self.figure("num_draft_tokens").low
         as_printed, narrower = self._readings(k), self._readings(k - 1)
@@ -242,7 +249,9 @@ class PrintedRow:
 
     @property
     def most_tokens(self) -> float:
-        """Tokens per iteration if all were accepted; NaN where K is unknown, or a limit or the depth of a tree."""
+        """Tokens per iteration if every draft token were accepted; NaN if K is unknown, is only a limit, or is the
+        depth of a tree.
+        """
         return math.nan if self._is_limit else self.k + 1
 
     @property
@@ -251,8 +260,8 @@ class PrintedRow:
 
     @property
     def readings(self) -> dict[str, PrintedFigure]:
-        """Tokens per iteration, by what the printed rate may be a share of; by the tool's reading alone where a tool is
-        named, and nothing where K is not known.
+        """Tokens per iteration, by the kind of tokens that the printed rate may be a share of. If a tool is named, only
+        by the tool's kind; {} if K is not known.
         """
         return self._readings(self.figure("num_draft_tokens").low)
 
@@ -261,7 +270,7 @@ class PrintedRow:
         if self._is_limit or not (k >= 1 and rate.low <= 1):
             return {}
         yields = {"proposed": rate.transformed(lambda share: 1 + k * share)}
-        # Of nothing accepted all readings are the same.
+        # If nothing is accepted, all readings are the same.
         if 0 < rate.high < k / (k + 1):
             yields["emitted"] = rate.transformed(lambda share: 1 / (1 - share))
         if 0 < rate.high < 1 < k:
@@ -272,7 +281,7 @@ class PrintedRow:
 
     @property
     def tokens(self) -> PrintedFigure:
-        """Tokens per iteration: the printed ones, or those of the usual reading of the rate."""
+        """Tokens per iteration: as printed, or else from the rate by its usual reading."""
         printed = self.figure("tokens_per_iteration")
         return printed if printed.is_known else self.readings.get(self.reading, UNKNOWN)
 
@@ -283,15 +292,16 @@ class PrintedRow:
 
     @property
     def at_most(self) -> PrintedFigure:
-        """The speed-up if all draft tokens were accepted; unknown where the figures are impossible together."""
+        """The speed-up if every draft token were accepted; unknown if the figures are impossible together."""
         most = self.most_tokens
         is_possible = self.steps.high >= 1 - NOISE and self.tokens.middle <= most
         return PrintedFigure.exactly(most).over(self.steps) if is_possible else UNKNOWN
 
     @property
     def held_back_by(self) -> str:
-        """Its cost or its acceptance, by which gains more: accepting all, or the next of the round costs below its own.
-        Or why it is neither.
+        """`cost` or `acceptance`, whichever limits the speed-up more; or words for why it is neither; empty if unknown.
+
+        Accepting every draft token is compared with lowering the cost to the next of `_ROUND_STEPS`.
         """
         if self.steps.high < 1 - NOISE:
             return "less than one step"
@@ -309,8 +319,8 @@ class PrintedRow:
 
     @property
     def other_readings(self) -> str:
-        """`row 3: the rate is read as of proposed tokens; as of emitted it gives 6.74 tokens, 2.58 steps`; empty where
-        a length counts, or a tool is named.
+        """`row 3: the rate is read as of proposed tokens; as of emitted it gives 6.74 tokens, 2.58 steps`; empty if a
+        length is printed, or a tool is named.
         """
         readings = self.readings
         if self.tool or not readings or self.figure("tokens_per_iteration").is_known:
@@ -325,7 +335,7 @@ class PrintedRow:
 
     @property
     def speedups(self) -> dict[str, PrintedFigure]:
-        """Each speed-up that it has, by what it is of; the first one counts."""
+        """Each speed-up that follows from the figures, by its source; the first one counts."""
         figures = {**self.figures, "itself": PrintedFigure.exactly(1)}
         return {
             what: figures[above].over(figures[below])
@@ -339,13 +349,14 @@ class PrintedRow:
 
 
 def stated_rows(typed: Mapping[str, Sequence[str]], tool: str = "") -> list[PrintedRow]:
-    """Rows by arguments; what is typed once holds for all rows.
+    """The rows that arguments describe. A figure that is typed once holds for all rows.
 
     Args:
-        tool: that printed them, of `READINGS`.
+        typed: the texts of each figure, by its short name; either one or as many as there are rows.
+        tool: the tool that printed them, a key of `READINGS`.
 
     Raises:
-        SettingError: one is no such number, or they are of different numbers of rows.
+        SettingError: if a text is not such a number, or figures have different numbers of texts.
     """
     number = max(map(len, typed.values()), default=1)
     rows = []

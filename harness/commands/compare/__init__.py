@@ -1,1 +1,1 @@
-"""The command `compare`."""
+"""The command `compare`, in which both arms race on typed prompts."""

@@ -1,4 +1,4 @@
-"""Both arms on the screen: texts whose tokens are coloured by their origin, and the race of both."""
+"""Draws both arms on the screen: texts whose tokens are coloured by their origin, and the race of the two."""
 
 from __future__ import annotations
 
@@ -23,35 +23,35 @@ from harness.engines.protocol import Answered
 from harness.engines.tokenizer import Tokenizer
 from harness.reporting.table import visible
 
-# A replay is slowed down or sped up into this many seconds, both arms alike.
+# A replay is slowed down or sped up, both arms alike, so that it lasts this many seconds.
 _SHORTEST_REPLAY_S = 3.0
 _LONGEST_REPLAY_S = 15.0
-# Between two frames of it.
+# Seconds between two frames of a replay.
 _FRAME_S = 0.1
 
-# Between two columns of text.
+# Characters between two columns of text.
 _GUTTER = 3
 
 
-# Colours of Okabe and Ito's palette, which the common kinds of colour-blindness keep apart;
-# underline and bold help.
+# Colours from Okabe and Ito's palette, which people with the common kinds of colour-blindness can distinguish.
+# Underline and bold type help.
 _STYLES = {
     Origin.TARGET: "",
     Origin.DRAFT: "#009E73",
     Origin.RECOVERED: "underline #D55E00",
     Origin.BONUS: "bold #CC79A7",
 }
-# What stands around a token where there is no colour.
+# The marks around a token if there is no colour.
 _MARKS = {Origin.RECOVERED: ("[", "]"), Origin.BONUS: ("{", "}")}
 _LEGEND = {Origin.DRAFT: "accepted draft", Origin.RECOVERED: "recovered", Origin.BONUS: "bonus"}
 
 
 class Lane:
-    """One arm on the screen: its text and its clock, filled from what arrives.
+    """One arm on the screen: its text and its clock, filled by the tokens that arrive.
 
     Args:
-        prompt: token ids, which decide how the first token is written.
-        legend: whether to show what the colours mean, because the arm knows the origins of tokens.
+        prompt: token ids of the prompt, which determine how the first token is written.
+        legend: whether to explain the colours, because the arm knows the origins of tokens.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Lane:
     ) -> None:
         self.console = console
         self.num_tokens = 0
-        # There is no colour with NO_COLOR, in a pipe, and on some terminals.
+        # There is no colour if NO_COLOR is set, in a pipe, and on some terminals.
         self._marks = console.no_color or console.color_system is None
         self.heading = Text(arm, style="bold")
         self.legend: Text | None = None
@@ -90,26 +90,26 @@ class Lane:
         self._seconds = min(at, lap.seconds)
         self._seconds_to_first_token = lap.arrivals[0].seconds if count else None
         if at >= lap.seconds:
-            # A server of text alone has its tokens counted and timed in the record, and shown at the end.
+            # A server that sends only text has its tokens counted and timed in the record, and shown at the end.
             for request in lap.requests:
                 self.num_tokens = request.num_tokens
                 if request.arrivals:
                     self._seconds_to_first_token = request.arrivals[0]
 
     def end(self) -> None:
-        """Show half a character that still waits for its other half: nothing follows."""
+        """Show the first half of a character that still waits for its second half: nothing follows."""
         self._append(self._detokenizer.flush())
         self._text.rstrip()
 
     def text(self, width: int, height: int | None) -> RenderableType:
-        """The last lines of the text that fit into this many characters and lines; all of it if the height is None."""
+        """The last lines of the text that fit into this many characters and lines; the whole text if height is None."""
         if height is None:
             return self._text
         lines = self._text.wrap(self.console, width)
         return Group(*lines[-max(1, height) :])
 
     def clock(self) -> Text:
-        """How many tokens there are, and in what time."""
+        """The number of tokens, the time, the rate and the time to the first token, so far as they are known."""
         tokens = "token" if self.num_tokens == 1 else "tokens"
         parts = [f"{self.num_tokens} {tokens}", f"{self._seconds:.2f} s"]
         if self.num_tokens and self._seconds:
@@ -126,7 +126,7 @@ def view(lanes: Sequence[Lane], height: int | None = None) -> RenderableType:
     """Lanes side by side.
 
     Args:
-        height: of the screen in lines; None to show the whole text.
+        height: height of the screen in lines; None to show the whole texts.
     """
     console = lanes[0].console
     width = (console.width - _GUTTER * (len(lanes) - 1)) // len(lanes)
@@ -136,12 +136,12 @@ def view(lanes: Sequence[Lane], height: int | None = None) -> RenderableType:
     if height is not None:
         clock_height = max(len(clock.wrap(console, width)) for clock in clocks)
         legend_height = sum(len(legend.wrap(console, console.width)) for legend in legends)
-        # Less the headings, and the cursor's line.
+        # One line is for the headings, and one for the cursor.
         text_height = height - clock_height - legend_height - 2
     texts = [lane.text(width, text_height) for lane in lanes]
     headings = [lane.heading for lane in lanes]
     if len(lanes) == 1:
-        # No table: in a pipe the text stays as it is.
+        # Without a table, so that in a pipe the text stays as it is.
         return Group(*headings, *texts, *clocks, *legends)
     table = Table.grid(padding=(0, _GUTTER, 0, 0))
     for _ in lanes:
@@ -152,7 +152,7 @@ def view(lanes: Sequence[Lane], height: int | None = None) -> RenderableType:
 
 
 def print_lanes(lanes: Sequence[Lane]) -> None:
-    """Print whole texts, which stay."""
+    """Print the whole texts of lanes, so that they stay on the screen."""
     for lane in lanes:
         lane.end()
     if lanes:
@@ -167,7 +167,7 @@ def show_race(
     prompt: Sequence[int],
     legend: bool = True,
 ) -> None:
-    """Both arms side by side. On a terminal a replay at their real ratio; Ctrl-C skips to the end."""
+    """Show both arms side by side: on a terminal as a replay at their real ratio, which Ctrl-C skips to the end."""
     lanes = [Lane(console, lap.arm, tokenizer, prompt, legend) for lap in laps]
 
     def show(at: float = math.inf) -> None:
@@ -194,7 +194,7 @@ def show_race(
 
 @contextlib.contextmanager
 def _screen(console: Console) -> Iterator[Callable[[Sequence[Lane]], None]]:
-    """Yields the function that draws lanes in place; they are gone at the end of the block."""
+    """Yield a function that draws lanes in place; they disappear at the end of the block."""
     with Live(
         console=console, auto_refresh=False, transient=True, vertical_overflow="crop"
     ) as screen:
@@ -208,7 +208,7 @@ def _screen(console: Console) -> Iterator[Callable[[Sequence[Lane]], None]]:
 
 @contextlib.contextmanager
 def _postponing_ctrl_c() -> Iterator[None]:
-    """Delay Ctrl-C to the end of the block: rich would erase lines above an interrupted frame."""
+    """Delay Ctrl-C to the end of the block, because rich would erase lines above an interrupted frame."""
     handler = signal.getsignal(signal.SIGINT)
     if not callable(handler) or threading.current_thread() is not threading.main_thread():
         yield
@@ -224,9 +224,9 @@ def _postponing_ctrl_c() -> Iterator[None]:
 
 
 def _token(text: str, origin: Origin, marks: bool) -> Text:
-    """A token in the style of its origin, or between the marks of its origin.
+    """A token in the style of its origin, or without colours between the marks of its origin.
 
-    Space around a word stays outside of the marks, so that words stay apart: ` the` -> ` [the]`.
+    Space around a word stays outside of the marks, so that words remain apart: ` the` -> ` [the]`.
     """
     text = visible(text)
     word = text.strip()
@@ -240,6 +240,6 @@ def _token(text: str, origin: Origin, marks: bool) -> Text:
     opening, closing = _MARKS[origin]
     if word:
         return Text(f"{space_before}{opening}{word}{closing}{space_after}")
-    # A token of spaces only is shown by a symbol.
+    # A token that consists of spaces is shown as a symbol.
     name = "⏎" if "\n" in text else "␣"
     return Text(f"{opening}{name}{closing}{text}")

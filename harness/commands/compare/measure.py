@@ -1,7 +1,4 @@
-"""`compare`: type a prompt and watch both decoders race.
-
-`display.py` draws the texts.
-"""
+"""The measurement of `compare`: type a prompt and watch both decoders race. `display.py` draws the texts."""
 
 from __future__ import annotations
 
@@ -30,9 +27,9 @@ from harness.reporting.terminal import plain_console, print_document
 from harness.reporting.words import pair_name, settings_line
 from harness.results.drafts import Rejection
 
-# New tokens of each arm before the first race, so that what a process does only once is not timed.
+# Each arm generates this many tokens before the first race, so that work that a process does only once is not timed.
 _WARMUP_TOKENS = 8
-# A prepared runner decodes longer prompts as well, but more slowly.
+# Longer prompts are decoded, too, but more slowly than a prepared runner can.
 _LONGEST_FAST_PROMPT = 512
 _WELCOME = (
     "Type a prompt (↑ has examples). :help lists commands, Ctrl-C stops a generation, Ctrl-D ends."
@@ -46,7 +43,7 @@ Ctrl-C stops a generation. Ctrl-D, or Ctrl-C on an empty line, ends."""
 
 
 class CompareExperiment(Experiment[CompareSettings, CompareRow]):
-    """Both decoders on one prompt after the other; a row is written after each race.
+    """Races both decoders on one prompt after the other, and writes a row after each race.
 
     Prompts come from the setting, or from a terminal or a pipe. There, lines that begin with a colon are commands,
     `:help` and `:quit`.
@@ -54,16 +51,16 @@ class CompareExperiment(Experiment[CompareSettings, CompareRow]):
 
     def __init__(self, settings: CompareSettings) -> None:
         self.settings = settings
-        # The first is the warm-up, and all of them are examples.
+        # The first prompt is used for the warm-up, and all of them are examples.
         self._examples = load_prompts(settings.prompts).prompts
         self._interactive = settings.prompt is None and sys.stdin.isatty()
         self._console = plain_console()
         self._num_races = 0
-        # The line that says where rows are.
+        # The line that says where the rows are.
         self._written: str | None = None
 
     def measure(self, session: Session) -> None:
-        """Race the prompt of the settings, or those that are typed or come from a pipe."""
+        """Race the prompt of the settings, or the prompts that are typed or come from a pipe."""
         prompt = self.settings.prompt
         if prompt is not None:
             session.encode([Prompt(prompt)], "prompt")
@@ -88,13 +85,18 @@ class CompareExperiment(Experiment[CompareSettings, CompareRow]):
                 say(self._written)
 
     def rows(self, session: Session) -> list[CompareRow]:
-        """Races write their rows themselves; a prompt that never came to its race gets one here."""
+        """Races write their own rows; only a prompt of the settings that never came to its race gets one here."""
         if session.status == "ok" or self._num_races or self.settings.prompt is None:
             return []
         return [session.row(CompareRow, prompt=self.settings.prompt)]
 
     def _take_lines(self, session: Session, lines: Iterable[str]) -> None:
-        """Race prompts and obey commands, until the lines end or `:quit`."""
+        """Race prompts and carry out commands, until the lines end or `:quit` is typed.
+
+        Raises:
+            SettingError: if a pipe has no line with a prompt.
+            RunError: if any line of a pipe failed.
+        """
         num_lines = num_failed = 0
         for line in lines:
             if not line.strip():
@@ -103,7 +105,7 @@ class CompareExperiment(Experiment[CompareSettings, CompareRow]):
             try:
                 if not line.startswith(":"):
                     self._race(session, line)
-                    # A closed stdout means that nobody reads further races.
+                    # If stdout is closed, nobody reads further races.
                     if self._console.reader_has_left:
                         break
                 elif line.split()[0] in (":quit", ":q", ":exit"):
@@ -111,8 +113,7 @@ class CompareExperiment(Experiment[CompareSettings, CompareRow]):
                 else:
                     self._say(_answer(line.split()[0]), "dim")
             except KeyboardInterrupt as interrupt:
-                # One that carries a message is not the user's Ctrl-C but a signal to end
-                # (`cli.signals`).
+                # An interrupt with a message is not the user's Ctrl-C, but a signal to end the process (`cli.signals`).
                 if interrupt.args or not self._interactive:
                     raise
                 self._say("Stopped. The models stay loaded; Ctrl-D or :quit ends.", "dim")
@@ -127,12 +128,12 @@ class CompareExperiment(Experiment[CompareSettings, CompareRow]):
             raise RunError(f"{num_failed} of {num_lines} lines failed")
 
     def _race(self, session: Session, prompt: str) -> None:
-        """Run one prompt through every arm, show the race, and write its row, however it ends."""
+        """Race all arms on one prompt, show the race, and write its row, however it ends."""
         typed = Prompt(prompt)
         [token_ids] = session.encode([typed], "prompt")
         settings = self.settings
         if not self._interactive:
-            # A terminal shows what was typed; elsewhere the prompt stands before its answers.
+            # A terminal already shows what was typed; elsewhere the prompt is printed before its answers.
             if self._num_races:
                 self._console.print()
             self._say(f"> {prompt}", "bold")
@@ -150,9 +151,9 @@ class CompareExperiment(Experiment[CompareSettings, CompareRow]):
         try:
             with session.watch():
                 engine = _engine(session)
-                # The line about its opening may still be on the terminal.
+                # Opening the engine may have left a line on the terminal.
                 show("")
-                # The warm-up's random numbers were those of index 0.
+                # Index 0 gave the random numbers of the warm-up.
                 index = self._num_races + 1
                 question = Question(
                     session.requests([token_ids], [index], chats=[typed.chat()], salts=[str(index)])
@@ -188,7 +189,7 @@ class CompareExperiment(Experiment[CompareSettings, CompareRow]):
     def _show_lap(
         self, lap: Answered, arm: Arm, tokenizer: Tokenizer, token_ids: Sequence[int]
     ) -> None:
-        """Print an arm's text as soon as it has ended."""
+        """Print an arm's whole text, once it has ended."""
         if arm.name != "regular":
             self._console.print()
         lane = Lane(self._console, arm.name, tokenizer, token_ids, arm.traits.reports_drafts)
@@ -196,7 +197,7 @@ class CompareExperiment(Experiment[CompareSettings, CompareRow]):
         print_lanes([lane])
 
     def _view(self) -> View:
-        """How the next race is shown."""
+        """The way in which the next race is shown."""
         settings = self.settings
         view: View = settings.view
         if view != "auto":
@@ -205,7 +206,7 @@ class CompareExperiment(Experiment[CompareSettings, CompareRow]):
         return "race" if has_room else "log"
 
     def _warm_up(self, session: Session) -> None:
-        """Run every arm for a few tokens and discard them."""
+        """Let every arm generate a few tokens, and discard them."""
         decoding = dataclasses.replace(session.settings.decoding, max_new_tokens=_WARMUP_TOKENS)
         example = self._examples[0]
         token_ids = session.encode([example], new_tokens=_WARMUP_TOKENS)
@@ -220,7 +221,9 @@ class CompareExperiment(Experiment[CompareSettings, CompareRow]):
 
 
 def _engine(session: Session) -> Engine:
-    """The engine, which some runners take long to prepare, so that it stays open; Ctrl-C may have kept it from that."""
+    """The engine, which stays open because some runners take long to prepare. Opened now if Ctrl-C stopped the first
+    attempt.
+    """
     return session.engine or session.open(1, _LONGEST_FAST_PROMPT)
 
 
@@ -228,7 +231,7 @@ def _answer(command: str) -> str:
     """The text that a command shows.
 
     Raises:
-        SettingError: there is no such command.
+        SettingError: if there is no such command.
     """
     if command == ":help":
         return _HELP
@@ -237,19 +240,19 @@ def _answer(command: str) -> str:
 
 
 def piped_lines() -> Iterator[str]:
-    """Standard input, one prompt per line; invalid UTF-8 becomes replacement characters."""
+    """The lines of standard input, one prompt each; invalid UTF-8 becomes replacement characters."""
     for number, line in enumerate(sys.stdin.buffer):
         yield line.decode("utf-8-sig" if number == 0 else "utf-8", errors="replace").rstrip("\r\n")
 
 
 def typed_lines(history_file: Path, examples: Sequence[str]) -> Iterator[str]:
-    """Lines typed on the terminal, with line editing, history and pastes of several lines.
+    """The lines typed on the terminal, with line editing, history and pastes of several lines.
 
     Ctrl-D, or Ctrl-C on an empty line, ends; Ctrl-C on a line with text discards the text.
 
     Args:
         history_file: keeps typed lines for the next session.
-        examples: prompts that are the oldest of the history.
+        examples: prompts that follow as the oldest entries of the history.
     """
     from prompt_toolkit import PromptSession
     from prompt_toolkit.history import FileHistory
@@ -260,7 +263,7 @@ def typed_lines(history_file: Path, examples: Sequence[str]) -> Iterator[str]:
             yield from super().load_history_strings()
             yield from examples
 
-    # The prompt goes to stderr where stdout is a file.
+    # If stdout is a file, the prompt `> ` goes to stderr.
     session: PromptSession[str] = PromptSession(
         history=History(str(history_file)),
         output=create_output(always_prefer_tty=True),
@@ -277,5 +280,5 @@ def typed_lines(history_file: Path, examples: Sequence[str]) -> Iterator[str]:
             if not session.default_buffer.text:
                 return
             continue
-        # A terminal in another encoding may deliver lone surrogates, which become `?`.
+        # A terminal with another encoding may deliver lone surrogates, which become `?`.
         yield line.encode(errors="replace").decode()

@@ -1,4 +1,4 @@
-"""`compare`: both arms on prompts that the user types."""
+"""The record and the settings of `compare`, which races both arms on prompts that the user types."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from harness.config.run import PromptedSettings
 from harness.config.settings import require
 
 View = Literal["auto", "race", "log"]
-# Columns of a terminal in which `auto` shows a race.
+# `auto` shows a race on terminals with at least this many columns.
 NARROWEST_RACE = 80
 
 
@@ -43,7 +43,7 @@ class CompareSettings(PromptedSettings):
 
 
 class Compare(Command[CompareSettings, CompareRow]):
-    """Shows a race of both arms."""
+    """The record of `compare`, which shows a race of both arms."""
 
     name = "compare"
     summary = "type a prompt and watch both decoders race, each token coloured by who wrote it"

@@ -18,7 +18,7 @@ class CompareRow(DecodedRow):
     kind = "compare"
     filled_if_measured = ("regular_ms_per_token",)
     recognised_by = ("prompt", "num_rejections", "regular_ms_per_token", "speculative_ms_per_token")
-    # Equal settings do not mean equal prompts, which are typed.
+    # Runs with equal settings need not repeat each other, because prompts are typed.
     is_repeatable = False
 
     seed: MaybeInt = setting("seed of the random numbers", "seed")
@@ -56,14 +56,15 @@ class CompareRow(DecodedRow):
 
     @property
     def why_no_verdict(self) -> str | None:
-        """Why the arms cannot be compared; None where they can, or where one is missing."""
+        """Why the arms cannot be compared; None if they can, or if one of them is missing."""
+
         speedup = self.speedup if self.speedup is not None else math.nan
         regular = self.regular_num_tokens
         speculative = self.speculative_num_tokens
         if regular is None or speculative is None:
             return None
         if self.num_compared is not None:
-            # Of as many tokens.
+            # Only as many tokens were compared in both arms.
             regular = speculative = self.num_compared
         return refusal(
             ArmEvidence(arm="regular", num_prompts=1, num_tokens=regular),
@@ -78,13 +79,15 @@ class CompareRow(DecodedRow):
                 margin_over_rounding=self.margin_over_rounding,
                 lossy=bool(self.lossy),
             ),
-            # A race has no interval: its own figure is all that is claimed.
+            # A race has no interval: only its own figure is claimed.
             Interval(speedup, speedup, speedup),
         )
 
     @property
     def margin_over_rounding(self) -> float | None:
-        """The logit margin over what rounding explains: above 1 it is no tie."""
+        """The logit margin divided by the largest that rounding explains: above 1, it was not a tie. None if
+        unknown.
+        """
         if self.logit_margin is None or self.logit_tolerance is None:
             return None
         return abs(self.logit_margin) / self.logit_tolerance

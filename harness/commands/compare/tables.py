@@ -1,4 +1,4 @@
-"""Races of `compare`: the verdict on one, its rejections, and a table over many."""
+"""The pages of `compare`: the verdict on one race, its rejections, and a table of many races."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from harness.results.runs import Run
 
 
 def verdict(row: CompareRow) -> Document:
-    """Speed-up or why there is none, acceptance, and whether the texts are the same.
+    """The sentences after a race: the speed-up or why there is none, acceptance, and whether the texts are the same.
 
-    After a race of one arm only warnings about random weights and synthetic acceptance.
+    After a race with one arm there are only warnings about random weights and synthetic acceptance.
     """
     # "random weights: ...", "synthetic 0.8: ..."
     not_real = [
@@ -44,7 +44,7 @@ def verdict(row: CompareRow) -> Document:
                 f"over the first {counted(row.num_compared, 'token')}, where the shorter text ends"
             )
         headline = f"{times(row.speedup)} {part}"
-    # An engine that reports iterations reports their drafts, too.
+    # An engine that reports iterations also reports what they drafted.
     accepted = (
         "nothing was drafted"
         if row.tokens_per_iteration
@@ -52,7 +52,7 @@ def verdict(row: CompareRow) -> Document:
     )
     if row.acceptance_rate is not None:
         accepted = f"{percent(row.acceptance_rate)} of the draft tokens accepted"
-        # Some servers report no iterations.
+        # Some servers report acceptance but no iterations.
         if tokens := row.tokens_per_iteration:
             accepted += f", {tokens:.2f} tokens per iteration"
     lines = [
@@ -67,10 +67,10 @@ def verdict(row: CompareRow) -> Document:
 
 
 def rejections(rejected: Sequence[Rejection] | None) -> Document:
-    """Every rejection of a race: the token, its probabilities under both models, and its replacement.
+    """Every rejection of a race: the token, its probability under both models, and its replacement.
 
     Args:
-        rejected: None where the engine does not report them.
+        rejected: the rejections; None if the engine does not report them.
     """
     if rejected is None:
         return [Line("The engine does not report which draft tokens were rejected.", "dim")]
@@ -88,7 +88,9 @@ def rejections(rejected: Sequence[Rejection] | None) -> Document:
 
 
 def races_page(runs: Sequence[Run[CompareRow]]) -> Page | None:
-    """A row for each race that was timed, which is an impression and no finding; None where there are none."""
+    """A page with a row for each race that was timed; it shows impressions and concludes nothing. None without
+    races.
+    """
     timed = [(run, row) for run in runs for row in run.rows if row.regular_ms_per_token is not None]
     if not timed:
         return None
@@ -110,7 +112,7 @@ def races_page(runs: Sequence[Run[CompareRow]]) -> Page | None:
 
 
 def _quoted(token: str) -> str:
-    """A token with quotation marks, so that its spaces show."""
+    """A token between quotation marks, so that its spaces can be seen."""
     return f'"{visible(token)}"'.replace("\n", "⏎").replace("\t", "⇥")
 
 

@@ -1,1 +1,1 @@
-"""The command `plan`."""
+"""The command `plan`, which says whether a pair fits."""

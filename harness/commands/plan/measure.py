@@ -1,7 +1,7 @@
-"""`plan`: does a pair fit, and how fast can it be at best, before anything is downloaded?
+"""The measurement of `plan`: does a pair fit, and how fast can it be at best, before anything is downloaded?
 
-The wing with the models sketches them from their configurations and places them on a real or pretended machine
-(`engines.door.plans`); the bytes that passes read become the least times of a row here.
+The local wing sketches the models from their configurations, and places them on a real or pretended machine
+(`engines.door.plans`). Here the bytes that passes read become the least times of a row.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from harness.measuring.session import Session
 
 
 class PlanExperiment(Experiment[PlanSettings, PlanRow]):
-    """Plans a pair on a real or pretended machine; decodes nothing.
+    """Plans a pair on a real or pretended machine, without decoding anything.
 
     Attributes:
-        figures: columns of the row, filled by `measure`.
+        figures: the columns of the row, which `measure` fills.
     """
 
     def __init__(self, settings: PlanSettings) -> None:
@@ -81,11 +81,10 @@ class PlanExperiment(Experiment[PlanSettings, PlanRow]):
 
 
 def _limits(reads: PassBytes, num_draft_tokens: int) -> dict[str, Any]:
-    """The bytes that a token must read, and the most that speculation can gain.
+    """The bytes that must be read per token, and the most that speculation can gain.
 
-    Speculation at its best: every draft token is accepted, and a
-    verification takes as long as reading what it needs, which is more than in a step where its
-    tokens take different experts.
+    At best, every draft token is accepted, and a verification takes as long as reading what it needs. That is more than
+    a step reads if the tokens of a verification use different experts.
     """
     figures: dict[str, Any] = {"read_bytes": round(reads.step)}
     if num_draft_tokens == 0:
@@ -101,7 +100,7 @@ def _limits(reads: PassBytes, num_draft_tokens: int) -> dict[str, Any]:
 
 
 def _tokens_per_iteration(settings: PlanSettings, num_draft_tokens: int) -> float:
-    """The tokens that an iteration yields by `acceptance`: as typed, or where each draft token has this chance to be
+    """The tokens per iteration according to `acceptance`: as typed, or from the chance that each draft token is
     accepted if those before it were.
     """
     if settings.length_at_k is not None:

@@ -1,4 +1,4 @@
-"""`plan`: does a pair fit, before anything is downloaded, and how fast can it be at best?"""
+"""The record and the settings of `plan`, which says whether a pair fits before anything is downloaded."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class PlanSettings(RunSettings):
 
     @property
     def length_at_k(self) -> tuple[float, int] | None:
-        """The tokens per iteration and the K of `acceptance=3.24@4` or `56%@4`; None for anything else."""
+        """Tokens per iteration and K from `acceptance=3.24@4` or `acceptance=56%@4`; None for any other form."""
         match = re.fullmatch(r"(\d+(?:\.\d*)?)(%?)@(\d+)", str(self.acceptance))
         if match is None:
             return None
@@ -92,7 +92,7 @@ class PlanSettings(RunSettings):
 
     @property
     def rate(self) -> float | None:
-        """The share that `acceptance` is; None for anything else."""
+        """The chance from `acceptance=0.7` or `acceptance=70%`; None for any other form."""
         typed = str(self.acceptance)
         try:
             share = quantity(typed, {"%": 0.01})
@@ -102,7 +102,7 @@ class PlanSettings(RunSettings):
 
     @property
     def pretended(self) -> PretendedGpus | None:
-        """The GPUs to plan for; None for those here."""
+        """The GPUs to plan for; None to plan for this machine's own."""
         if self.gpus is None and self.gpu_memory is None:
             return None
         number, name, gpus = self._chosen_gpus
@@ -147,7 +147,7 @@ class PlanSettings(RunSettings):
 
 
 class Plan(Command[PlanSettings, PlanRow]):
-    """Says whether a pair fits, and how fast it can be at best."""
+    """The record of `plan`, which says whether a pair fits, and how fast it can be at best."""
 
     name = "plan"
     summary = "whether a pair fits on these GPUs, or on others, before anything is downloaded"
@@ -178,7 +178,7 @@ class Plan(Command[PlanSettings, PlanRow]):
         return True
 
     def bad_answer(self, rows: Sequence[PlanRow]) -> VerdictError | None:
-        """The error where the pair does not fit."""
+        """The error if the pair does not fit; None if it does."""
         return None if rows[0].status != "does_not_fit" else VerdictError(str(rows[0].error), 1)
 
     def line(self, rows: Sequence[PlanRow]) -> str:

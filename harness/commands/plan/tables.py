@@ -1,6 +1,6 @@
 """The page of `plan`, about one pair or many: the memory that each takes, and how fast it can be at best.
 
-A row is the plan of one pair. Sizes are in bytes, and `devices_bytes` has those of each device:
+A row is the plan of one pair. Sizes are in bytes. `devices_bytes` has the sizes on each device:
 `{"cuda:0": {"free": 40e9, "model": 30e9, "draft": 0, "cache": 1e9}}`.
 """
 
@@ -20,15 +20,16 @@ from harness.reporting.words import in_words, typed_again
 from harness.results.runs import Run
 
 _NO_GPU = "Which GPU? None is here, so this is for main memory: type gpu_memory=4xA100, or 40GB."
-# A verification that costs at least this many steps costs noticeably more than one.
+# A verification that reads this many times the bytes of a step costs noticeably more than one.
 _COSTLY_VERIFICATION = 1.2
-# A larger one reads further experts, whose number is an expectation: texts may agree on them.
+# A verification that reads more than this uses further experts. Their number is an expectation, because texts may agree
+# on experts.
 _OTHER_EXPERTS = 1.01
-# Formats in which any implementation reads the weights.
+# Number formats for which any implementation reads the same bytes of weights.
 _HALF = ("bfloat16", "float16")
-# Of `program`.
+# Part of the column `program` if a server would run the pair.
 _IN_SERVER = "a server"
-# Equal for plans of which a reader needs one.
+# Equal for plans of which a reader needs only one.
 _IDENTITY = attrgetter(
     *"model draft num_draft_tokens batch_size devices devices_bytes read_bytes bandwidths"
     " predicted_speedup error".split()
@@ -38,8 +39,8 @@ _OWN_SETTINGS = ("gpus", "gpu_memory", "bandwidth", "prompt_length", "acceptance
 
 
 def plan_page(runs: Sequence[Run[PlanRow]]) -> Page | None:
-    """Whether a pair fits, or how many of several do; None where nothing was planned."""
-    # Jobs that differ only in settings of another command, such as its prompts, are one plan.
+    """The page that says whether a pair fits, or how many of several do; None if nothing was planned."""
+    # Jobs that differ only in settings of other commands, such as prompts, are one plan.
     runs = [*{str(_IDENTITY(run.last)): run for run in runs}.values()]
     rows = [run.last for run in runs]
     fitting = [row for row in rows if row.status == "ok"]
@@ -105,7 +106,9 @@ def _finding(row: PlanRow) -> Line:
 
 
 def _why(row: PlanRow) -> Iterator[tuple[str, str]]:
-    """The bytes that a token must read, and the least times and the most gain that follow."""
+    """The bytes that must be read per token, and the least times and the largest gain that follow, each with the name
+    of its line.
+    """
     if row.read_bytes is None:
         yield "Time", f"what a forward of {row.model} must read is not known: its KV cache is not"
         return
@@ -162,12 +165,12 @@ def _why(row: PlanRow) -> Iterator[tuple[str, str]]:
 
 
 def _steps(row: PlanRow, num_plans: int) -> Iterator[NextStep]:
-    """Measure the pair, or change what makes it fit; nothing for a pair that cannot gain."""
+    """The next step: measure the pair, or change what keeps it from fitting; none for a pair that cannot gain."""
     if row.highest_speedup is not None and row.highest_speedup < 1:
         return
     if row.status != "ok":
         for remedy in _remedies(row)[:1]:
-            # GPUs that are not here can be planned for.
+            # More GPUs than this machine has can be planned for.
             change = remedy.change if remedy.num_gpus is None else f"gpus={remedy.num_gpus}"
             yield NextStep("would fit", change)
         return
@@ -181,7 +184,7 @@ def _steps(row: PlanRow, num_plans: int) -> Iterator[NextStep]:
     changes = []
     leaving_out = [*_OWN_SETTINGS]
     if num_plans > 1:
-        # One of the pairs that a preset names.
+        # Named, because the preset that was typed may name other pairs, too.
         changes = [f"model={row.model}", f"draft={row.draft or 'none'}"]
         leaving_out += ["experiment", "pair"]
     if row.predicted_speedup is not None or (num_plans > 1 and row.draft):
@@ -195,7 +198,7 @@ def _remedies(row: PlanRow) -> list[Remedy]:
 
 
 def _plans(runs: Sequence[Run[PlanRow]]) -> Table:
-    """A row for each plan; what all share is in the title."""
+    """A table with a row for each plan; the title has what all of them share."""
     columns = (
         Column("pair", of="name.cell", text=True, varies=True),
         Column("K", of="row.num_draft_tokens", varies=True),
@@ -225,7 +228,7 @@ def _fits(row: PlanRow) -> str:
 
 
 def _models(row: PlanRow) -> Table:
-    """Sizes of each model."""
+    """A table with the sizes of each model."""
     columns = (
         Column("model", text=True),
         Column("parameters", _parameters),
@@ -236,7 +239,7 @@ def _models(row: PlanRow) -> Table:
     rows = []
     for role, prefix in (("model", ""), ("draft", "draft_")):
         parameters = getattr(row, f"{prefix}num_parameters")
-        # A method without weights has no figures.
+        # A drafting method without weights has no sizes.
         if parameters is not None:
             quantization = getattr(row, f"{prefix}quantization")
             held_in = getattr(row, f"{prefix}dtype") if quantization == "none" else quantization
@@ -248,7 +251,9 @@ def _models(row: PlanRow) -> Table:
 
 
 def _devices(row: PlanRow) -> Table:
-    """The bytes on each device: weights, cache, reserve and what stays free."""
+    """A table with the bytes on each device: weights, cache and the memory that was free before. If the pair does not
+    fit, with what would.
+    """
     rows = []
     for name, sizes in (row.devices_bytes or {}).items():
         draft = sizes["draft"] if row.draft else None
@@ -271,8 +276,8 @@ def _devices(row: PlanRow) -> Table:
 
 
 def _uses(row: PlanRow) -> list[tuple[str, int, int]]:
-    """For each device: its name, the bytes that the pair takes there (weights and caches, with the reserve of a GPU),
-    and those that were free before.
+    """For each device: its name, the bytes that the pair takes there (weights, caches and a GPU's reserve), and the
+    bytes that were free before.
     """
     uses = []
     for name, sizes in (row.devices_bytes or {}).items():
@@ -285,12 +290,12 @@ def _uses(row: PlanRow) -> list[tuple[str, int, int]]:
 
 
 def _rates(row: PlanRow) -> list[tuple[str, float]]:
-    """The bandwidths that the plan knows, in GB/s by name, the highest first."""
+    """The bandwidths that the plan knows, as names and GB/s, the highest first."""
     return sorted((row.bandwidths or {}).items(), key=lambda rate: -rate[1])
 
 
 def _slowest_ms(row: PlanRow, num_bytes: float | None) -> float | None:
-    """Milliseconds to read this at the lowest bandwidth."""
+    """Milliseconds to read this many bytes at the lowest known bandwidth; None if either is unknown."""
     return least_ms(num_bytes, _rates(row)[-1][1]) if row.bandwidths and num_bytes else None
 
 

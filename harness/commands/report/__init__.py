@@ -1,1 +1,1 @@
-"""The command `report`."""
+"""The command `report`, which shows what was measured."""

@@ -1,4 +1,4 @@
-"""`report`: reads CSV files, and writes answers in the terminal, Markdown, and one HTML page with plots."""
+"""`report`: reads CSV files, and writes answers in the terminal, in Markdown, and in one HTML page with plots."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ from harness.results.rows.prompts import LatencyPromptRow
 from harness.results.runs import AnyRunRow, Run, grouped, measured_of, runs_of
 from harness.results.schema import RunRow
 
-# Of more than ten thousand runs; a whole disk has more.
+# More files than ten thousand runs have; a whole disk has more than this.
 _MOST_FILES = 200_000
 
 
 def measuring() -> list[Command[Any, Any]]:
-    """Commands that measure, and so have runs to show; those that take typed prompts come last."""
+    """The commands that measure, and so have runs to show. Those whose prompts are typed come last."""
     measurements = [
         command for command in commands() if isinstance(command, Command) and command.measures
     ]
@@ -53,10 +53,10 @@ class Findings:
     """The contents of CSV files.
 
     Attributes:
-        runs: with figures, each measurement once, oldest first.
+        runs: the runs with figures, each measurement once, the oldest first.
         failures: runs without a full result: `failed`, `interrupted` or `incomplete`.
-        files: the number of rows by file, of each file of ours that was read.
-        notes: what could not be read, or was left out.
+        files: number of rows in each file of ours that was read.
+        notes: lines about what could not be read, or was left out.
     """
 
     runs: list[Run] = field(default_factory=list)
@@ -65,7 +65,7 @@ class Findings:
     notes: list[str] = field(default_factory=list)
 
     def runs_of(self, row: type[AnyRunRow]) -> list[Run[AnyRunRow]]:
-        """The runs whose rows are of one kind."""
+        """The runs whose rows are of this kind."""
         return [run for run in self.runs if type(run.last) is row]
 
 
@@ -73,10 +73,10 @@ def read(paths: Sequence[Path], ids: Sequence[str] = ()) -> Findings:
     """The runs in files and directories, each measurement once.
 
     Args:
-        ids: of the only runs that are wanted, or how these begin; () for all.
+        ids: ids of the only runs that are wanted, or the beginnings of these ids; () for all runs.
 
     Raises:
-        SettingError: a path that does not exist, or without a CSV file of ours; an id that no run has.
+        SettingError: for a path that does not exist or has no CSV file of ours, and for an id that no run has.
     """
     findings = _Reader(paths).findings
     for wanted in ids:
@@ -84,7 +84,7 @@ def read(paths: Sequence[Path], ids: Sequence[str] = ()) -> Findings:
             raise SettingError(wanted, f"no run in {', '.join(map(str, paths))} has this id")
     if ids:
         chosen = [run for run in findings.runs if run.id.startswith(tuple(ids))]
-        # The command of a run that pools others stands in their directories.
+        # The runs that a chosen run pools are kept, because its command is recorded in their directories.
         parts = {part for run in chosen for part in getattr(run.last, "pooled_runs", None) or ()}
         kept = parts | {run.id for run in chosen}
         findings.runs = [run for run in findings.runs if run.id in kept]
@@ -96,24 +96,24 @@ class _Reader:
     """Reads files and directories.
 
     Attributes:
-        findings: the contents of the files; a run that is in several files is in it several times.
+        findings: the contents of the files; a run that is in several files is in `runs` several times.
 
     Raises:
-        SettingError: a path that does not exist, or no file with the result of a run.
+        SettingError: for a path that does not exist, and if no file has the result of a run.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self.findings = findings = Findings()
-        # Kinds of rows with the result of a run, by the stem of their files' names; then these and all others.
+        # Kinds of rows with the result of a run, by the stem of their file names; then these and all other kinds.
         self._run_kinds: dict[str, type[RunRow]] = {}
         self._kinds: list[type[Row]] = []
         for command in measuring():
             self._run_kinds[command.row.kind] = command.row
             self._kinds += [command.row, *command.further_rows]
-        # `latency.csv`, `latency_prompts.csv`, and `latency-2.csv`, which `append_rows` begins where
-        # the first file has other columns.
+        # `latency.csv`, `latency_prompts.csv`, and `latency-2.csv`, which `append_rows` begins if the first file has
+        # other columns.
         self._file_name = re.compile(rf"({'|'.join(self._run_kinds)})(-\d+|_prompts)?\.csv")
-        # Rows of prompts files, by the `run` that wrote them.
+        # Rows of prompts files, by the id of the run that wrote them.
         self._prompts: dict[str | None, list[LatencyPromptRow]] = {}
         for path in paths:
             if path.is_dir():
@@ -129,7 +129,7 @@ class _Reader:
                 rule += f" ({findings.notes[0]})"
             raise SettingError(", ".join(map(str, paths)), rule)
         for run in findings.runs:
-            # Other runs find the rows of their prompts in their own directories.
+            # Runs whose prompts were not among the files find them in their own directories.
             if run.last.run in self._prompts:
                 run.prompt_rows = self._prompts[run.last.run]
 
@@ -143,10 +143,10 @@ class _Reader:
                 self._read_file(file)
 
     def _files(self, path: Path) -> Iterator[Path]:
-        """The files below a directory, but for hidden directories.
+        """The files below a directory, without hidden directories.
 
         Raises:
-            SettingError: there are too many: it is no directory of results.
+            SettingError: if there are so many that it cannot be a directory of results.
         """
         number = 0
         for folder, inner, names in os.walk(path, onerror=self._note):
@@ -161,13 +161,13 @@ class _Reader:
         self.findings.notes.append(f"{error.filename} cannot be read: {error.strerror}")
 
     def _is_worth_reading(self, file: Path, directory: Path) -> bool:
-        """Whether a file below the directory may hold a measurement: by its name or contents."""
-        # Not `Path.is_file`, which raises an error in a directory that may not be entered.
+        """Whether a file below the directory may hold a measurement, by its name or its columns."""
+        # `Path.is_file` would raise an error in a directory that may not be entered.
         if not os.path.isfile(file):
             return False
         if self._file_name.fullmatch(file.name):
             return True
-        # `results.file` may have given a file in the directory itself another name.
+        # `results.file` may have given another name to a file directly in the directory.
         if file.parent != directory or file.suffix != ".csv":
             return False
         try:
@@ -179,7 +179,7 @@ class _Reader:
         """Add a file's contents to the findings.
 
         Returns:
-            False for a file that is not ours. A file that cannot be read gets a note, and True.
+            False for a file that is not ours. True otherwise, even for a file that cannot be read: it gets a note.
         """
         findings = self.findings
         try:
@@ -201,12 +201,12 @@ class _Reader:
 
 
 _VERSIONS = ("harness_version", "torch_version", "transformers_version", "bitsandbytes_version")
-# Commits in a cell.
+# The most commits that a cell lists.
 _MOST_LISTED = 3
 
 
 def environment_table(runs: Sequence[Run]) -> Table:
-    """Where the runs ran: a row for each set of devices and versions."""
+    """A table of where the runs ran, with a row for each set of devices and versions."""
     where = attrgetter("devices", "server", "num_threads", *_VERSIONS)
     columns = (
         Column("devices", text=True),
@@ -229,20 +229,20 @@ def environment_table(runs: Sequence[Run]) -> Table:
 
 
 def days_of(rows: Sequence[RunRow]) -> str:
-    """`2026-11-24`, or `2026-11-24 to 2026-11-26`; empty where no row has a time."""
+    """`2026-11-24`, or `2026-11-24 to 2026-11-26`; empty if no row has a time."""
     dates = sorted(row.timestamp[:10] for row in rows if row.timestamp)
     return " to ".join(dict.fromkeys([*dates[:1], *dates[-1:]]))
 
 
 def files_table(files: Mapping[Path, int]) -> Table:
-    """Files that were read."""
+    """A table of the files that were read, with their numbers of rows."""
     columns = (Column("file", text=True), Column("rows"))
     rows = tuple(map(TableRow, files.items()))
     return Table("files", "Files read", columns, rows, for_reference=True)
 
 
 _DEFAULT = Path("results")
-# How the ids of runs begin.
+# Matches the beginnings of run ids.
 _RUN_ID = re.compile(r"\d{8}(T[\w.-]*)?")
 
 
@@ -250,13 +250,13 @@ _MOST_NOTES = 20
 
 
 def build(paths: Sequence[str | Path], ids: Sequence[str] = ()) -> ReportContents:
-    """The report of files and directories.
+    """The report about files and directories.
 
     Args:
-        ids: see `read`.
+        ids: as in `read`.
 
     Raises:
-        SettingError: a path that does not exist or holds no CSV file of ours.
+        SettingError: as `read`.
     """
     findings = read([Path(path) for path in paths], ids)
     found = [*dict.fromkeys([*findings.runs, *findings.failures])]
@@ -282,18 +282,18 @@ def build(paths: Sequence[str | Path], ids: Sequence[str] = ()) -> ReportContent
 
 @dataclass(frozen=True)
 class ReportSettings:
-    """The arguments of `report`, as `--help` has them."""
+    """The arguments of `report`; `--help` describes them."""
 
     output: str = ""
     format: Literal["page", "row", "json"] = "page"
 
 
 def main(words: Words) -> None:
-    """The command `report`.
+    """Run the command `report`.
 
     Raises:
-        SettingError: a wrong argument, a path without a CSV file of ours, or an output that cannot be written to.
-        RunError: a disk that fails or is full.
+        SettingError: for a wrong argument, a path without a CSV file of ours, or an output that cannot be written.
+        RunError: if the disk fails or is full.
     """
     settings, named = read_arguments(ReportSettings, words)
     for word in (*named, settings.output):
@@ -310,7 +310,7 @@ def main(words: Words) -> None:
     if settings.format == "row":
         _print_rows(read(paths, ids), paths[0])
         return
-    # Nothing that is read is garbage: the collector would only look through millions of objects again and again.
+    # Everything that is read stays in use, so the garbage collector would only search millions of objects in vain.
     gc.disable()
     try:
         report = build(paths, ids)
@@ -319,7 +319,7 @@ def main(words: Words) -> None:
     if settings.format == "json":
         print(statements_in_json(report))
         return
-    # The files first: they are complete even if the terminal shows only half.
+    # The files are written first, so that they are complete even if the terminal shows only half.
     written = write(report, output)
     console = None if report.is_single else plain_console(WIDE)
     print_document(on_terminal(report), console)
@@ -330,12 +330,12 @@ def _print_rows(findings: Findings, path: Path) -> None:
     """Print a Markdown table of the runs of `latency`.
 
     Raises:
-        SettingError: there is none.
+        SettingError: if there are no such runs.
     """
     for note in findings.notes:
         print(note, file=sys.stderr)
     command = measurement("latency")
-    # A regular arm alone, of a file that was cut behind it, is no result.
+    # A regular arm alone, from a file that was cut after it, is not a result.
     runs = [run for run in findings.runs_of(command.row) if run.status != "incomplete"]
     if not runs:
         raise SettingError(str(path), "holds no whole run of latency, which format=row needs")
@@ -343,7 +343,7 @@ def _print_rows(findings: Findings, path: Path) -> None:
 
 
 def statements_in_json(report: ReportContents) -> str:
-    """What each page says, as JSON."""
+    """The statements of each page as JSON, by the page's question."""
     said = {
         question: [statement.as_json() for statement in page.statements]
         for question, page in report.pages.items()
@@ -352,11 +352,11 @@ def statements_in_json(report: ReportContents) -> str:
 
 
 def write(report: ReportContents, output: Path) -> list[Path]:
-    """Write a report's files into a directory.
+    """Write a report's files into a directory, which is made, and return their paths.
 
     Raises:
-        SettingError: a place where no file can be written.
-        RunError: a disk that fails or is full.
+        SettingError: if no file can be written there.
+        RunError: if the disk fails or is full.
     """
     drawn: dict[str, dict[str, list[tuple[str, str]]]] = {}
     drawing = _optional_plots()
