@@ -1,1 +1,1 @@
-"""Tables and sentences, and how a terminal or a picture shows them."""
+"""Tables and sentences about runs, and how a terminal, Markdown, HTML and plots show them."""

@@ -1,7 +1,7 @@
 """Plots as SVG that suits light and dark pages.
 
-By `drawing.mplstyle` backgrounds are transparent and axes grey, text stays text, and the same
-figures give the same bytes. Whiskers in tables are drawn by the report's page.
+With `drawing.mplstyle`, backgrounds are transparent and axes grey, text stays text, and equal figures give equal bytes.
+The whiskers in tables are not drawn here but by the report's page.
 """
 
 from __future__ import annotations
@@ -25,35 +25,35 @@ from harness.reporting.table import in_lines
 from harness.results.statistics import Floats
 from harness.results.statistics.interval import Interval
 
-# Curves that a reader can distinguish in one plot, and plots of one kind that still fit a page.
+# How many curves a reader can distinguish in one plot, and how many plots of one kind still fit a page.
 _MOST_CURVES = 6
 MOST_PLOTS = 12
 
-# Curves take these in their order, which differ in black and white too.
+# The styles of curves, in their order; they differ in black and white, too.
 _DASHES = ("-", "--", ":", "-.", (0, (8, 2)), (0, (3, 1, 1, 1, 1, 1)))
 _STYLES = [
     {"marker": marker, "linestyle": dash} for marker, dash in zip("os^DvP", _DASHES, strict=True)
 ]
-# In inches: as wide as a telephone, where letters keep their size.
+# In inches: as wide as a telephone, so that letters keep their size there.
 _WIDTH = 4.4
 _LONGEST_LINE = 56
 
 
 class Plot(NamedTuple):
-    """A figure, and what stands above it."""
+    """A figure of matplotlib, and the title above it."""
 
     title: str
     figure: Figure
 
 
-# By the name of a curve its points: x, and a value with its bounds.
+# The points of each curve, by its name: x, and a value with its bounds.
 Curves = Mapping[str, Sequence[tuple[float, Interval]]]
 
 
 def as_svgs(
     make: Callable[[], Mapping[str, Sequence[Plot]]],
 ) -> dict[str, list[tuple[str, str]]]:
-    """The title and the SVG of each plot that a function makes, by the name of their kind."""
+    """The title and the SVG of each plot that `make` makes, by the kind of plot."""
     drawn: dict[str, list[tuple[str, str]]] = {}
     with _own_style():
         for name, plots in make().items():
@@ -69,11 +69,11 @@ def curve_plots(
     *,
     doubling: bool = False,
 ) -> list[Plot]:
-    """Speed-ups with their bounds, a plot for each title that has some, all to one scale.
+    """Plots of speed-ups with their bounds, one for each title that has points, all on the same scale.
 
     Args:
         panels: the title and the curves of each plot.
-        doubling: whether equal steps to the right are equal factors.
+        doubling: whether x is on a logarithmic scale, on which equal steps are equal factors.
     """
     drawn = []
     ends = [1.0]
@@ -117,38 +117,40 @@ def curve_plots(
 
 
 def _whiskers(value: Interval) -> Floats:
-    """The lengths [2, 1] of an interval below and above its estimate: NaN, which is not drawn, where there is none."""
+    """The lengths [2, 1] of an interval below and above its estimate; NaN without bounds, which is not drawn."""
     return np.array([[value.estimate - value.low], [value.high - value.estimate]])
 
 
 @contextmanager
 def _own_style() -> Iterator[None]:
-    """The style of `drawing.mplstyle` within the block, whatever style the user has."""
-    # The first figure ever drawn on a machine makes matplotlib list its fonts, and log that.
+    """Use the style of `drawing.mplstyle` within the block, whatever style the user has set."""
+    # The first figure that is ever drawn on a machine makes matplotlib list its fonts, and log that.
     logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
     with matplotlib.rc_context(), warnings.catch_warnings():
-        # The browser has the letters that are missing in matplotlib's font.
+        # The browser has the characters that matplotlib's font lacks.
         warnings.filterwarnings("ignore", message="Glyph", category=UserWarning)
-        # Intervals of few prompts may be so wide that their labels leave no room.
+        # Intervals over few prompts may be so wide that their labels leave no room.
         warnings.filterwarnings("ignore", message="constrained_layout not applied")
-        # A user's own matplotlibrc is for other pictures.
+        # A user's own matplotlibrc is meant for other pictures.
         matplotlib.rcdefaults()
         matplotlib.style.use(Path(__file__).with_suffix(".mplstyle"))
         yield
 
 
 def wrapped(label: str) -> str:
-    """A label in lines that fit a figure."""
+    """A label, broken into lines that fit a figure."""
     return in_lines(" ".join(re.sub(r"[\x00-\x1f\x7f]", " ", label).split()), _LONGEST_LINE)
 
 
 def _svg(name: str, figure: Figure) -> str:
-    """A figure without prologue and metadata. Its ids begin with `name`, so that they differ from other plots'."""
+    """A figure as SVG without prologue and metadata. Its ids begin with `name`, so that they differ from those of other
+    plots on the page.
+    """
     buffer = io.StringIO()
-    # The same at any time.
+    # Without the date, so that the result is the same at any time.
     figure.savefig(buffer, format="svg", metadata=dict.fromkeys(("Date", "Creator")))
     text = re.sub(r"<metadata>.*?</metadata>", "", buffer.getvalue(), flags=re.DOTALL)
     without_prologue = text[text.index("<svg") :]
     ids = re.compile(r'\bid="|href="#|url\(#')
-    # Only tags have ids. Text between them, such as the name of a model, stays as it is.
+    # Ids occur only in tags. The text between tags, such as the name of a model, stays as it is.
     return re.sub(r"<[^>]+>", lambda tag: ids.sub(rf"\g<0>{name}-", tag[0]), without_prologue)

@@ -1,4 +1,4 @@
-"""A report as one HTML page that needs nothing else, as Markdown for GitHub, and on a terminal."""
+"""Shows a report as one HTML page that needs no other file, as Markdown for GitHub, and on a terminal."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from harness.reporting.table import (
 from harness.results.judging.statement import Statement
 from harness.results.statistics.interval import Interval
 
-# Characters that Markdown interprets: `*`, `[`, `](`, and an underscore that begins or ends a word. One
-# within a word, `tiny_draft`, is no emphasis.
+# Characters that Markdown interprets: `*`, `[`, `](` and so on, and an underscore that begins or ends a word. An
+# underscore within a word, as in `tiny_draft`, is no emphasis.
 _SPECIAL = re.compile(r"([\\`*\[\]|~$#]|(?<=\])\(|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))")
-# The width of a drawn interval, in pixels, which the template knows too; so much is free for a mark at either end.
+# The width of a drawn interval in pixels, which the template knows, too; and the space for a mark at either end.
 _WIDTH = 100
 _EDGE = 4
-# Further rows are left to the CSV files: a longer page takes minutes to make and to open.
+# A table shows at most this many rows, because a longer page takes minutes to make and to open; the CSV files have all.
 _MOST_ROWS = 1_000
-# Sentences that a report's box has for a question.
+# The most sentences about a question in a report's box.
 _MOST_ANSWERS = 3
 
 
@@ -43,11 +43,11 @@ class ReportContents:
     """The contents of a report, for every medium.
 
     Attributes:
-        about: the number of measurements, days, and the settings that all share.
-        pages: by the question that each answers.
-        sources: tables about where the runs ran, and the files that were read.
-        notes: what could not be read, or was left out.
-        is_single: whether it is about one run.
+        about: the number of measurements, the days, and the settings that all runs share.
+        pages: pages by the question that each answers.
+        sources: tables of where the runs ran, and of the files that were read.
+        notes: lines about what could not be read, or was left out.
+        is_single: whether the report is about a single run.
     """
 
     title: str
@@ -59,11 +59,11 @@ class ReportContents:
 
     @property
     def answers(self) -> dict[str, list[Line]]:
-        """For each question: doubts, a sentence about each run or series, subject and reasons."""
+        """For each question: doubts, a sentence about each run or series, the subject, and reasons."""
         answers = {}
         for question, page in self.pages.items():
             said = [(page, line) for line in page.finding]
-            # Lines with an interval alone: how others of a series compare with the first has none.
+            # Only lines with an interval. Lines about how others of a series compare with the first have none.
             said += [(part, line) for part in page.parts for line in part.finding if line.more]
             findings: list[Line] = []
             for part, line in said[:_MOST_ANSWERS]:
@@ -77,14 +77,14 @@ class ReportContents:
 
 
 def said_by(page: Page) -> list[Line]:
-    """Return the sentences of a page: doubts, findings and reasons."""
+    """Return all sentences of a page: doubts, findings and reasons."""
     reasons = [f"{name}: {text}" for name, text in page.why]
     return [*sentences("warning", *page.doubts), *page.finding, *sentences("plain", *reasons)]
 
 
 def on_terminal(report: ReportContents) -> Document:
-    """Return each page in short, without its next steps: they follow the command that measured. A single run has the
-    page that it printed.
+    """Return each page in short, without its next steps, which only make sense after the command that measured. A
+    report about a single run is the page that the run printed.
     """
 
     def short(page: Page) -> Document:
@@ -99,7 +99,7 @@ def on_terminal(report: ReportContents) -> Document:
 def html_page(
     report: ReportContents, plots: Mapping[str, Mapping[str, Sequence[tuple[str, str]]]]
 ) -> str:
-    """Return a page that loads no font, picture or script from anywhere. Full tables open on a click.
+    """Return an HTML page that loads no font, picture or script from anywhere. Full tables open on a click.
 
     Args:
         plots: for each question, the titles and SVGs of each kind of plot.
@@ -112,20 +112,20 @@ def html_page(
 
 
 def markdown(report: ReportContents, note: str) -> str:
-    """Return a page without plots: answers as a list, then tables and sentences.
+    """Return a Markdown page without plots: the answers as a list, then tables and sentences.
 
     Args:
-        note: the last line: where the plots are.
+        note: the last line, about where the plots are.
     """
     text = _render("page.md.j2", report=report, note=note)
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
 
 def escape(text: str) -> str:
-    """Escape text, so that Markdown shows it as it is; line ends become `<br>`."""
+    """Escape text so that Markdown shows it unchanged; line ends become `<br>`."""
     lines = visible(text.replace("\r\n", "\n").replace("\r", "\n"))
     escaped = _SPECIAL.sub(r"\\\1", lines)
-    # HTML becomes entities, because not every renderer takes a backslash before it.
+    # HTML becomes entities, because not every renderer understands a backslash before it.
     return html.escape(escaped, quote=False).replace("\n", "<br>")
 
 
@@ -153,8 +153,8 @@ def _render(template: str, **content: Any) -> str:
 
 
 def _side(statement: object) -> str:
-    """Return what a statement says: `above` or `below` its reference, `over` it if the interval includes that, or
-    `unknown` without an interval; empty for another value.
+    """Return how a statement's interval lies: `above` or `below` its reference, `over` it if the interval includes the
+    reference, `unknown` without an interval; empty for any other value.
     """
     if not isinstance(statement, Statement):
         return ""
@@ -164,16 +164,17 @@ def _side(statement: object) -> str:
 
 
 def _roles(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return the role of each column on a telephone, where a row is a card: its `name`, further words about it
-    (`about`), its `figure`, or one of the `rest`, which opens on a tap.
+    """Return the role of each column on a telephone, which shows each row as a card: its `name`; further words about
+    the name (`about`); its `figure`; or one of the `rest`, which open on a tap.
     """
     names = naming(columns)
     num_names = len(names)
-    # A column of text if there is one: the number of a seed is no good name.
+    # The name is a column of text if there is one: the number of a seed would not be a good name.
     name = next((index for index, column in enumerate(names) if column.text), 0)
     figures = {index for index, column in enumerate(columns) if column.reference is not None}
     if not figures or any(not row[index] for row in rows for index in figures):
-        # Some rows have no such figure, as a regular arm has no speed-up: the first column behind the names is one too.
+        # If some rows lack that figure, as a regular arm lacks a speed-up, the first column after the names is one,
+        # too.
         figures.add(num_names)
     roles = ["name" if index == name else "about" for index in range(num_names)]
     further = range(num_names, len(columns))
@@ -191,15 +192,15 @@ def _number(value: object) -> float | None:
 
 
 def _scale(values: Sequence[object], reference: float) -> Callable[[float], float]:
-    """Return the scale of a column's statements, a function: value -> pixels from the left.
+    """Return the scale of a column's statements, as a function from a value to pixels from the left.
 
     Args:
-        reference: the value at which a line is drawn, 1 for speed-ups.
+        reference: the value at which a line is drawn, such as 1 for speed-ups.
     """
     shown = [value.interval for value in values if isinstance(value, Statement)]
     ends = [end for figure in shown for end in (figure.estimate, figure.low, figure.high)]
     known_ends = [reference, *(end for end in ends if not math.isnan(end))]
-    # The margin on both sides of the estimates is limited: one wide interval must not squeeze all others.
+    # The margins around the estimates are limited, so that one wide interval does not squeeze all others.
     estimates = [reference, *(figure.estimate for figure in shown)]
     margin = max(estimates) - min(estimates) or 0.5
     low = max(min(estimates) - margin, min(known_ends))

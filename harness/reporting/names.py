@@ -1,4 +1,4 @@
-"""Names of rows among others: the pair, and the settings and circumstances in which rows differ."""
+"""Names that distinguish rows from each other: the pair, and the settings and circumstances in which rows differ."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from harness.reporting.words import FIRST_SETTINGS, in_words, pair_name
 from harness.results.runs import AnyRunRow, Run, grouped
 from harness.results.schema import RunRow
 
-# Columns that identify a run, that its pair's name or the words of others have, or that other places of a report show.
+# Columns that names leave out: they identify a run, repeat the pair's name or the words of other columns, or are shown
+# elsewhere in a report.
 _SKIPPED_COLUMNS = frozenset(
     "run job repeat repeats status error timestamp directory measurement settings setup_s model draft num_draft_tokens"
     " weights synthetic_acceptance lossy operands view server output".split()
 )
-# Settings by which a server is started: its command shows what they became.
+# Settings with which a server is started; the command that results from them is shown instead.
 STARTS_SERVERS = ("engine.first_command", "engine.start_command")
-# By the first word of a setting's path, columns in which rows must be equal to be compared in that
-# setting: rows with different drafts always differ in `draft.repository`, for example.
+# A setting is compared only among rows that are equal in these columns, by the first word of its path. For example,
+# rows with different drafts always differ in `draft.repository`.
 _COMPARED_WITHIN = {
     "model": ("model",),
     "draft": ("draft",),
@@ -29,20 +30,20 @@ _COMPARED_WITHIN = {
     "prompts": ("prompts",),
 }
 
-# A run's id begins with the moment when it began.
+# The length of the time at the beginning of a run's id.
 _MOMENT = len("20261122T164306")
-# A flag with its value, or any other word of a command.
+# Matches a flag with its value, or any other word of a command.
 _FLAG_OR_WORD = r"-\S+(?:\s+[^-\s]\S*)?|\S+"
 
 
 @dataclass
 class Name:
-    """Name of a row among others.
+    """The name of a row among others.
 
     Attributes:
-        pair: see `pair_name`.
-        settings: those in which rows differ, in words, by column; K left out.
-        circumstances: those that distinguish the row from others with the same settings, in words.
+        pair: the pair's name, from `pair_name`.
+        settings: the settings in which the rows differ, in words, by column; without K.
+        circumstances: circumstances that distinguish the row from others with the same settings, in words.
     """
 
     pair: str
@@ -52,7 +53,7 @@ class Name:
 
     @property
     def group(self) -> tuple[str, ...]:
-        """Equal for rows that differ only in K or in circumstances, such as versions.
+        """Equal for rows that differ only in K, or in circumstances such as versions.
 
         Devices and runners count as settings here (`FIRST_SETTINGS`).
         """
@@ -60,33 +61,33 @@ class Name:
 
     @property
     def k_order(self) -> float:
-        """Orders names by K, `auto` last."""
+        """A key that sorts names by K, with `auto` last."""
         return math.inf if isinstance(self.num_draft_tokens, str) else self.num_draft_tokens or 0
 
     @property
     def details(self) -> list[str]:
-        # A setting and the column that it sets may say the same.
+        # A setting and the column that it sets may have the same words.
         return [*dict.fromkeys([*self.settings.values(), *self.circumstances])]
 
     @property
     def server_words(self) -> list[str]:
-        """The words in which its server differs from others', each flag with its value."""
+        """The words in which the row's server differs from others' servers, each flag with its value."""
         own, _, _ = self.settings.get("server_command", "").partition("against ")
         return re.findall(_FLAG_OR_WORD, own)
 
     @property
     def cell(self) -> str:
-        """First cell of a table: the pair, and a second line with its details."""
+        """The first cell of a table: the pair, and in a second line its details."""
         return f"{self.pair}\n{' · '.join(self.details)}".strip()
 
     def label(self, separator: str = " · ") -> str:
-        """The name in one line."""
+        """The whole name in one line, with K."""
         k = [f"K={self.num_draft_tokens}"] if self.num_draft_tokens else []
         return separator.join([self.pair, *k, *self.details])
 
 
 class Named(NamedTuple, Generic[AnyRunRow]):
-    """A run with what distinguishes it from others, and the row that a table shows of it: `run.last`, or another."""
+    """A run with the name that distinguishes it from others, and the row that a table shows: `run.last`, or another."""
 
     name: Name
     run: Run[AnyRunRow]
@@ -94,21 +95,21 @@ class Named(NamedTuple, Generic[AnyRunRow]):
 
 
 def name_of(row: RunRow) -> Name:
-    """The name of a row that nothing else has to be distinguished from."""
+    """The name of a row that need not be distinguished from any other."""
     return Name(pair_name(row), row.num_draft_tokens)
 
 
 def distinct_names(rows: Sequence[RunRow]) -> list[Name]:
-    """The name of each row among the others.
+    """The name of each row among the others, in their order.
 
-    Names have every setting in which rows differ, so that a table never hides that two settings
-    were changed at once. Settings of a model, a draft, an engine or a prompt set are compared among
-    rows with the same one. Circumstances are named only where settings do not suffice: all those in
-    which rows differ that would otherwise have the same name.
+    Names include every setting in which rows differ, so that a table never hides that two settings were changed at
+    once. Settings of a model, a draft, an engine or a prompt set are compared only among rows with the same one.
+    Circumstances are included only if settings do not distinguish rows: then all circumstances in which these rows
+    differ.
 
-    Three rows of one pair, at batch size 1 with seed 0, at 4 with seed 0 and at 4 with seed 1, are
-    `13B with 7B · seed 0`, `13B with 7B · batches of 4 · seed 0` and `13B with 7B · batches of 4 ·
-    seed 1`. A batch of one prompt needs no word, as the defaults of decoding do.
+    For example, three rows of one pair, at batch size 1 with seed 0, at 4 with seed 0 and at 4 with seed 1, are named
+    `13B with 7B · seed 0`, `13B with 7B · batches of 4 · seed 0` and `13B with 7B · batches of 4 · seed 1`. A batch of
+    one prompt has no words, and neither have the defaults of decoding.
     """
     names = [name_of(row) for row in rows]
     if len(rows) < 2:
@@ -118,7 +119,7 @@ def distinct_names(rows: Sequence[RunRow]) -> list[Name]:
             name.settings["server_command"] = words
     pairs = [name.pair for name in names]
     for column in ("model", "draft"):
-        # The same name of different values: `30B` and `./30B`.
+        # Different values with the same name, such as `30B` and `./30B`.
         for index, text in _differing(rows, column, pairs):
             names[index].settings[column] = text
     for column, path in _paths_of_settings(rows).items():
@@ -131,7 +132,7 @@ def distinct_names(rows: Sequence[RunRow]) -> list[Name]:
         if described.kind == "circumstance" and column not in _SKIPPED_COLUMNS:
             for index, text in _differing(rows, column, labels):
                 names[index].circumstances.append(text)
-    # Nothing else tells these apart: a file of one's own has changed, for example.
+    # Nothing else distinguishes these rows; a user's own file has changed, for example.
     for alike in grouped(zip(names, rows, strict=True), lambda item: item[0].label()).values():
         moments = [str(row.run)[:_MOMENT] for _, row in alike]
         if len(set(moments)) > 1:
@@ -141,14 +142,14 @@ def distinct_names(rows: Sequence[RunRow]) -> list[Name]:
 
 
 def _paths_of_settings(rows: Sequence[RunRow]) -> dict[str, str]:
-    """The path of each setting that rows may differ in, by its column, those first that readers look at first. The path
-    is empty of a setting that is compared among all rows.
+    """The path of each setting in which rows may differ, by its column, with those first that readers look at first. An
+    empty path means that the setting is compared among all rows.
     """
     paths = dict.fromkeys(FIRST_SETTINGS, "")
     for column, described in type(rows[0]).columns().items():
         if described.kind == "setting" and column not in _SKIPPED_COLUMNS:
             paths.setdefault(column, described.path)
-    # Changed settings without a column of their own.
+    # Settings that were changed and have no column of their own.
     for entry in sorted({entry for row in rows for entry in row.settings or ()}):
         if entry not in STARTS_SERVERS:
             paths[f"settings.{entry}"] = entry
@@ -156,13 +157,14 @@ def _paths_of_settings(rows: Sequence[RunRow]) -> dict[str, str]:
 
 
 def _words_of_servers(rows: Sequence[RunRow], names: Sequence[Name]) -> list[str]:
-    """The words in which each row's server differs from others', or from the first command, then `against` and those
-    that only the server it is compared with has: `-k 2 against -p 1`. Of two commands `--spec-type ngram-simple against
-    none of it, both -np 1`, where those of another row have `-np 2`.
+    """The words in which each row's server differs from others', or from the first command. They are followed by
+    `against` and the words that only the regular server has: `-k 2 against -p 1`.
+
+    With two commands: `--spec-type ngram-simple against none of it, both -np 1`, if those of another row have `-np 2`.
     """
     typed = [[(row.settings or {}).get(name) for name in STARTS_SERVERS] for row in rows]
     if any(typed[0]) and all(words == typed[0] for words in typed):
-        # One command was typed: rows differ in K and `vary`, which have names.
+        # All rows come from one typed command: they differ in K and `vary`, which have words already.
         return [""] * len(rows)
     commands = [getattr(row, "server_command", None) or [] for row in rows]
     ks = [name.num_draft_tokens for name in names]
@@ -183,10 +185,10 @@ def _words_of_servers(rows: Sequence[RunRow], names: Sequence[Name]) -> list[str
 
 
 def _differing_words(commands: Sequence[str], ks: Sequence[int | str | None]) -> list[list[str]]:
-    """The words in which commands differ, each flag with its value: `--spec-type ngram-simple`.
+    """The words in which each command differs from the others, each flag with its value: `--spec-type ngram-simple`.
 
     Args:
-        ks: K of each. A word that differs in this alone is left out, because every table shows K.
+        ks: K of each command. A word that differs only in K is left out, because every table shows K.
     """
     split = [re.findall(_FLAG_OR_WORD, command) for command in commands]
     in_all = _in_all(split)
@@ -202,7 +204,7 @@ def _differing_words(commands: Sequence[str], ks: Sequence[int | str | None]) ->
 
 
 def _in_all(split: Sequence[Sequence[str]]) -> set[str]:
-    """The words of every command. Runs without one are ignored: their engine differs."""
+    """The words that every command has. Runs without a command are ignored, because another engine ran them."""
     commands = [set(words) for words in split if words]
     return set.intersection(*commands) if commands else set()
 
@@ -217,12 +219,12 @@ def named_runs(runs: Sequence[Run[AnyRunRow]]) -> list[Named[AnyRunRow]]:
 def _differing(
     rows: Sequence[RunRow], column: str, groups: Sequence[Hashable]
 ) -> Iterator[tuple[int, str]]:
-    """The place of each row that differs in a column from another one of its group, and its value in words.
+    """For each row that differs in a column from another row of its group: its index, and its value in words.
 
     Args:
         groups: the group of each row.
     """
-    # None is unknown. Empty is a default, which still differs from other values.
+    # None stands for an unknown value. An empty text stands for a default, which does differ from other values.
     words = [in_words(row, column) for row in rows]
     words_of_group: dict[Hashable, set[str]] = {}
     for group, text in zip(groups, words, strict=True):

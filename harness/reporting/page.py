@@ -1,7 +1,7 @@
-"""The page about a command's runs: one run, a sweep or a report. One value for every medium.
+"""The page about a command's runs, which may be one run, a sweep's or a report's: one value for every medium.
 
-On a terminal a page has a dozen lines; the rest is in `summary.txt`, which `details=true` prints, and in
-a report's files.
+On a terminal a page has a dozen lines. The rest is in `summary.txt`, which `details=true` prints, and in a report's
+files.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from harness.results.runs import Run
 from harness.results.schema import RunRow
 from harness.results.statistics.interval import DASH, Interval
 
-# The most next steps that are shown; one fewer if there is a doubt.
+# The most next steps that are shown; with a doubt, one fewer.
 _MOST_STEPS = 2
 # The most findings below the first one.
 _MOST_FINDINGS = 12
@@ -37,7 +37,7 @@ _MOST_FINDINGS = 12
 _MOST_ROWS = 20
 # The most parts that are shown.
 _MOST_PARTS = 5
-# Characters of a line of 80 that the indents of a name leave.
+# How many characters of an 80-character line remain beside the indents of a name.
 _WIDTH = 76
 
 
@@ -46,9 +46,9 @@ class NextStep:
     """A step to take next.
 
     Attributes:
-        text: the reason.
-        changes: settings with which the same command is typed again: `K=8`.
-        command: another command in full, in place of changes.
+        text: the reason for the step.
+        changes: settings with which to type the same command again, such as `K=8`.
+        command: another command in full, which is typed instead.
     """
 
     text: str
@@ -57,7 +57,7 @@ class NextStep:
 
     @property
     def typed(self) -> str:
-        """The command to type."""
+        """The whole command to type."""
         return self.command or typed_again(self.changes)
 
 
@@ -66,16 +66,16 @@ class Page:
     """A page about runs.
 
     Attributes:
-        title: see `heading` and `title_of_many`.
-        finding: the most important result, and further ones; none where there are only figures.
-        doubts: sentences that weaken it, the most serious first.
-        tables: the first is the short one. A table whose look is `bare` is only for a terminal.
-        why: names and sentences: `("Why", "83 % accepted")`.
-        next: the most useful step first.
-        statements: what is said of runs, as values; findings are sentences of these.
-        plots: makes figures of matplotlib by the name of their kind, each with a title; only files need them.
-        parts: pages of one series of runs each, shown below each other, each under its title.
-        without_verdict: runs that the page says nothing about.
+        title: from `heading` or `title_of_many`.
+        finding: the most important result, then further ones; empty if there are only figures.
+        doubts: sentences that weaken the finding, the most serious first.
+        tables: the first is the short table. A table with the look `bare` is only for a terminal.
+        why: names and sentences, such as `("Why", "83 % accepted")`.
+        next: next steps, the most useful first.
+        statements: the statements about runs, as values; the findings are sentences made of these.
+        plots: makes figures of matplotlib, each with a title, by the kind of plot; only files need them.
+        parts: pages about one series of runs each, shown below each other under their titles.
+        without_verdict: runs that the page concludes nothing about.
     """
 
     title: str
@@ -91,12 +91,12 @@ class Page:
 
     @property
     def full_tables(self) -> list[Table]:
-        """The tables for files, without empty ones."""
+        """The tables for files, without empty tables and those for a terminal."""
         return [table for table in self.tables if table.rows and table.look != "bare"]
 
 
 def without(title: str, shared: str) -> str:
-    """The settings of a title that another title, shared by more runs, does not say already."""
+    """Those parts of a title that are not in another title, which more runs share."""
     return " · ".join(words for words in title.split(" · ") if words not in shared.split(" · "))
 
 
@@ -106,27 +106,27 @@ def heading(row: RunRow, settings: str) -> str:
 
 
 def title_of_many(rows: Sequence[RunRow], noun: str = "run") -> str:
-    """The title of several runs: the pair that they share, or their number and target; then shared settings.
+    """The title of several runs: the pair that they share, or else their number and target; then shared settings.
 
     Args:
-        rows: one of each run.
-        noun: what to call them if they are several pairs.
+        rows: one row of each run, at least one.
+        noun: what the runs are called if they are of several pairs.
     """
     pairs = {pair_name(row) for row in rows}
     targets = {called(row.model or "") for row in rows}
     what = pairs.pop() if len(pairs) == 1 else counted(len(rows), noun)
     if pairs and len(targets) == 1:
         what += f" of {targets.pop()}"
-    # Of simulated engines alone the title names the device, which is made up.
+    # Only if all engines are simulated does the title name the device, which is made up.
     planted = device_of(rows[0]) if all(row.is_simulated for row in rows) else None
     return " · ".join(filter(None, [what, planted, common_settings(rows)]))
 
 
 def lossless_again(row: Any) -> NextStep | None:
-    """The step of measuring again with a lossless rule; None if it is lossless already, or set by a server.
+    """The step to measure again with a lossless rule; None if the rule is lossless already, or is set on a server.
 
     Args:
-        row: of any kind with the columns `rule` and those of its parameters.
+        row: a row of any kind with the columns `rule` and those of its parameters.
     """
     if lossy_rule(row) is None or row.is_elsewhere:
         return None
@@ -139,10 +139,10 @@ def lossless_again(row: Any) -> NextStep | None:
 def figures_table(
     rows: Sequence[RunRow], name_of: Callable[[Any], str], notes: Sequence[str] = ()
 ) -> Table:
-    """Every known figure of a run: a line for each, with its value in each row, and what it means.
+    """A table of every known figure of a run: a line for each, with its value in each row, and its meaning.
 
     Args:
-        name_of: what a row's column is called.
+        name_of: gives the heading of a row's column.
     """
     columns = [
         Column("figure", text=True, of="field"),
@@ -156,7 +156,7 @@ def figures_table(
     known = [
         column
         for column in rows[0].columns().values()
-        # An interval is a figure with its bounds.
+        # An interval is one figure, shown with its bounds.
         if column.kind == "figure" and column.part in ("", "estimate")
         if any(_value(row, column) is not None for row in rows)
     ]
@@ -168,19 +168,19 @@ def _value(row: RunRow, figure: ColumnDescription) -> Any:
 
 
 def _in_digits(value: Any) -> str:
-    """`12.346`, `2.31 (2.18 to 2.42)`, and of a list `0.92 0.87 –`."""
+    """`12.346`, `2.31 (2.18 to 2.42)`; for a list `0.92 0.87 –`."""
     if isinstance(value, list):
         return " ".join(DASH if entry is None else _in_digits(entry) for entry in value)
     return f"{value:.5g}" if isinstance(value, float | Interval) else str(value)
 
 
 def in_short(page: Page, *, rest: str = "details=true") -> Document:
-    """The page on a terminal: a dozen lines of 80 characters, if its first table has at most four rows.
+    """The page for a terminal: a dozen lines of 80 characters, if its first table has at most four rows.
 
     All doubts come first. Two next steps are shown, or one if there is a doubt.
 
     Args:
-        rest: where to find the rest.
+        rest: where a reader finds the rest.
     """
     shown = replace(
         page, finding=page.finding[: _MOST_FINDINGS + 1], parts=page.parts[:_MOST_PARTS]
@@ -197,7 +197,7 @@ def in_short(page: Page, *, rest: str = "details=true") -> Document:
 
 
 def in_full(page: Page) -> Document:
-    """The whole page: every doubt, finding and table. Tables for looking things up are in files only."""
+    """The whole page: every doubt, finding and table. Tables for reference are in files only."""
     tables = page.full_tables or page.tables
     lines = _top(page, in_full)
     if page.finding and not (tables and tables[0].title):
@@ -208,7 +208,7 @@ def in_full(page: Page) -> Document:
 
 
 def below_each_other(pages: Mapping[str, Page], show: Callable[[Page], Document]) -> Document:
-    """Pages below each other, each under the question that it answers, and above an empty line."""
+    """Pages below each other, each under the question that it answers and followed by an empty line."""
     lines: list[Table | Line] = []
     for question, page in pages.items():
         lines += [Line(question, "strong"), *show(page), Line("")]
@@ -216,7 +216,7 @@ def below_each_other(pages: Mapping[str, Page], show: Callable[[Page], Document]
 
 
 def _top(page: Page, show: Callable[[Page], Document]) -> list[Table | Line]:
-    """Title, doubts, findings, and the parts. A part leaves out what the title says."""
+    """The title, doubts, findings, and parts of a page. A part does not repeat what the page's title says."""
     lines: list[Table | Line] = [Line(page.title, "dim"), Line("")] if page.title else []
     lines += [Line(f"  {doubt}", "warning") for doubt in page.doubts]
     lines += [replace(line, text=f"  {line.text}") for line in page.finding]
@@ -228,14 +228,14 @@ def _top(page: Page, show: Callable[[Page], Document]) -> list[Table | Line]:
 
 
 def _named(why: Sequence[tuple[str, str]], steps: Sequence[NextStep]) -> list[Table | Line]:
-    """The reasons and the next steps, each name once. A page without steps has the same lines as with them."""
+    """The reasons and next steps as lines, with each name once. Lines have the same width with and without steps."""
     typed = [(step.text, step.typed) for step in steps]
     named = [(f"{name:4}", text) for name, text in [*why, *_steps_in_lines(typed, why)]]
     return [Line(""), Table.from_lines("next", named)] if named else []
 
 
 def _short_table(table: Table, rest: str) -> Table:
-    """The table as part of an answer: without title and notes, and with as many columns as have room."""
+    """The table as part of an answer: without title and notes, and with as many rows as are shown at most."""
     if table.look == "box":
         table = replace(table, title="", about="", notes=(), look="bare")
     num_more = len(table.rows) - _MOST_ROWS
@@ -251,6 +251,6 @@ def _steps_in_lines(
     texts = [f"{text:{width}}   {command}" for text, command in steps]
     room = _WIDTH - max(len(name) for name, _ in [*why, ("Next", "")])
     if any(len(text) > room for text in texts):
-        # A wrapped command cannot be copied. It gets a line of its own, and only one step is shown.
+        # A wrapped command could not be copied, so it gets its own line, and only one step is shown.
         texts = ["\n".join(steps[0])]
     return [("Next", text) for text in texts]

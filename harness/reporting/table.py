@@ -1,7 +1,6 @@
-"""The parts of a report: tables of values and sentences, the same for the terminal, Markdown and
-HTML.
+"""The parts of a report: tables of values and sentences, which are the same for the terminal, Markdown and HTML.
 
-A builder, one per command, makes tables of items, such as the pairs that were measured:
+Each command has a builder that makes tables of items, such as the pairs that were measured:
 
     columns = [
         Column("pair", of="name.pair", text=True),
@@ -10,7 +9,7 @@ A builder, one per command, makes tables of items, such as the pairs that were m
     table = Table.of("pairs", "Speed-up", pairs, columns, strong="stands_out")
 
 Each pair gets a row, `13B with 7B | 2.31×`, from `pair.name.pair` and
-`times(pair.row.speedup.estimate)`; it is bold if `pair.stands_out`. A renderer prints what
+`times(pair.row.speedup.estimate)`; it is bold if `pair.stands_out`. A renderer prints the columns and texts that
 `table.shown()` returns.
 """
 
@@ -26,8 +25,8 @@ from typing import Any, Literal, Self
 from harness.config.amounts import percent
 from harness.results.judging.statement import Relation, Statement
 
-# How a value is read from an item: a function of the item, or a path of attributes, such as
-# `regular.ms_per_token`. What is read from None is None.
+# How a value is read from an item: a function of the item, or a path of attributes, such as `regular.ms_per_token`. If
+# the item, or anything on its path, is None, the value is None.
 Of = str | Callable[[Any], Any]
 Style = Literal["plain", "strong", "dim", "warning", "good", "bad"]
 _STYLES: dict[Relation, Style] = {
@@ -44,19 +43,19 @@ class Column:
     """A column of a table.
 
     Attributes:
-        heading: may have two lines.
-        form: value -> text of the cell; None is always an empty cell. In a cell of several lines
-            the first one is the value and the others are details.
+        heading: one line or two.
+        form: makes the text of a cell from a value; None is always an empty cell. In a cell with several lines, the
+            first one is the value and the others are details.
         of: how the value is read from an item, for `Table.of`.
-        text: whether it is left-aligned; numbers are right-aligned and never broken.
-        optional: whether it is left out where all its cells are empty.
-        varies: whether it is left out where all its cells are equal: what all rows share is in the title.
+        text: whether the column is left-aligned; numbers are right-aligned and never broken.
+        optional: whether the column is left out if all its cells are empty.
+        varies: whether the column is left out if all its cells are equal: the title has what all rows share.
         once: whether a cell that is equal to the one above is left empty.
-        identifies_row: whether it says, as the text columns at the left do, what the row is about. A telephone shows
-            each row as a card under these.
-        reference: for a column of `Statement`s, whose intervals a page also draws: the value that has a line, 1 for
-            speed-ups. None for others.
-        meaning: what the heading stands for, where readers may not know it; said beside the table.
+        identifies_row: whether the column says what the row is about, as the text columns at the left do. A telephone
+            shows each row as a card under these.
+        reference: for a column of `Statement`s, whose intervals a page also draws: the value at which a line is drawn,
+            such as 1 for speed-ups. None for other columns.
+        meaning: an explanation of the heading, printed with the table, if readers may not know it.
     """
 
     heading: str
@@ -76,7 +75,7 @@ class Column:
         return " ".join(self.heading.replace("-\n", "").split())
 
     def at(self, path: Of) -> Column:
-        """The same column, reading at a path of the item.
+        """The same column, read from the item's value at a path.
 
         `SPEEDUP` reads `item.speedup`, and `SPEEDUP.at("row")` reads `item.row.speedup`.
         """
@@ -85,7 +84,7 @@ class Column:
 
 @dataclass(frozen=True)
 class TableRow:
-    """Values, one per column; bold if strong, and pale if faint, as unfinished measurements are."""
+    """Values, one for each column. The row is bold if strong, and pale if faint, as unfinished measurements are."""
 
     cells: tuple[Any, ...]
     strong: bool = False
@@ -98,13 +97,13 @@ class Table:
 
     Attributes:
         key: its name within a report.
-        title: empty for a table without one.
-        about: a line between title and table.
+        title: empty for a table without a title.
+        about: a line between the title and the table.
         notes: lines below the table.
         for_reference: whether it is for looking things up. It is then too long for a terminal, and only in a
             report's HTML and Markdown, where it opens on a click.
-        look: `box` for a framed table with headings, `plain` for one with headings alone, `bare` for a part of an
-            answer, which leaves out the last columns where they have no room, `lines` for names and values without
+        look: `box` for a framed table with headings; `plain` for headings without a frame; `bare` for a part of an
+            answer, which leaves out its last columns if they have no room; `lines` for names and values without
             headings.
     """
 
@@ -128,10 +127,10 @@ class Table:
         faint: Of = lambda item: False,
         **details: Any,
     ) -> Self:
-        """A table with a row for each item, whose cells the columns read from it.
+        """A table with a row for each item, whose cells the columns read from the item.
 
         Args:
-            strong, faint: how it is read from an item whether its row is.
+            strong, faint: how to read from an item whether its row is strong, or faint.
             details: the other fields of the table.
         """
         rows = []
@@ -142,25 +141,27 @@ class Table:
 
     @classmethod
     def from_lines(cls, key: str, lines: Iterable[tuple[str, str | None]], title: str = "") -> Self:
-        """Names and values, one pair per line, without lines that have no value; a repeated name is left empty."""
+        """A table of names and values, one pair per line. Lines without a value are left out, and a name that repeats
+        the one above is left empty.
+        """
         rows = tuple(TableRow(line) for line in lines if line[1])
         columns = (Column("", text=True, once=True), Column("", text=True))
         return cls(key, title, columns, rows, look="lines")
 
     def first(self, num_rows: int) -> Table:
-        """The table with at most `num_rows` rows, and a note about the others."""
+        """The table with at most `num_rows` rows, and a note if that leaves any out."""
         if len(self.rows) <= num_rows:
             return self
         note = f"The first {num_rows:,} of {len(self.rows):,} rows; the CSV files have all."
         return replace(self, rows=self.rows[:num_rows], notes=(note, *self.notes))
 
     def as_faint(self) -> Table:
-        """The table with all of its rows pale, and none bold."""
+        """The table with all rows pale and none bold."""
         rows = tuple(replace(row, strong=False, faint=True) for row in self.rows)
         return replace(self, rows=rows)
 
     def shown(self) -> tuple[list[Column], list[tuple[str, ...]]]:
-        """The columns that have something to show, and each row's cells as text."""
+        """The columns that have something to show, and the texts of each row's cells in these columns."""
         columns = []
         texts = []
         for index, column in enumerate(self.columns):
@@ -181,7 +182,7 @@ class Line:
     """A sentence.
 
     Attributes:
-        more: a detail behind the text: without its style on a terminal, in parentheses elsewhere.
+        more: a detail after the text: in plain style on a terminal, in parentheses elsewhere.
     """
 
     text: str
@@ -194,7 +195,7 @@ class Line:
 
 
 def sentences(style: Style, *texts: str | None) -> list[Line]:
-    """Sentences of one style; empty ones and None are left out."""
+    """Sentences in one style; empty texts and None are left out."""
     return [Line(text, style) for text in texts if text]
 
 
@@ -206,27 +207,29 @@ def _read(item: Any, of: Of) -> Any:
     return item
 
 
-# Tables and sentences in reading order.
+# Tables and sentences, in reading order.
 Document = Sequence[Table | Line]
 
 
-# Characters that steer a terminal, and what is printed in their place: ESC becomes ␛.
+# Characters that would control a terminal, and the characters that are printed in their place: ESC becomes ␛.
 _PICTURES: dict[int, str] = {code: chr(0x2400 + code) for code in range(32)}
 # The delete character, and controls that begin sequences on some terminals.
 _PICTURES |= dict.fromkeys(range(127, 160), "␡")
-# These do no harm.
+# Line ends and tabs do no harm.
 _PICTURES |= {ord(space): space for space in "\n\t"}
-# These change the direction of writing, also of the text behind them.
+# These change the direction of writing, even of the text after them.
 _PICTURES |= dict.fromkeys([*range(0x202A, 0x202F), *range(0x2066, 0x206A)], "�")
 
 
 def visible(text: str) -> str:
-    """Text in which characters that would steer a terminal are pictures."""
+    """The text, with pictures in place of characters that would control a terminal."""
     return text.replace("\r\n", "\n").translate(_PICTURES)
 
 
 def in_lines(text: str, width: int) -> str:
-    """Settings in lines that end between two of them where they can; names such as Llama-3.2-1B stay whole."""
+    """Settings, divided by ` · `, in lines that end between two settings if possible. Names such as Llama-3.2-1B are
+    not broken.
+    """
     parts = [part.replace(" ", "\N{NO-BREAK SPACE}") for part in text.split(" · ")]
     lines = textwrap.fill(" · ".join(parts), width, break_on_hyphens=False)
     return lines.replace("\N{NO-BREAK SPACE}", " ")
@@ -238,26 +241,26 @@ def naming(columns: Sequence[Column]) -> list[Column]:
 
 
 def legend(columns: Sequence[Column]) -> str:
-    """Meanings of headings that need one: `c: time of a draft token; v: …`; empty where none does."""
+    """The meanings of headings that have one: `c: time of a draft token; v: …`; empty if none has."""
     return "; ".join(f"{column.name}: {column.meaning}" for column in columns if column.meaning)
 
 
 def style_of(statement: Statement) -> Style:
-    """The style of a sentence that reports a statement."""
+    """The style of a sentence that states this."""
     return _STYLES[statement.relation]
 
 
 def stated(statement: Statement) -> str:
-    """The interval of a speed-up: `2.31× (2.18 to 2.42)`."""
+    """The speed-up of a statement with its interval: `2.31× (2.18 to 2.42)`."""
     return f"{statement.interval:×}"
 
 
-# Forms of a number: `2.31×`, `83.4 %`, and of an `Interval` `2.31× (2.18 to 2.42)`.
+# Forms of numbers: `2.31×`, `83.4 %`, and for an `Interval` `2.31× (2.18 to 2.42)`.
 times = "{:.2f}×".format
 share = functools.partial(percent, digits=1)
 with_bounds = "{:×}".format
 
 
 def number(digits: int = 2) -> Callable[[float], str]:
-    """`12.34`."""
+    """A form of numbers with this many decimals: `12.34`."""
     return f"{{:.{digits}f}}".format

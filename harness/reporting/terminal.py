@@ -1,4 +1,4 @@
-"""Documents on a terminal. Names, errors and paths are printed as plain text, never as markup."""
+"""Prints documents on a terminal. Names, errors and paths are printed as plain text, never as markup."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rich.text import Text
 from harness.config.errors import RunError
 from harness.reporting.table import Column, Document, Line, Table, in_lines, legend, visible
 
-# Without a terminal the tables go into a file or a pull request: wide enough not to wrap.
+# Without a terminal, tables go into a file or a pull request; this width avoids most wrapping.
 PLAIN_WIDTH = 110
 # The width of tables that compare many runs.
 WIDE = 132
@@ -31,14 +31,14 @@ _STYLES = {
 _BOXES = {"box": box.ROUNDED, "plain": box.SIMPLE_HEAD, "bare": None}
 # Words up to this length are not broken.
 _UNBROKEN = 24
-# Characters beside each column: its frame and padding.
+# How many characters the frame and the padding of a column take.
 _FRAME = 3
-# Answers, and lines with a name, begin here.
+# Answers, and lines with a name, are indented by this.
 _INDENT = "  "
 
 
 class LastingConsole(Console):
-    """A console that survives the end of its reader, as of `| head`.
+    """A console that survives the end of its reader, as with `| head`.
 
     Attributes:
         reader_has_left: whether the reader has ended, so that nothing more is printed.
@@ -59,17 +59,17 @@ def discard(stream: IO[str]) -> None:
 
 def _console(**options: Any) -> LastingConsole:
     """A console that prints text as it is, without markup."""
-    # Rich obeys a NO_COLOR that is set but empty; by https://no-color.org an empty one means nothing.
+    # Rich obeys a NO_COLOR that is set but empty. According to https://no-color.org an empty one means nothing.
     no_color = bool(os.environ.get("NO_COLOR"))
     return LastingConsole(highlight=False, markup=False, emoji=False, no_color=no_color, **options)
 
 
 def plain_console(width: int = PLAIN_WIDTH, **options: Any) -> LastingConsole:
-    """A console without markup, by default on stdout, as wide as stdout's terminal, or as `COLUMNS`; this wide where
-    there is neither, or `COLUMNS` is 0.
+    """A console without markup, by default on stdout. It is as wide as `COLUMNS` says or, without that, as stdout's
+    terminal; `width` is used if there is neither, or `COLUMNS` is 0.
     """
     if "COLUMNS" in os.environ:
-        # Rich itself would take COLUMNS=0 for a width.
+        # Rich itself would take COLUMNS=0 as a width.
         width = shutil.get_terminal_size((width, 0)).columns
     elif sys.stdout.isatty():
         return _console(**options)
@@ -77,7 +77,7 @@ def plain_console(width: int = PLAIN_WIDTH, **options: Any) -> LastingConsole:
 
 
 def stderr_console() -> LastingConsole:
-    """Stderr, for messages that the terminal itself wraps."""
+    """A console on stderr, for messages whose lines the terminal itself wraps."""
     return _console(stderr=True, soft_wrap=True)
 
 
@@ -85,7 +85,7 @@ def print_document(document: Document, console: Console | None = None) -> None:
     """Print tables and sentences, by default on stdout, without tables for reference.
 
     Raises:
-        RunError: the disk behind stdout is full, for example.
+        RunError: if stdout cannot be written, for example because its disk is full.
     """
     console = console or plain_console()
     try:
@@ -100,18 +100,18 @@ def print_document(document: Document, console: Console | None = None) -> None:
 
 
 def as_text(document: Document, width: int = PLAIN_WIDTH) -> str:
-    """The document as `print_document` prints it where there is no terminal."""
+    """The document as `print_document` would print it without a terminal."""
     file = io.StringIO()
-    # Without colours even where FORCE_COLOR asks for them: this is for files.
+    # Without colours even if FORCE_COLOR asks for them, because the text is for files.
     print_document(document, _console(file=file, width=width, color_system=None))
     return "".join(f"{line.rstrip()}\n" for line in file.getvalue().splitlines())
 
 
 def _print_text(text: str, style: str, console: Console, more: str = "") -> None:
-    """Print a sentence, broken between its parts if it has several, and `more` beside it or below it."""
+    """Print a sentence, broken between its parts if it has several, and `more` next to it or below it."""
     if more:
         joined = f"{text}     {more}"
-        # Below the text where there is no room beside it.
+        # Below the text if there is no room next to it.
         if cell_len(joined) > console.width:
             text = textwrap.fill(
                 text, console.width, subsequent_indent=_INDENT, break_long_words=False
@@ -126,7 +126,7 @@ def _print_text(text: str, style: str, console: Console, more: str = "") -> None
         text = in_lines(text, console.width)
     if text.startswith(_INDENT):
         text = textwrap.fill(text, console.width, subsequent_indent=_INDENT, break_long_words=False)
-    # A path longer than a line is of no use in pieces.
+    # A path that is longer than a line would be useless in pieces.
     longest = max(map(len, text.split()), default=0)
     console.print(Text(visible(text), style), soft_wrap=longest > console.width)
 
@@ -149,14 +149,14 @@ def _print_table(table: Table, console: Console) -> None:
 
 
 def _print_lines(rows: Sequence[Sequence[str]], console: Console) -> None:
-    """Names and values."""
+    """Print names and values, each name next to the first line of its value."""
     width = max((cell_len(name) for name, _ in rows), default=0)
     for name, value in rows:
         room = max(_UNBROKEN, console.width - len(_INDENT) - width - 2)
         lines: list[str] = []
         for line in visible(value).split("\n"):
             wrapped = textwrap.wrap(line, room, break_long_words=False, break_on_hyphens=False)
-            # A command that is cut in two cannot be copied: the terminal breaks it.
+            # A command that is cut in two could not be copied, so the terminal breaks it itself.
             is_command = line.startswith("harness ")
             lines += [line] if is_command or not line else wrapped
         for index, line in enumerate(lines):
@@ -169,7 +169,9 @@ def _print_lines(rows: Sequence[Sequence[str]], console: Console) -> None:
 def _print_columns(
     table: Table, columns: Sequence[Column], rows: Sequence[Sequence[str]], console: Console
 ) -> None:
-    """A table with headings. Columns at the right that have no room are left out, and named below the table."""
+    """Print a table with headings. Columns at the right for which there is no room are named below the table
+    instead.
+    """
     is_bare = table.look == "bare"
     margin = 2 * len(_INDENT) if is_bare else 0
     room = console.width - 1 - margin
@@ -195,7 +197,7 @@ def _print_columns(
 
 
 def _least_width(column: Column, cells: Sequence[str]) -> int:
-    """Characters that a column needs, without its frame: numbers stay whole, and text is broken between words."""
+    """How many characters a column needs, without its frame: numbers stay whole, and text is broken between words."""
     text = "\n".join([column.heading, *cells])
     if column.text:
         return min(max(map(cell_len, text.split()), default=0), _UNBROKEN)

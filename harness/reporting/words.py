@@ -1,4 +1,4 @@
-"""Settings in words, once for every command: titles, lines of settings, labels and warnings."""
+"""Settings in words, for every command: titles, lines of settings, labels and warnings."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from harness.config.settings import DecodingSettings
 from harness.results.runs import Run
 from harness.results.schema import RunRow
 
-# What a lossy rule means, and what prompts that were left out are.
+# The meaning of a lossy rule, and the reason why prompts were left out or cut.
 LOSSY = "the speculative output no longer follows the target (lossy)"
 TOO_LONG = "(too long for the context)"
 
 
 def settings_line(rows: Sequence[RunRow]) -> str:
     """The settings of one run: `15 prompts (english) · 64 new tokens · K=4 · greedy · float16`."""
-    # Of a run that ended early the number of prompts is shown too: those that it finished.
+    # If a run ended early, the number of prompts that it finished is shown.
     row = replace(rows[-1], status="ok")
     texts = {column: in_words(row, column) for column in _LINE}
     texts["max_new_tokens"] = _lengths(rows)
@@ -36,18 +36,18 @@ def typed_again(changes: str, *, command: str = "", leaving_out: Collection[str]
     """The command that was typed, with other settings: `harness latency draft=lookup K=8`.
 
     Args:
-        changes: settings as they are typed, `K=8` or `batch_size=1 K=8`.
-        command: another one, in place of that which was typed.
-        leaving_out: names of settings that the other command lacks.
+        changes: settings as they are typed, such as `batch_size=1 K=8`.
+        command: name of another command that replaces the typed one; empty to keep it.
+        leaving_out: names of settings that the other command does not have.
     """
     words = Words.noted()
     changing = shlex.split(changes)
-    # The directory of this run is its own: `hydra.run.dir`, `hydra.sweep.dir`.
+    # Directories (`hydra.run.dir`, `hydra.sweep.dir`) belong to the run that was typed, and are left out.
     replaced = ["details", "dir", *leaving_out, *map(setting_in, changing)]
     kept = []
     for place, word in enumerate(words.typed, start=1):
         name = setting_in(word)
-        # Of a setting that was typed twice the last value counts.
+        # If a setting was typed twice, only the last value counts.
         is_last = name not in map(setting_in, words.typed[place:])
         if is_last and not any(_is_replaced(name, by) for by in replaced):
             kept.append(word)
@@ -57,8 +57,8 @@ def typed_again(changes: str, *, command: str = "", leaving_out: Collection[str]
 
 
 def _is_replaced(name: str, by: str) -> bool:
-    """Whether a setting goes where another one is typed: `decoding.num_draft_tokens` with `num_draft_tokens` and the
-    reverse, and `draft.max_ngram` with `draft`.
+    """Whether a typed setting is left out because another one is typed: `decoding.num_draft_tokens` if
+    `num_draft_tokens` is typed and the reverse, and `draft.max_ngram` if `draft` is.
     """
     last = name.rpartition(".")[2]
     return by in (name, last, name.partition(".")[0]) or name == by.rpartition(".")[2]
@@ -73,7 +73,7 @@ def device_of(row: RunRow) -> str:
 
 
 def _lengths(rows: Sequence[RunRow]) -> str | None:
-    """Lengths of the answers: `64 new tokens`, `8 to 29 new tokens`; else what was asked for."""
+    """The lengths of the answers: `64 new tokens`, `8 to 29 new tokens`; if unknown, the length that was asked for."""
     shortest = [getattr(row, "shortest_answer", None) for row in rows]
     longest = [getattr(row, "longest_answer", None) for row in rows]
     least = min(filter(None, shortest), default=None)
@@ -84,7 +84,7 @@ def _lengths(rows: Sequence[RunRow]) -> str | None:
 
 
 def labels(row: RunRow) -> list[str]:
-    """`random weights` and `synthetic 0.8`, as far as they apply; none for a real measurement."""
+    """`random weights` and `synthetic 0.8`, so far as they apply; [] for a real measurement."""
     applying = []
     if row.weights == "random":
         applying.append("random weights")
@@ -102,7 +102,7 @@ def synthetic_value(row: Any) -> str:
 
 
 def pair_name(row: RunRow, joint: str = " with ") -> str:
-    """`13B with 7B`, or the target alone; with the labels of a pair that is not real."""
+    """`13B with 7B`, or the target alone, followed by the labels of a pair that is not real."""
     target = called(row.model) if row.model else "unknown model"
     if row.server:
         target += f" ({row.server})"
@@ -114,31 +114,33 @@ def _draft_name(row: RunRow, joint: str) -> str:
         return ""
     if not row.is_elsewhere:
         return f"{joint}{called(row.draft)}"
-    # A server does not report its draft. The user may have named it.
+    # A server does not report its draft, but the user may have named it.
     if row.draft == "server":
         return " with its own draft"
     if row.draft == SECOND_COMMAND:
         return " against the first command"
-    # A command says what it drafts with.
+    # If a command started the server, the command shows the draft.
     return f"{joint}{called(row.draft)}{'' if row.server_command else ' (as labelled)'}"
 
 
 def called(typed: str) -> str:
-    """A model or method as people call it: `llama` of `./models/llama`, `MyMethod` of `./my.py:MyMethod`."""
+    """The short name of a model or method: `llama` for `./models/llama`, `MyMethod` for `./my.py:MyMethod`."""
     is_path = typed.startswith((".", "/", "~")) or typed.count("/") > 1
     last = typed.rstrip("/").rpartition("/")[2]
     return last.rpartition(".py:")[2] if is_path and last else typed
 
 
 def arm_name(row: Any) -> str:
-    """`speculative (lossy)` where the output may differ from the target's."""
+    """The arm's name; `speculative (lossy)` if the output may differ from the target's; `first` or `second` for two
+    commands.
+    """
     if row.draft == SECOND_COMMAND:
         return "first" if row.arm == "regular" else "second"
     return f"{row.arm} (lossy)" if row.lossy and row.arm != "regular" else row.arm
 
 
 def lossy_rule(row: Any) -> str | None:
-    """`rule ./likely.py:Likely`, `lenience 0.8`, or what was typed of a server; None for a lossless rule."""
+    """`rule ./likely.py:Likely`, `lenience 0.8`, or for a server what was typed; None for a lossless rule."""
     rule = getattr(row, "rule", None)
     if row.is_elsewhere:
         return "engine.lossy=true" if row.lossy else None
@@ -160,7 +162,7 @@ def explained_by_rounding(excess: float | None) -> str:
     """The end of a sentence about greedy texts that differ.
 
     Args:
-        excess: the logit margin at the difference, in units of what rounding explains; None where that is not known.
+        excess: the logit margin at the difference, divided by the largest that rounding explains; None if unknown.
     """
     if excess is None:
         return ""
@@ -170,7 +172,7 @@ def explained_by_rounding(excess: float | None) -> str:
 
 
 def disturbed_runs(runs: Sequence[Run[Any]]) -> str | None:
-    """`3 of 5 runs drifted, or shared the processor with other programs`; None where all were quiet."""
+    """`3 of 5 runs drifted, or shared the processor with other programs`; None if all were quiet."""
     number = sum(not run.last.was_quiet for run in runs)
     if not number:
         return None
@@ -179,7 +181,7 @@ def disturbed_runs(runs: Sequence[Run[Any]]) -> str | None:
 
 
 def too_long(row: Any) -> str | None:
-    """`3 prompts were left out`: those longer than the context; None where there were none."""
+    """`3 prompts were left out`, if prompts were longer than the context; None if none were."""
     number = row.num_skipped or row.num_truncated
     if not number:
         return None
@@ -189,7 +191,7 @@ def too_long(row: Any) -> str | None:
 
 
 def common_settings(rows: Sequence[RunRow]) -> str:
-    """The settings that all rows share, in one line; what is unknown of a row is not shared."""
+    """The settings that all rows share, in one line. A value that is unknown for any row is not shared."""
     shared: list[str] = []
     for column in FIRST_SETTINGS:
         texts = {in_words(row, column) for row in rows}
@@ -207,33 +209,34 @@ def in_words(row: RunRow, column: str) -> str | None:
     """A setting or circumstance of a row: `64 new tokens`, `greedy`, `commit 17a8ca98e`.
 
     Args:
-        column: of the row, or one of the keys of `_COMPOSED`; `settings.draft.sampling` is an
-            entry of the column `settings`.
+        column: a column of the row, or a key of `_COMPOSED`; `settings.draft.sampling` stands for an entry of the
+            column `settings`.
 
     Returns:
-        Empty for a value that goes without saying, as the defaults of decoding do, and where there is none.
-        None for the prompts of a run that ended early, which does not record how many it was asked for.
+        Empty if there is no value, or one that goes without saying, as the defaults of decoding do. None if the value
+        is unknown: for the prompts of a run that ended early, because the number that was asked for is not recorded,
+        and for a directory or hub repository that is not set.
     """
     if column in _COMPOSED:
         return _COMPOSED[column](row)
     column, _, entry = column.partition(".")
     value = getattr(row, column, None)
     if column == "seed" and getattr(row, "repeat", None) == "all":
-        # A pooled row has the first one of several.
+        # A pooled row has the first of several seeds.
         return ""
     if entry:
         value = (value or {}).get(entry)
     if value is None:
         return None if column in _PLACES else ""
-    # Of a path its last part: checkouts of one model are at different places.
+    # Only the last part of a path, because checkouts of one model are in different places.
     text = called(f"./{value}") if column in _PLACES else _as_text(value)
     if entry.removeprefix("decoding.") in PARAMETERS:
-        # Said where its rule is.
+        # The words of the rule include its parameters.
         return ""
     if entry.startswith("vary."):
         return f"{entry.removeprefix('vary.')}={text}"
     if entry and isinstance(value, list):
-        # As it is typed.
+        # In the form in which it is typed.
         return f"{entry}=[{','.join(map(str, value))}]"
     if entry:
         return f"{entry} {text}"
@@ -253,7 +256,7 @@ def _as_text(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, float):
         return f"{value:g}"
-    # Of a server its host: a URL is no name.
+    # Only the host of a server's address, because a URL is not a name.
     return re.sub(r"https?://([^/,; ]+)[^,; ]*", r"\1", str(value))
 
 
@@ -292,12 +295,12 @@ def _parameter(name: str, row: RunRow) -> str:
     value = changed_parameters(row).get(name)
     if value is None:
         return ""
-    # A lossless rule is so at the defaults alone; the name of a lossy one says so already.
+    # A lossless rule is lossless only at the defaults of its parameters. The name of a lossy rule says so already.
     is_lossy = lossy_rule(row) != f"rule {getattr(row, 'rule', None)}"
     return f"{name} {_as_text(value)}" + (" (lossy)" if is_lossy else "")
 
 
-# The line of settings of one run.
+# The columns in the line of settings of one run, in this order.
 _LINE = [
     "prompts",
     "max_new_tokens",
@@ -315,11 +318,11 @@ _LINE = [
     "engine",
     "runner",
 ]
-# Settings that readers look at first among many runs; K has a column of its own in their tables.
+# The settings that readers look at first among many runs; K is not among them, because tables have a column for it.
 FIRST_SETTINGS = [name for name in [*_LINE, "devices"] if name != "num_draft_tokens"]
-# Columns with a directory or a hub repository.
+# Columns that hold a directory or a hub repository.
 _PLACES = ("repository", "draft_repository")
-# What is said of a row by more than the value of one column.
+# Columns whose words depend on more than the value of one column.
 _COMPOSED: Mapping[str, Callable[[Any], str | None]] = {
     "prompts": _prompts,
     "batch_size": _batch,

@@ -1,1 +1,1 @@
-"""The pair as a service over HTTP, and a page."""
+"""The command `serve`: the pair as a service over HTTP, and a web page."""

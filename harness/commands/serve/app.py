@@ -1,7 +1,7 @@
-"""The HTTP side of `serve`: OpenAI's completions and chats, and what the page needs.
+"""The HTTP side of `serve`: OpenAI's completions and chats, and whatever the web page needs.
 
-A request becomes answers of the service (`ServedModel.ask`), whose pieces come back in a queue; here
-they get the shape that OpenAI's API has. The page needs `/race`.
+A request becomes answers of the service (`ServedModel.ask`), whose pieces come back in a queue; this file
+brings them into the form of OpenAI's API. The page needs `/race`.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ class Guard:
     """Middleware that refuses requests.
 
     Attributes:
-        local: answer only requests for loopback, so that a web page whose name points here cannot
+        local: whether to answer only requests for loopback addresses, so that a web page whose name points here cannot
             use the service (DNS rebinding).
-        key: what requests must bring; None for nothing.
-        max_bytes: the longest body.
+        key: the API key that requests must send; None if they need none.
+        max_bytes: the most bytes of a body.
     """
 
     app: ASGIApp
@@ -89,7 +89,7 @@ class Guard:
         length = headers.get("content-length", "0")
         if not length.isdecimal():
             return error_response(400, "the Content-Length header is no number")
-        # Python refuses to convert a text of thousands of digits.
+        # At most 18 digits, because Python refuses to convert a text with thousands of digits.
         if len(length) > 18 or int(length) > self.max_bytes:
             return error_response(413, f"the body is larger than {self.max_bytes} bytes")
         return None
@@ -101,7 +101,7 @@ def error_response(status: int, message: str, member: str | None = None) -> JSON
 
 
 def error_body(status: int, message: str, member: str | None = None) -> dict[str, Any]:
-    """An error as OpenAI shapes it; `member` is the one of the request that is wrong."""
+    """An error in OpenAI's form; `member` names the member of the request that is wrong, if one is."""
     kinds = {401: "authentication_error", 429: "rate_limit_error"}
     kind = kinds.get(status, "invalid_request_error" if status < 500 else "server_error")
     # The message may quote the request, whose JSON may hold lone surrogates.
@@ -110,7 +110,8 @@ def error_body(status: int, message: str, member: str | None = None) -> dict[str
 
 
 _GONE = "the client went away"
-# The largest request has this much, or what its prompts need: a token may be many characters of text or JSON.
+# The most bytes of a request: this many, or what its prompts need, because a token may be many characters of text or
+# JSON.
 _MOST_BYTES = 1_000_000
 _BYTES_PER_TOKEN = 64
 
@@ -119,7 +120,7 @@ def make_app(served: ServedModel, key: str | None) -> FastAPI:
     """The application.
 
     Args:
-        key: what requests must bring; None for nothing.
+        key: the API key that requests must send; None if they need none.
     """
     settings = served.settings
     app = FastAPI(
@@ -127,7 +128,7 @@ def make_app(served: ServedModel, key: str | None) -> FastAPI:
         version=__version__,
         docs_url=None,
         redoc_url=None,
-        # In place of FastAPI's own 422.
+        # Replaces the 422 that FastAPI would document.
         responses={
             400: {"description": "The request is wrong"},
             "default": {"description": "Refused, with an error as OpenAI words it"},
@@ -137,7 +138,7 @@ def make_app(served: ServedModel, key: str | None) -> FastAPI:
         _MOST_BYTES, _BYTES_PER_TOKEN * settings.most_prompts * settings.max_prompt_tokens
     )
     app.add_middleware(Guard, local=is_loopback(settings.host), key=key, max_bytes=max_bytes)
-    # Without a draft there is nothing to choose between.
+    # `/regular` generates without the draft. Without a draft, both prefixes use the same arm.
     app.include_router(_generation(served, served.arm_names[-1]))
     app.include_router(_generation(served, "regular"), prefix="/regular", include_in_schema=False)
     _add_pages(app, served)
@@ -146,7 +147,7 @@ def make_app(served: ServedModel, key: str | None) -> FastAPI:
 
 
 def _add_pages(app: FastAPI, served: ServedModel) -> None:
-    """Everything but generation: the page and its race, and health."""
+    """Add every endpoint that does not generate: the page with its race, and health."""
 
     @app.get("/", include_in_schema=False)
     def page() -> FileResponse:
@@ -165,7 +166,7 @@ def _add_pages(app: FastAPI, served: ServedModel) -> None:
 
 
 def _add_error_handlers(app: FastAPI) -> None:
-    """Word every error as OpenAI's API does."""
+    """Add handlers that bring every error into the form of OpenAI's API."""
 
     @app.exception_handler(SettingError)
     async def wrong_setting(request: Request, error: SettingError) -> JSONResponse:
@@ -178,15 +179,15 @@ def _add_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> JSONResponse:
         response = error_response(error.status_code, error.detail)
-        # Such as the methods that a path has.
+        # Headers such as the list of methods that a path allows.
         response.headers.update(error.headers or {})
         return response
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
         errors = error.errors()
-        # Where a member may have several types there is an error for each: the one that got
-        # furthest is about the type that was meant. Their places name these types in brackets.
+        # If a member may have several types, there is an error for each. The error that got furthest is about the type
+        # that was meant. The places of errors name these types in brackets.
         member = errors[0]["loc"][:2]
         chosen = [error for error in errors if error["loc"][:2] == member]
         first = max(chosen, key=lambda error: len(error["loc"]))
@@ -209,7 +210,7 @@ def _generation(served: ServedModel, arm: str) -> APIRouter:
 
     async def tokens_of(prompts: Sequence[str | list[int]]) -> list[list[int]]:
         served.check_number(prompts)
-        # A long text takes seconds, in which others are answered.
+        # Encoding a long text takes seconds; in a thread, so that other requests are answered meanwhile.
         return [await run_in_threadpool(served.tokens_of, prompt) for prompt in prompts]
 
     async def respond(
@@ -232,7 +233,7 @@ def _generation(served: ServedModel, arm: str) -> APIRouter:
             "object": "model",
             "created": served.started,
             "owned_by": "harness",
-            # The page starts with these.
+            # The page starts with these settings.
             "draft": settings.draft and settings.draft.name,
             "decoding": dataclasses.asdict(settings.decoding),
         }
@@ -257,10 +258,10 @@ def _generation(served: ServedModel, arm: str) -> APIRouter:
 
 
 class _Shape:
-    """Answers as OpenAI shapes them.
+    """Brings answers into OpenAI's form.
 
     Args:
-        chat: whether they answer a chat, and not a completion.
+        chat: whether they answer a chat, or else a completion.
     """
 
     def __init__(
@@ -276,7 +277,7 @@ class _Shape:
         self._head = {"id": name, "object": kind, "created": created, "model": served.name}
 
     def whole(self, pieces: Sequence[Piece]) -> dict[str, Any]:
-        """The response to a request without a stream."""
+        """The whole response to a request without a stream."""
         choices = []
         for number in range(len(self._answers)):
             choice_pieces = [piece for piece in pieces if piece.choice == number]
@@ -287,7 +288,7 @@ class _Shape:
         return {**self._head, "choices": choices, **self._sums()}
 
     async def chunks(self, pieces: AsyncIterator[Piece]) -> AsyncIterator[dict[str, Any]]:
-        """The chunks of the response to a request with a stream."""
+        """The chunks of the response to a request with a stream, one for each piece."""
         head = {**self._head, "object": "chat.completion.chunk"} if self._chat else self._head
         options = self._body.stream_options
         begun: set[int] = set()
@@ -339,10 +340,10 @@ class _Shape:
 async def _pieces(
     request: Request, answers: Sequence[ServedAnswer], queue: asyncio.Queue[Piece]
 ) -> AsyncIterator[Piece]:
-    """The pieces of all answers until each has ended. Left before that, it cancels them.
+    """The pieces of all answers, until each answer has ended. If the caller stops earlier, the answers are cancelled.
 
     Raises:
-        Refusal: an answer failed, or the client went away.
+        Refusal: if an answer failed, or the client disconnected.
     """
     running = len(answers)
     try:
@@ -358,12 +359,12 @@ async def _pieces(
 
 
 async def _while_connected(request: Request, waiting: Any) -> Any:
-    """Wait for a result; if the client goes away first, cancel it and raise Refusal."""
+    """Wait for a result. If the client disconnects first, cancel the result and raise a Refusal."""
     result = asyncio.ensure_future(waiting)
     try:
         while True:
             done, _ = await asyncio.wait([result], timeout=1.0)
-            # Also where pieces come quickly: others wait for this answer to end.
+            # Checked even if pieces come quickly, because other clients wait for this answer to end.
             if await request.is_disconnected():
                 raise Refusal(CLIENT_LEFT, _GONE)
             if done:
@@ -373,7 +374,7 @@ async def _while_connected(request: Request, waiting: Any) -> Any:
 
 
 async def _events(contents: AsyncIterator[dict[str, Any]]) -> AsyncIterator[str]:
-    """Server-sent events as OpenAI sends them, the last one with an error if there is one."""
+    """Server-sent events in OpenAI's form; an error becomes the last event before `[DONE]`."""
     try:
         async for content in contents:
             yield f"data: {json.dumps(content)}\n\n"
@@ -383,7 +384,7 @@ async def _events(contents: AsyncIterator[dict[str, Any]]) -> AsyncIterator[str]
 
 
 def _metrics(answers: Sequence[ServedAnswer]) -> dict[str, Any] | None:
-    """Acceptance over these answers with vLLM's names; None where nothing was drafted."""
+    """Acceptance over these answers, under vLLM's names; None if nothing was drafted."""
     outcomes = [outcome for answer in answers for outcome in answer.outcomes]
     acceptance = Drafts.of(outcomes)
     if not acceptance.drafting:

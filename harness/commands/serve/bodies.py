@@ -1,4 +1,4 @@
-"""The parameters of requests, as OpenAI and vLLM name them; any other is refused with a reason."""
+"""The parameters of requests, with the names of OpenAI and vLLM. Any other parameter is refused with a reason."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from pydantic import (
     model_validator,
 )
 
-# Parameters of these APIs that never change an answer. The last one asks for acceptance, which
-# every answer of this service reports.
+# Parameters of these APIs that never change an answer. The last one asks for acceptance, which this service reports
+# with every answer.
 _IRRELEVANT = frozenset(
     "metadata priority prompt_cache_key request_id safety_identifier service_tier user "
     "return_spec_tokens_details".split()
 )
-# Parameters that this service does not have, and that change nothing where they are off: 0, false or empty.
+# Parameters that this service does not have. They change nothing if they are off: 0, false or empty.
 _OFF = frozenset(
     "annotations early_stopping echo frequency_penalty functions include_obfuscation logit_bias min_p min_tokens"
     " presence_penalty return_tokens_as_token_ids store suffix tool_calls tools top_logprobs use_beam_search".split()
 )
-# Others, with the value at which they change nothing.
+# Further parameters, each with the value at which it changes nothing.
 _NEUTRAL: dict[str, Any] = {
     "best_of": 1,
     "length_penalty": 1,
@@ -47,19 +47,19 @@ def _changes_nothing(name: str, value: Any) -> bool:
     if name in ("function_call", "tool_choice"):
         return value in ("auto", "none")
     neutral = _NEUTRAL.get(name)
-    # In Python 1 equals true and 0 equals false, but `logprobs: 0` asks for the chosen token's.
+    # Python's 1 equals true and 0 equals false, but `logprobs: 0` asks for the log-probability of the chosen token.
     return isinstance(value, bool) == isinstance(neutral, bool) and value == neutral
 
 
 def _encodable(text: str) -> str:
-    # Halves of surrogate pairs: JSON can hold one alone, UTF-8 cannot.
+    # A JSON text can hold one half of a surrogate pair, which UTF-8 cannot.
     if any("\ud800" <= character <= "\udfff" for character in text):
         raise ValueError("must be text, without half characters")
     return text
 
 
 def _listed(value: Any) -> Any:
-    """One stop text as a list of one, which OpenAI's API takes too."""
+    """A single stop text, which OpenAI's API also allows, becomes a list of one."""
     return [value] if isinstance(value, str) else value
 
 
@@ -123,7 +123,7 @@ class GenerationBody(SamplingBody):
     """The fields that completions and chats share."""
 
     stop: Annotated[list[Stop], Field(max_length=16), BeforeValidator(_listed)] = []
-    # `_needs_a_stream` checks only what a request gives: pydantic does not validate defaults.
+    # The default is allowed without a stream, because pydantic validates only values that a request gives.
     stream_options: StreamOptions = StreamOptions()
     return_token_ids: bool = False
 

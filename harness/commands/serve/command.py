@@ -1,4 +1,4 @@
-"""`serve`: load the pair, and answer until Ctrl-C."""
+"""The program of `serve`: load the pair, and answer requests until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -26,25 +26,28 @@ from harness.measuring.progress import say
 if TYPE_CHECKING:
     from harness.local.serving import LocalService
 
-# Seconds after a signal in which answers may end, and then those in which the rest of them is sent.
+# How many seconds answers may continue after a signal, and how many more their remaining text may take to be sent.
 _GRACE_S = 3
 _SENDING_S = 5
-# Connections at once, those with half a request among them.
+# The most connections at the same time, including those with half a request.
 _MOST_CONNECTIONS = 1024
-# Seconds in which a whole request must arrive.
+# A whole request must arrive within this many seconds.
 _REQUEST_S = 60
 
 
 def run(
     settings: ServeSettings, loading: Callable[[], AbstractContextManager[None]] = nullcontext
 ) -> None:
-    """Serve until a signal ends it. Raises SettingError or RunError where that cannot begin.
+    """Serve until a signal ends it.
 
     Args:
-        loading: a context in which the engine is opened by another thread; signals end the process in it.
+        loading: a context in which another thread opens the engine; within it, signals end the process at once.
+
+    Raises:
+        SettingError, RunError: if serving cannot begin.
     """
     key = api_key("api_key_variable", settings.api_key_variable)
-    # Before the weights load, which may take minutes.
+    # The address is taken before the weights load, which may take minutes.
     listening = listen(settings)
     try:
         keeper = PairKeeper()
@@ -81,7 +84,7 @@ def run(
         f"Serving {name} on http://{f'[{host}]' if ':' in host else host}:{port}/ (Ctrl-C ends)",
         flush=True,
     )
-    # uvicorn takes the signals, ends, and passes them on.
+    # uvicorn handles the signals: it ends, and then raises them again.
     try:
         with suppress(KeyboardInterrupt):
             _Server(config, served.service).run(sockets=[listening])
@@ -90,7 +93,7 @@ def run(
 
 
 class _Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
-    """Closes itself if the head or the body of a request never ends; uvicorn has no such limit."""
+    """A connection that closes itself if the head or the body of a request never ends; uvicorn has no such limit."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -100,7 +103,7 @@ class _Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
     def _close_if_half(self) -> None:
         last = self.cycle
-        # uvicorn closes idle connections by a timer, which the first bytes of a request end.
+        # uvicorn closes idle connections with a timer, which the first bytes of a request cancel.
         is_half = last is None or last.more_body
         if is_half or (last.response_complete and self.timeout_keep_alive_task is None):
             self.transport.close()
@@ -109,7 +112,7 @@ class _Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
 
 class _Server(uvicorn.Server):
-    """Lets answers end within a grace period after a signal; the others end with an error."""
+    """Lets answers end within a grace period after a signal; all others end with an error."""
 
     def __init__(self, config: uvicorn.Config, service: LocalService) -> None:
         super().__init__(config)
@@ -121,7 +124,11 @@ class _Server(uvicorn.Server):
 
 
 def listen(settings: ServeSettings) -> socket.socket:
-    """A socket at the address of the settings. Raises SettingError where there can be none."""
+    """A socket that listens at the address of the settings.
+
+    Raises:
+        SettingError: if the address cannot be used.
+    """
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     try:
         listening = socket.create_server((settings.host, settings.port), family=family, backlog=256)
@@ -130,7 +137,7 @@ def listen(settings: ServeSettings) -> socket.socket:
             rule = f"cannot be bound on {settings.host}: {error.strerror}; type another port"
             raise SettingError("port", rule, settings.port) from error
         raise SettingError("host", "must be an address of this machine", settings.host) from error
-    # Connections inherit it. Without it each piece of an answer but the first waits for the client
-    # to acknowledge the one before, 40 ms on Linux; asyncio sets it for sockets of its own alone.
+    # Connections inherit this option. Without it, each piece of an answer but the first waits until the client has
+    # acknowledged the one before, 40 ms on Linux. asyncio sets it only for sockets that it creates itself.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listening

@@ -1,4 +1,4 @@
-"""`serve`: the pair over HTTP."""
+"""The record and the settings of `serve`, which offers the pair over HTTP."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class ServeSettings(RunSettings):
 
     @property
     def most_prompts(self) -> int:
-        """How many prompts a request may have; each gets its own answer."""
+        """The most prompts of a request; each of them gets its own answer."""
         return 1 + self.max_waiting
 
     def check_engine(self, engine: Abilities) -> None:
@@ -62,7 +62,7 @@ class ServeSettings(RunSettings):
 
 
 class Serve(Service[ServeSettings]):
-    """Serves a pair until Ctrl-C."""
+    """The record of `serve`, which serves a pair until Ctrl-C."""
 
     name = "serve"
     summary = "the pair as a service with OpenAI's API, and both decoders' race as a page"

@@ -1,7 +1,7 @@
 """The pair behind `serve`: turns what clients send into requests of an arm, within the limits of models and settings.
 
-`app` calls `ServedModel` for every request. Texts are encoded in its threads, and the models run in the one thread of
-the `service`.
+`app` calls `ServedModel` for every request. Texts are encoded in the threads of `app`; the models run in the single
+thread of the `service`.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class ServedModel:
     """A pair and the service that runs it.
 
     Attributes:
-        name: the target's, under which clients ask for it.
+        name: the target's name, under which clients ask for it.
         arm_names: `regular`, and `speculative` if there is a draft.
-        started: the time of the start since 1970, in seconds.
+        started: when the service was started, in seconds since 1970.
         service: answers the requests.
     """
 
@@ -64,8 +64,10 @@ class ServedModel:
     def encode(self, body: ChatBody) -> list[int]:
         """Token ids of a chat.
 
-        Without a template, or with `chat_template=never`, its messages are paragraphs of one text.
-        Raises Refusal for messages or tools that the template does not take.
+        Without a template, or with `chat_template=never`, its messages become paragraphs of one text.
+
+        Raises:
+            Refusal: for messages or tools that the template does not accept.
         """
         template = Template(self._pair.tokenizer, self.settings.chat_template)
         try:
@@ -88,16 +90,16 @@ class ServedModel:
         return token_ids
 
     def check_number(self, prompts: Sequence[object]) -> None:
-        """Raise a Refusal for more prompts than a request may have."""
+        """Raise a Refusal if a request has more prompts than it may have."""
         most = self.settings.most_prompts
         if len(prompts) > most:
             raise Refusal(400, f"prompt: {len(prompts)} prompts; at most {most} in a request")
 
     def tokens_of(self, prompt: str | Sequence[int]) -> list[int]:
-        """Token ids of a plain prompt.
+        """Token ids of a plain prompt, a text or the ids themselves.
 
         Raises:
-            Refusal: it has no token, or one that the vocabulary lacks.
+            Refusal: if it has no token, or one that the vocabulary lacks.
         """
         ids: Any = (
             self._pair.tokenizer(prompt)["input_ids"] if isinstance(prompt, str) else list(prompt)
@@ -118,10 +120,16 @@ class ServedModel:
         body: GenerationBody,
         queue: asyncio.Queue[Piece],
     ) -> Sequence[ServedAnswer]:
-        """Have the prompts answered; the pieces come in the queue.
+        """Have the prompts answered by an arm.
+
+        Args:
+            queue: receives the pieces of all answers.
+
+        Returns:
+            The answers, in the order of the prompts, which are still being generated.
 
         Raises:
-            Refusal: beyond a limit.
+            Refusal: if the request exceeds a limit.
         """
         loop = asyncio.get_running_loop()
 
@@ -136,13 +144,13 @@ class ServedModel:
         return self.service.ask(arm, requests, put, body.stop)
 
     def race(self, body: Race) -> Future[dict[str, Any]]:
-        """Run both arms on one prompt, one after the other and nothing else, for the web page.
+        """Run both arms on one prompt for the web page, one after the other, while nothing else is answered.
 
         Raises:
-            Refusal: beyond a limit.
+            Refusal: if the request exceeds a limit.
         """
         ids = self.tokens_of(body.prompt)
-        # Without a seed every race draws alike, while `ask` draws another seed for each request.
+        # Without a seed, every race draws the same numbers, while `ask` draws a new seed for each request.
         seed = self.settings.seed if body.seed is None else body.seed % 2**64
         request = self._request(ids, body, seed, index=0)
         question = Question([request])
@@ -166,7 +174,11 @@ class ServedModel:
         return self.service.alone(run)
 
     def _request(self, prompt: list[int], body: SamplingBody, seed: int, index: int) -> Request:
-        """The request for one prompt. Raises Refusal beyond a limit."""
+        """The request for one prompt.
+
+        Raises:
+            Refusal: if it exceeds a limit, or asks for another model.
+        """
         settings = self.settings
         default = settings.decoding
         num_prompt = len(prompt)
@@ -188,7 +200,7 @@ class ServedModel:
         for name in ("temperature", "top_p", "top_k"):
             value = getattr(body, name)
             if value is not None:
-                # Of these only top_k can be negative: -1 means 0, keep all.
+                # Only top_k can be negative here: -1 means 0, which keeps all tokens.
                 overrides[name] = max(0, value)
         decoding = dataclasses.replace(default, max_new_tokens=asked, **overrides)
         stop_tokens = frozenset(body.stop_token_ids)
@@ -198,7 +210,7 @@ class ServedModel:
 
 
 def _open_engine(keeper: PairKeeper, settings: ServeSettings, say: Callable[[str], None]) -> Engine:
-    """Open the engine, and warm up its arms."""
+    """Open the engine, and warm up its arms with a short answer each."""
     decoding = dataclasses.replace(settings.decoding, max_new_tokens=settings.max_new_tokens)
     preparation = Preparation(
         decoding=decoding,
