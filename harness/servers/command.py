@@ -1,7 +1,7 @@
-"""The command that starts a server, as the user typed it behind `--`: which program it starts, the same command without
-what makes it speculate, and the names of draft and model in it.
+"""Reads the command that starts a server, as the user typed it after `--`: which program it starts, the same command
+without speculation, and the names of the draft and the model in it.
 
-Words in, words out: nothing is started here. `startup.py` has what differs between the programs.
+Words go in and words come out: nothing is started here. `startup.py` holds the differences between programs.
 """
 
 from __future__ import annotations
@@ -21,36 +21,36 @@ from harness.config.errors import SettingError, nearest
 from harness.servers.dialects import UNKNOWN_DIALECT, Dialect, known_programs
 from harness.servers.startup import START_BOTH, Startup
 
-# `CUDA_VISIBLE_DEVICES=0` before a program.
+# A variable that is set before a program, such as `CUDA_VISIBLE_DEVICES=0`.
 _VARIABLE = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
-# `{K}` or `{K+1}`, and neither `{{name}}` of a format nor `${NAME}` of a shell.
+# `{K}` or `{K+1}`, but neither the `{{name}}` of a format nor the `${NAME}` of a shell.
 _PLACEHOLDER = re.compile(r"(?<![{$])\{([A-Za-z_]\w*(?:[-+*/]\w+)?)\}(?!\})")
-# Programs whose servers listen in a network of their own.
+# Programs whose servers listen in a network of their own, so that their port must be mapped.
 CONTAINERS = ("docker", "podman", "nerdctl")
-# Their flags under which a server cannot be measured, with the reason.
+# Flags of these programs with which a server cannot be measured, with the reasons.
 _REFUSED_OF_CONTAINERS = {
     "--detach": "detaches: leave it out",
     "--name": "cannot be both arms': leave it out",
     "--cidfile": "names the file by which the harness ends it: leave it out",
 }
-# `-d` of containers, also among other letters: `-itd`.
+# The flag `-d` of containers, also combined with other letters, as in `-itd`.
 _DETACHES = re.compile("-[a-z]*d[a-z]*")
-# Programs that start others on another machine.
+# Programs that may start others on another machine.
 _ELSEWHERE = ("ssh", "kubectl")
 _SHELLS = ("bash", "sh", "zsh")
-# Their flags before a variable.
+# Flags of containers that precede a variable.
 _VARIABLE_FLAGS = ("-e", "--env")
 _BOTH = "harness latency -- COMMAND -- COMMAND compares any two commands"
 
 
 @dataclass(frozen=True)
 class Flag:
-    """A flag of a command that its kind of server is known to have.
+    """A flag in a command that this kind of server is known to have.
 
     Attributes:
-        name: as the tables have it; the entry of a JSON flag is `--speculative-config.method`.
+        name: as the tables of `Startup` write it; an entry of a JSON flag is `--speculative-config.method`.
         value: empty for a switch.
-        first, last: places of its words in the command, the last one excluded.
+        first, last: the places of its words in the command, without the last one.
     """
 
     name: str
@@ -64,9 +64,9 @@ class ServerCommand:
     """A command that starts one server.
 
     Attributes:
-        words: all of it.
-        dialect: the kind of server; `UNKNOWN_DIALECT` for a program that is not known.
-        start: the place of the first word after the program; 0 where it is not known.
+        words: the whole command.
+        dialect: the kind of server; `UNKNOWN_DIALECT` if the program is not known.
+        start: place of the first word after the program; 0 if the program is not known.
     """
 
     words: tuple[str, ...]
@@ -75,17 +75,17 @@ class ServerCommand:
 
     @property
     def startup(self) -> Startup:
-        """How its kind of server is started."""
+        """The tables about starting this kind of server."""
         return self.dialect.startup
 
     @property
     def is_known(self) -> bool:
-        """Whether the program is known, and so what its flags mean."""
+        """Whether the program is known, and so the meaning of its flags."""
         return self.dialect is not UNKNOWN_DIALECT
 
     @property
     def program(self) -> str:
-        """The program, behind `env` and what it sets; the first word where that is not known."""
+        """The program, after `env` and the variables that it sets; the first word if it cannot be told."""
         words = iter(self.words)
         for word in words:
             if word == "-u":
@@ -95,10 +95,10 @@ class ServerCommand:
         return self.words[0]
 
     def flags(self, names: Sequence[str]) -> list[Flag]:
-        """The flags that have one of these names, in their order, each with its value.
+        """The flags with one of these names, in their order, each with its value.
 
         Raises:
-            SettingError: a value is missing.
+            SettingError: if a value is missing.
         """
         startup = self.startup
         flags = []
@@ -112,7 +112,7 @@ class ServerCommand:
                 is_switch = name.partition(".")[0] in startup.switches
                 if not (is_switch or (equals and startup.argparse)):
                     value = self.words[following] if following < len(self.words) else ""
-                    # `-draft` takes a line of flags.
+                    # A value with spaces is one, even if it begins with dashes: `-draft` takes a line of flags.
                     if not value or (value.startswith("--") and " " not in value):
                         raise SettingError(SETTING, f"{typed} needs a value behind it")
                     following += 1
@@ -121,7 +121,9 @@ class ServerCommand:
         return flags
 
     def values(self, names: Sequence[str]) -> dict[str, str]:
-        """The last value of each of these flags, in the order of these values; of JSON, that of each entry."""
+        """The last value of each of these flags, in the order of those values. For a JSON flag, also the last value of
+        each of its entries.
+        """
         json_flags = self.startup.json_flags
         roots = [name.partition(".")[0] for name in names]
         if not set(json_flags).isdisjoint(roots):
@@ -141,14 +143,14 @@ class ServerCommand:
         return values
 
     def value(self, names: Sequence[str]) -> str | None:
-        """The last value of these flags, which are aliases of one; None without any."""
+        """The last value of these flags, which are aliases of one flag; None if none of them is in the command."""
         values = [value for name, value in self.values(names).items() if name in names and value]
         return values[-1] if values else None
 
     @property
     def drafts(self) -> bool:
-        """Whether flags or variables ask for speculation. A flag that is repeated adds to itself, so that `none` takes
-        nothing back.
+        """Whether flags or variables ask for speculation. Repeated flags add up, so a later `none` does not take an
+        earlier value back.
         """
         names = self.startup.drafts_by
         values = self.values(names)
@@ -160,14 +162,16 @@ class ServerCommand:
 
     @property
     def model(self) -> str | None:
-        """The model as it is typed: the name under which it is served, else its file or repository."""
-        # The first of several names.
+        """The model as it is typed: the name under which it is served, or else its file or repository; None if
+        unknown.
+        """
+        # If it is served under several names, the first one.
         name = (self.value(self.startup.served_name) or "").partition(",")[0].strip()
         return name or self._model_place
 
     @property
     def _model_place(self) -> str | None:
-        """The model's file or repository."""
+        """The model's file or repository; None if the command names none."""
         startup = self.startup
         model = self.value(startup.model)
         if model is None and startup.model_follows and self.start < len(self.words):
@@ -177,23 +181,23 @@ class ServerCommand:
 
     @property
     def draft(self) -> str | None:
-        """The draft, as tables show it: its file or repository, else the method as it is typed; None where neither is
-        known.
+        """The draft for tables: its file or repository, or else the method as it is typed; None if the command names
+        neither.
         """
         draft = self.value(self.startup.draft)
         return self.value(self.startup.method) if draft is None else shown_name(draft)
 
     @property
     def has_pool(self) -> bool:
-        """Whether a prompt that is asked again finds its own answer in what the server drafts from."""
+        """Whether the server drafts from a pool of its answers, in which a prompt that is asked again finds its own."""
         typed = ",".join(self.values(self.startup.method).values())
         return not {*self.startup.pools}.isdisjoint(typed.split(","))
 
     def regular(self) -> ServerCommand:
-        """The same command without what makes the server speculate.
+        """The same command without anything that makes the server speculate.
 
         Raises:
-            SettingError: nothing does, or it cannot be told what does.
+            SettingError: if nothing makes it speculate, or it is not known what does.
         """
         if not self.is_known:
             rule = f"{self.program} is not known here, nor what makes it speculate: {_BOTH}"
@@ -221,10 +225,10 @@ class ServerCommand:
         return command._with_defaults(startup.for_regular)
 
     def prepared(self) -> ServerCommand:
-        """The command as it is started: on a port of ours, with the flags that the measurement needs.
+        """The command as it is started: with `{port}`, and with the flags that the measurement needs.
 
         Raises:
-            SettingError: it cannot be told where the port goes, or a flag rules the measurement out.
+            SettingError: if it is not known where the port goes, or a flag makes measuring impossible.
         """
         has_port = any("{port}" in word for word in self.words)
         self._check_measurable(has_port)
@@ -235,13 +239,13 @@ class ServerCommand:
         return command._with_defaults(self.startup.for_all)
 
     def _check_measurable(self, has_port: bool) -> None:
-        """Raise a SettingError for a command whose server cannot be measured, or where its port is not known to go."""
+        """Raise a SettingError if the server cannot be measured, or it is not known where its port goes."""
         startup = self.startup
         for word in self.words[self.start :]:
             name = _flag_name(word).partition(".")[0]
             if name in startup.refused:
                 raise SettingError(SETTING, f"{name}: {startup.refused[name]}")
-        # Programs may stand before the server's; of an unknown one any word may be such a program.
+        # Other programs may precede the server's. If the server's program is not known, any word may be one of them.
         before = self.words[: self.start] if self.is_known else self.words
         launchers = {PurePosixPath(word.rpartition("=")[2]).name for word in before}
         is_container = not launchers.isdisjoint(CONTAINERS)
@@ -258,7 +262,7 @@ class ServerCommand:
             rule = f"{self.program} is no server that is known here{known}"
             advice = "of any other program write {port} where its port goes"
             raise SettingError(SETTING, f"{rule}; {advice}")
-        # What is added must not pass for a value that is missing.
+        # Raises an error for a missing value, so that no word that is added later can pass for it.
         self.flags([*startup.speculation, *startup.model, *startup.address])
         if is_container and not has_port:
             rule = "write {port} where the container's port goes: docker run --rm -p {port}:8000"
@@ -270,7 +274,9 @@ class ServerCommand:
                 raise SettingError(SETTING, f"{name}: {reason}")
 
     def without_core_binding(self) -> ServerCommand:
-        """The command as it is started on a CPU where another server runs; what is typed in it counts."""
+        """The command for a CPU on which another server runs, too: without binding threads to cores, unless the command
+        or the environment says otherwise.
+        """
         typed = " ".join(self.words[: self.start])
         missing = []
         for variable in self.startup.without_core_binding:
@@ -281,14 +287,14 @@ class ServerCommand:
         return replace(self, words=(*before, *self.words), start=len(before) + self.start)
 
     def _words_without(self, names: Sequence[str]) -> list[str]:
-        """The words without these flags and their values."""
+        """The words of the command without these flags and their values."""
         words = list(self.words)
         for flag in reversed(self.flags(names)):
             del words[flag.first : flag.last]
         return words
 
     def _with_defaults(self, flags: Sequence[str]) -> ServerCommand:
-        """The command with each of these flags that it lacks."""
+        """The command with those of these flags that it lacks added."""
         typed = set(map(_flag_name, self.words[self.start :]))
         words = list(self.words)
         for flag in flags:
@@ -298,10 +304,10 @@ class ServerCommand:
         return replace(self, words=tuple(words))
 
     def _check_known(self) -> None:
-        """Raise a SettingError for a flag that looks like one of speculation and is in no table."""
+        """Raise a SettingError for a flag that looks like one about speculation and is in no table."""
         startup = self.startup
         speculating = [*startup.speculation, *startup.switches]
-        # What follows a flag is its value, whatever it looks like.
+        # The word after a flag is its value, whatever it looks like.
         values = {flag.first + 1 for flag in self.flags(speculating) if flag.last - flag.first == 2}
         for index in range(self.start, len(self.words)):
             name = _flag_name(self.words[index])
@@ -313,7 +319,7 @@ class ServerCommand:
                 raise SettingError(SETTING, rule)
 
     def _check_model(self) -> None:
-        """Raise a SettingError for a model that speculates by itself, a checkpoint of vLLM's `speculators`."""
+        """Raise a SettingError for a model that speculates without any flag: a checkpoint of vLLM's `speculators`."""
         model = self._model_place
         if not self.startup.speculators or model is None:
             return
@@ -331,7 +337,9 @@ class ServerCommand:
             )
 
     def _variables(self) -> list[str]:
-        """The variables that set speculation, before the program or in this process's environment."""
+        """The names of variables about speculation that are set before the program, or in this process's
+        environment.
+        """
         beginnings = self.startup.variables
         typed = [_variable_in(word) for word in self.words[: self.start] if "=" in word]
         return sorted({name for name in [*typed, *os.environ] if name.startswith(beginnings)})
@@ -340,14 +348,14 @@ class ServerCommand:
 def read_command(
     words: Sequence[str], values: Mapping[str, object], dialects: Sequence[Dialect]
 ) -> ServerCommand:
-    """A command with `{K}` and the names of `values` filled in.
+    """Read a command, with `{K}` and the other names in `values` filled in.
 
     Args:
-        values: that stand in braces in it, by name.
-        dialects: kinds of servers, of which the first whose program it has counts.
+        values: the values of names in braces, by name.
+        dialects: kinds of servers; the first one whose program is in the command counts.
 
     Raises:
-        SettingError: a name in braces has no value.
+        SettingError: if a name in braces has no value.
     """
     filled = []
     for word in words:
@@ -368,12 +376,14 @@ def read_command(
 
 
 def _variable_in(word: str) -> str:
-    """The name of the variable that a word sets, if it sets one: `A` of `A=1` and, for a container, of `--env=A=1`."""
+    """The name of the variable that a word sets, if it sets one: `A` for `A=1` and, with a container, for
+    `--env=A=1`.
+    """
     return word.removeprefix("--env=").partition("=")[0]
 
 
 def is_variable(word: str) -> bool:
-    """Whether it sets a variable: `CUDA_VISIBLE_DEVICES=0`."""
+    """Whether a word sets a variable, as `CUDA_VISIBLE_DEVICES=0` does."""
     return _VARIABLE.fullmatch(word) is not None
 
 
@@ -390,7 +400,7 @@ def _locate_program(words: Sequence[str], dialects: Sequence[Dialect]) -> Server
                 end = index + 1 + len(others)
                 if is_named and list(words[index + 1 : end]) == others:
                     return ServerCommand(tuple(words), dialect, end)
-            # Paths, mounts and variables may have the words of an image in them.
+            # Paths, mounts and variables may contain the words of an image, so these words do not count.
             if is_image and any(image in word for image in startup.images):
                 return ServerCommand(tuple(words), dialect, index + 1)
         runs_image = runs_image or PurePosixPath(word).name in CONTAINERS
@@ -398,12 +408,16 @@ def _locate_program(words: Sequence[str], dialects: Sequence[Dialect]) -> Server
 
 
 def _flag_name(word: str) -> str:
-    """The flag that a word is or begins with, as tables have it: `--spec-type` of `--spec_type=none`."""
+    """The flag that a word is or begins with, as tables write it: `--spec-type` for `--spec_type=none`."""
     return word.partition("=")[0].replace("_", "-")
 
 
 def _json_entries(flag: Flag) -> dict[str, Any]:
-    """The entries of a flag whose value is JSON; none where that is no object."""
+    """The entries of a flag whose value is JSON; {} if the value is not an object.
+
+    Raises:
+        SettingError: if the value is not JSON.
+    """
     try:
         entries = json.loads(flag.value or "{}")
     except ValueError as error:
@@ -412,7 +426,7 @@ def _json_entries(flag: Flag) -> dict[str, Any]:
 
 
 def _canonical_flag(typed: str, names: Sequence[str], startup: Startup) -> str | None:
-    """The one of these flags that was typed, with the key of an entry behind it; None for none."""
+    """The one of these flags that was typed, followed by the key of an entry if there is one; None if it is none."""
     if typed in names:
         return typed
     root, dot, key = typed.partition(".")
@@ -424,6 +438,6 @@ def _canonical_flag(typed: str, names: Sequence[str], startup: Startup) -> str |
 
 
 def shown_name(place: str) -> str:
-    """A file or directory by its last part; a repository by its whole name."""
+    """A file or directory by the last part of its path; a repository by its whole name."""
     is_path = place.startswith(("/", "./", "../", "~")) or Path(place).exists()
     return PurePosixPath(place.rstrip("/")).name if is_path else place

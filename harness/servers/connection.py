@@ -1,4 +1,4 @@
-"""A connection with one server: the form of requests that it answers, and what sends them and reads its counters."""
+"""A connection with one server: the form of requests that it accepts, its sender of requests, and its counters."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ if TYPE_CHECKING:
     import httpx2
 
 
-# OpenAI's API takes no more texts to stop at.
+# OpenAI's API accepts at most this many stop texts.
 _MOST_STOPS = 4
 
 
 @dataclass(frozen=True)
 class RequestForm:
-    """The form of one server's requests.
+    """The form in which one server is sent requests.
 
     Args:
-        model: the name by which the server knows it.
-        dialect: of the server.
+        model: the server's name for the model.
+        dialect: the kind of server.
         chat: whether the chat endpoint is asked.
-        takes_ids: whether prompts are sent as token ids, not as text.
-        takes_extensions: whether parameters are sent that OpenAI does not have.
-        asks_for_details: whether some of these ask for token ids and counts of draft tokens; some servers refuse
-            parameters that they do not know.
-        extra: entries of every body that the user sets.
-        draws: whether the run draws tokens, so that `top_k` means something.
-        salt_prefix: random text before the salts of questions, so that no earlier run had the same.
+        takes_ids: whether prompts are sent as token ids, or else as text.
+        takes_extensions: whether parameters are sent that are not in OpenAI's API.
+        asks_for_details: whether token ids and counts of draft tokens are asked for. Some servers refuse these
+            parameters because they do not know them.
+        extra: entries that the user adds to every body.
+        draws: whether the run samples, so that `top_k` has an effect.
+        salt_prefix: random text before the salts of questions, so that no earlier run used the same salts.
     """
 
     tokenizer: Tokenizer
@@ -61,13 +61,12 @@ class RequestForm:
     salt_prefix: str = field(default_factory=secrets.token_hex)
 
     def body(self, request: Request) -> dict[str, Any]:
-        """The body for OpenAI's API.
+        """The body of a request for OpenAI's API.
 
-        Every parameter is set for which a server may have another default; those of the request take the place of
-        those set here.
+        Every parameter that may have another default on the server is set. Entries of `extra` replace it.
 
         Raises:
-            SettingError: the server has no parameter for a setting.
+            SettingError: if the server has no parameter for a setting.
         """
         decoding = request.decoding
         dialect = self.dialect
@@ -79,7 +78,7 @@ class RequestForm:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        # 1 is the default of OpenAI's API, and Text Generation Inference refuses it.
+        # 1 is the default of OpenAI's API, but Text Generation Inference refuses it if it is sent.
         if self.takes_extensions or decoding.top_p < 1:
             body["top_p"] = decoding.top_p
         if request.ends and not self.stops_at_tokens:
@@ -88,14 +87,14 @@ class RequestForm:
         if request.with_logprobs:
             extra["logprobs"] = 1
         if self.takes_extensions:
-            # By vLLM's names.
+            # Under vLLM's names, which `dialect.words` replaces.
             extensions: dict[str, Any] = {
                 "min_p": 0.0,
                 "repetition_penalty": 1.0,
                 "ignore_eos": decoding.ignore_eos,
                 "stop_token_ids": sorted(request.stop_tokens),
             }
-            # Some servers refuse every number that would mean all.
+            # Only if it has an effect, because some servers refuse any number that would mean all tokens.
             if decoding.top_k or self.draws:
                 extensions["top_k"] = decoding.top_k or -1
             if self.asks_for_details:
@@ -126,11 +125,11 @@ class RequestForm:
 
     @property
     def salts(self) -> bool:
-        """Whether the server's prefix cache heeds salts."""
+        """Whether the server's prefix cache respects salts."""
         return self.takes_extensions and self.dialect.salt is not None
 
     def _prompt(self, request: Request) -> dict[str, Any]:
-        """A prompt as this server takes it: token ids, their text, or the messages of a chat."""
+        """The prompt as this server takes it: as token ids, as text, or as the messages of a chat."""
         ids = list(request.prompt)
         if self.takes_ids:
             return {"prompt": ids}
@@ -144,7 +143,8 @@ class RequestForm:
         return {"messages": [{"role": "user", "content": text}]}
 
 
-# (takes_ids, takes_extensions, asks_for_details) of `RequestForm`: the first that a server understands is taken.
+# (takes_ids, takes_extensions, asks_for_details) of `RequestForm`. The order counts: the first form that a server
+# accepts is used, so those that tell most come first.
 _FORMS = (
     (True, True, True),
     (True, True, False),
@@ -152,24 +152,24 @@ _FORMS = (
     (False, True, False),
     (False, False, False),
 )
-# Statuses of a request in a form that a server does not take; of others the form is not the reason.
+# HTTP statuses with which servers refuse a form of requests; any other status has another cause.
 _FORM_ERRORS = (400, 404, 422, 500)
-# New tokens of the request that finds out the form: enough that a server that speculates drafts something.
+# How many new tokens are asked for while the form is sought: enough for a server that speculates to draft something.
 _PROBE_TOKENS = 8
 
 
 @dataclass
 class Connection:
-    """A server that has answered a request, and how it is asked for more.
+    """A connection with a server that has answered a request.
 
     Attributes:
-        client: of its API.
-        form: of its requests.
+        client: HTTP client of its API.
+        form: form of its requests.
         sender: sends them.
-        counters: that grow while it answers.
+        counters: the server's counters, which grow while it answers.
         traits: how it answers.
         drafts: whether it speculates, as far as its first answer shows.
-        was_asked: whether it got a question; the request that found out the form is none.
+        was_asked: whether it was asked a question; the request that found the form does not count.
     """
 
     client: httpx2.AsyncClient
@@ -182,7 +182,7 @@ class Connection:
     _further_numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def further(self, requests: Sequence[Request]) -> Iterator[Outgoing]:
-        """The same requests again and again, to keep up the load, each with another salt."""
+        """These requests again and again, without end, to keep up the load; each time with another salt."""
         for request in itertools.cycle(requests):
             salt = f"{request.salt} {next(self._further_numbers)}"
             salted = replace(request, salt=salt)
@@ -197,15 +197,15 @@ async def connect(
     asked: AskedServer,
     say: Callable[[str], None],
 ) -> Connection:
-    """Find the form in which a server takes requests.
+    """Connect with a server, by finding the form in which it accepts requests.
 
     Args:
-        url: of its API.
-        key: of its API; None without one.
+        url: address of its API.
+        key: key of its API; None without one.
         say: shows a line to the user.
 
     Raises:
-        RunError: it answers no request in any form.
+        RunError: if it answers no request in any form.
     """
     settings = ServerSettings.of(opening.settings)
     tokenizer = opening.planned.tokenizer
@@ -242,7 +242,7 @@ async def connect(
 
 
 def _forms(opening: Opening, asked: AskedServer) -> Iterator[RequestForm]:
-    """The forms that a server may understand, the one that tells most first."""
+    """The forms that a server may accept, those first from which its answers tell most."""
     settings = ServerSettings.of(opening.settings)
     tokenizer = opening.planned.tokenizer
     chat = settings.chat is True
@@ -267,10 +267,10 @@ def _forms(opening: Opening, asked: AskedServer) -> Iterator[RequestForm]:
 
 
 def _traits(form: RequestForm, record: RequestRecord) -> Traits:
-    """How a server answers requests of this form, by the record of one."""
+    """The traits of a server that is asked in this form, from the record of one request."""
     dialect = form.dialect
-    # A reference judges an answer's tokens only where the server read the prompt's ids, as it does itself. A chat
-    # has no reference.
+    # A reference can judge an answer's tokens only if the server read the same prompt ids as the reference does. For a
+    # chat there is no reference, so its ids need not agree.
     prompt_ids_agree = form.takes_ids or form.chat
     return Traits(
         reports_token_ids=prompt_ids_agree and not record.from_text,
@@ -285,7 +285,7 @@ def _traits(form: RequestForm, record: RequestRecord) -> Traits:
 def _advice(
     error: RequestError, asked: AskedServer, served: Served, settings: ServerSettings
 ) -> str:
-    """What to set where a server takes no request; empty where nothing is known to help."""
+    """What the user can set if a server answers no request; empty if nothing is known to help."""
     if error.code in KEY_REFUSED:
         return "; engine.api_key_variable names the variable with its key"
     if error.code not in _FORM_ERRORS:

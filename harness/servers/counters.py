@@ -1,7 +1,7 @@
-"""Counters on a server's Prometheus page, and how they grew while it answered.
+"""Counters on a server's Prometheus page, and how much they grow while the server answers.
 
-They give acceptance where answers do not report it, and show whether the server also answered
-others, drafts at all, takes prompts from a cache, was restarted, or is only one of several workers.
+They supply acceptance if answers do not report it. They also show whether the server answered other clients, drafts at
+all, takes prompts from a cache, was restarted, or is only one of several workers.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from harness.servers.http import RequestFailed, page, root_of
 from harness.servers.identity import samples, start_time
 
 _PAGES = ("/metrics", "/prometheus/metrics")
-# How often a page is read again where it could not be read, and after how many seconds.
+# How often a page that could not be read is read again, and the seconds between attempts.
 _ATTEMPTS = 3
 _RETRY_S = 0.1
-# Seconds to wait for a server that still answers others before it is measured, and between two looks.
+# How long to wait, before measuring, for a server that still answers other requests; and the seconds between two looks.
 _MOST_DRAINING_S = 10.0
 _DRAIN_LOOK_S = 0.05
 
-# A counter beyond it, or a draft position of more digits, is that of a damaged page.
+# A larger counter, or a draft position with more digits, comes from a damaged page.
 _MOST_COUNTED = 1e18
 _MOST_DIGITS = 4
 
@@ -52,7 +52,7 @@ def read_counters(text: str) -> Counts:
             continue
         totals[counter] = totals.get(counter, 0.0) + sample.value
     if drafted_at:
-        # Each iteration that drafts has a first draft token.
+        # Every iteration that drafts has a first draft token, so these count the iterations.
         totals["drafts"] = drafted_at.get(0, 0.0)
         totals["proposed"] = sum(drafted_at.values())
         totals["accepted"] = sum(accepted_at.values())
@@ -67,10 +67,9 @@ class CounterPage:
     """The page of a server's counters, and how much they grow while it answers a question.
 
     Args:
-        url: of the server's API.
-        key: of the API; None without one.
-        pages: their addresses, where they are not below the server's own. Counters of several
-            are added up.
+        url: address of the server's API.
+        key: key of the API; None without one.
+        pages: addresses of the pages of counters, which are added up; empty if it is a page of the server itself.
         say: shows a line to the user.
     """
 
@@ -89,17 +88,15 @@ class CounterPage:
         self._newest_start: float | None = None
         self._say = say
         self._before: Counts | None = None
-        # By the end of the last question: a restart since then counts for the next one.
+        # The number of restarts at the end of the last question. A restart since then counts for the next question.
         self._restarts_reported = 0.0
-        # Requests of the last question that nobody waits for any more, though the server may still answer them.
+        # How many requests of the last question nobody waits for any more, although the server may still answer them.
         self._num_left = 0
         self._is_always_busy = False
         self._num_others = 0.0
 
     def read(self) -> Counts | None:
-        """The counters now; None where they cannot be read. A server without any is soon not asked
-        again.
-        """
+        """The counters now; None if they cannot be read. A server that has none is soon not asked again."""
         for _ in range(1 if self._last is None else _ATTEMPTS):
             for pages in self._candidates:
                 try:
@@ -120,28 +117,29 @@ class CounterPage:
         return None
 
     def _with_restarts(self, counts: Counts, started: float | None) -> Counts:
-        """Count a restart where the server's start is later than before, or is not reported and a counter fell."""
+        """The counters with the number of restarts so far. A restart is counted if the server's start is later than
+        before or, if it reports no start, if a counter fell.
+        """
         restarts = 0.0 if self._last is None else self._last.restarts
         if started is None and self._last is not None:
             restarts += not growth(replace(counts, restarts=restarts), self._last).is_known
         elif started is not None and self._newest_start is not None:
             restarts += started > self._newest_start
             if started < self._newest_start:
-                # An older process answers again: they are workers behind one address.
+                # An older process answers again, so there was no restart: several workers share the address.
                 restarts = 0.0
         if started is not None:
             self._newest_start = max(started, self._newest_start or started)
         return replace(counts, restarts=restarts)
 
     def show_drafts(self) -> bool:
-        """Whether the server has drafted anything by now."""
+        """Whether the server has drafted anything so far, by its counters."""
         counts = self.read() or Counts()
         return bool(counts.drafts or counts.proposed)
 
     def begin(self) -> None:
-        """Read the counters once the server is idle, or has stayed busy with requests of others for `_MOST_DRAINING_S`.
-
-        After such a wait in vain a server is not waited for again.
+        """Read the counters as soon as the server is idle, or after `_MOST_DRAINING_S` if it stays busy with other
+        requests. A server that stayed busy once is not waited for again.
         """
         until = time.monotonic() + _MOST_DRAINING_S
         counts = self.read()
@@ -159,10 +157,11 @@ class CounterPage:
         self._before = counts and replace(counts, restarts=self._restarts_reported)
 
     def end(self, num_left: int) -> Counts | None:
-        """Return their growth since `begin`, with the running requests of others; None where the server has none.
+        """Return the counters' growth since `begin`, and the running requests of others; None if the server has no
+        counters.
 
         Args:
-            num_left: requests that the server may still answer.
+            num_left: how many of our requests the server may still be answering.
         """
         self._num_left = num_left
         now = self.read()

@@ -1,4 +1,6 @@
-"""The devices on which a server computes, as far as this machine shows them: never those that are merely here."""
+"""Finds the devices on which a server computes, as far as this machine shows them; never devices that are merely
+here.
+"""
 
 from __future__ import annotations
 
@@ -14,25 +16,25 @@ import pynvml
 
 from harness.config.machine import cpu_name, is_loopback
 
-# Linux's files of GPUs and other accelerators. A process that computes on one holds such a file open.
+# Linux's files of GPUs and other accelerators. A process that computes on one has its file open.
 _ACCELERATOR = re.compile(r"/dev/(nvidia\d|dri/renderD|kfd|dxg|accel)")
 
 
 def devices_of(url: str, starter: int | None) -> list[str]:
-    """Names of the GPUs on which processes of a server compute; the processor where it is known that they use none.
+    """Names of the GPUs on which processes of a server compute, or of the processor if they are known to use no GPU.
 
-    Empty where that cannot be seen: of a server elsewhere, in a container, or of another user.
+    Empty if that cannot be seen: for a server on another machine, in a container, or of another user.
 
     Args:
-        url: of its API.
-        starter: the process by which it was started here; None for a server that ran already.
+        url: address of its API.
+        starter: id of the process that started it for the harness; None for a server that ran already.
     """
     address = urlsplit(url)
     if not is_loopback(address.hostname or ""):
         return []
     processor = [cpu_name() or "unknown CPU"]
     if starter is not None and sys.platform == "darwin":
-        # The GPU is in the same chip.
+        # The GPU is on the same chip.
         return processor
     try:
         started = [] if starter is None else psutil.Process(starter).children(recursive=True)
@@ -47,7 +49,7 @@ def devices_of(url: str, starter: int | None) -> list[str]:
         for process in listening:
             processes.update(process.children(recursive=True))
         gpus = _gpus_of({process.pid for process in processes})
-        # Others that listen may only pass on what they get, to a container or another machine.
+        # Other processes that listen on the port may only pass requests on, to a container or another machine.
         is_all = bool(listening) and set(listening) <= set(started)
         may_use_gpus = not is_all or any(_holds_accelerator(process.pid) for process in processes)
     except (psutil.Error, OSError):
@@ -56,14 +58,14 @@ def devices_of(url: str, starter: int | None) -> list[str]:
 
 
 def _gpus_of(pids: Collection[int]) -> list[str]:
-    """Names of NVIDIA's GPUs on which any of these processes computes, by CUDA or by Vulkan."""
+    """Names of the NVIDIA GPUs on which any of these processes computes, with CUDA or Vulkan."""
     names = []
     with suppress(pynvml.NVMLError):
         pynvml.nvmlInit()
         for index in range(pynvml.nvmlDeviceGetCount()):
             handle = pynvml.nvmlDeviceGetHandleByIndex(index)
             running = [*pynvml.nvmlDeviceGetComputeRunningProcesses(handle)]
-            # Older drivers and bindings have no list of these.
+            # Older drivers and bindings cannot list these processes.
             with suppress(pynvml.NVMLError, AttributeError):
                 running += pynvml.nvmlDeviceGetGraphicsRunningProcesses(handle)
             if any(process.pid in pids for process in running):

@@ -1,8 +1,7 @@
-"""Kinds of servers, one record each: how they describe themselves, what their requests look like,
-and what they count.
+"""Kinds of servers, with one record each: how they describe themselves, the form of their requests, and their counters.
 
-A kind is known by `owned_by` of the first model in the server's list. `engine.dialect` names another
-one: `./my_server.py:MINE` is a `Dialect` in a file of the user's.
+The kind of a server is recognised by `owned_by` of the first model in its list. `engine.dialect` names another kind:
+`./my_server.py:MINE` is a `Dialect` in a user's own file.
 """
 
 from __future__ import annotations
@@ -32,23 +31,23 @@ class Dialect(Record):
     Attributes:
         name: `owned_by` of its models.
         title: its name in tables.
-        about: pages where it describes itself, with the keys of what does not change while it runs.
-        version: page and key of its version, `/version version`.
-        salt: parameters that keep a prefix cache from answering a request that was sent under
-            another salt; `{salt}` stands for it. Other values are left out of the later turns of a conversation, as
-            they switch the cache off. None where no parameter is known.
-        stops_at_tokens: whether it ends an answer at any of `stop_token_ids`, and not at texts.
-        words: its names of sampling parameters that vLLM calls otherwise, by vLLM's.
+        about: the pages on which it describes itself, with the keys of entries that do not change while it runs.
+        version: page and key of its version, as `/version version`.
+        salt: parameters that keep a prefix cache from answering a request that was sent under another salt; `{salt}`
+            stands for the salt. Other values are left out in the later turns of a conversation, because they switch
+            the cache off. None if no such parameter is known.
+        stops_at_tokens: whether it ends an answer at any of `stop_token_ids`, so that no stop texts are needed.
+        words: its own names of sampling parameters, by vLLM's names.
         parameters: further entries of every request's body.
-        scoring: how it is asked for log-probabilities of a given text: `prompt_logprobs` as in vLLM,
-            or `next_token`, one request per token; None where it is not known to have any.
+        scoring: how it is asked for log-probabilities of a given text: `prompt_logprobs` as with vLLM, or `next_token`,
+            with one request per token; None if it is not known to report any.
         counters: fields of `engines.counts.Counts` by the names of its counters, without `_total`; `drafted_at` for
             draft tokens by position.
-        counts_in_any_case: the counter that it has in any case, where it has those of drafts only if it speculates.
-        counts_within: whether it counts no draft token behind the end of an answer as accepted, where that has as many
-            tokens as were asked for.
+        counts_in_any_case: a counter that it always has, if it has counters of drafts only while it speculates.
+        counts_within: whether, in an answer with as many tokens as were asked for, it does not count draft tokens
+            beyond the end as accepted.
         ended_by: sampling parameters that may crash it, each with the program that it crashed.
-        startup: how its commands are read; `NOT_KNOWN` where the harness cannot change them.
+        startup: how its commands are read; `NOT_KNOWN` if the harness cannot change them.
     """
 
     name: str
@@ -67,10 +66,10 @@ class Dialect(Record):
     startup: Startup = NOT_KNOWN
 
     def named(self, about: Mapping[str, Any]) -> str:
-        """`vLLM 0.32.0`, or the title alone where the version is not known.
+        """`vLLM 0.32.0`, or the title alone if the version is not known.
 
         Args:
-            about: what a server reports of itself, by page and key.
+            about: the server's description of itself, by page and key.
         """
         version = about.get(self.version)
         if not isinstance(version, str) or not version.isprintable():
@@ -117,11 +116,11 @@ _BUILT_IN = {
             salt={"cache_prompt": False},
             words={"repetition_penalty": "repeat_penalty"},
             parameters={
-                # Each event then has the id of its token.
+                # With this, each event has the id of its token.
                 "verbose": True,
-                # Without a stream the answer has them by this.
+                # With this, an answer without a stream has the ids, too.
                 "return_tokens": True,
-                # By default the temperature comes last, so that top-p cuts another distribution.
+                # By default the temperature comes last, so that top-p would be applied to another distribution.
                 "samplers": ["penalties", "temperature", "top_k", "top_p", "min_p"],
             },
             scoring="next_token",
@@ -173,7 +172,7 @@ _BUILT_IN = {
                 "trtllm_spec_decode_accepted_tokens": "accepted_at",
             },
         ),
-        # It names no owner of its models, and is asked as an unknown server.
+        # It names no owner of its models, so it is asked like an unknown server.
         Dialect(name="mlx_lm", title="mlx_lm.server", startup=MLX_LM),
     )
 }
@@ -183,10 +182,10 @@ DIALECTS = Registry("engine.dialect", Dialect, _BUILT_IN)
 
 
 def dialect_of(owned_by: str | None, chosen: str | None) -> Dialect:
-    """The dialect of a server by `owned_by` of its models; `UNKNOWN_DIALECT` for another one.
+    """The dialect of a server, by `owned_by` of its models; `UNKNOWN_DIALECT` if that is not known.
 
     Args:
-        chosen: a name that counts instead, `engine.dialect`.
+        chosen: the name of a dialect that is used instead, from `engine.dialect`.
     """
     if chosen is not None:
         return DIALECTS[chosen]
@@ -194,7 +193,7 @@ def dialect_of(owned_by: str | None, chosen: str | None) -> Dialect:
 
 
 def known_counters() -> dict[str, str]:
-    """The counters of all kinds: Dynamo passes on those of its engines."""
+    """The counters of all kinds of servers together, because Dynamo passes on those of its engines."""
     return {
         name: counted
         for dialect in DIALECTS.all().values()
@@ -203,7 +202,7 @@ def known_counters() -> dict[str, str]:
 
 
 def startups() -> list[Startup]:
-    """How servers of any kind are started."""
+    """The tables about starting servers, of every kind."""
     return [dialect.startup for dialect in DIALECTS.all().values()]
 
 
@@ -214,7 +213,7 @@ def known_programs() -> list[str]:
 
 
 def known_pages() -> dict[str, tuple[str, ...]]:
-    """The pages where servers of any kind describe themselves, with their keys."""
+    """The pages on which servers of any kind describe themselves, with the keys of their entries."""
     pages: dict[str, tuple[str, ...]] = {}
     for dialect in DIALECTS.all().values():
         for page, keys in dialect.about.items():
@@ -223,13 +222,15 @@ def known_pages() -> dict[str, tuple[str, ...]]:
 
 
 def would_show_drafts(generated: str | None) -> bool:
-    """Whether a server whose counter of generated tokens has this name also has counters of drafts if it speculates."""
+    """Whether a server whose counter of generated tokens has this name would also have counters of drafts if it
+    speculated.
+    """
     counters = {dialect.counts_in_any_case for dialect in DIALECTS.all().values()}
     return generated is not None and generated.removesuffix("_total") in counters
 
 
 def without_port(command: str) -> str:
-    """A command that started a server, without the words that the harness added for its port."""
+    """A command that started a server, without the words for its port that the harness added."""
     for startup in startups():
         if startup.listening:
             command = command.replace(f" {shlex.join(startup.listening)}", "")

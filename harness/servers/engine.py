@@ -1,7 +1,7 @@
-"""Any server that speaks the OpenAI API as an engine: one that speculates, and one that does not.
+"""Any server with an OpenAI API as an engine: one that speculates, and one that does not.
 
-The engine starts and ends the servers; an arm asks one of them. It keeps as many requests in flight as the run asks
-for, and notes when tokens arrive. Requests are sent by asyncio in a thread of the engine (`sending`).
+The engine starts and ends the servers; each arm asks one of them. An arm keeps as many requests in flight as the run
+asks for, and records when tokens arrive. Requests are sent by asyncio in a thread of the engine (`sending`).
 """
 
 from __future__ import annotations
@@ -45,14 +45,15 @@ from harness.servers.logprobs import TextScorer
 from harness.servers.sending import Outgoing, Sender, send_in_turn
 from harness.servers.settings import ServerSettings
 
-# Seconds without a token from any request after which a line is printed about that.
+# After this many seconds without a token from any request, a line says so.
 QUIET_S = 20.0
-# Seconds that starting servers again, side by side, may take in all, and the fewest starts that are worth it: Student's
-# t of fewer is wide.
+# How many seconds starting servers again, side by side, may take in total; and the fewest starts that are worth it,
+# because Student's t over fewer is wide.
 _MOST_RESTARTING_S = 20.0
 _FEWEST_STARTS = 4
-# Seconds before each lap. File writes between laps differ before the two arms, and slow the next requests: without a
-# rest the first tokens of one of two identical arms came 0.25 ms later (`benchmarks/identical_arms.py`).
+# Seconds of rest before each lap. The files written between laps differ before the two arms, and slow the next
+# requests: without a rest, the first tokens of one of two identical arms came 0.25 ms later
+# (`benchmarks/identical_arms.py`).
 _REST_S = 0.02
 
 
@@ -60,21 +61,21 @@ Result = TypeVar("Result")
 
 
 class ServerEngine(Engine):
-    """An `Engine` whose arms are two servers, or one: given by their addresses, or started here.
+    """An `Engine` whose arms are two servers or one, which run already or are started here.
 
     Args:
-        opening: the run, with its requests in flight (`batch_size`).
+        opening: the run, with its number of requests in flight (`batch_size`).
         served: the server of each arm.
-        num_blocks: how often each server is started where they take turns; 0 where they never do. A block has one
-            question for each arm, and one server at a time.
-        takes_turns: whether they take turns in any case. Otherwise they do where they do not start side by side.
-        most_starts: how often both are started, side by side, where that takes little time: two processes of one
-            program differ by some per cent, which an interval over the prompts of one start does not cover.
+        num_blocks: how often each server is started if the two take turns, which means that only one of them runs at a
+            time; a block is then one question for each arm. 0 if they never take turns.
+        takes_turns: whether they must take turns. Otherwise they do so only if they cannot be started side by side.
+        most_starts: how often both are started side by side, if that takes little time. Two processes of the same
+            program differ by a few per cent, which an interval over the prompts of one start does not cover.
 
     Raises:
-        SettingError: the API key is not in the environment, or a server does not serve the model or
+        SettingError: if the API key is not in the environment, or a server does not serve the model or
             has too short a context.
-        RunError: a server does not answer, or does not start.
+        RunError: if a server does not answer, or does not start.
     """
 
     def __init__(
@@ -94,7 +95,7 @@ class ServerEngine(Engine):
         self.servers: Servers = Servers(
             commands=[str(server.launch) for server in served if server.launch]
         )
-        # A loop in a thread, because a notebook runs one in the caller's.
+        # The loop has its own thread, because a notebook already runs one in the caller's thread.
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, name="requests", daemon=True)
         self._thread.start()
@@ -107,13 +108,14 @@ class ServerEngine(Engine):
             raise
         first, *others = self.arms
         if not others and first.drafts:
-            # A server alone is measured as it is.
+            # A single server is measured as it is, so its arm is named by what it does.
             first.name = "speculative"
 
     def _start_first(self, num_blocks: int, most_starts: int) -> None:
-        """Start all servers, or the first where they take turns, and decide how often they are started in all.
+        """Start all servers, or only the first if they take turns, and decide how often they are started in total.
 
-        If one of two ends, often for lack of memory, it is started alone, and they take turns from then on.
+        If one of two servers ends, often for lack of memory, it is started again alone, and the two take turns from
+        then on.
         """
         began = time.perf_counter()
         try:
@@ -141,7 +143,7 @@ class ServerEngine(Engine):
             self.blocks = Blocks(num_blocks, self._restart_if_asked)
 
     def _announce_blocks(self, number: int, start_s: float) -> None:
-        """Show how long it takes to start one server after the other. A run may end before, if it is precise enough."""
+        """Tell the user how long starting one server after the other takes. A run that becomes precise ends earlier."""
         num_starts = number * len(self.arms)
         self.say(
             f"engine.blocks={number}: the servers take turns on the same devices;"
@@ -149,7 +151,7 @@ class ServerEngine(Engine):
         )
 
     def _quick_starts(self, most_starts: int, start_s: float) -> int:
-        """How often all servers are started side by side, as far as that takes little time; 0 for once."""
+        """How often all servers are started side by side, if that takes little time; 0 to start them once."""
         number = min(most_starts, 1 + int(_MOST_RESTARTING_S / start_s))
         if number < _FEWEST_STARTS:
             return 0
@@ -162,10 +164,10 @@ class ServerEngine(Engine):
     def run(
         self, asking: Coroutine[Any, Any, Result], look: Callable[[], None] = lambda: None
     ) -> Result:
-        """Run a coroutine that asks a server, and return its result. It is cancelled if nobody waits any more.
+        """Run a coroutine that asks a server, and return its result. If the caller is interrupted, it is cancelled.
 
         Args:
-            look: called now and then while that takes long.
+            look: called every `QUIET_S` until the coroutine has ended.
         """
         running = asyncio.run_coroutine_threadsafe(asking, self.loop)
         try:
@@ -176,7 +178,7 @@ class ServerEngine(Engine):
             running.cancel()
 
     def ensure_running(self, arm: ServerArm) -> Connection:
-        """Start the server of an arm if it does not run; where only one may, the others end."""
+        """Start the server of an arm if it does not run. If only one server may run, the others end first."""
         if arm.connection is None:
             self._stop_all()
             self._start(arm)
@@ -184,13 +186,13 @@ class ServerEngine(Engine):
         return arm.connection
 
     def _start(self, arm: ServerArm) -> None:
-        """Start and connect the servers that run while this arm is asked, and describe all that are known by now."""
+        """Start and connect the servers that run while this arm is asked, and describe all servers known so far."""
         together = [arm] if self._takes_turns else self.arms
         for server in together:
             server.launch()
         for server in together:
             server.asked = server.identify()
-        # Where they take turns, the server of one arm alone is known at first.
+        # If the servers take turns, at first only one of them is known.
         known = [server.asked for server in self.arms if server.asked is not None]
         models = [asked.model for asked in known]
         if all(server.served.model is None for server in self.arms):
@@ -202,12 +204,14 @@ class ServerEngine(Engine):
             self.servers,
             names=list(dict.fromkeys(asked.server for asked in known if asked.server)),
             models=list(dict.fromkeys(map(str, models))),
-            # None where those of one server are not known.
+            # Empty if the devices of any server are not known.
             devices=list(dict.fromkeys(itertools.chain(*devices))) if all(devices) else [],
         )
 
     def _restart_if_asked(self, arm: Arm) -> None:
-        """End every server if this arm's has answered; `ensure_running` starts what the next question needs."""
+        """End every server if this arm's has answered a question; `ensure_running` starts those that are needed
+        next.
+        """
         assert isinstance(arm, ServerArm)
         if arm.connection is not None and arm.connection.was_asked:
             self._stop_all()
@@ -218,7 +222,7 @@ class ServerEngine(Engine):
 
     def close(self) -> None:
         self._stop_all()
-        # Those of answers that were not read to their end.
+        # Closes the generators of answers that were not read to their end.
         self.run(self.loop.shutdown_asyncgens())
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
@@ -226,19 +230,19 @@ class ServerEngine(Engine):
 
 
 class ServerArm(Arm):
-    """One server.
+    """An arm that asks one server.
 
     Args:
-        engine: has what all arms share, and starts the server of this one where it may not run.
-        served: where it is, or how it is started.
+        engine: has everything that the arms share, and starts this arm's server if it does not run.
+        served: where the server is, or how it is started.
 
     Attributes:
-        process: of a server that was started here, until `stop`.
-        asked: the server, as it was last asked; None before it is.
-        connection: made by `connect`, dropped by `stop`.
-        drafts: whether it speculates, as far as its first answer and its counters show.
-        devices: on which it computes, as `connect` saw them; empty where they are not known.
-        requests: records of the last ones.
+        process: the server that was started here, until `stop`; None for a server that ran already.
+        asked: the server and its model, as they were last identified; None before.
+        connection: made by `connect` and dropped by `stop`.
+        drafts: whether the server speculates, as far as its first answer and its counters show.
+        devices: the devices on which it computes, as `connect` saw them; empty if they are not known.
+        requests: records of the last question's requests.
     """
 
     def __init__(self, engine: ServerEngine, served: Served) -> None:
@@ -256,25 +260,25 @@ class ServerArm(Arm):
 
     @property
     def url(self) -> str:
-        """The address of the API."""
+        """The address of the server's API."""
         return self.process.url if self.process is not None else self.served.url or ""
 
     def launch(self) -> None:
-        """Start the server, if it is one that is started here."""
+        """Start the server, unless it runs already."""
         if self.served.launch is not None:
             self.process = StartedServer(self.served.launch)
 
     @property
     def ended(self) -> str | None:
-        """Why a server that was started here has ended; None while it runs."""
+        """Why a server that was started here has ended; None while it runs, and for any other server."""
         return self.process.ended if self.process else None
 
     def identify(self) -> AskedServer:
         """Wait until the server is ready, and choose the model that it is asked for.
 
         Raises:
-            SettingError: it does not serve the model, or has no room for the prompts.
-            RunError: it has ended.
+            SettingError: if it does not serve the model, or its context has no room for the prompts.
+            RunError: if it has ended, or is not ready in time.
         """
         engine = self._engine
         opening = engine.opening
@@ -313,7 +317,11 @@ class ServerArm(Arm):
         return AskedServer(model, dialect, server)
 
     def connect(self) -> None:
-        """Find out how the server is asked. Raises RunError where it answers no request in any form."""
+        """Find the form in which the server is asked, and set the arm's traits.
+
+        Raises:
+            RunError: if it answers no request in any form.
+        """
         engine = self._engine
         assert self.asked is not None
         asking = connect(engine.opening, self.served, self.url, engine.key, self.asked, self._say)
@@ -356,9 +364,9 @@ class ServerArm(Arm):
         extra: Sequence[Request] = (),
         note_ended: NoteEnded | None = None,
     ) -> Answered:
-        """Answers by the server.
+        """Have the server answer requests; see `Arm.answer`.
 
-        A request that fails keeps the tokens it has, and its error.
+        A request that fails keeps the tokens that arrived, and its error.
         """
         connection = self._engine.ensure_running(self)
         connection.was_asked = True
@@ -370,7 +378,7 @@ class ServerArm(Arm):
         outgoing = []
         for row, (request, record) in enumerate(zip(requests, self.requests, strict=True)):
             body = connection.form.body(request)
-            # A text may end it at once.
+            # A stop text may end the answer at once.
             may_be_empty = request.may_be_empty or "stop" in body
             outgoing.append(Outgoing(body, record, row, arrivals, may_be_empty))
         further = connection.further(extra) if extra else None
@@ -388,7 +396,9 @@ class ServerArm(Arm):
         )
 
     def _require_tools(self, connection: Connection, requests: Sequence[Request]) -> None:
-        """Raises SettingError for a server whose prompts are no longer with tools than without: it leaves them out."""
+        """Raise a SettingError if the server's prompts are not longer with tools than without: its template then leaves
+        them out.
+        """
         chats = (request.chat for request in requests if request.chat and request.chat.tools)
         offered = next(chats, None)
         if self._takes_tools or not connection.form.chat or offered is None:
@@ -420,7 +430,7 @@ class ServerArm(Arm):
         return score
 
     def _note_progress(self, sender: Sender, note_ended: NoteEnded | None) -> None:
-        """Note how many requests have ended. A line is printed when nothing arrives for long."""
+        """Report how many requests have ended, and print a line if nothing has arrived for long."""
         num_ended = sum(request.seconds > 0 for request in self.requests)
         if note_ended is not None:
             note_ended(num_ended)

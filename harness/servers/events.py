@@ -1,8 +1,7 @@
-"""The events of a server's answer: what is read of them, what a request's record notes of that, and
-refusals of what cannot be true.
+"""Reads the events of a server's answer, records them in the request's record, and refuses what cannot be true.
 
-A wrong type or more tokens than were asked for make the request fail. Counts that times do not depend on, of draft
-tokens and caches, are left out where they cannot be true.
+A value of the wrong type, or more tokens than were asked for, make the request fail. Counts on which times do not
+depend, of draft tokens and caches, are left out if they cannot be true.
 """
 
 from __future__ import annotations
@@ -23,41 +22,41 @@ from harness.engines.tokenizer import TextTokenizer, Tokenizer
 from harness.results.drafts import positions
 from harness.servers.http import RequestFailed
 
-# Arrivals at once are a burst. There may be more of them than counted tokens by this share, and so many besides: a
-# parser of thoughts or of tool calls divides the text of a token.
+# Arrivals at the same moment are a burst. A parser of thoughts or of tool calls divides the text of a token, so there
+# may be more bursts than counted tokens, by this share and this number.
 _MORE_BURSTS = 0.1
 _FEW_BURSTS = 2
 
-# The most letters of a token: vocabularies have some of many spaces or dashes.
+# The most characters of a token: some vocabularies have tokens with many spaces or dashes.
 _MOST_OF_TOKEN = 2048
 
-# No vocabulary or answer has more.
+# Vocabularies and answers stay below this size.
 Natural = Annotated[int, Field(ge=0, lt=2**31)]
 Naturals = list[Natural] | None
 Milliseconds = Annotated[float, Field(ge=0, lt=1e9)]
 
-# Reasons for which a server ends an answer that is not whole: of vLLM and SGLang, LMDeploy, TensorRT-LLM, mistral.rs.
+# Reasons with which servers end an answer that is not whole: vLLM and SGLang, LMDeploy, TensorRT-LLM, mistral.rs.
 _CUT_OFF = ("abort", "error", "cancelled", "timeout", "canceled")
 
-# Entries of an event in which it reports counts; of several events with one the last counts.
+# Entries of an event that hold counts; if several events have one, the last counts.
 REPORTS = ("usage", "metrics", "sglext", "timings")
-# Where vLLM and SGLang report drafts.
+# The places in which vLLM and SGLang report drafts.
 _VLLM = "metrics speculative_decoding"
 _SGLANG = "sglext spec_tokens_details"
 
 
 class AnswerError(RunError):
-    """A server sent something that cannot be true."""
+    """Something that a server sent and that cannot be true."""
 
 
 def _at(*paths: str) -> Any:
-    """A field that is read from the first of these places that an event has: `usage prompt_tokens`."""
+    """A field that is read from the first of these places that the event has, such as `usage prompt_tokens`."""
     places = [AliasPath(*path.split()) for path in paths]
     return Field(None, validation_alias=AliasChoices(*places))
 
 
 class Fields(BaseModel):
-    """Fields that are read of a JSON object; each may also be missing or null."""
+    """The fields that are read from a JSON object; any of them may also be missing or null."""
 
     model_config = ConfigDict(strict=True)
 
@@ -74,15 +73,15 @@ class ToolCall(Fields):
 
 
 class Choice(Fields):
-    """Part of an answer: the text of a completion, or what a chat adds to the answer or the thoughts before it.
+    """A part of an answer: the text of a completion, or what a chat adds to its answer or its thoughts.
 
-    A chat has a `delta` in a stream, and a `message` without one.
+    A chat has it as `delta` in a stream, and as `message` without one.
     """
 
     index: Natural | None = None
     text: str | None = None
     content: str | None = _at("delta content", "message content")
-    # Thoughts have one of two names, and some servers send them under both.
+    # Thoughts have either of two names, and some servers send them under both.
     reasoning: str | None = _at("delta reasoning", "message reasoning")
     reasoning_content: str | None = _at("delta reasoning_content", "message reasoning_content")
     tool_calls: list[ToolCall] | None = _at("delta tool_calls", "message tool_calls")
@@ -93,26 +92,26 @@ class Choice(Fields):
 
 
 class LogitBias(Fields):
-    """A bias of minus infinity, which JSON cannot hold, is null."""
+    """A token with its bias; JSON cannot hold minus infinity, which is therefore null."""
 
     token: Natural
     bias: Any = None
 
 
 class Event(Fields):
-    """An event of a completion or a chat, or the whole answer where it was not streamed.
+    """An event of a completion or a chat, or the whole answer if it was not streamed.
 
     Attributes:
-        num_tokens: of the answer so far, by the server's count.
-        num_read, num_cached: tokens of the prompt by the server's count, and those that it took from a cache.
-        prompt_ms: from the prompt's turn to the first token, by llama.cpp's clock.
-        num_drafted, num_accepted: draft tokens of the whole answer, in the words of vLLM, SGLang or llama.cpp.
-        num_iterations: that drafted, in the words of mlx_vlm.server.
-        drafted_by_step, accepted_by_step: those of each iteration.
+        num_tokens: tokens of the answer so far, by the server's count.
+        num_read, num_cached: tokens of the prompt by the server's count, and how many of them came from a cache.
+        prompt_ms: time from when the server took up the prompt to the first token, by llama.cpp's clock.
+        num_drafted, num_accepted: draft tokens of the whole answer, as vLLM, SGLang or llama.cpp report them.
+        num_iterations: iterations that drafted, as mlx_vlm.server reports them.
+        drafted_by_step, accepted_by_step: draft tokens of each iteration.
         histogram: how many iterations accepted 0, 1, 2, ... tokens.
-        shown_ids: of the event's text, which llama.cpp adds if a request says `verbose`. A token that ends within a
-            character has no event.
-        biases: of the request, by llama.cpp.
+        shown_ids: token ids of the event's text, which llama.cpp adds if a request asks for `verbose`. A token that
+            ends within a character has no event.
+        biases: the logit biases of the request, as llama.cpp reports them.
     """
 
     error: Any = None
@@ -144,18 +143,18 @@ class Event(Fields):
 
     @property
     def is_last(self) -> bool:
-        """Whether it ends the answer; the usage may follow."""
-        # Text Generation Inference sends an empty reason with each token before the last.
+        """Whether this event ends the answer; only the usage may follow."""
+        # Text Generation Inference sends an empty reason with every token but the last.
         return any(choice.finish_reason for choice in self.choices or ())
 
 
 def read_event(content: Any) -> Event:
-    """An event from its JSON.
+    """Read an event from its JSON.
 
     Raises:
-        AnswerError: it has a wrong shape.
-        RequestFailed: it reports a failure with a status.
-        RunError: it reports another one, or that the answer was cut off.
+        AnswerError: if it has the wrong form.
+        RequestFailed: if it reports a failure with a status.
+        RunError: if it reports any other failure, or that the answer was cut off.
     """
     try:
         event = Event.model_validate(content)
@@ -169,7 +168,7 @@ def read_event(content: Any) -> Event:
         about = event.error if isinstance(event.error, dict) else {"message": event.error}
         message = str(about.get("message") or json.dumps(about))
         code = about.get("code")
-        # vLLM refuses a parameter within a stream that has begun with status 200.
+        # vLLM refuses a parameter within a stream that has already begun with status 200.
         if isinstance(code, int) and code >= 400:
             raise RequestFailed(message, code)
         raise RunError(message)
@@ -180,7 +179,7 @@ def read_event(content: Any) -> Event:
 
 
 def note_event(request: RequestRecord, event: Event, seconds: float) -> None:
-    """Note in a request's record what an event brought, and after how many seconds."""
+    """Record in a request's record what an event brought, and after how many seconds."""
     text = ""
     logprobs: list[float | None] = []
     for choice in event.choices or ():
@@ -209,15 +208,17 @@ def note_reports(
     max_tokens: int,
     counts_within: bool = True,
 ) -> None:
-    """Note in a request's record what the server counted, of a whole answer.
+    """Record in a request's record what the server counted for its whole answer.
+
+    Counts of caches and drafts that cannot be true are recorded in `impossible` instead.
 
     Args:
-        reports: the last of each of `REPORTS` that came.
-        max_tokens: that the answer may have.
-        counts_within: see `Dialect`.
+        reports: the last of each of `REPORTS` that the server sent.
+        max_tokens: the most tokens that the answer may have.
+        counts_within: as in `Dialect`.
 
     Raises:
-        AnswerError: it counts other tokens than arrived, or than were asked for.
+        AnswerError: if the server counts other tokens than arrived, or more than were asked for.
     """
     event = read_event(reports)
     request.counts_within = counts_within
@@ -226,7 +227,7 @@ def note_reports(
     if event.num_tokens is not None:
         request.num_tokens = len(request.token_ids) or event.num_tokens
         check_usage(event.num_tokens, request, max_tokens)
-    # Some servers count without those from the cache.
+    # Some servers do not count tokens from the cache as read.
     most_cached = max(event.num_read or 0, request.num_prompt_tokens)
     if (event.num_cached or 0) <= most_cached:
         request.num_cached = event.num_cached
@@ -239,7 +240,7 @@ def note_reports(
         request.impossible = f"{error} ({_words(reports, _DRAFTS)})"
     if request.drafts is not None:
         request.outcomes = list(request.drafts.steps)
-        # A histogram does not say which iteration came first.
+        # A histogram does not show in which order the iterations came.
         request.outcomes_in_order = bool(request.drafts.steps)
 
 
@@ -255,10 +256,10 @@ _DRAFTS = (
 
 
 def _drafts(event: Event, num_tokens: int, max_tokens: int) -> DraftCounts | None:
-    """The draft tokens of an answer; None where the server does not count them.
+    """The draft tokens of an answer; None if the server does not count them.
 
     Raises:
-        ImpossibleCounts: they cannot be true.
+        ImpossibleCounts: if the counts cannot be true.
     """
     proposed, accepted = event.num_drafted, event.num_accepted
     if proposed is None or accepted is None:
@@ -282,7 +283,7 @@ def _drafts(event: Event, num_tokens: int, max_tokens: int) -> DraftCounts | Non
 
 
 def _words(reports: Mapping[str, Any], names: Iterable[str]) -> str:
-    """The server's own words for fields of an event: `draft_n 8, draft_n_accepted 9`."""
+    """Fields of an event in the server's own words: `draft_n 8, draft_n_accepted 9`."""
     words = []
     for name in names:
         alias = Event.model_fields[name].validation_alias
@@ -296,14 +297,14 @@ def _words(reports: Mapping[str, Any], names: Iterable[str]) -> str:
 
 
 def check_single(event: Event) -> None:
-    """Raise an AnswerError for another answer beside the one that was asked for."""
+    """Raise an AnswerError if the server sends more answers than the one that was asked for."""
     index = max((choice.index or 0 for choice in event.choices or ()), default=0)
     if index > 0:
         raise AnswerError(f"the server sent choice {index}, and one answer was asked for")
 
 
 def check_length(request: RequestRecord, max_tokens: int) -> None:
-    """Raise an AnswerError for more tokens than were asked for, or for text that no such tokens have."""
+    """Raise an AnswerError for more tokens than were asked for, or for text too long for that many tokens."""
     number = max(len(request.token_ids), len(request.shown_ids), len(request.logprobs))
     if number > max_tokens:
         raise AnswerError(f"the server sent {number} tokens for max_tokens={max_tokens}")
@@ -313,21 +314,21 @@ def check_length(request: RequestRecord, max_tokens: int) -> None:
 
 
 def check_usage(usage: int, request: RequestRecord, max_tokens: int) -> None:
-    """Compare a server's own count with what was asked for and with what arrived.
+    """Compare a server's own count of tokens with the number that was asked for and with what arrived.
 
     Raises:
-        AnswerError: they contradict each other.
+        AnswerError: if they contradict each other.
     """
     counts = f"the server counts {usage} tokens"
     if usage > max_tokens:
         raise AnswerError(f"{counts} for max_tokens={max_tokens}")
     num_ids = len(request.token_ids)
-    # Some servers count the token that ended the text and do not send it.
+    # Some servers count the token that ended the text, but do not send it.
     if num_ids and usage not in (num_ids, num_ids + 1):
         raise AnswerError(f"{counts} and sent {num_ids}")
     if request.text and usage == 0:
         raise AnswerError(f"{counts} and sent text")
-    # Behind a proxy that divides text, the parts of a token come at once.
+    # A proxy may divide the text of a token, but its parts then arrive at the same moment, as one burst.
     num_bursts = len(request.bursts)
     if num_bursts > (1 + _MORE_BURSTS) * usage + _FEW_BURSTS:
         raise AnswerError(f"{counts} and sent text {num_bursts} times, one after the other")
@@ -336,23 +337,25 @@ def check_usage(usage: int, request: RequestRecord, max_tokens: int) -> None:
 def settle(
     request: RequestRecord, tokenizer: Tokenizer, is_chat: object, may_be_empty: bool
 ) -> None:
-    """Decide the tokens of an answer that has ended, and their number: those that came as ids, else as many as the
-    server counts, else those of the text here. A key in the text is masked.
+    """Decide the tokens of an answer that has ended, and their number.
+
+    The tokens are those that came as ids, or else those of the text, encoded here. Their number is the server's count,
+    or else the number of the tokens. Keys in the text are masked.
 
     Args:
-        is_chat: True where its parser may hold tokens back.
-        may_be_empty: whether an answer without a token is one.
+        is_chat: True if the server's parser of chats may hold tokens back.
+        may_be_empty: whether an answer without a token is accepted.
     """
-    # JSON may hold an emoji as two surrogates, even in two events. One without its other half becomes a replacement
-    # character.
+    # JSON may hold an emoji as two surrogates, even in two events. A surrogate without its other half becomes a
+    # replacement character.
     text = request.text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     request.num_tokens = request.num_tokens or len(request.token_ids)
     request.text = masked(text)
     if request.text != text:
-        # A tokenizer would read the key in its ids.
+        # The key could be read from the token ids with a tokenizer, so they are dropped.
         request.token_ids = request.shown_ids = []
     if isinstance(tokenizer, TextTokenizer):
-        # Nobody here can count tokens or read ids: those of the text take their place.
+        # Nothing here can count tokens or read ids, so the bytes of the text are taken as its ids.
         request.num_prompt_tokens = request.num_read or request.num_prompt_tokens
         request.shown_ids = request.token_ids or request.shown_ids
         request.token_ids = []
@@ -364,7 +367,7 @@ def settle(
             remedy = f" ({install_command('local')})" if missing_local() else ""
             request.error = RequestError(0, reason + remedy)
     elif is_chat is not True and request.num_tokens == len(request.shown_ids):
-        # llama.cpp shows ids.
+        # llama.cpp reports the ids of the text only in this way.
         request.token_ids = request.token_ids or request.shown_ids
     if not request.token_ids:
         request.from_text = True

@@ -1,12 +1,13 @@
-"""Runs a server and ends it with all of its processes, however the harness ends. A program:
+"""Runs a server and ends it with all of its processes, however the harness ends. It is a program:
 
     python guard.py LOG COMMAND...
 
-Its standard input is a pipe that the harness holds, with one line: the keys that must not stay in the log. When that
-closes, because the harness closed it or has ended in any way, the server gets SIGTERM, and what is left of it and of
-all that it started gets SIGKILL a while later. It exits when none of them is left, with the server's exit code.
+Its standard input is a pipe from the harness, whose one line has the keys that must not stay in the log. When the pipe
+closes, because the harness closed it or has ended in any way, the server gets SIGTERM. A while later, whatever is left
+of the server and of all processes that it started gets SIGKILL. The guard exits when none of them is left, with the
+server's exit code.
 
-A container is no child of its client, which `docker run` is: it is ended by its id, in the file of `--cidfile`.
+A container is not a child of its client `docker run`, so it is ended by its id, which is in the file of `--cidfile`.
 """
 
 from __future__ import annotations
@@ -22,24 +23,24 @@ from contextlib import suppress
 
 import psutil
 
-# Seconds between two looks, and those in which processes may end by themselves.
+# Seconds between two looks, and the seconds that processes have to end by themselves.
 _LOOK_S = 0.1
 _GRACE_S = 5.0
-# Bytes of a log, at each end, and those that are masked at once.
+# How many bytes are masked at each end of a long log, and how many at a time.
 _MOST_MASKED = 1 << 28
 _PART = 1 << 24
-# linux/prctl.h
+# From linux/prctl.h.
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 
 def main(log: str, command: list[str]) -> int:
-    """Run the command until it ends or the harness does; its exit code."""
+    """Run the command until it ends or the harness does, and return its exit code: 128 + the signal if one ended it."""
     harness = os.getppid()
-    # The server ends through the pipe: a closed terminal or Ctrl-C must not end its guard before it.
+    # The guard ends the server once the pipe closes. A closed terminal or Ctrl-C must not end the guard before that.
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    # What the server leaves behind becomes a child of this process, and so can be found.
+    # Processes that the server leaves behind become children of this process, and so can be found.
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     keys = json.loads(sys.stdin.readline() or "[]")
     with open(log, "ab") as output:
@@ -53,7 +54,7 @@ def main(log: str, command: list[str]) -> int:
         )
     while server.poll() is None:
         closed, _, _ = select.select([sys.stdin], [], [], _LOOK_S)
-        # A process that the harness forked may hold the pipe open.
+        # If the harness forked, another process may hold the pipe open; so its parent is checked, too.
         if closed or os.getppid() != harness:
             break
     grace_s = 0.0
@@ -76,9 +77,9 @@ def main(log: str, command: list[str]) -> int:
 
 
 def _mask(log: str, keys: list[str]) -> None:
-    """Write stars over the keys in a log, of an endless one at its beginning and its end.
+    """Write stars over the keys in a log. In a very long log only its beginning and its end are masked.
 
-    Each part begins where a key may have begun in the last one.
+    Each part overlaps the one before by the length of a key, which may have begun there.
     """
     with suppress(OSError), open(log, "r+b") as file:
         size = os.fstat(file.fileno()).st_size
@@ -108,7 +109,7 @@ def _end_container(command: list[str]) -> None:
 def _prepare_server() -> None:
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
-    # Should somebody kill the guard.
+    # The server ends even if somebody kills the guard.
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 

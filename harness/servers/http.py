@@ -1,4 +1,4 @@
-"""HTTP with one server: its pages, the client for requests, why one has no answer, and the events of an answer."""
+"""HTTP with one server: its pages, the client for requests, reasons for failures, and the events of an answer."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
     import httpx2
 
 
-# Of a page, from the first byte that is sent to the last that is read.
+# How long a page may take, from the first byte sent to the last byte read.
 _PAGE_TIMEOUT_S = 5.0
-# The most bytes of an error, of a page, an event or an answer without a stream, and of a whole answer, whose events may
-# each have the log-probabilities of a vocabulary.
+# The most bytes of an error; of a page, an event or an answer without a stream; and of a whole answer, whose events may
+# each hold the log-probabilities of a whole vocabulary.
 _MOST_OF_ERROR = 4_000_000
 _MOST_OF_EVENT = 64_000_000
 _MOST_OF_ANSWER = 2**30
-# Variables of the environment that name a proxy, in small letters. No proxy is asked: its time would be measured.
+# Environment variables that name a proxy, in lower case. Proxies are not used, because their time would be measured.
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy")
-# HTTP's statuses of a request whose key is missing or wrong.
+# HTTP's statuses for a request whose key is missing or wrong.
 KEY_REFUSED = (401, 403)
-# HTTP's status of what is too large, and of a request that came to the wrong server.
+# HTTP's statuses for content that is too large, and for a request that came to the wrong server.
 _TOO_LARGE = 413
 MISDIRECTED = 421
 
@@ -39,10 +39,10 @@ Result = TypeVar("Result")
 
 
 class RequestFailed(RunError):
-    """A request that was refused, or not answered.
+    """A request that was refused or not answered.
 
     Attributes:
-        code: HTTP's, 400 or more; 0 without an answer.
+        code: HTTP's status, 400 or more; 0 without an answer.
     """
 
     def __init__(self, message: str, code: int = 0) -> None:
@@ -52,28 +52,30 @@ class RequestFailed(RunError):
 
 @functools.cache
 def _certificates(is_https: bool) -> ssl.SSLContext:
-    """Whom a client trusts, read once in a process: it takes tens of milliseconds, also where no address has https.
+    """The certificates that clients trust. They are read once per process, because that takes tens of milliseconds,
+    even if no address uses https.
 
     Args:
-        is_https: whether the environment may name the certificates; an http address needs none.
+        is_https: whether the environment may name the certificates; http addresses need none.
 
     Raises:
-        SettingError: the environment names certificates that cannot be read.
+        SettingError: if the environment names certificates that cannot be read.
     """
     import httpx2
 
     try:
         return httpx2.create_ssl_context(trust_env=is_https)
     except OSError as error:
-        # The error names the file of keys alone.
+        # The error has a file name only if the file is the one for TLS keys.
         variable = "SSLKEYLOGFILE" if error.filename else "SSL_CERT_FILE"
         rule = f"cannot be used: {error.strerror}"
         raise SettingError(variable, rule, os.environ.get(variable)) from error
 
 
 def _client(url: str, key: str | None, timeout_s: float, **settings: Any) -> httpx2.AsyncClient:
-    """A client that asks one server, with the key of its API if it has one. It does not follow that server to another
-    one, which would be measured in its place, and which would get the prompts.
+    """A client for one server, which sends the key of its API if it has one.
+
+    It does not follow redirects to other servers, which would be measured in its place and would get the prompts.
     """
     import httpx2
 
@@ -100,7 +102,7 @@ def _client(url: str, key: str | None, timeout_s: float, **settings: Any) -> htt
 
 
 def new_client(url: str, key: str | None, timeout_s: float) -> httpx2.AsyncClient:
-    """A client of one server, with as many connections as there are requests."""
+    """A client for requests to one server, with as many connections as there are requests."""
     import httpx2
 
     return _client(
@@ -108,7 +110,7 @@ def new_client(url: str, key: str | None, timeout_s: float) -> httpx2.AsyncClien
         key,
         timeout_s,
         base_url=url,
-        # Without an expiry: a new connection would be in the times of the arm whose turns are further apart.
+        # Connections never expire. A new one would add to the times of the arm whose turns are further apart.
         limits=httpx2.Limits(
             max_connections=None, max_keepalive_connections=None, keepalive_expiry=None
         ),
@@ -116,18 +118,18 @@ def new_client(url: str, key: str | None, timeout_s: float) -> httpx2.AsyncClien
 
 
 def root_of(url: str) -> str:
-    """The address of a server, from that of its API: without `/v1`."""
+    """The address of a server, from the address of its API: without `/v1`."""
     return url.rstrip("/").removesuffix("/v1")
 
 
 def page(url: str, key: str | None) -> str:
-    """The body of a page of a server, on a connection of its own.
+    """The body of a server's page, read on a new connection.
 
     Args:
-        key: of the server's API.
+        key: key of the server's API; None without one.
 
     Raises:
-        RequestFailed: nothing answers in time, what answers is malformed, or it is an error.
+        RequestFailed: if nothing answers in time, the answer is malformed or too long, or it is an error.
     """
     import httpx2
 
@@ -137,13 +139,13 @@ def page(url: str, key: str | None) -> str:
             _client(url, key, _PAGE_TIMEOUT_S) as client,
             client.stream("GET", url) as response,
         ):
-            # Not decompressed: a few bytes would make gigabytes.
+            # Not decompressed, because a few bytes could become gigabytes.
             data = await _joined(response.aiter_raw(), _MOST_OF_EVENT)
         if response.is_error:
             code = response.status_code
             raise RequestFailed(f"{code} {response.reason_phrase}".rstrip(), code)
         if len(data) == _MOST_OF_EVENT:
-            # What is behind may be what a reader looks for.
+            # The rest may have what a reader looks for.
             raise RequestFailed(f"it has more than {_MOST_OF_EVENT:,} bytes", _TOO_LARGE)
         return data.decode(errors="replace")
 
@@ -156,8 +158,8 @@ def page(url: str, key: str | None) -> str:
 
 
 def in_thread(coroutine: Coroutine[Any, Any, Result]) -> Result:
-    """The result of a coroutine that runs in a thread: the caller's may have a loop, as a notebook's has. A signal ends
-    the wait at once.
+    """The result of a coroutine that runs in a thread of its own, because the caller's thread may have a running loop,
+    as in a notebook. A signal ends the wait at once.
     """
     result: Future[Result] = Future()
 
@@ -177,18 +179,18 @@ async def answer_to(
     path: str,
     body: Mapping[str, Any],
 ) -> AsyncIterator[httpx2.Response]:
-    """The answer to a request, whose body is yet to be read. All of it, from sending to the last byte, must take no
-    longer than the client's timeout.
+    """A context with the answer to a request, whose body is yet to be read. From sending to the last byte, it must not
+    take longer than the client's timeout.
 
-    A connection that was kept alive may be closed by the server just as the request is sent: then it is sent again, at
-    last on a new one. A server that died of a request on a new connection does not get it twice.
+    If the server closes a connection that was kept alive just as the request is sent, it is sent again, and finally on
+    a new connection. A request on a new connection is not repeated, because the server may have died of it.
 
     Args:
-        path: of the API, `completions`.
+        path: path below the API's address, such as `completions`.
 
     Raises:
-        RequestFailed: there is no answer, or it is an error.
-        TimeoutError: it has not ended in time.
+        RequestFailed: if there is no answer, or it is an error.
+        TimeoutError: if it has not ended in time.
     """
     async with asyncio.timeout(client.timeout.read):
         response = await _begun(client, path, body)
@@ -203,7 +205,11 @@ async def answer_to(
 
 
 async def _begun(client: httpx2.AsyncClient, path: str, body: Mapping[str, Any]) -> httpx2.Response:
-    """The head of an answer. Raises RequestFailed where there is none."""
+    """The head of an answer.
+
+    Raises:
+        RequestFailed: if there is no answer.
+    """
     import httpx2
 
     is_new_connection = False
@@ -220,7 +226,7 @@ async def _begun(client: httpx2.AsyncClient, path: str, body: Mapping[str, Any])
         try:
             return await client.send(message, stream=True)
         except closed as error:
-            # Each attempt uses up a connection that was kept alive, and all of them may be closed by now.
+            # Each attempt uses up one connection that was kept alive, and all of these may be closed by now.
             if is_new_connection:
                 reason = (
                     f"{client.base_url} closed the connection without an answer of HTTP: {error}"
@@ -231,7 +237,7 @@ async def _begun(client: httpx2.AsyncClient, path: str, body: Mapping[str, Any])
 
 
 def _why_unanswered(url: str, error: Exception) -> str:
-    """Why there is no connection, with what in the environment may be the reason."""
+    """Why there is no connection, with anything in the environment that may be the reason."""
     cause = str(error) or type(error).__name__
     if "CERTIFICATE_VERIFY_FAILED" in cause:
         cause += "; SSL_CERT_FILE=FILE names a certificate to trust"
@@ -243,7 +249,7 @@ def _why_unanswered(url: str, error: Exception) -> str:
 
 
 async def body_of(response: httpx2.Response, most: int = _MOST_OF_EVENT) -> bytes:
-    """An answer's body, without what is beyond `most` bytes."""
+    """An answer's body, cut after `most` bytes."""
     return await _joined(response.aiter_bytes(), most)
 
 
@@ -257,11 +263,11 @@ async def _joined(parts: AsyncIterator[bytes], most: int) -> bytes:
 
 
 async def events(response: httpx2.Response) -> AsyncGenerator[Any]:
-    """The JSON of each server-sent event, such as `data: {"choices": ...}`; of an answer without a stream the whole.
+    """The JSON of each server-sent event, such as `data: {"choices": ...}`. An answer without a stream is one event.
 
     Raises:
-        RunError: the answer or one of its events is too long.
-        JSONDecodeError: an event is no JSON.
+        RunError: if the answer, or one of its events, is too long.
+        JSONDecodeError: if an event is not JSON.
     """
     import httpx2
 
@@ -286,10 +292,10 @@ async def events(response: httpx2.Response) -> AsyncGenerator[Any]:
             if num_bytes > _MOST_OF_ANSWER:
                 raise RunError(f"the answer has more than {_MOST_OF_ANSWER:,} bytes")
             yield part
-        # The last event may lack its end.
+        # The last event may lack the empty line that ends it.
         yield b"\n\n"
 
-    # With the type that EventSource takes, whatever the server calls its stream.
+    # In a response with the type that EventSource accepts, whatever type the server gives its stream.
     stream = httpx2.Response(
         200,
         headers={"content-type": "text/event-stream"},

@@ -1,7 +1,7 @@
-"""Asks servers for their version, models and start time, and chooses the model that each is asked for: the
-one that was typed, or the only one.
+"""Asks servers for their version, models and start time, and chooses the model that each is asked for: the one that was
+typed, or the only one.
 
-A URL says nothing about the server behind it, which may have been restarted with other flags.
+A URL does not identify the server behind it, which may have been restarted with other flags.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from harness.servers.http import KEY_REFUSED, MISDIRECTED, RequestFailed, page, 
 if TYPE_CHECKING:
     from prometheus_client.samples import Sample
 
-# Prometheus's name of a process's start, in seconds since the epoch. To parse the whole page takes long.
+# Prometheus's name for the start of a process, in seconds since the epoch. A pattern, because parsing the whole page
+# takes long.
 _START = re.compile(r"^process_start_time_seconds(?:\{.*\})? (\S+)", re.MULTILINE)
-# A start beyond it is none.
+# A larger number is not a start time.
 _MOST_SECONDS = 1e11
-# Statuses of a page that a server does not have, or not for GET.
+# Statuses for a page that a server does not have, or not for GET.
 _NO_PAGE = (404, 405, 501)
-# The most models of a server that an error lists.
+# An error lists at most this many models of a server.
 _MOST_NAMED = 8
 
 
@@ -36,11 +37,11 @@ class ListedModel(NamedTuple):
     """A model in a server's list.
 
     Attributes:
-        name: under which it is asked for, `id` in the list.
-        root: where its weights are; None where the server does not report it.
-        owner: `owned_by`, by which the kind of server is known; None where the server does not report it.
-        context: the most tokens of a prompt with its answer; None where the server does not report it.
-        is_listed: False for a name that is not in the server's list, or of a server without one.
+        name: the name under which it is asked for, `id` in the list.
+        root: where its weights are; None if the server does not report it.
+        owner: `owned_by`, by which the kind of server is recognised; None if the server does not report it.
+        context: the most tokens of a prompt together with its answer; None if the server does not report it.
+        is_listed: False for a name that is not in the server's list, or if the server has no list.
     """
 
     name: str
@@ -57,12 +58,12 @@ class ListedModel(NamedTuple):
 
 
 class AskedServer(NamedTuple):
-    """A server as a run asks it.
+    """A server, as a run asks it.
 
     Attributes:
-        model: that it is asked for.
-        dialect: how it is asked.
-        server: its name and version as it reports them; None where it does not.
+        model: the model that it is asked for.
+        dialect: its kind, which determines how it is asked.
+        server: its name and version, as it reports them; None if it does not.
     """
 
     model: ListedModel
@@ -72,24 +73,24 @@ class AskedServer(NamedTuple):
 
 @dataclass(frozen=True)
 class ServerReport(ServerIdentity):
-    """A server as it describes itself, with its models.
+    """A server's description of itself, with its models.
 
     Attributes:
-        models: that it lists; empty where it has no such list.
+        models: the models in its list; empty if it has no list.
     """
 
     models: Sequence[ListedModel] = ()
 
 
 def server_report(url: str, key: str | None) -> ServerReport | None:
-    """Describe the server of an API such as `http://host:8000/v1`; None where nothing answers, or it
-    does not list its models now: it is still loading (503), or refuses the key (401).
+    """Describe the server of an API such as `http://host:8000/v1`. None if nothing answers, or if it does not list its
+    models now, because it is still loading (503) or refuses the key (401).
 
     Args:
-        key: of the API.
+        key: key of the API; None without one.
 
     Raises:
-        RequestFailed: another server has its list.
+        RequestFailed: if the list is on another server.
     """
     root = root_of(url)
     about: dict[str, Any] = {}
@@ -98,7 +99,7 @@ def server_report(url: str, key: str | None) -> ServerReport | None:
         for path, names in known_pages().items():
             answer = _as_mapping(_answer(root + path, key, is_optional=True))
             about |= {f"{path} {name}": answer[name] for name in names if name in answer}
-            # llama.cpp's list has the context of the training, and no max_model_len; /props has that of a request.
+            # llama.cpp's list has the training's context, and no max_model_len; /props has the context of a request.
             settings = answer.get("default_generation_settings")
             context = settings.get("n_ctx") if isinstance(settings, dict) else None
             if _is_count(context):
@@ -113,13 +114,14 @@ def server_report(url: str, key: str | None) -> ServerReport | None:
 
 
 def why_not_ready(url: str, key: str | None) -> str | None:
-    """Why a server is not ready: None where it is, empty where nothing answers. Its page of health decides, or, without
-    one, its list of models.
+    """Why a server is not ready: None if it is ready, empty if nothing answers. Its health page decides or, if it has
+    none, its list of models.
 
-    llama.cpp lists models while it loads them, and its health is 503 until then. mlx_lm may list none, and answers.
+    While llama.cpp loads models it lists them already, but its health page answers 503. mlx_lm may list no models
+    although it answers.
 
     Raises:
-        SettingError: it wants a key, or another one.
+        SettingError: if it requires a key, or another one.
     """
     health = f"{root_of(url)}/health"
     models = f"{url.rstrip('/')}/models"
@@ -141,7 +143,7 @@ def why_not_ready(url: str, key: str | None) -> str | None:
 
 
 def start_time(counters: str) -> str | None:
-    """When the process behind a page of counters was started: seconds since the epoch, as text; None if unknown."""
+    """The start of the process whose page of counters this is, in seconds since the epoch, as text; None if unknown."""
     for text in _START.findall(counters):
         with suppress(ValueError):
             if 0 < float(text) < _MOST_SECONDS:
@@ -150,26 +152,26 @@ def start_time(counters: str) -> str | None:
 
 
 def samples(counters: str) -> list[Sample]:
-    """The samples on a page of counters in Prometheus's format; none where it is another page."""
-    # It imports servers of its own, which takes a tenth of a second.
+    """The samples on a page of counters in Prometheus's format; [] if it is any other page."""
+    # Imported here, because it imports web servers, which takes a tenth of a second.
     from prometheus_client.parser import text_string_to_metric_families
 
     try:
         families = text_string_to_metric_families(counters)
         return [sample for family in families for sample in family.samples]
-    # A damaged page: the parser raises all three.
+    # The page is damaged: the parser raises all three errors.
     except (ValueError, IndexError, OverflowError):
         return []
 
 
 def _answer(url: str, key: str | None, is_optional: bool = False) -> str | None:
-    """The body of an answer; None where the server has no such page.
+    """The body of an answer; None if the server has no such page.
 
     Args:
-        is_optional: whether an answer with another error counts as no such page, too.
+        is_optional: whether an answer with any other error also counts as no such page.
 
     Raises:
-        RequestFailed: nothing answers, or with an error.
+        RequestFailed: if nothing answers, or the answer is an error.
     """
     try:
         return page(url, key)
@@ -188,7 +190,7 @@ def _as_mapping(body: str | None) -> dict[str, Any]:
 
 
 def _models(body: str | None) -> list[ListedModel]:
-    """The models in a list. `created` is left out: many servers put the time of the answer there."""
+    """The models in a list. `created` is left out, because many servers put the time of the answer there."""
     listed = _as_mapping(body).get("data")
     models = []
     for entry in listed if isinstance(listed, list) else []:
@@ -203,7 +205,7 @@ def _models(body: str | None) -> list[ListedModel]:
 
 
 def _is_count(value: object) -> bool:
-    # JSON's true is an int.
+    # Not isinstance, because JSON's true is an int for Python.
     return type(value) is int and value > 0
 
 
@@ -215,18 +217,18 @@ def choose_model(
     model_setting: str,
     place: str,
 ) -> ListedModel:
-    """The model that a server is asked for: the one that was typed, else the only one in its list.
+    """The model that a server is asked for: the one that was typed, or else the only one in its list.
 
     Args:
         report: None for a server that does not describe itself.
-        repository: of the run's model, the name where nothing is typed and the server has no list.
-        name: under which it is served, as the user typed it.
-        typed_model: that the server's command names; None where it is not known.
-        model_setting: that sets the name, `engine.model` or `engine.regular_model`.
-        place: the setting with the server's address, `engine.url=http://host:8000/v1`.
+        repository: repository of the run's model. It is the name if nothing is typed and the server has no list.
+        name: the name under which the model is served, if the user typed it.
+        typed_model: the model that the server's command names; None if it is not known.
+        model_setting: the setting for the name, `engine.model` or `engine.regular_model`.
+        place: the setting with the server's address, such as `engine.url=http://host:8000/v1`.
 
     Raises:
-        SettingError: the server lists its models, and this one is not among them, or which is meant cannot be told.
+        SettingError: if the server lists its models, and this one is not among them, or it is not clear which is meant.
     """
     models = [] if report is None else report.models
     typed = name or typed_model
@@ -235,10 +237,10 @@ def choose_model(
         for served in models:
             if places & {served.name, served.root}:
                 return served
-    # A command may name a repository, of which the server lists the file.
+    # A command may name a repository while the server lists a file of it.
     if name is None and len(models) == 1:
         return models[0]
-    # Servers that nobody knows may serve what they do not list.
+    # Servers of an unknown kind may serve models that they do not list.
     lists_all = bool(models) and models[0].owner in DIALECTS.names()
     if not models or (typed is not None and not lists_all):
         return ListedModel(typed or repository, is_listed=False)
@@ -248,9 +250,9 @@ def choose_model(
 
 
 def check_same_weights(models: Sequence[ListedModel]) -> None:
-    """Raise a SettingError where servers, the regular one first, serve different weights.
+    """Raise a SettingError if servers, the regular one first, serve different weights.
 
-    For runs in which the user named no served model. Of a server without a list nothing is known: it may be down.
+    Only for runs in which the user named no served model. A server without a list is ignored, because it may be down.
     """
     models = [model for model in models if model.is_listed]
     files = {PurePosixPath(model.root or model.name).name.lower() for model in models}

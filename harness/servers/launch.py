@@ -1,5 +1,5 @@
-"""The life of a server that the harness starts: a free port, its output in a file, ready or failed
-with the reason, and ended however this process ends (`guard`).
+"""The life of a server that the harness starts: it gets a free port, its output goes to a file, it becomes ready or
+fails with a reason, and it is ended however this process ends (`guard`).
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from harness.servers.identity import why_not_ready
 
 _GUARD = Path(__file__).with_name("guard.py")
 _PORTS = range(15_000, 32_768)
-# Seconds between two questions whether it is ready, and between two lines about that.
+# Seconds between two checks whether a server is ready, and between two lines about that.
 _LOOK_S = 0.1
 _SAY_S = 20.0
-# More than the guard takes to kill what does not end by itself.
+# Longer than the guard takes to kill everything that does not end by itself.
 _MOST_STOPPING_S = 30.0
-# The end of a server is noticed within this time.
+# A server's end is noticed within this many seconds.
 _MOST_ENDING_S = 2.0
 _MOST_OF_LOG = 4_000_000
-# Lines with the reason why a server ended. The last lines of vLLM and llama.cpp only point to a line above, and
-# `"POST /v1/completions HTTP/1.1" 500 Internal Server Error` is one of uvicorn's lines about each request.
+# Lines that may give the reason why a server ended. The last lines of vLLM and llama.cpp only point to a line above,
+# and `"POST /v1/completions HTTP/1.1" 500 Internal Server Error` is one of uvicorn's lines about each request.
 _REASON = re.compile(
     r"\w*(error|exception|out of memory|cannot|failed|died unexpectedly)\b", re.IGNORECASE
 )
-# llama.cpp's lines of the level of errors, `0.00.015.367 E llama_prepare_model_devices: ...`.
+# llama.cpp's lines with the level of errors, such as `0.00.015.367 E llama_prepare_model_devices: ...`.
 _ERROR_OF_LLAMA_CPP = re.compile(r"[\d.]+ E ")
 _POINTS_ELSEWHERE = re.compile(
     r"see root cause above|traceback|failed core proc|\braise \w+\(|exiting due to| HTTP/\d\.\d\" \d{3}",
     re.IGNORECASE,
 )
-# What the signal that ended a server usually means.
+# The usual meaning of the signal that ended a server.
 _MEANT_BY_SIGNAL = {
     signal.SIGKILL: "often: main memory ran out",
     signal.SIGILL: "an instruction that this processor lacks: another build of the server is needed",
@@ -57,10 +57,10 @@ class Launch:
     """How the server of an arm is started.
 
     Attributes:
-        name: what messages call the server.
-        command: `{port}` stands for a free port.
-        log: the file that its output is appended to.
-        timeout_s: until it must be ready.
+        name: the server's name in messages.
+        command: the command, in which `{port}` stands for a free port.
+        log: the file that the server's output is appended to.
+        timeout_s: seconds within which it must be ready.
     """
 
     name: str
@@ -77,12 +77,12 @@ class Served:
     """Where the server of an arm is.
 
     Attributes:
-        name: of the arm.
-        setting: that has its address, `engine.url`, or `the regular command`.
+        name: name of the arm.
+        setting: the setting that holds its address, such as `engine.url`; or `the regular command`.
         model: the name under which it serves the model, as typed; None for its only one.
-        url: its address; None for one that is started here.
-        pages: of its counters, where they are not below its address.
-        launch: how it is started here.
+        url: its address; None if it is started here.
+        pages: addresses of its counters, if they are not below its own address.
+        launch: how it is started here; None if it runs already.
     """
 
     name: str
@@ -97,7 +97,7 @@ class StartedServer:
     """A server that was started here.
 
     Attributes:
-        url: of its API.
+        url: address of its API.
     """
 
     def __init__(self, launch: Launch) -> None:
@@ -121,14 +121,14 @@ class StartedServer:
                 start_new_session=True,
             )
         assert self._guard.stdin is not None
-        # The guard takes these keys out of the log. If it died at once, `ended` says why.
+        # The guard removes these keys from the log. If the guard died at once, `ended` gives the reason.
         with suppress(BrokenPipeError):
             self._guard.stdin.write(f"{json.dumps(sorted(keys_here()))}\n".encode())
             self._guard.stdin.flush()
 
     @property
     def pid(self) -> int:
-        """The ancestor of all its processes, but for those of a container."""
+        """Id of the guard, which is the ancestor of all the server's processes, except for those of a container."""
         return self._guard.pid
 
     @property
@@ -137,7 +137,7 @@ class StartedServer:
         code = self._guard.poll()
         if code is None:
             return None
-        # The guard ends with 128 and the signal: 137 is `was ended by SIGKILL (often: main memory ran out)`.
+        # If a signal ended the server, the guard exits with 128 plus its number: 137 means SIGKILL.
         try:
             ended_by = signal.Signals(code - 128)
         except ValueError:
@@ -150,7 +150,7 @@ class StartedServer:
         was_error = False
         for line in lines:
             is_error = _ERROR_OF_LLAMA_CPP.match(line) is not None
-            # The first of several errors in a row is the reason, and the others are its consequences.
+            # The first of several errors in a row is the reason; the others are its consequences.
             is_reason = not was_error if is_error else _REASON.search(line)
             was_error = is_error
             if is_reason and not _POINTS_ELSEWHERE.search(line):
@@ -158,21 +158,23 @@ class StartedServer:
         return f"the {self.name} server {how}: {reason} (all of it: {self._launch.log})"
 
     def why_ended(self) -> str | None:
-        """Why it has ended, of a server that just closed a connection: its guard sees the end a moment later."""
+        """Why a server that just closed a connection has ended; None if it still runs. Its guard notices the end a
+        moment later, which this waits for.
+        """
         with suppress(subprocess.TimeoutExpired):
             self._guard.wait(_MOST_ENDING_S)
         return self.ended
 
     def wait_until_ready(self, say: Callable[[str], None], key: str | None) -> None:
-        """Wait until it answers.
+        """Wait until the server answers.
 
         Args:
-            say: gets a line now and then where that takes long, with the last line of the server's output.
-            key: of its API.
+            say: shows a line from time to time if that takes long, with the last line of the server's output.
+            key: key of its API; None without one.
 
         Raises:
-            RunError: it has ended, or is not ready in time.
-            SettingError: it wants a key.
+            RunError: if it has ended, or is not ready in time.
+            SettingError: if it requires a key.
         """
         next_line_s = _SAY_S
         while (why_not := why_not_ready(self.url, key)) is not None:
@@ -191,12 +193,14 @@ class StartedServer:
                         f"the {self.name} server was not ready within {limit}: {why} (all of it: {launch.log})"
                     )
                 say(f"{self.name}: starting for {seconds:.0f} s: {why}")
-                # From now on: while the other server was waited for, several may have been due.
+                # Counted from now, because several lines may have been due while the other server was waited for.
                 next_line_s = seconds + _SAY_S
             time.sleep(_LOOK_S)
 
     def stop(self) -> None:
-        """End it, and wait until no process of it is left: the guard ends it when its own input closes."""
+        """End the server, and wait until none of its processes is left. The guard ends them when its own input
+        closes.
+        """
         assert self._guard.stdin is not None
         self._guard.stdin.close()
         try:
@@ -207,7 +211,7 @@ class StartedServer:
 
     @property
     def _log(self) -> list[str]:
-        """The lines of its output since its start, of a long one the last."""
+        """The lines of the server's output since its start; of a long output the last lines."""
         with self._launch.log.open("rb") as file:
             file.seek(max(self._log_start, file.seek(0, os.SEEK_END) - _MOST_OF_LOG))
             output = file.read().decode(errors="replace")
@@ -216,13 +220,13 @@ class StartedServer:
 
 
 def _with_container_id(command: list[str], file: Path) -> list[str]:
-    """The command of a container with a file for its id, by which the guard ends it."""
+    """The command of a container, with a file for the container's id, by which the guard can end it."""
     names = [PurePosixPath(word).name for word in command]
     for index, name in enumerate(names):
-        # `docker compose run` has no such flag; `docker container run` does.
+        # `docker container run` has the flag `--cidfile`; `docker compose run` does not.
         behind_name = names[index + 1 : index + 4]
         if name in CONTAINERS and "run" in behind_name and "compose" not in behind_name:
-            # Of an earlier start: `docker run` refuses a file that exists.
+            # The file of an earlier start is removed, because `docker run` refuses a file that exists.
             file.unlink(missing_ok=True)
             behind = names.index("run", index) + 1
             return [*command[:behind], "--cidfile", str(file), *command[behind:]]
@@ -230,10 +234,10 @@ def _with_container_id(command: list[str], file: Path) -> list[str]:
 
 
 def _free_port() -> int:
-    """A port that nothing listens on, below those that Linux gives to outgoing connections: one of these would soon be
-    taken.
+    """A port that nothing listens on. It is below those that Linux gives to outgoing connections, one of which might
+    soon take it.
     """
-    # Programs that seed `random` alike, and run side by side, would try the same ports.
+    # A random source of its own: programs that seed `random` alike and run side by side would try the same ports.
     for port in random.SystemRandom().sample(_PORTS, 1000):
         with suppress(OSError), socket.create_server(("127.0.0.1", port)):
             return port

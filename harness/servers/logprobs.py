@@ -1,4 +1,4 @@
-"""Log-probabilities of given texts, asked of a server in the way that its dialect has."""
+"""Asks a server for the log-probabilities of given texts, in the way that its dialect has."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from harness.servers.identity import AskedServer
 if TYPE_CHECKING:
     import httpx2
 
-# Together probabilities may be larger than 1 by this: servers round them, some in half precision.
+# The probabilities at one place may exceed 1 by this in total, because servers round them, some to half precision.
 _MASS_TOLERANCE = 0.02
-# Larger ones are cut to this: their exponential may overflow.
+# Larger log-probabilities are cut to this, because their exponential could overflow.
 _MOST_LOGPROB = 100.0
 
 
@@ -29,9 +29,9 @@ class TextScorer:
     """Asks a server for the log-probabilities of given texts.
 
     Attributes:
-        client: of its API.
+        client: HTTP client of the server's API.
         asked: a server whose dialect has a way to ask for them.
-        num_top: how many of the likeliest tokens are asked for; -1 for all.
+        num_top: how many of the likeliest tokens are asked for at each place; -1 for all.
     """
 
     client: httpx2.AsyncClient
@@ -39,10 +39,14 @@ class TextScorer:
     num_top: int
 
     async def score_all(self, texts: Texts, num_in_flight: int) -> list[list[Likeliest]]:
-        """The log-probabilities before each token of texts behind their prompts.
+        """For each text, the log-probabilities before each of its tokens.
+
+        Args:
+            texts: pairs of a prompt and the text after it, as token ids.
+            num_in_flight: how many texts are scored at the same time.
 
         Raises:
-            RunError: the server does not give them.
+            RunError: if the server does not report them.
         """
         import httpx2
 
@@ -61,12 +65,16 @@ class TextScorer:
             reason = from_outside(str(error)) or f"no end after {self.client.timeout.read:g} s"
             raise RunError(f"{about}: {reason}") from error
         finally:
-            # After a failure no other one is sent.
+            # After a failure, the remaining texts are not sent.
             for task in tasks:
                 task.cancel()
 
     async def _checked(self, prompt: Sequence[int], text: Sequence[int]) -> list[Likeliest]:
-        """The log-probabilities of one text. Raises AnswerError for anything else."""
+        """The log-probabilities of one text.
+
+        Raises:
+            AnswerError: if the server sends anything else.
+        """
         try:
             scored = await self._score(prompt, text)
         except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
@@ -103,7 +111,7 @@ class TextScorer:
         return scored
 
     async def _ask(self, token_ids: Sequence[int], **parameters: Any) -> Any:
-        """The choice of an answer, one token long, that continues these tokens."""
+        """The choice in an answer of one token that continues these tokens."""
         body = {
             "model": self.asked.model.name,
             "prompt": token_ids,

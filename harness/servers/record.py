@@ -1,4 +1,4 @@
-"""Any server that speaks the OpenAI API: one that speculates, and one that does not."""
+"""The record of `engine=server`: servers with an OpenAI API, one that speculates and one that does not."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from harness.config.run import RunSettings
     from harness.engines.protocol import Engine
 
-# Variables that say on which devices a server runs, and where its models are.
+# Beginnings of variables that decide on which devices a server runs, and where its models are.
 _DEVICE_VARIABLES = ("CUDA_VISIBLE", "HIP_VISIBLE", "HF_HOME")
 
 
 class ServerRecord(EngineRecord):
-    """Two servers with the same model, where one speculates, or a single server."""
+    """The record of servers as an engine: two with the same model, one of which speculates, or a single one."""
 
     name = "server"
     summary = "servers with an OpenAI API: vLLM, SGLang, llama.cpp or another"
@@ -36,14 +36,14 @@ class ServerRecord(EngineRecord):
     default_draft: ClassVar[str | None] = "server"
 
     def adapted(self, run: RunSettings) -> RunSettings:
-        """Read a command for the names of model and draft; leave out the default draft where there is one
-        address, and so only the regular arm.
+        """Fill in the names of model and draft from commands. If there is only one address, remove the default draft,
+        so that only the regular arm is left.
 
-        Whether that server speculates, and with what, is not known here.
+        Whether that server speculates, and with what draft, is not known here.
         """
         settings = ServerSettings.of(run)
         if settings.chat == "auto":
-            # No model was named, whose chat template could be applied here.
+            # Without a named model, there is no chat template that could be applied here.
             chat = run.model.repository == SERVED
             run = dataclasses.replace(run, engine=dataclasses.replace(settings, chat=chat))
         if settings.start_command:
@@ -86,14 +86,14 @@ class ServerRecord(EngineRecord):
             commands = [command.words for command in commands_of(run)]
             return ServerSetup(commands=commands, variables=_variables())
         key = api_key("engine.api_key_variable", settings.api_key_variable)
-        # The regular one first; both may be the same.
+        # The regular server first; both addresses may be the same.
         urls = dict.fromkeys(url for url in (settings.regular_url, settings.url) if url is not None)
         reports = [server_report(url, key) for url in urls]
         known = [report for report in reports if report is not None]
         return ServerSetup(known) if len(known) == len(urls) else ServerSetup(all_answer=False)
 
     def open(self, opening: Opening) -> Engine:
-        """Start the servers, or only connect them."""
+        """Open the engine: start the servers, or connect with running ones."""
         from harness.servers.engine import ServerEngine
         from harness.servers.launch import Served
 
@@ -111,13 +111,13 @@ class ServerRecord(EngineRecord):
             )
             served.append(regular)
         arm = "speculative" if served else "regular"
-        # Only its counters may be at an address of their own.
+        # Only the counters of this server may have addresses of their own.
         served.append(Served(arm, "engine.url", model, settings.url, settings.metrics_url))
         return ServerEngine(opening, served)
 
 
 def _variables() -> dict[str, str]:
-    """The variables of the environment by which servers run as they do, without keys."""
+    """The environment variables that determine how servers run, without keys."""
     beginnings = (
         *_DEVICE_VARIABLES,
         *(name for startup in startups() for name in startup.environment),

@@ -1,7 +1,8 @@
 """Sends requests to one server, and reads their answers into records.
 
-`Sender` has what can happen to a request: it is answered, refused, cut off, times out, or is not sent because the
-server is gone. `send_in_turn` decides when each of many is sent, beside further ones that keep up the load.
+`Sender` handles everything that can happen to a request: it is answered, refused, cut off, times out, or is not sent
+because the server is gone. `send_in_turn` decides when each of many requests is sent, and sends further ones that keep
+up the load.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ if TYPE_CHECKING:
 
     from harness.servers.settings import ServerSettings
 
-# No more requests are sent after this many in a row without an answer, and as many as are in flight: each may take
-# `engine.timeout_s`.
+# No more requests are sent after this many in a row without an answer, plus as many as are in flight, because each may
+# take `engine.timeout_s`.
 _MOST_UNANSWERED = 4
-# Characters that are shown of a line that is no JSON.
+# How many characters of a line that is not JSON are shown.
 _LONGEST_LINE = 60
 
 
@@ -46,11 +47,11 @@ class Outgoing:
     """A request that is to be sent.
 
     Attributes:
-        body: of OpenAI's API.
+        body: its body in OpenAI's API.
         request: its record.
-        row: its place among those of a question.
-        arrivals: of all requests of the question together, to which tokens that come as ids are added.
-        may_be_empty: whether an answer without a token is accepted, and no failure.
+        row: its place among the requests of a question.
+        arrivals: the arrivals of all requests of the question together; tokens that come as ids are added to it.
+        may_be_empty: whether an answer without a token is accepted, or else is a failure.
     """
 
     body: dict[str, Any]
@@ -61,18 +62,18 @@ class Outgoing:
 
 
 class Sender:
-    """Sends requests to one server until too many in a row had no answer.
+    """Sends requests to one server until too many in a row were not answered.
 
     Args:
-        client: of the server's API.
-        tokenizer: of the model that is served.
-        settings: of `engine=server`.
-        counts_within: see `Dialect`.
+        client: HTTP client of the server's API.
+        tokenizer: tokenizer of the served model.
+        settings: settings of `engine=server`.
+        counts_within: as in `Dialect`.
 
     Attributes:
         given_up: why no more requests are sent; None while they are.
-        num_in_flight: the requests that are sent and have not ended.
-        last_event: when anything last came from the server, by `time.perf_counter`.
+        num_in_flight: number of requests that were sent and have not ended.
+        last_event: when anything last came from the server, on the clock `time.perf_counter`.
     """
 
     def __init__(
@@ -94,20 +95,20 @@ class Sender:
         self._counted_until = 0.0
 
     def request_seconds(self) -> float:
-        """Seconds of all requests so far, added up. It must be called before the number in flight changes."""
+        """Seconds in flight of all requests so far, added up. Must be called before the number in flight changes."""
         now = time.perf_counter()
         self._request_seconds += self.num_in_flight * (now - self._counted_until)
         self._counted_until = now
         return self._request_seconds
 
     async def send(self, outgoing: Outgoing) -> None:
-        """Send one request, and note in its record how that went, failure included."""
+        """Send one request, and record the answer or the failure in its record."""
         request = outgoing.request
         if self.given_up is not None:
             request.error = RequestError(0, self.given_up)
             return
         timeout_s = self._settings.timeout_s
-        # A refusal is an answer, too.
+        # A refusal counts as an answer, too.
         was_answered = True
         self.request_seconds()
         self.num_in_flight += 1
@@ -118,7 +119,7 @@ class Sender:
             request.error = RequestError(TIMED_OUT, f"Timeout: no end after {timeout_s:g} s")
         except asyncio.CancelledError:
             request.error = RequestError(CANCELLED, "Cancelled: not read to its end")
-            # `settle` is not reached.
+            # Set here, because `settle` is not reached.
             num_shown = max(len(request.token_ids), len(request.shown_ids))
             request.num_tokens = max(num_shown, len(request.arrivals))
             raise
@@ -148,12 +149,12 @@ class Sender:
         settle(request, self._tokenizer, self._settings.chat, outgoing.may_be_empty)
 
     async def _read(self, outgoing: Outgoing) -> None:
-        """Read an answer to its end, or as much as anybody waits for.
+        """Read an answer to its end, or as much of it as is waited for.
 
         Raises:
-            HarnessError: the server refuses, breaks off, or says what cannot be true.
-            TimeoutError: the answer has not ended in time.
-            Exception: what a damaged event raises.
+            HarnessError: if the server refuses, breaks off, or sends something that cannot be true.
+            TimeoutError: if the answer has not ended in time.
+            Exception: any error that a damaged event causes.
         """
         body, request = outgoing.body, outgoing.request
         finished = False
@@ -173,7 +174,7 @@ class Sender:
                     note_event(request, event, self.last_event - started)
                     check_length(request, max_tokens)
                     tokens = event.token_ids
-                    # Without a tokenizer `settle` puts ids of the text in the place of those that came.
+                    # Without a tokenizer, `settle` replaces these ids by ids of the text.
                     if tokens and not isinstance(self._tokenizer, TextTokenizer):
                         origins = [Origin.TARGET] * len(tokens)
                         arrived = Arrival(outgoing.row, request.arrivals[-1], tokens, origins)
@@ -192,12 +193,12 @@ class Sender:
 
 
 class _Traffic:
-    """What is in flight while a question is answered: its own requests, and further ones, without end, that do not
-    count. With these the load does not drain; what is left of them in the end is cancelled.
+    """Everything that is in flight while a question is answered: its own requests, and an endless supply of further
+    ones that do not count. Because of these the load does not drain; those that are left at the end are cancelled.
 
     Args:
-        further: None for none.
-        num_in_flight: the most requests that are in flight together.
+        further: the further requests; None for none.
+        num_in_flight: the most requests in flight at the same time.
     """
 
     def __init__(
@@ -220,10 +221,10 @@ class _Traffic:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def load(self, requests: Sequence[Outgoing]) -> Load:
-        """What was in flight since it began.
+        """The load since this began.
 
         Args:
-            requests: of the question.
+            requests: the question's own requests.
         """
         num_further = sum(len(record.arrivals) for record in self._records)
         num_own = sum(len(outgoing.request.arrivals) for outgoing in requests)
@@ -235,7 +236,7 @@ class _Traffic:
         )
 
     async def send(self, outgoing: Outgoing) -> asyncio.Task[None]:
-        """Begin to send a request as soon as there is room."""
+        """Wait until there is room in flight, then begin to send a request, and return its task."""
         await self._room.acquire()
 
         async def send() -> None:
@@ -249,7 +250,9 @@ class _Traffic:
         return task
 
     def send_further(self) -> None:
-        """Begin to send further requests until one fails: a server that refuses them at once would be flooded."""
+        """Begin to send further requests until one fails. A server that refuses them at once would otherwise be
+        flooded.
+        """
 
         async def send_all() -> None:
             for outgoing in self._further:
@@ -267,7 +270,9 @@ async def send_in_turn(
     further: Iterator[Outgoing] | None,
     num_in_flight: int,
 ) -> Load:
-    """Send requests so that `num_in_flight` are under way at most; once all are sent, further ones take their room."""
+    """Send requests with at most `num_in_flight` of them in flight. Once all are sent, further ones take the places of
+    those that end. Returns the load when all requests, apart from the further ones, have ended.
+    """
     async with _Traffic(sender, further, num_in_flight) as traffic:
         own = [await traffic.send(outgoing) for outgoing in requests]
         traffic.send_further()

@@ -10,7 +10,7 @@ from harness.config.engines import EngineSettings
 from harness.config.run import RunSettings
 from harness.config.settings import check_address, require, require_at_least
 
-# Entries of a request's body that other settings decide.
+# Entries of a request's body that other settings determine.
 _SET_ELSEWHERE = {
     "model": "engine.model",
     "max_tokens": "decoding.max_new_tokens",
@@ -22,9 +22,9 @@ _SET_ELSEWHERE = {
     "seed": "seed",
     **dict.fromkeys(("prompt", "messages"), "prompts"),
 }
-# Entries that the measurement needs as they are.
+# Entries of a request's body that the measurement sets, and that must not be changed.
 _NEEDED = ("n", "stream", "stream_options", "stop", "stop_token_ids", "return_token_ids")
-# Entries by which OpenAI's API, vLLM, SGLang and llama.cpp hold an answer to a grammar.
+# Entries with which OpenAI's API, vLLM, SGLang and llama.cpp constrain an answer by a grammar.
 _GRAMMARS = (
     "response_format",
     "structured_outputs",
@@ -135,7 +135,7 @@ class ServerSettings(EngineSettings):
 
     @property
     def takes_k(self) -> bool:
-        """Whether the servers are started with the K of the run."""
+        """Whether the servers are started with the run's K."""
         return any("{K}" in word for word in (*self.first_command, *self.start_command))
 
     @property

@@ -1,4 +1,6 @@
-"""Servers that are started by their commands: what a run is called by them, and how often they are started."""
+"""Servers that are started by their commands: the names that the commands give a run, and how often servers are
+started.
+"""
 
 from __future__ import annotations
 
@@ -20,22 +22,22 @@ if TYPE_CHECKING:
     from harness.config.settings import DraftSettings
     from harness.engines.protocol import Engine
 
-# The draft of a run that names none.
+# The name of the draft in a run that names none.
 _ITS_OWN = "server"
-# `engine.blocks=auto` where one arm after the other has the devices.
+# `engine.blocks=auto` if the arms take turns on the devices.
 _BLOCKS = 4
-# How often both servers are started where they run side by side and start quickly, and the fewest prompts of a start.
+# How often both servers are started if they run side by side and start quickly, and the fewest prompts of each start.
 _STARTS = 8
 _PROMPTS_PER_START = 2
-# Blocks at most, of a run that ends as soon as it is precise enough (`precision`).
+# The most blocks of a run that ends as soon as it is precise enough (`precision`).
 _MOST_BLOCKS = 24
 
 
 def commands_of(run: RunSettings) -> list[ServerCommand]:
-    """The commands of a run as they are started, the regular one first; one without a draft.
+    """The commands of a run as they are started, the regular one first; a single one without a draft.
 
     Raises:
-        SettingError: the server cannot be started in this way, or not without speculation.
+        SettingError: if the server cannot be started in this way, or not without speculation.
     """
     settings = ServerSettings.of(run)
     values = dict(settings.vary or {}) | {"K": run.decoding.num_draft_tokens}
@@ -47,19 +49,19 @@ def commands_of(run: RunSettings) -> list[ServerCommand]:
     if is_alone:
         return [measured]
     if not regular and not measured.is_known:
-        # Of a mistyped name it is not said that nothing is known of its flags.
+        # If its name is mistyped, the error should say so, and not that its flags are unknown.
         check_program(measured)
     return [*(regular or [measured.regular()]), measured]
 
 
 def check_program(command: ServerCommand) -> None:
-    """Raise a SettingError for a program that is not on this machine."""
+    """Raise a SettingError if the command's program is not on this machine."""
     if shutil.which(command.program) is None:
         raise SettingError(command.program, "no such program on this machine")
 
 
 def with_names_of_commands(run: RunSettings, commands: Sequence[ServerCommand]) -> RunSettings:
-    """The settings with the names of model and draft that the commands have."""
+    """The settings, with the names of model and draft from the commands unless the user named them."""
     settings = ServerSettings.of(run)
     measured = commands[-1]
     if run.model.repository == SERVED and measured.model:
@@ -76,7 +78,7 @@ def with_names_of_commands(run: RunSettings, commands: Sequence[ServerCommand]) 
 
 
 def _check_label(draft: DraftSettings, measured: ServerCommand) -> None:
-    """Raise a SettingError for a typed draft that is not the one of the command."""
+    """Raise a SettingError if the typed draft is not the one in the command."""
     if not measured.draft:
         return
     typed = {draft.name, draft.repository if isinstance(draft, ModelSettings) else ""}
@@ -86,7 +88,7 @@ def _check_label(draft: DraftSettings, measured: ServerCommand) -> None:
 
 
 def start(opening: Opening, settings: ServerSettings) -> Engine:
-    """The engine over both servers or the only one, with how often they are started."""
+    """The engine with both servers or the only one, and the decision how often they are started."""
     from harness.config.machine import gpu_names
     from harness.servers.engine import ServerEngine
     from harness.servers.launch import Launch, Served
@@ -97,7 +99,7 @@ def start(opening: Opening, settings: ServerSettings) -> Engine:
     if len(commands) > 1 and settings.blocks == "auto" and not has_gpus:
         commands = [command.without_core_binding() for command in commands]
     names = ["regular", "speculative"][-len(commands) :] if run.draft is not None else ["regular"]
-    # What the rows call the arms is not what two commands are called.
+    # The names that users see; in rows the arms of two commands are still `regular` and `speculative`.
     shown = ["first", "second"] if settings.first_command else names
     served = []
     for name, label, command in zip(names, shown, commands, strict=True):
@@ -116,7 +118,7 @@ def start(opening: Opening, settings: ServerSettings) -> Engine:
         takes_turns = num_blocks > 0
     elif len(commands) > 1:
         num_blocks = _MOST_BLOCKS if run.is_until_precise else _BLOCKS
-        # Servers share a GPU where flags bound the memory that each takes of it.
+        # Servers can share a GPU if flags bound the memory that each of them takes.
         may_share_gpus = all(command.value(command.startup.sized_by) for command in commands)
         takes_turns = has_gpus and not may_share_gpus
         most_starts = min(_STARTS, run.num_over_starts // (_PROMPTS_PER_START * run.batch_size))

@@ -1,8 +1,8 @@
-"""How the commands of known servers are read: which of their flags make a server speculate, and what else a measurement
-must know of them. Values without code, one for each kind of server, `Dialect.startup`.
+"""Tables about the commands of known servers: which flags make a server speculate, and what else a measurement must
+know about them. They are values without code, one for each kind of server (`Dialect.startup`).
 
 The flags are those of llama.cpp b10434, vLLM 0.32, mlx_lm 0.32 and SGLang 0.5.23; `command.py` applies them. Those of
-ik_llama.cpp, whose program has llama.cpp's name, are from its sources and docs/speculative.md.
+ik_llama.cpp, whose program has the same name as llama.cpp's, are from its sources and docs/speculative.md.
 """
 
 from __future__ import annotations
@@ -16,38 +16,41 @@ class Startup:
     """How one kind of server is started.
 
     Attributes:
-        programs: the words that start it, `vllm serve`; of a path the last part counts, and `llama-server` stands for
-            `llama-server-vulkan` too.
+        programs: the words that start it, such as `vllm serve`. Of a path only the last part counts, and `llama-server`
+            also stands for `llama-server-vulkan`.
         images: parts of the names of container images that start it.
-        speculation: flags with one value that are about speculation, and mean nothing without it.
-        switches: the same without a value.
-        drafts_by: those flags and switches that turn speculation on unless their value is `none`, and variables of the
-            environment that do: `--spec-type none` is in a command that does not speculate.
-        prefixes: beginnings of flags about speculation. One that begins so and is in neither table is refused.
-        variables: beginnings of variables of the environment that are about speculation.
-        environment: beginnings of variables that rows record, because they say how the server runs.
-        refused: flags under which a server cannot be measured by its command, with the reason.
-        argparse: whether flags are read as Python's argparse does: `--flag=value` and `--config.key value`. In any
+        speculation: flags with one value that are about speculation, and have no meaning without it.
+        switches: flags without a value that are about speculation.
+        drafts_by: the flags and switches among these that turn speculation on unless their value is `none`, and
+            environment variables that do. A command with only `--spec-type none` does not speculate.
+        prefixes: beginnings of flags about speculation. A flag with such a beginning that is in neither table is
+            refused.
+        variables: beginnings of environment variables about speculation.
+        environment: beginnings of environment variables that identify a measurement, because they affect how the server
+            runs.
+        refused: flags with which a server cannot be measured by its command, with the reasons.
+        argparse: whether flags are read as by Python's argparse, `--flag=value` and `--config.key value`. In any
             server's flags `_` stands for `-`.
-        json_flags: aliases of one flag whose value is JSON, its name first; `--speculative-config.method` is its entry
-            `method`.
-        for_all: flags that the measurement adds to every server where they are not typed, with whatever value.
-        for_regular: the same for the server that does not speculate, where that would have other defaults.
-        address: flags that say where it listens.
+        json_flags: the aliases of one flag whose value is JSON, its main name first; `--speculative-config.method` is
+            its entry `method`.
+        for_all: flags that the measurement adds to every server, unless they are typed with any value.
+        for_regular: flags that are added to the server that does not speculate, because it has other defaults without
+            speculation.
+        address: flags that determine where it listens.
         listening: these flags with `{port}`.
-        method: flags that name the way to draft.
+        method: flags that name the drafting method.
         draft: flags that name the draft model.
-        pools: methods that learn from all requests: a prompt that is asked again finds its own answer there, whatever
+        pools: methods that learn from all requests. A prompt that is asked again finds its own answer there, whatever
             its salt is.
         model: flags that name the model.
-        model_follows: whether the first word after the program may name it, too.
-        speculators: whether it speculates where the configuration of its model says so, without a flag.
-        served_name: flags with the name under which the model is served.
-        sized_by: flags that bound the memory that it takes of a GPU; any one does. Two servers share a GPU only if
-            both have one.
-        without_core_binding: variables, `NAME=value`, with which two of these servers share a CPU. Otherwise both bind
-            their threads to the same cores, and wait for each other.
-        note: what else differs between a server with speculation and one without; a line for the user.
+        model_follows: whether the first word after the program may name the model, too.
+        speculators: whether it speculates without any flag if the configuration of its model says so.
+        served_name: flags for the name under which the model is served.
+        sized_by: flags that bound the memory that it takes on a GPU; any one of them does. Two servers share a GPU only
+            if both have one.
+        without_core_binding: variables, as `NAME=value`, with which two of these servers can share a CPU. Without them,
+            both bind their threads to the same cores and wait for each other.
+        note: a line for the user about other differences between a server with speculation and one without.
         example: flags that would make it speculate, for errors.
     """
 
@@ -79,7 +82,7 @@ class Startup:
     example: str = ""
 
 
-# Of a program that is not known: nothing in its command means anything here.
+# For a program that is not known: no word of its command has a known meaning.
 NOT_KNOWN = Startup(programs=(), address=(), model=(), served_name=())
 
 START_BOTH = "start both servers yourself, and name them by url= and regular_url="
@@ -132,7 +135,7 @@ LLAMA_CPP = Startup(
         --spec-default
         """.split()
     ),
-    # Builds before --spec-type speculated by --draft-max; a draft alone speculates if its file is a head.
+    # Builds from before --spec-type speculated with --draft-max. A draft alone speculates if its file is a head.
     drafts_by=tuple(
         """
         --spec-type --spec-default --draft --draft-n --draft-max LLAMA_ARG_SPEC_TYPE
@@ -168,7 +171,7 @@ LLAMA_CPP = Startup(
         "-hfrd",
         "--hf-repo-draft",
     ),
-    # ggml-org/llama.cpp, issue 27852: a table for all slots, and one for each.
+    # ggml-org/llama.cpp, issue 27852: one table for all slots, and one for each slot.
     pools=("ngram-mod", "ngram-cache"),
     model=("-m", "--model", "-hf", "-hfr", "--hf-repo", "-mu", "--model-url"),
     served_name=("-a", "--alias"),
@@ -190,11 +193,12 @@ VLLM = Startup(
         "--spec-method",
         "--spec-model",
         "--spec-tokens",
-        # Without speculation vLLM refuses to start with it.
+        # vLLM refuses to start with this flag if it does not speculate.
         "--per-request-spec-decode-metrics",
     ),
     drafts_by=("--speculative-config", "-sc", "--spec-method", "--spec-model", "--spec-tokens"),
-    # Not `--spec`: `--specialize-active-lora` is about something else. vLLM takes abbreviations.
+    # Not `--spec`, because `--specialize-active-lora` is about something else. vLLM also accepts abbreviations of
+    # flags.
     prefixes=("--spec-", "--speculative", "--per-request-s"),
     refused={
         "--config": _CONFIG,
@@ -268,7 +272,7 @@ SGLANG = Startup(
     },
     argparse=True,
     for_all=("--enable-metrics", "--enable-cache-report"),
-    # Its limit where it speculates and none is set.
+    # SGLang's default limit when it speculates, so that both arms have the same.
     for_regular=("--max-running-requests 48",),
     method=("--speculative-algorithm",),
     draft=("--speculative-draft-model-path", "--speculative-draft-model"),
