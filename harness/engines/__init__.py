@@ -1,1 +1,1 @@
-"""Who answers a question: an engine can generate the same texts with and without speculation."""
+"""The seam between the instrument and what generates texts: engines, the arms that they have, and what arms answer."""

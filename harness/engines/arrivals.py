@@ -1,6 +1,7 @@
-"""Arrivals, which a replay of an answer shows: tokens as they came, and where each comes from.
+"""The arrivals of an answer, by which a replay shows it: tokens as they came, and the origin of each.
 
-It imports nothing of ours. `local/decoding`, which imports nothing else of ours, says where its tokens come from.
+This module imports nothing of ours. `local/decoding`, which imports no other module of the instrument, uses it to say
+where its tokens come from.
 """
 
 from __future__ import annotations
@@ -20,12 +21,15 @@ class Origin(StrEnum):
 
 
 def origins(num_proposed: int, num_accepted: int, num_tokens: int) -> list[Origin]:
-    """Where each token comes from that an answer gained in one iteration; its end may cut off the last ones.
+    """Return the origin of each token that an answer gained in one iteration.
+
+    The end of an answer may cut off the last tokens of its iteration. With 3 proposed draft tokens, of which 1 is
+    accepted, 2 tokens have the origins draft and recovered. If the answer ends after the first, it is draft alone.
 
     Args:
-        num_proposed: the draft tokens that were verified.
-        num_accepted: how many of these were accepted.
-        num_tokens: how many the answer gained.
+        num_proposed: number of draft tokens that were verified.
+        num_accepted: number of these that were accepted.
+        num_tokens: number of tokens that the answer gained.
     """
     last = Origin.BONUS
     if not num_proposed:
@@ -40,13 +44,13 @@ class Arrival:
     """Tokens of one answer that arrived together.
 
     Attributes:
-        row: the place of the request among those that are answered.
-        seconds: since the request began.
-        tokens: new ones, at least one.
-        origins: where each comes from; `target` where the arm does not know.
-        proposed: the draft tokens that were verified for them; empty where that is not known.
-        probabilities: the target's and the drafter's of the draft token that was rejected; None without one, and
-            where they are not known.
+        row: index of the request among the requests that are answered.
+        seconds: time since the request began.
+        tokens: the new token ids, at least one.
+        origins: the origin of each token; `target` for all if the arm does not know.
+        proposed: the draft tokens that were verified in the iteration; empty if they are not known.
+        probabilities: the probabilities that the target and the drafter gave the rejected draft token; None if none was
+            rejected, or if they are not known.
     """
 
     row: int

@@ -1,4 +1,4 @@
-"""Counts of a server: its counters, how much they grew while it answered, and the draft tokens that it counts."""
+"""Counts that a server reports: its counters, how much they grew while it answered, and its count of draft tokens."""
 
 from __future__ import annotations
 
@@ -10,35 +10,39 @@ from typing import Any, Literal
 
 from harness.results.drafts import Drafts
 
-# The most draft tokens of one iteration, those of a tree included. They bound the memory that a hostile server could
-# make us take.
+# The most draft tokens of one iteration, all branches of a tree included. The limit bounds the memory that a hostile
+# server could make this process allocate.
 _MOST_DRAFTED = 1024
-# The most draft tokens that one iteration accepts, where it is not known how many it did.
+# The most draft tokens that one iteration is assumed to accept if the server does not say how many it accepted.
 MOST_ACCEPTED = 64
 
 
 class ImpossibleCounts(ValueError):
-    """Counts that contradict each other, or the answers that they are about."""
+    """Counts that contradict each other, or contradict the answers that they describe."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DraftCounts:
-    """Draft tokens by a server's count, over the iterations of an answer or of several. None and empty for what is not
-    known. However a server reports them, its report becomes such a value, which cannot hold what is impossible.
+    """A server's count of draft tokens, over all iterations of one answer or of several.
+
+    Every report of a server, whatever its format, is turned into such a value, which cannot hold impossible counts.
+    What is not known is None or empty.
 
     Args:
-        num_tokens: of the answers.
-        num_answers: of which each may end within an iteration. Servers also count what that accepted behind the end.
-        most_accepted: draft tokens that one iteration accepts, where `accepted_at` is not known.
+        num_tokens: number of tokens of the answers.
+        num_answers: number of answers. Each may end within an iteration, and servers also count the draft tokens that
+            this iteration accepted after the end.
+        most_accepted: the most draft tokens that one iteration can accept. Only used if both `accepted_at` and `steps`
+            are unknown.
 
     Attributes:
-        proposed, accepted: draft tokens.
-        iterations: that drafted something.
-        accepted_at: by position from 0, iterations that accepted the draft token there.
-        steps: (proposed, accepted) of each iteration in order, also of some that drafted nothing.
+        proposed, accepted: numbers of draft tokens.
+        iterations: number of iterations that drafted something.
+        accepted_at: for each position, from 0, the number of iterations that accepted the draft token there.
+        steps: (proposed, accepted) of each iteration in order; iterations that drafted nothing may be among them.
 
     Raises:
-        ImpossibleCounts: they contradict each other, or no such answers can have them.
+        ImpossibleCounts: the counts contradict each other, or no answers of this length can have them.
     """
 
     accepted: float
@@ -73,7 +77,7 @@ class DraftCounts:
         self._check_length()
 
     def _check_length(self) -> None:
-        """Raise for more iterations, or more draft tokens in these, than the answers have tokens for."""
+        """Raise ImpossibleCounts if the answers are too short for these iterations, or these for the draft tokens."""
         most_accepted = self.most_accepted
         if self.accepted_at:
             most_accepted = sum(number > 0 for number in self.accepted_at)
@@ -92,8 +96,9 @@ class DraftCounts:
 
     @property
     def counts(self) -> Drafts:
-        """These counts as a value that can be added to those of other answers. An answer that drafted nothing counts as
-        one that reports nothing.
+        """The same counts as `Drafts`, which can be added to those of other answers.
+
+        An answer for which nothing was drafted counts as one that reports no drafts.
         """
         proposed, drafting = self.proposed, self.iterations
         return Drafts(
@@ -114,20 +119,21 @@ def _require_equal(name: str, counted: float | None, total: float) -> None:
 
 @dataclass(frozen=True)
 class Counts:
-    """Counters of a server, or how much they grew; None for one that the server lacks.
+    """Counters of a server, or how much they grew. A counter that the server lacks is None.
 
     Attributes:
         generated: new tokens.
         drafts: iterations that verified draft tokens.
         proposed, accepted: draft tokens.
-        accepted_at: by position from 0, iterations in which the draft token there was accepted.
-        read: tokens of prompts, with some servers without those from a cache.
-        cached: tokens of prompts that were taken from a cache.
-        first_tokens, first_token_s: requests that got their first token, and the sum of their times until then.
-        restarts: number of restarts of the server. Each resets the counters, so that their growth is unknown.
-        running: requests that are answered or wait at this moment: a state, which is never added up. Of a growth, those
-            of other clients that did not end before it.
-        words: the server's names of counters, by these.
+        accepted_at: for each position, from 0, the number of iterations that accepted the draft token there.
+        read: tokens of prompts; some servers do not count those that came from a cache.
+        cached: tokens of prompts that came from a cache.
+        first_tokens, first_token_s: number of requests that got their first token, and the sum of the times until then.
+        restarts: number of times that the server restarted. Each restart resets the counters, so that their growth is
+            unknown.
+        running: number of requests that are being answered or wait now. This is a state, and is never added up. In a
+            growth, it is the number of other clients' requests that were still running at the end.
+        words: for each field, the name that the server has for the counter.
     """
 
     generated: float | None = None
@@ -145,16 +151,16 @@ class Counts:
 
     @property
     def is_known(self) -> bool:
-        """Whether any counter is known; restarts always are."""
+        """Whether any counter is known. `restarts` always is, and does not count."""
         return replace(self, restarts=0.0, running=None) != Counts()
 
     def in_words(self, *names: str) -> str:
-        """These counters in the server's words."""
+        """The counters of these names, in the server's words, for messages: `tokens_predicted_total 128`."""
         known = [name for name in names if getattr(self, name) is not None and name in self.words]
         return ", ".join(f"{self.words[name]} {getattr(self, name):.0f}" for name in known)
 
 
-# Counters of one number each that may be missing.
+# The fields that hold one number and are None if the server lacks the counter.
 _OPTIONAL = tuple(
     counter.name
     for counter in fields(Counts)
@@ -163,9 +169,10 @@ _OPTIONAL = tuple(
 
 
 def added(counts: Counts, other: Counts, sign: Literal[1, -1] = 1) -> Counts:
-    """Return the sum of both, or with `sign=-1` the difference; `running` comes from the first.
+    """Return the sum of both, or with `sign=-1` the difference. `running` is that of `counts`.
 
-    A counter that only one of them has is 0 in the other: servers show some only after the first event.
+    A counter that only one of them has counts as 0 in the other, because servers show some counters only after their
+    first event.
     """
     sums: dict[str, Any] = {"restarts": counts.restarts + sign * other.restarts}
     for name in _OPTIONAL:
@@ -179,7 +186,7 @@ def added(counts: Counts, other: Counts, sign: Literal[1, -1] = 1) -> Counts:
 
 
 def growth(now: Counts, before: Counts) -> Counts:
-    """Return how much each counter grew; all are unknown if one fell, or if the server restarted."""
+    """Return how much each counter grew; all counters are unknown if one fell or the server restarted."""
     grown = added(now, before, -1)
     numbers = [getattr(grown, name) or 0.0 for name in _OPTIONAL]
     has_fallen = min([*numbers, *grown.accepted_at.values()]) < 0

@@ -1,4 +1,4 @@
-"""From tokens to text while it is generated: half a character waits for the other half."""
+"""Turns tokens into text while they are generated; a character that is split between tokens waits for the rest."""
 
 from __future__ import annotations
 
@@ -7,25 +7,26 @@ from collections.abc import Sequence
 
 from harness.engines.tokenizer import Tokenizer
 
-# A character has at most four bytes, so at most four tokens hold it. The fourth may begin another
-# character, which needs up to three more. What is still broken then will never be whole.
+# The most tokens that wait for a character to become whole. A character has at most four bytes, and so lies in at most
+# four tokens. The fourth may begin another character, which needs up to three more. A text that is still broken after
+# seven tokens will never be whole.
 _LONGEST_WAIT = 7
-# Enough that a new token gets its leading space, even behind a few special tokens; few, because all
-# of them are decoded with each new token.
+# How much of the preceding text is decoded with each new token: at first tokens of the prompt, then parts, of which
+# each has one to seven tokens. It is enough for a new token to get its leading space, even after a few special tokens.
+# More would cost time, because all of them are decoded again with every new token.
 _CONTEXT = 8
-# More tokens of the prompt that may belong to the character in which its last ones begin.
+# The character in which the context begins may have begun up to three tokens earlier.
 _REST_OF_CHARACTER = 3
-# What decoding gives for bytes that are not a whole character.
+# The character that decoders write for bytes that are not a whole character.
 BROKEN = "\N{REPLACEMENT CHARACTER}"
 
 
 class Detokenizer:
     """The text that follows a prompt, as it grows.
 
-    Each token is decoded behind a few of its predecessors, because a tokenizer may write a token
-    differently at the start of a text. These begin with a whole character: a tokenizer with byte
-    fallback decodes adjacent bytes together, and all of them are broken if one character is. Special
-    tokens give no text.
+    Each token is decoded together with a few tokens before it, because a tokenizer may write a token differently at the
+    start of a text. These begin with a whole character. A tokenizer with byte fallback decodes adjacent bytes together,
+    and one broken character would spoil all of them. Special tokens give no text.
 
     Args:
         prompt: token ids of the prompt.
@@ -39,12 +40,15 @@ class Detokenizer:
             if not self._decode(tokens).startswith(BROKEN):
                 end_of_prompt = tokens
                 break
-        # What stands before the pending tokens: parts that begin and end with whole characters.
+        # The context before the pending tokens, in parts that begin and end with whole characters.
         self._parts = deque([end_of_prompt], maxlen=_CONTEXT)
         self._pending: list[int] = []
 
     def add(self, token: int) -> str | None:
-        """The text that `token` completes, maybe empty; None while a character is incomplete."""
+        """Return the text that `token` completes, maybe empty; None while a character is incomplete.
+
+        After seven tokens that do not complete a character, their text is returned as it is, with broken characters.
+        """
         self._pending.append(token)
         text = self._new_text()
         if text.endswith(BROKEN) and len(self._pending) < _LONGEST_WAIT:
@@ -53,7 +57,7 @@ class Detokenizer:
         return text
 
     def flush(self) -> str:
-        """Return the rest when the text ends, with its broken character."""
+        """Return the text that still waits when the answer ends, with its broken character."""
         text = self._new_text()
         self._advance()
         return text

@@ -1,4 +1,4 @@
-"""Where two greedy texts part, and whether rounding explains it."""
+"""Where two greedy texts diverge, and whether rounding explains it."""
 
 from __future__ import annotations
 
@@ -15,19 +15,23 @@ from harness.engines.door.reading import Reference
 from harness.engines.tokenizer import Tokenizer, tokens_behind
 from harness.results.statistics import Floats
 
-# Those whose margins are compared between two computations of logits.
+# The number of likeliest tokens whose margins are compared between two computations of the logits.
 _NUM_LIKELY = 8
 
 
 @dataclass(frozen=True)
 class Divergence:
-    """The first position at which two continuations of a prompt differ. Of a text whose logits are known: the one
-    whose margin is most beyond its tolerance.
+    """The position at which two continuations of a prompt differ.
+
+    If only the text of one is known, or the logits along it, it is the position that `text_divergence` or the
+    comparison of logits found; the latter takes the position whose margin exceeds its tolerance most.
 
     Attributes:
-        logit_margin: logit of the regular arm's token there, or of the likeliest one, minus logit of the other's, after
-            prompt and common prefix. A margin within the rounding of the model means that the two tokens tied.
-        logit_tolerance: the largest margin there that rounding explains, as measured.
+        position: index of the first token that differs, from 0.
+        logit_margin: after the prompt and the common tokens, the logit of the regular arm's token, or of the likeliest
+            one, minus the logit of the other token. If the margin is within the model's rounding, the two tokens tied.
+            None if it was not measured.
+        logit_tolerance: the largest margin that rounding explains there, as measured; None like the margin.
     """
 
     position: int
@@ -36,7 +40,7 @@ class Divergence:
 
     @property
     def columns(self) -> dict[str, float | None]:
-        """Its columns in rows."""
+        """The values of these columns in rows."""
         return {
             "divergence_position": self.position,
             "logit_margin": self.logit_margin,
@@ -45,9 +49,9 @@ class Divergence:
 
     @property
     def excess(self) -> float:
-        """The margin over its tolerance: rounding explains 1 at most.
+        """The size of the margin divided by its tolerance: rounding explains at most 1.
 
-        Infinite without a margin: nothing shows that the tokens tied, nor that they did not.
+        Infinite without a margin, because nothing then shows whether the tokens tied.
         """
         if self.logit_margin is None or self.logit_tolerance is None:
             return math.inf
@@ -60,13 +64,13 @@ def first_divergence(
     expected: Sequence[int],
     actual: Sequence[int],
 ) -> Divergence | None:
-    """The place where two continuations of a prompt part; None where they are the same tokens.
+    """Return the position at which two continuations of a prompt diverge; None if they have the same tokens.
 
-    Where one ends earlier, no margin is known.
+    If one ends where the other goes on, the margin is None.
 
     Args:
-        reference: measures the margin with its target, where it begins a new batch: no arm may be
-            decoding with that target then. None for no margins.
+        reference: measures the margin with the target. It begins a new batch for that, so no arm may be decoding with
+            the target at that time. None to measure no margins.
 
     Raises:
         RunError: a token is not in the reference's vocabulary.
@@ -83,12 +87,13 @@ def first_divergence(
 
 
 def margin_deviation(logits: Floats, again: Floats) -> float:
-    """The standard deviation of the margins between the likeliest tokens, from one computation of logits [n, V] to
-    another one.
+    """Return the standard deviation by which margins differ between two computations of the same logits [n, V].
+
+    Margins between all pairs of the eight likeliest tokens of each position count. 0 if no pair has finite logits.
     """
     num_likely = min(_NUM_LIKELY, logits.shape[-1])
     likely = np.argpartition(logits, -num_likely)[:, -num_likely:]
-    # Tokens that are not known have no finite logit.
+    # A server's reference knows only some tokens. The others have no finite logit.
     with np.errstate(invalid="ignore"):
         moved = np.take_along_axis(again, likely, -1) - np.take_along_axis(logits, likely, -1)
         pairs = moved[:, :, np.newaxis] - moved[:, np.newaxis, :]
@@ -97,7 +102,7 @@ def margin_deviation(logits: Floats, again: Floats) -> float:
 
 
 class _Behind:
-    """The texts of tokens behind a prompt."""
+    """Decodes tokens that follow a prompt."""
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int]) -> None:
         self._tokenizer = tokenizer
@@ -105,15 +110,15 @@ class _Behind:
         self._num_before = len(self._shown(prompt))
 
     def ends_text(self, token: int) -> bool:
-        """Whether a token has no text by itself, which is taken for the end of a text.
+        """Whether a token has no text of its own, which is taken for the end of a text.
 
-        Not every tokenizer lists all of these among its special tokens. Some drop a space at the beginning of a text,
-        which a second token behind it shows.
+        Not every tokenizer lists all tokens without text among its special tokens. The token is decoded twice in a row,
+        because some tokenizers drop a space at the beginning of a text.
         """
         return not self._shown([token, token])
 
     def text(self, tokens: Sequence[int]) -> str:
-        """The text of these tokens, without a last character that is incomplete."""
+        """Return the text of these tokens, without an incomplete last character."""
         text = self._shown([*self._prompt, *tokens])
         return text[self._num_before :].rstrip(BROKEN)
 
@@ -129,29 +134,30 @@ def text_divergence(
     text: str,
     num_tokens: int,
 ) -> Divergence | None:
-    """The place where a text, whose tokens are not known, parts from the reference's greedy text.
+    """Return the position at which a text, whose tokens are not known, diverges from the reference's greedy text.
 
-    One pass reads the text's own tokens. Where the reference's likeliest token writes the same text in other tokens,
-    that one is taken, and the rest is read again. For the text "a dog" the reference writes "a", then " c": they part
-    at position 1, where the text has " dog".
+    Each pass reads the text in the tokens that the tokenizer gives it. If the reference's likeliest token writes the
+    same text in other tokens, that token is taken, and the rest is read again. For the text "a dog" the reference
+    writes "a", then " c". They diverge at position 1, where the text has " dog".
 
-    A text that ends although the reference goes on parts from it there. None if it has `num_tokens`
-    tokens, or if the reference ends there too.
+    A text that ends although the reference continues diverges at its end. The result is None if the text has
+    `num_tokens` tokens, or if the reference ends there too.
 
     Args:
-        num_tokens: the number of tokens that the server was asked for. If that many of the reference's
-            do not write the whole text, they part there.
+        num_tokens: number of tokens that the server was asked for. If this many tokens of the reference do not write
+            the whole text, the two diverge after them.
     """
-    # Servers differ in whether they show a last character that is incomplete.
+    # Servers differ in whether they send an incomplete last character.
     text = text.rstrip(BROKEN)
     behind = _Behind(tokenizer, prompt)
     written: list[int] = []
     position = 0
-    # A pass finds at least one more token.
+    # Each pass finds at least one more token.
     for _ in range(num_tokens + 1):
         rest = tokens_behind(tokenizer, text[len(behind.text(written)) :])
         tokens = [*written, *rest][:num_tokens]
-        # Any token ends it: what comes before is wanted.
+        # `logits_along` gives the logits before each token, and those after the last are wanted too: 0 stands for any
+        # token.
         [logits] = reference.logits_along([prompt], [[*tokens, 0]])
         likeliest = logits.argmax(-1).tolist()
         position = length_in_common(tokens, likeliest)
@@ -161,11 +167,11 @@ def text_divergence(
         token = likeliest[position]
         has_ended = position == len(tokens)
         if behind.ends_text(token):
-            # After the end of a text the server may continue in a way of its own.
+            # Beyond the end of a text, the server may continue in its own way.
             return None if has_ended else Divergence(position)
         written = [*tokens[:position], token]
         longer = behind.text(written)
-        # Some servers leave out space at the end of a text.
+        # Some servers omit white space at the end of a text.
         if text.startswith(longer) or longer.rstrip() == text.rstrip():
             continue
         if has_ended:
@@ -176,7 +182,11 @@ def text_divergence(
 
 
 def check_known(tokens: Sequence[int], vocabulary_size: int) -> None:
-    """Raise a RunError for a token that the reference lacks: a server may serve another model."""
+    """Raise a RunError for a token outside the reference's vocabulary: the server may serve another model.
+
+    Args:
+        tokens: at least one token id.
+    """
     if max(tokens) >= vocabulary_size:
         size = f"vocabulary of {vocabulary_size} tokens: is another model served?"
         raise RunError(f"token {max(tokens)} is not in the model's {size}")

@@ -1,8 +1,8 @@
-"""Plans, places and loads the pair of a run, keeps it for later runs, and opens its engine.
+"""Plans, places and loads the pair of a run, keeps it for later runs, and opens the run's engine.
 
-A `Session` asks it in this order: `plan` reads configurations and tokenizers, `place` fits the models into memory,
-`open` makes the engine, which loads weights (`load`) if it needs them. A sweep's worker keeps one keeper for all its
-jobs, so that a pair loads once.
+A `Session` calls its methods in this order: `plan` reads configurations and tokenizers, `place` fits the models into
+memory, and `open` makes the engine, which calls `load` if it needs the weights. A sweep's worker uses one keeper for
+all its jobs, so that a pair is loaded only once.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
 
 class PairKeeper:
-    """Keeps the last pair for the next run with the same one.
+    """Keeps the last pair, for the case that the next run has the same one.
 
     Args:
-        note_loading: called with True before a pair is planned or loaded, and with False when that
-            has succeeded. So a sweep knows of a run that failed whether its pair was the reason.
+        note_loading: called with True before a pair is planned or loaded, and with False once that has succeeded. From
+            this a sweep knows whether a run failed because of its pair.
 
     Attributes:
-        is_spent: as of `Engine`, of the engines so far.
+        is_spent: whether any engine so far was spent, as `Engine.is_spent` explains.
     """
 
     def __init__(self, note_loading: Callable[[bool], None] = lambda begins: None) -> None:
@@ -48,9 +48,13 @@ class PairKeeper:
         self._pair: Pair | None = None
 
     def plan(self, settings: RunSettings) -> AnyPair:
-        """Read and check what can be known of the settings' pair before weights load.
+        """Read configurations and tokenizers of the settings' pair, and check all that can be known before weights
+        load.
 
-        Frees the kept pair if it is another one.
+        Frees the kept pair if the settings name another one.
+
+        Raises:
+            SettingError, RunError: the pair cannot be read, or the engine cannot run it.
         """
         key = pair_key(settings)
         if self._planned is None or self._planned_key != key:
@@ -59,14 +63,14 @@ class PairKeeper:
             with self._loading():
                 self._planned = _planned_pair(settings)
             self._planned_key = key
-        # A kept pair, too: decoding settings may differ.
+        # A kept pair is checked as well, because this run's decoding settings may differ.
         engine_of(settings).check_pair(self._planned, settings)
         return self._planned
 
     def place(self, settings: RunSettings, demand: Demand) -> PlacedPair:
-        """Choose devices with room for the demand.
+        """Choose devices that have room for the demand. Only for engines that run in this process.
 
-        A loaded pair stays where it is if this demand would be placed in the same way.
+        A loaded pair stays where it is if the demand would place it in the same way.
         """
         planned = self.plan(settings)
         assert not isinstance(planned, ServedPair)
@@ -78,17 +82,17 @@ class PairKeeper:
         return self._placed
 
     def load(self) -> Pair:
-        """Load the pair that was placed last."""
+        """Return the pair that was placed last, and load it unless it is loaded already."""
         assert self._placed is not None
         if self._pair is None:
             with self._loading():
                 self._pair = self._placed.load()
-                # Loading leaves garbage, which would stay: `timing` freezes what exists.
+                # Loading leaves garbage. Collect it, or `timing` freezes it with everything else that exists.
                 gc.collect()
         return self._pair
 
     def _let_go(self) -> None:
-        """Free the memory of the loaded pair, if there is one."""
+        """Forget the placed pair, and free its memory if it was loaded."""
         devices = list(self._pair.devices) if self._pair is not None else []
         self._placed = self._pair = None
         if devices:
@@ -107,13 +111,13 @@ class PairKeeper:
         """Open the engine that the settings name.
 
         Args:
-            directory: the run's, where the engine writes files.
+            directory: the run's directory, where the engine may write files.
 
         Raises:
-            SettingError: for what the engine cannot do.
+            SettingError: the engine cannot do what the settings ask for.
             RunError: the engine does not start.
         """
-        # An opening is a preparation, too.
+        # `Opening` extends `Preparation`, so that its fields come from there.
         opening = Opening(
             **vars(preparation),
             settings=settings,
@@ -127,8 +131,9 @@ class PairKeeper:
 
 
 def _planned_pair(settings: RunSettings) -> AnyPair:
-    """Plan the pair. Of an engine elsewhere only the tokenizer is loaded; `TextTokenizer` stands in for it where the
-    model is unknown, or transformers is missing.
+    """Plan the pair, or for an engine in another process load only the tokenizer.
+
+    `TextTokenizer` replaces that tokenizer if the served model is not known, or if transformers is not installed.
     """
     if not engine_of(settings).in_process:
         if settings.model.repository == SERVED or not is_installed("transformers"):

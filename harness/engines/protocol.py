@@ -1,8 +1,7 @@
-"""The seam between experiments and what generates: a question, the arms that answer it, their
-engine.
+"""The seam between the commands and what generates: questions, the arms that answer them, and engines with these arms.
 
-A command asks `arm.answer(requests, in_flight)`. Our own loop answers, transformers, or servers; whoever answers notes
-the times.
+Commands ask through `timing.timed_answer`, which calls `arm.answer(requests, in_flight)`. The arm may be our own loop,
+transformers or a server. The one that answers also takes the times.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ Message = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Chat:
-    """Messages, and the tools that the model may call.
+    """The messages of a conversation, and the tools that the model may call.
 
     Attributes:
-        messages: each with `role` and `content`; arguments of `tool_calls` are JSON texts, as a server takes them.
+        messages: each has `role` and `content`. The arguments of `tool_calls` are JSON texts, as servers take them.
         tools: definitions of functions.
     """
 
@@ -38,13 +37,13 @@ class Chat:
 
     @property
     def has_tools(self) -> bool:
-        """Whether tools are offered, called or answered."""
+        """Whether tools are offered, or any message calls a tool or returns its result."""
         return bool(self.tools) or any(
             message.get("tool_calls") or message["role"] == "tool" for message in self.messages
         )
 
     def for_template(self) -> list[dict[str, Any]]:
-        """The messages as chat templates take them: with the arguments of calls as objects."""
+        """Return the messages as chat templates take them: the arguments of calls are objects, not JSON texts."""
         messages = []
         for message in self.messages:
             copy = dict(message)
@@ -58,32 +57,34 @@ class Chat:
         return messages
 
 
-# Log-probabilities by token id at one position of a text: of the likeliest tokens, and of the text's own token if the
-# arm adds it.
+# Log-probabilities by token id at one position of a text. They cover the likeliest tokens, and the text's own token if
+# the arm reports it.
 Likeliest = Mapping[int, float]
 
 
 @dataclass(frozen=True)
 class Request:
-    """One prompt that is to be answered, the same for every arm.
+    """One prompt to be answered, the same for every arm.
 
     Attributes:
         prompt: token ids, at least one.
-        decoding: how tokens are chosen, and how many the answer has at most (`max_new_tokens`).
-        seed: of the run.
-        index: of the prompt. Seed and index determine its random numbers, in any company.
-        stop_tokens: the first of them ends the answer; without any, it has `max_new_tokens`.
-        chat: the messages and tools behind the prompt, for servers that apply the template themselves; None where
-            they are not known.
-        salt: a server's prefix cache takes the same prompt under another salt for a new one; None where caches may
+        decoding: how tokens are chosen, and the most tokens of the answer (`max_new_tokens`).
+        seed: the run's seed.
+        index: the prompt's number. Seed and index determine the random numbers of the answer, whichever requests are
+            answered beside it.
+        stop_tokens: the first of these tokens ends the answer; if there are none, it has `max_new_tokens` tokens.
+        chat: the messages and tools that the prompt was made from, for servers that apply the template themselves; None
+            if they are not known.
+        salt: a server's prefix cache treats the same prompt with another salt as a new one; None to allow answers from
+            caches.
+        follows_up: whether the prompt continues after an earlier answer, which a server's cache may have kept.
+        ends: texts that end the answer, for servers that know no `stop_tokens`. Such a server omits this text from the
             answer.
-        follows_up: whether its prompt goes on after an earlier answer, which a server's cache may keep.
-        ends: texts that end the answer, for servers that know no `stop_tokens`; such a server leaves
-            the text out of the answer.
-        with_logprobs: whether a server sends the log-probability of each token with it.
-        leave_after: tokens after which nobody waits for the rest; None to wait for all.
-        may_be_empty: whether an answer without a token is one, and no failure.
-        read_alone: whether its prompt is read beside no other one, so that rounding is the same in any company.
+        with_logprobs: whether the server is to send the log-probability of each token.
+        leave_after: number of tokens after which nobody waits for the rest of the answer; None to wait for all.
+        may_be_empty: whether an answer without a token is valid, instead of a failure.
+        read_alone: whether no other prompt is read in the same pass, so that rounding does not depend on other
+            requests.
     """
 
     prompt: Sequence[int]
@@ -101,7 +102,7 @@ class Request:
     read_alone: bool = False
 
     def record(self) -> RequestRecord:
-        """A new record of this request."""
+        """Return a new, empty record of this request."""
         return RequestRecord(
             self.index,
             len(self.prompt),
@@ -112,17 +113,18 @@ class Request:
 
 @dataclass(frozen=True)
 class Question:
-    """Requests that are asked together, the same for every arm: a batch, a lap, or the turns of one.
+    """Requests that are asked together, the same for every arm: a batch, a lap of requests in flight, or one of its
+    turns.
 
     Attributes:
-        requests: at least one, all under the same decoding settings.
+        requests: at least one, all with the same decoding settings.
         in_flight: how many are answered at the same time; None for all.
-        extra: further requests, with salts, with which an arm keeps up the load until the last answer has ended;
-            without any it drains.
-        unit: a number, the same for questions whose answers are not independent, such as turns of a
-            conversation; intervals are over units.
-        moment: the number of its batch or lap, in the order in which they are asked; all turns of a
-            conversation have that of the first.
+        extra: further requests, with salts, by which an arm keeps up the load until the last answer has ended. If there
+            are none, the load declines towards the end.
+        unit: a number that is the same for questions whose answers are not independent, such as the turns of a
+            conversation. Intervals treat a unit as one observation.
+        moment: the number of its batch or lap in the order asked. It is new each time a batch or lap is asked again,
+            and all turns of a conversation have the moment of the first.
     """
 
     requests: Sequence[Request]
@@ -133,12 +135,12 @@ class Question:
 
     @property
     def prompts(self) -> list[Sequence[int]]:
-        """The token ids of each prompt."""
+        """The token ids of each request's prompt."""
         return [request.prompt for request in self.requests]
 
     @property
     def decoding(self) -> DecodingSettings:
-        """The decoding settings of all requests."""
+        """The decoding settings, which all requests share."""
         return self.requests[0].decoding
 
 
@@ -146,25 +148,25 @@ Item = TypeVar("Item")
 
 
 def in_batches(items: Sequence[Item], size: int) -> list[Sequence[Item]]:
-    """The same in lists of at most this size."""
+    """Return the items in lists of at most this size: [a, b, c] in batches of 2 is [a, b], [c]."""
     return [items[first : first + size] for first in range(0, len(items), size)]
 
 
 @dataclass(frozen=True)
 class Traits:
-    """How an arm answers, the same for every question.
+    """Traits of an arm, the same for every question.
 
     Attributes:
-        reports_token_ids: whether its tokens are those that the model drew, after the prompt's own ids, and not
+        reports_token_ids: whether its tokens are those that the model drew after the prompt's own ids, instead of being
             read from text.
-        reports_drafts: whether its records hold what was proposed, and the origin of each token. A
-            server's hold tokens alone.
-        takes_token_ids: whether it reads the token ids of a prompt. Otherwise it gets their text, and may read others.
+        reports_drafts: whether its answers say which tokens were proposed, and the origin of each token. Servers send
+            only the tokens.
+        takes_token_ids: whether it reads the token ids of a prompt. Otherwise it gets the prompt's text, which it may
+            read as other tokens.
         stops_at_tokens: whether it ends an answer at any of `Request.stop_tokens`.
-        never_drawn: tokens that it never draws with `ignore_eos`, because it bans those that end a text.
-        salts: whether its prefix cache heeds `Request.salt`; None where there is no such cache between
-            questions.
-        ended_by: sampling parameters that may crash the server, each with the program that it crashed.
+        never_drawn: tokens that it never draws with `ignore_eos`, because it bans all that end a text.
+        salts: whether its prefix cache respects `Request.salt`; None if it keeps no cache between questions.
+        ended_by: sampling parameters that may crash the server, each with the name of the program that it crashed.
     """
 
     reports_token_ids: bool = True
@@ -178,16 +180,16 @@ class Traits:
 
 @dataclass
 class Phases:
-    """Seconds and calls of the phases of a loop; nothing of an engine that does not time them.
+    """Seconds and calls of each phase of a decoding loop; empty for an engine that does not time its phases.
 
-    The phases: `prompts` is their pass. `forward` is the target's passes after it, one per iteration, each with the
-    decision that follows it. `drafting` is the proposals, `host` what is between two iterations.
+    `prompts` is the pass over the prompts. `forward` is the target's passes after it, one per iteration, each with the
+    decision that follows it. `drafting` is the making of proposals, and `host` the time between two iterations.
 
     Attributes:
-        seconds: of each phase.
-        calls: of each phase.
-        knows_host: whether `host` is all of the host's time: not where it launches a call's kernels one by one, within
-            the call's time.
+        seconds: time by phase.
+        calls: number of calls by phase.
+        knows_host: whether `host` is all of the host's time. It is not if the host launches the kernels of a call one
+            by one, which it does within the time of the call.
     """
 
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
@@ -202,7 +204,7 @@ class Phases:
         self.knows_host &= others.knows_host
 
     def ms_per_iteration(self, phase: str) -> float | None:
-        """A phase's milliseconds per iteration; None without such a phase or an iteration."""
+        """A phase's milliseconds per iteration; None if the phase or `forward` was never called."""
         num_iterations = self.calls["forward"]
         if not self.calls[phase] or not num_iterations:
             return None
@@ -210,11 +212,11 @@ class Phases:
 
 
 class BatchTimes(NamedTuple):
-    """The time that all rows of a batch share.
+    """Times that all rows of a batch share.
 
     Attributes:
         first_s: seconds until every row has its first token.
-        num_iterations: iterations behind that.
+        num_iterations: number of iterations after that.
     """
 
     first_s: float
@@ -223,20 +225,21 @@ class BatchTimes(NamedTuple):
 
 @dataclass(kw_only=True)
 class Answered:
-    """An arm's answers, and their times.
+    """An arm's answers to a question, and their times.
 
     Attributes:
-        requests: a record of each, in their order. Reported acceptance is there.
-        arrivals: the tokens of all, in order; without any, the texts came at their ends.
-        seconds: on the arm's clock, from the first request to the last token of the last one. Of a server under
-            load, the share of that time that these requests had of it.
-        batch: of requests that began together and were decided together, in place of times of their own.
-        load: what a server had in flight meanwhile.
-        counted: growth of a server's counters meanwhile; None where it reports none.
-        phases: the time of each, of an engine that times them.
-        arm: its name.
-        question: that it answers; None where only requests are known.
-        peak_memory_bytes: the most that GPUs held meanwhile; None where that is not known.
+        requests: the record of each request, in the question's order. These hold the reported acceptance.
+        seconds: time on the arm's clock, from the first request until the last answer's last token. For a server under
+            load it is the part of this time that falls to these requests.
+        arrivals: the tokens of all answers, in order of time. If they are not given, each answer arrives at its end.
+        batch: times of requests that began together and shared every pass, and so have no times of their own; else
+            None.
+        load: what the server had in flight during the answers; None if that is not known.
+        counted: how much the server's counters grew during the answers; None if it reports none.
+        phases: time of each phase, if the engine times them.
+        arm: the arm's name.
+        question: the question that it answers; None if only its requests are known.
+        peak_memory_bytes: the most memory that GPUs held during the answers; None if that is not known.
     """
 
     requests: Sequence[RequestRecord]
@@ -261,11 +264,13 @@ class Answered:
 
     @property
     def has_request_times(self) -> bool:
-        """Whether requests were kept in flight, so that each has its own time. Rows of a batch share theirs."""
+        """Whether each request has its own time, because requests were kept in flight. Rows of a batch share one
+        time.
+        """
         return self.batch is None
 
     def seconds_of(self, request: RequestRecord) -> float:
-        """How long an answer took: a row of a batch takes as long as its batch."""
+        """Return how long an answer took: a row takes as long as its whole batch."""
         return request.seconds if self.has_request_times else self.seconds
 
     @property
@@ -275,7 +280,7 @@ class Answered:
 
     @property
     def with_prompts(self) -> list[tuple[Sequence[int], RequestRecord]]:
-        """The token ids of each prompt, with the record of its request."""
+        """The token ids of each prompt, with the record of its request. Only for answers with a `question`."""
         assert self.question is not None
         return list(zip(self.question.prompts, self.requests, strict=True))
 
@@ -285,26 +290,27 @@ class Answered:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all answers."""
+        """The number of tokens of all answers."""
         return sum(request.num_tokens for request in self.requests)
 
     @property
     def ms_per_token(self) -> float:
-        """The time over the mean number of tokens in a row, the wait of a reader of one row; nan without a token."""
+        """The time divided by the mean number of tokens of a row, as a reader of one row waits; nan without a token."""
         if not self.num_tokens:
             return math.nan
         return 1000 * self.seconds * len(self.requests) / self.num_tokens
 
 
-# Prompts with the texts behind them.
+# Pairs of a prompt and a text that follows it, both as token ids.
 Texts = Sequence[tuple[Sequence[int], Sequence[int]]]
 
-# The log-probabilities before each token of given texts. It takes the texts, how many of the likeliest tokens are asked
-# for (-1 for all), and how many requests may be in flight. Raises RunError where the arm gives none.
+# Returns the log-probabilities before each token of given texts. The arguments are the texts, how many of the likeliest
+# tokens to report (-1 for all), and how many requests may be in flight. It raises RunError if the arm does not give
+# them.
 TextScores = Callable[[Texts, int, int], list[list[Likeliest]]]
 
 
-# Gets the number of requests that have ended so far.
+# Called with the number of requests that have ended so far.
 NoteEnded = Callable[[int], None]
 
 
@@ -321,30 +327,30 @@ class Arm:
         extra: Sequence[Request] = (),
         note_ended: NoteEnded | None = None,
     ) -> Answered:
-        """Answer requests, `in_flight` of them under way at any time, until the last has ended.
+        """Answer the requests, with `in_flight` of them under way at any time, until the last has ended.
 
-        What can be prepared is done before the arm's clock starts.
+        All that can be prepared is prepared before the arm's clock starts.
 
         Args:
-            extra: with which a server keeps up its load until the last of `requests` has ended, again and again
-                under other salts.
-            note_ended: gets how many requests have ended, now and then, for a bar of progress.
+            extra: requests by which a server keeps up its load until the last of `requests` has ended. They are
+                repeated with other salts as often as needed.
+            note_ended: called now and then with the number of requests that have ended, for a progress bar.
 
         Raises:
-            SettingError: the arm has no such parameter.
-            RunError: it cannot answer, or its models gave no numbers. A request that fails alone has its error in
-                its record.
+            SettingError: the arm lacks a parameter that the requests need.
+            RunError: the arm cannot answer, or its models returned no valid numbers. If only a single request fails,
+                the error is in its record.
         """
         raise NotImplementedError
 
     @property
     def failure(self) -> str | None:
-        """Why all further requests fail: too many had no answer. None while they are sent."""
+        """Why all further requests would fail: too many got no answer. None while requests are still sent."""
         return None
 
     @property
     def scores(self) -> TextScores | None:
-        """Log-probabilities of given texts; None where the arm does not give them."""
+        """The function that scores given texts; None if the arm has none."""
         return None
 
 
@@ -353,11 +359,11 @@ class Weights:
     """The models that generate in this process, and the devices that hold them.
 
     Attributes:
-        reference: their own probabilities, until the engine is closed.
-        gpus: UUIDs of the GPUs that compute, by which NVML finds them.
+        reference: the probabilities of these models; usable until the engine is closed.
+        gpus: UUIDs of the GPUs that compute, by which NVML identifies them.
         synchronize: waits until every device has finished its queue.
         reset_peak_memory: starts a new period for `peak_memory_bytes`.
-        peak_memory_bytes: the most bytes that GPUs held in this period; None without a GPU.
+        peak_memory_bytes: returns the most bytes that GPUs held in this period; None without a GPU.
     """
 
     reference: Reference
@@ -369,12 +375,15 @@ class Weights:
 
 @dataclass(frozen=True)
 class Blocks:
-    """Starts each arm afresh for a question or several: because not all fit into memory beside each other, or because
-    two starts of one program differ.
+    """The blocks of a run: each arm is started afresh for one question or several.
+
+    That is done because the servers of the arms do not fit into memory together, or because two starts of one program
+    differ.
 
     Attributes:
         number: how often each arm is started.
-        begin: ends all servers if this arm's has answered since its start: the next question of an arm starts its own.
+        begin: called before an arm's block. If the arm's server has answered since it started, this ends all servers,
+            and the arm's next question starts its server again.
     """
 
     number: int
@@ -383,13 +392,13 @@ class Blocks:
 
 @dataclass(frozen=True)
 class Servers:
-    """The servers that answer, as far as they are known by now.
+    """What is known so far of the servers that answer.
 
     Attributes:
-        names: name and version, as they report them, each once.
-        models: what they were asked for, by its names there, each once.
-        commands: that started them here, one per arm; empty for servers that ran already.
-        devices: names of those on which they compute; empty where these are not known.
+        names: name and version as each server reports them, without repetition.
+        models: the models that they were asked for, by the names they have there, without repetition.
+        commands: the commands that started them on this machine, one per arm; empty for servers that already ran.
+        devices: names of the devices on which they compute; empty if these are not known.
     """
 
     names: Sequence[str] = ()
@@ -399,19 +408,19 @@ class Servers:
 
 
 class Engine:
-    """Generates with and without speculation. What an engine does not have is None.
+    """Generates with and without speculation. Parts that an engine does not have are None.
 
     Attributes:
-        arms: `regular`, and `speculative` where there is a draft; of a server alone one of the two, by whether it
-            drafts.
-        weights: the models that generate, where they are in this process.
-        blocks: of an engine whose arms are started several times.
-        servers: that answer, for rows.
-        runner: what runs the target, or both models, for rows.
-        draft_runner: what runs the draft, where that is another runner.
-        setup_seconds: what preparing took.
-        is_spent: whether no later engine of this process can be like this one: a capture has failed on a GPU, and torch
-            refuses all captures after it.
+        arms: `regular`, and also `speculative` if there is a draft. A single server is one of the two, depending on
+            whether it drafts.
+        weights: the models that generate, if they are in this process.
+        blocks: for an engine whose arms are started several times.
+        servers: the servers that answer, for the columns of rows.
+        runner: the runner of the target, or of both models, for the columns of rows.
+        draft_runner: the draft's runner, if it has its own.
+        setup_seconds: how long preparing took.
+        is_spent: whether this process can open no further engine of this kind: a capture failed on a GPU, and torch
+            refuses all captures after that.
     """
 
     arms: Sequence[Arm]
@@ -425,8 +434,10 @@ class Engine:
 
     @property
     def prepared_share(self) -> float | None:
-        """The share of the tokens so far that prepared calls decided, as those that are timed; None without any."""
+        """The share (0 to 1) of all tokens so far that were decided by prepared calls, which are the calls that
+        `latency` times; None if that is not known.
+        """
         return None
 
     def close(self) -> None:
-        """Give back memory, threads and connections."""
+        """Release memory, threads and connections."""

@@ -1,8 +1,8 @@
 """Records of engines: everything that commands need to know about an engine before they open it.
 
-Each engine has a subclass of `EngineRecord`, in the room that does its work, or in a file of the user's
-(`engine=./my_engine.py:MyEngine`). Torch is imported only inside functions, so that names, settings and
-help need none.
+Each engine has a subclass of `EngineRecord`, in the room that does its work or in a file of the user's
+(`engine=./my_engine.py:MyEngine`). Records import torch only inside functions, so that names, settings and help do not
+need it.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class Preparation:
     """The work that an engine is prepared for.
 
     Attributes:
-        decoding: settings of the questions.
-        runner: to try first; a model that cannot have it gets a plainer one.
-        gpu_runner: what `auto` is on a GPU.
-        batch_size: the most prompts of a question; for an engine that queues, the most in flight.
+        decoding: decoding settings of the questions.
+        runner: the runner to try first; a model that cannot use it gets a plainer one.
+        gpu_runner: the runner that `auto` means on a GPU.
+        batch_size: the most prompts of a question; for an engine with a queue, the most requests in flight.
         longest_prompt: the most tokens of a prompt.
-        samplings: settings of which requests of a question may have the temperature, top-k and top-p, too.
+        samplings: further settings whose temperature, top-k and top-p the requests of a question may have.
         say: shows a line to the user.
     """
 
@@ -50,7 +50,7 @@ class Preparation:
 
     @property
     def demand(self) -> Demand:
-        """The settings that the sizes of caches depend on."""
+        """The quantities that the sizes of caches depend on."""
         decoding = self.decoding
         return Demand(
             self.batch_size,
@@ -66,10 +66,10 @@ class Opening(Preparation):
     """Everything that an engine is opened with.
 
     Attributes:
-        settings: of the run.
+        settings: settings of the run.
         planned: the pair before its weights load.
-        load: returns the loaded pair, and loads it if necessary.
-        directory: of the run, for files that the engine writes.
+        load: returns the pair, and loads it first if necessary.
+        directory: the run's directory, where the engine may write files.
     """
 
     settings: RunSettings
@@ -80,11 +80,11 @@ class Opening(Preparation):
 
 @dataclass(frozen=True)
 class ServerIdentity:
-    """A server as it describes itself.
+    """A server's description of itself.
 
     Attributes:
-        about: facts that do not change while it runs: `models` with a text for each, and values of its
-            pages by page and key, such as `/version version`.
+        about: facts that do not change while it runs: `models`, with a text for each, and values from its pages, under
+            the page and the key, such as `/version version`.
         started: a text that changes when the server restarts; None if it reports none.
     """
 
@@ -94,13 +94,14 @@ class ServerIdentity:
 
 @dataclass(frozen=True)
 class ServerSetup:
-    """The servers of a run, by which a measurement is recognised again.
+    """The servers of a run, by which a later run can tell whether it repeats the same measurement.
 
     Attributes:
-        servers: those that are running already, as they describe themselves now; empty if one did not.
-        all_answer: whether all running servers described themselves.
-        commands: the words of each command that starts a server; files named in them count, too.
-        variables: environment variables that decide how started servers run and on which devices; without keys.
+        servers: descriptions of the servers that already run; empty if any of them gave none.
+        all_answer: whether every running server described itself.
+        commands: the words of each command that starts a server. Files that the words name count as part of them.
+        variables: environment variables that decide how and on which devices the started servers run; secret keys are
+            left out.
     """
 
     servers: Sequence[ServerIdentity] = ()
@@ -113,10 +114,10 @@ class EngineRecord(RecordWithSettings, Abilities):
     """One engine, with the class of its settings.
 
     Attributes:
-        name: of the engine in `engine=`.
-        summary: half a line about it, for help.
+        name: the engine's name in `engine=`.
+        summary: half a line about the engine, for help.
         settings: the dataclass of the settings under `engine.`.
-        has_schedule: whether it can choose K in every iteration (`decoding.num_draft_tokens=auto`).
+        has_schedule: whether it can choose K anew in every iteration (`decoding.num_draft_tokens=auto`).
     """
 
     summary: ClassVar[str]
@@ -124,13 +125,13 @@ class EngineRecord(RecordWithSettings, Abilities):
     has_schedule: ClassVar[bool] = False
 
     def adapted(self, run: RunSettings) -> RunSettings:
-        """Return the settings of a run, with those that this engine implies."""
+        """Return the run's settings, completed by those that this engine implies."""
         return run
 
     def check(self, run: RunSettings) -> None:
-        """Raise a SettingError for a run that this engine cannot do.
+        """Raise a SettingError if this engine cannot do the run.
 
-        An engine without `own_loop` refuses settings that only this project's loop supports.
+        An engine without `own_loop` refuses the settings that only this project's decoding loop supports.
         """
         decoding = run.decoding
         number = decoding.num_draft_tokens
@@ -147,24 +148,24 @@ class EngineRecord(RecordWithSettings, Abilities):
         require(self.loads_pair or run.weights == "stored", "weights", rule, run.weights)
 
     def check_pair(self, pair: Any, run: RunSettings) -> None:
-        """Raise a SettingError for models whose configurations show that this engine cannot run them.
+        """Raise a SettingError if the configurations of the models show that this engine cannot run them.
 
         Args:
-            pair: a `PlannedPair` of the local wing; its weights are not loaded yet.
+            pair: a `PlannedPair` of the local wing, whose weights are not loaded yet, or a `ServedPair`.
         """
 
     def check_installed(self, run: RunSettings) -> None:
-        """Raise a SettingError if a package or a program is missing, without importing or starting it."""
+        """Raise a SettingError if a package or program is missing; nothing is imported or started."""
         if self.in_process:
             instead = "; servers need none of them: harness latency -- llama-server ..."
             require_local("engine", self.name, instead)
 
     def server_setup(self, run: RunSettings) -> ServerSetup:
-        """Return the servers of a run, as far as they decide what is measured."""
+        """Return the servers of a run, with everything about them that decides what is measured."""
         return ServerSetup()
 
     def columns(self, run: RunSettings) -> Mapping[str, Any]:
-        """Return columns about a pair that is not loaded here, such as K from a server's command."""
+        """Return columns about a pair that is not loaded in this process, such as K from a server's command."""
         return {}
 
     def open(self, opening: Opening) -> Engine:

@@ -1,4 +1,4 @@
-"""All engines by name, and which one a run uses."""
+"""All engines by name, and which of them a run uses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Engines(SettingsRegistry[EngineRecord]):
     default = "local"
 
 
-# Each is where its code is; the simulated one is in a file, as a user's own would be.
+# Each name with the place of its record. The simulated engine lies in a file, as a user's own engine would.
 _BUILT_IN = {
     "huggingface": "harness.local.engine.records:HuggingFace",
     "local": "harness.local.engine.records:Local",
@@ -25,14 +25,14 @@ ENGINES = Engines("engine", EngineRecord, _BUILT_IN)
 
 
 def engine_of(settings: RunSettings) -> EngineRecord:
-    """The engine of a run."""
+    """Return the record of a run's engine."""
     return ENGINES[settings.engine.name]
 
 
 def default_draft(engine: str) -> str | None:
-    """The draft that an engine uses if none is named; None if the model's preset decides.
+    """Return the draft that an engine uses if the user names none; None if the model's preset decides.
 
-    None also for an engine that does not exist, which is reported later.
+    An unknown engine also gives None; its name is reported later.
     """
     try:
         return ENGINES[engine].default_draft
@@ -41,6 +41,6 @@ def default_draft(engine: str) -> str | None:
 
 
 def pair_key(settings: RunSettings) -> tuple[object, ...]:
-    """Equal for runs that can share the models and the engine of one process."""
+    """Return a key that is equal for runs that can share the models and the engine of one process."""
     engine = engine_of(settings)
     return *settings.pair_identity, engine.loads_pair, engine.in_process

@@ -1,6 +1,6 @@
-"""One record per request: when its tokens arrived, how it failed, how many drafts it accepted.
+"""The record of a request: when its tokens arrived, why it failed, and how many draft tokens it accepted.
 
-Whoever answers fills it. Commands make their columns about requests and acceptance from these records.
+Whoever answers a request fills its record. Commands compute the columns about requests and acceptance from records.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from dataclasses import dataclass, field, replace
 from harness.engines.counts import DraftCounts
 from harness.results.drafts import UNKNOWN, Drafts
 
-# Arrivals are one burst if they are nearer to each other than this share of the request's mean time
-# per token: llama.cpp sends the tokens of an iteration one by one, microseconds apart.
+# Arrivals belong to one burst if the time between them is less than this share of the request's mean time per token.
+# llama.cpp sends the tokens of an iteration one by one, microseconds apart.
 _TOGETHER = 0.1
-# A server that held its tokens back sends all of them at the end, within this share of the request's time. Their mean
-# time per token then says nothing: arrivals nearer than the fastest model's tokens are one burst.
+# If all arrivals lie within this share of the request's time, the server held its tokens back until the end. The mean
+# time per token then says nothing about the model, and arrivals are one burst if they are nearer to each other than
+# tokens of the fastest model.
 _HELD_BACK = 0.1
 _FASTEST_TOKEN_S = 0.0005
 
@@ -26,9 +27,9 @@ class RequestError:
     """Why a request failed.
 
     Attributes:
-        code: HTTP's; 204 for an answer without a token, 408 for a time-out, 499 for a cancelled request, 0 without an
-            answer.
-        message: for the user, in our words or the server's.
+        code: a status code of HTTP. 204 is an answer without a token, 408 a time-out, 499 a cancelled request, and 0 is
+            for a request that got no response.
+        message: the reason for the user, in our words or the server's.
     """
 
     code: int
@@ -38,7 +39,7 @@ class RequestError:
         return self.message
 
 
-# Codes of HTTP.
+# The status codes of HTTP for requests that were given up.
 TIMED_OUT = 408
 CANCELLED = 499
 
@@ -50,34 +51,34 @@ class RequestRecord:
     """One request, failed or not.
 
     Attributes:
-        index: of the prompt.
-        num_prompt_tokens: of the prompt.
-        arrivals: seconds from sending it to each chunk with tokens; where a server sends text alone, with text.
-        seconds: until the last byte, or until it failed.
-        token_ids: of the answer, as the server gave them, else read from its text.
-        shown_ids: ids in llama.cpp's events, which may lack some of its text's: they become `token_ids` where they are
-            as many as `num_tokens`. Without a tokenizer all ids that a server sent.
-        never_drawn: tokens that the server does not allow, as llama.cpp reports its bias against them.
-        logprobs: of the tokens of each event, as a server returned them; None for those without.
-        num_tokens: of the answer: the number of ids that arrived; without ids the server's count, else the tokens of
-            its text.
-        text: of the answer, from servers.
-        from_text: whether `token_ids` were read from the text, because the server did not send all.
-        outcomes: (num_proposed, num_accepted) of each iteration; empty where they are not known.
-        outcomes_in_order: whether these are in order of time; otherwise it is only known how many
-            there were of each.
-        num_read: tokens of the prompt by the server's count; None where it does not report them.
-        num_cached: of these, those that the server took from a cache; None where it does not report them.
-        prompt_ms: from the prompt's turn to the first token by the server's clock, without the wait in its queue.
-        drafts: the draft tokens that a server counts; None where it does not report them.
-        counts_within: whether the server counts accepted draft tokens up to `max_new_tokens` alone; others count those
-            behind that end too.
-        impossible: counts of the server that cannot be true, in its words; they are in no other field. Empty without
-            any.
-        max_new_tokens: the most that it was to have; None where nothing bounds it.
-        leave_after: tokens, or arrivals without token ids, after which nobody waits for the rest;
-            None to wait for all.
-        error: why it failed; None where it did not.
+        index: the prompt's number.
+        num_prompt_tokens: number of tokens of the prompt.
+        arrivals: for each chunk with tokens, the seconds since the request was sent; if the server sends only text, for
+            each chunk with text.
+        seconds: time until the last byte, or until the request failed.
+        token_ids: the answer's tokens as the server sent them, or else as read from its text.
+        shown_ids: the ids in llama.cpp's events, which may lack some tokens of the text. They become `token_ids` if
+            there are exactly `num_tokens`. Without a tokenizer they are all ids that a server sent.
+        never_drawn: tokens that the server never draws, according to the bias that llama.cpp reports.
+        logprobs: log-probabilities of the tokens of each event, as the server sent them; None for tokens without one.
+        num_tokens: number of tokens of the answer: the number of ids that arrived, or without ids the server's count,
+            or without this the tokens of its text.
+        text: the answer's text; only servers send it.
+        from_text: whether `token_ids` were read from the text, because the server did not send all ids.
+        outcomes: (num_proposed, num_accepted) of each iteration; empty if they are not known.
+        outcomes_in_order: whether `outcomes` are in order of time. Otherwise only the number of each outcome is known.
+        num_read: number of tokens of the prompt by the server's count; None if it reports none.
+        num_cached: how many of these the server took from a cache; None if it does not report it.
+        prompt_ms: by the server's clock, the time from the end of the request's wait in the queue to its first token.
+        drafts: the server's count of draft tokens; None if it reports none.
+        counts_within: whether the server counts accepted draft tokens only up to `max_new_tokens`. Others also count
+            those after the end.
+        impossible: counts of the server that cannot be true, in its words; no other field holds them. Empty if there
+            are none.
+        max_new_tokens: the most tokens that the answer could have; None without a limit.
+        leave_after: number of tokens, or of arrivals without token ids, after which nobody waits for the rest; None to
+            wait for all.
+        error: why the request failed; None if it did not.
     """
 
     index: int
@@ -105,22 +106,22 @@ class RequestRecord:
 
     @property
     def answered(self) -> bool:
-        """Whether it came to its end, with a token."""
+        """Whether the answer came to its end and has a token."""
         return self.error is None and self.num_tokens > 0
 
     @property
     def has_failed(self) -> bool:
-        """Whether there is no whole answer; one without a token is whole, and has no time."""
+        """Whether there is no whole answer. An answer without a token is whole, although it has no time per token."""
         return self.error not in (None, EMPTY)
 
     @property
     def was_left(self) -> bool:
-        """Whether it was cancelled or timed out, so that a server may still answer it."""
+        """Whether the request was cancelled or timed out, so that the server may still be answering it."""
         return self.error is not None and self.error.code in (TIMED_OUT, CANCELLED)
 
     @property
     def has_enough(self) -> bool:
-        """Whether as much has arrived as anybody waits for."""
+        """Whether `leave_after` is set and as many tokens have arrived."""
         num_arrived = max(len(self.token_ids), len(self.arrivals))
         return self.leave_after is not None and num_arrived >= self.leave_after
 
@@ -130,14 +131,18 @@ class RequestRecord:
 
     @property
     def time_per_output_token_ms(self) -> float | None:
-        """Mean time of a token after the first, however many come at once: TPOT."""
+        """The mean time per token after the first one (TPOT), however many tokens arrive at once; None if fewer than
+        two tokens or chunks arrived.
+        """
         if self.num_tokens < 2 or len(self.arrivals) < 2:
             return None
         return 1000 * (self.arrivals[-1] - self.arrivals[0]) / (self.num_tokens - 1)
 
     @property
     def draft_tokens(self) -> tuple[int, int]:
-        """Proposed and accepted in all iterations: the server's totals, else those of `outcomes`; 0 without any."""
+        """The draft tokens (proposed, accepted) of all iterations: the server's totals, or else the sums of `outcomes`.
+        Both are 0 if nothing is known.
+        """
         if self.drafts is not None:
             return round(self.drafts.proposed or 0), round(self.drafts.accepted)
         proposed = sum(drafted for drafted, _ in self.outcomes)
@@ -145,28 +150,30 @@ class RequestRecord:
 
     @property
     def num_iterations(self) -> int | None:
-        """Iterations behind the pass over the prompt, also those that drafted nothing; None where they are unknown. Of
-        an answer that reports nothing it is taken that nothing was drafted.
+        """The number of iterations after the pass over the prompt, also of those that drafted nothing; None if it is
+        unknown.
 
-        Servers count draft tokens as accepted that are behind the end of a text, so that totals give the iterations
-        only of an answer that has all the tokens that were asked for.
+        If the answer reports no drafts, it is assumed that nothing was drafted.
+
+        Servers also count accepted draft tokens that lie after the end of a text. So totals give the number of
+        iterations only for an answer that has all the tokens that were asked for.
         """
         if self.outcomes:
             return len(self.outcomes)
-        # Each decides one token besides those that it accepts.
+        # Each iteration decides one token besides the draft tokens that it accepts.
         num_drafted, num_accepted = self.draft_tokens
         num_iterations = max(0, self.num_tokens - 1) - num_accepted
         if self.drafts is not None and self.drafts.iterations:
             return max(num_iterations, round(self.drafts.iterations))
         is_whole = self.counts_within and self.num_tokens == self.max_new_tokens
         if num_drafted and (not is_whole or num_iterations < 1):
-            # Tokens behind the end may be among the accepted ones.
+            # Some accepted draft tokens may lie after the end of the text.
             return None
         return num_iterations
 
     @property
     def counts(self) -> Drafts:
-        """Its draft tokens, by iteration where these are known."""
+        """Its draft tokens, by iteration if that is known."""
         if self.impossible:
             return UNKNOWN
         counts = Drafts.of(self.outcomes)
@@ -177,14 +184,18 @@ class RequestRecord:
 
     @property
     def came_at_once(self) -> bool:
-        """Whether all arrivals are within a small part of the request's time."""
+        """Whether all arrivals lie within a small share of the request's time, so that the server held its tokens
+        back.
+        """
         if not self.arrivals:
             return False
         return self.arrivals[-1] - self.arrivals[0] < _HELD_BACK * self.seconds
 
     @property
     def bursts(self) -> list[float]:
-        """The times of arrivals; of several that follow each other at once, the first one's."""
+        """The times of the arrivals, where several that follow each other immediately count as one, at the first
+        one's time.
+        """
         nearest_s = _TOGETHER * (self.time_per_output_token_ms or 0.0) / 1000
         firsts = self.arrivals[:1]
         if self.came_at_once:
@@ -196,12 +207,14 @@ class RequestRecord:
 
     @property
     def inter_token_latencies_ms(self) -> list[float]:
-        """Times between two bursts, each of one or more tokens: ITL as vLLM measures it."""
+        """Milliseconds between the beginnings of successive bursts, each of one or more tokens: ITL as vLLM measures
+        it.
+        """
         bursts = itertools.pairwise(self.bursts)
         return [1000 * (later - earlier) for earlier, later in bursts]
 
     def add(self, tokens: Sequence[int], seconds: float) -> None:
-        """Note tokens that arrived together."""
+        """Note tokens that arrived together, `seconds` after the request was sent."""
         if tokens:
             self.arrivals.append(seconds)
             self.token_ids += tokens
@@ -209,10 +222,11 @@ class RequestRecord:
             self.seconds = seconds
 
     def count_undrafted(self) -> None:
-        """Add the iterations that drafted nothing to `outcomes`, from which vLLM leaves them out.
+        """Add the iterations that drafted nothing to `outcomes`, because vLLM does not report them.
 
-        Each decided one token, as the first iteration did, which reads the prompt. Their places
-        among the others are unknown.
+        Each of them decided one token, and the pass over the prompt decided one. For an answer of 9 tokens with the
+        outcomes (3, 3) and (3, 1), 1 + 4 + 2 = 7 tokens are explained, so that (0, 0) is added twice. Where these
+        belong among the others is unknown.
         """
         if not self.outcomes:
             return
@@ -225,13 +239,13 @@ class RequestRecord:
 
 @dataclass
 class Load:
-    """A server's requests in flight while it answered a question, from the first of its requests until
-    the last had ended.
+    """The requests that a server had in flight while it answered a question, from the start of the first of the
+    question's requests until the last has ended.
 
     Attributes:
-        seconds: how long that was.
-        request_seconds: times of all requests meanwhile, added up.
-        share: of all chunks that arrived meanwhile, the part (0 to 1) that belongs to the question.
+        seconds: how long that took.
+        request_seconds: the sum of the times that all requests were in flight in this period.
+        share: the share (0 to 1) of the chunks that arrived in this period that belongs to the question.
         extra: the requests that only kept up the load.
     """
 

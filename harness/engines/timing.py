@@ -1,6 +1,6 @@
-"""Asks an arm a question. No garbage is collected meanwhile, and peak memory is that of this question.
+"""Asks an arm a question, without garbage collection, and with the peak memory of this question alone.
 
-The arm takes the times; all figures of speed come from what it has `Answered`.
+The arm takes the times; all figures of speed are computed from what it has `Answered`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from harness.engines.protocol import Answered, Arm, Engine, Question
 
 @contextmanager
 def without_garbage_collection() -> Iterator[None]:
-    """Collect now, and not again until the block is left."""
+    """Collect garbage now, and then not again within the block."""
     gc.collect()
     was_enabled = gc.isenabled()
     gc.disable()
@@ -28,11 +28,10 @@ def without_garbage_collection() -> Iterator[None]:
 
 @contextmanager
 def quick_garbage_collections() -> Iterator[None]:
-    """Exempt what exists now from the collections within the block.
+    """Exempt all objects that exist now from garbage collection within the block.
 
-    A collection before each timed region would otherwise look through everything that the libraries
-    have made, which takes longer than many of these regions. Undone at the end of the block, so
-    that models of one run do not outlive it.
+    Otherwise the collection before each timed region would search everything that the libraries have made, which takes
+    longer than many of these regions. The exemption ends with the block, so that a run's models do not outlive it.
     """
     gc.freeze()
     try:
@@ -48,13 +47,14 @@ def timed_answer(
     *,
     allow_failures: bool = False,
 ) -> Answered:
-    """An arm's answer to a question.
+    """Return an arm's answer to a question.
 
     Args:
-        allow_failures: whether requests may fail; a failed one has its error in its record.
+        allow_failures: whether single requests may fail; a failed one has its error in its record.
 
     Raises:
-        RunError: a request failed, or, from the arm, the models gave no numbers.
+        SettingError: the arm lacks a parameter that the requests need.
+        RunError: a request failed and may not, or the arm cannot answer or its models returned no valid numbers.
     """
     requests = question.requests
     in_flight = question.in_flight or len(requests)

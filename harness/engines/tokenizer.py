@@ -1,5 +1,7 @@
-"""The part of a tokenizer that the instrument uses: transformers' have it, and so has `TextTokenizer`, which stands in
-where only servers have one; prompts as the text that servers get. A `ServedPair` is a tokenizer alone.
+"""The part of a tokenizer that the instrument uses, its stand-in for servers, and prompts as the text that servers get.
+
+The tokenizers of transformers have this interface. So has `TextTokenizer`, which is used if only the server has the
+real tokenizer. A `ServedPair` has nothing but a tokenizer.
 """
 
 from __future__ import annotations
@@ -13,9 +15,10 @@ from harness.engines.requests import RequestRecord
 if TYPE_CHECKING:
     from harness.local.engine.pair import PlannedPair
 
-# As much text as a token holds on average, so that lengths of prompts are about right.
+# The bytes of text that one id of `TextTokenizer` holds: about as many as a real token, so that prompts have about the
+# right length.
 _BYTES = 4
-# Before the bytes in an id, so that leading zeros stay.
+# Precedes the bytes in an id, so that leading zeros are kept.
 _MARK = b"\1"
 
 
@@ -23,8 +26,8 @@ class Tokenizer(Protocol):
     """Turns text into token ids and back. `options` are those of transformers.
 
     Attributes:
-        bos_token_id, eos_token_id: the tokens that begin and end a text; None without one.
-        chat_template: None without one.
+        bos_token_id, eos_token_id: the tokens that begin and end a text; None if there is none.
+        chat_template: the template for conversations; None if there is none.
     """
 
     bos_token_id: Any
@@ -32,27 +35,29 @@ class Tokenizer(Protocol):
     chat_template: Any
 
     def __call__(self, text: Any, **options: Any) -> Any:
-        """Token ids under `input_ids`, of a text or of each of several."""
+        """Return the token ids under the key `input_ids`, of one text or of each of several."""
 
     def encode(self, text: Any, **options: Any) -> list[int]:
-        """The token ids of a text."""
+        """Return the token ids of a text."""
         ...
 
     @property
     def decode(self) -> Callable[..., Any]:
-        """The text of token ids, or of one."""
+        """The function that returns the text of a list of token ids, or of a single id."""
 
     @property
     def convert_ids_to_tokens(self) -> Callable[..., Any]:
-        """A token as the vocabulary writes it."""
+        """The function that returns a token as the vocabulary writes it."""
 
     def __len__(self) -> int:
-        """The number of tokens."""
+        """The number of tokens in the vocabulary."""
         ...
 
 
 class TextTokenizer:
-    """Carries text through code that expects ids: an id holds four bytes. No server is sent one."""
+    """Carries text through code that expects token ids: each id holds four bytes of it. Such ids are sent to no
+    server.
+    """
 
     bos_token_id = None
     eos_token_id = None
@@ -81,7 +86,7 @@ class TextTokenizer:
 
 @dataclass(frozen=True)
 class ServedPair:
-    """The pair of an engine elsewhere, of which only the tokenizer is here: the limits of its models are unknown."""
+    """The pair of an engine in another process. Only its tokenizer is here; the limits of its models are unknown."""
 
     tokenizer: Tokenizer
 
@@ -97,12 +102,12 @@ class ServedPair:
         pass
 
 
-# What prompts are encoded for.
+# The pair whose tokenizer encodes prompts.
 AnyPair: TypeAlias = "PlannedPair | ServedPair"
 
 
 def text_of(request: RequestRecord, tokenizer: Tokenizer, **options: Any) -> str:
-    """The text of an answer; `options` are those of the tokenizer's `decode`."""
+    """Return the text of an answer; `options` are passed to the tokenizer's `decode`."""
     if isinstance(tokenizer, TextTokenizer):
         return request.text
     return str(tokenizer.decode(request.token_ids, **options))
@@ -111,7 +116,7 @@ def text_of(request: RequestRecord, tokenizer: Tokenizer, **options: Any) -> str
 def prompt_text(
     tokenizer: Tokenizer, prompt: Sequence[int], skip_special_tokens: bool = False
 ) -> str:
-    """A prompt as text for a server, whose own tokenizer adds the first token."""
+    """Return a prompt as text for a server, without the token that begins a text, which the server's tokenizer adds."""
     ids = prompt[1:] if prompt[0] == tokenizer.bos_token_id else prompt
     options = {
         "skip_special_tokens": skip_special_tokens,
@@ -122,15 +127,18 @@ def prompt_text(
 
 
 def tokens_as_served(tokenizer: Tokenizer, prompt: Sequence[int]) -> list[int]:
-    """The tokens that a server reads where it gets a prompt as text."""
+    """Return the tokens that a server reads if it gets the prompt as text."""
     return list(tokenizer(prompt_text(tokenizer, prompt))["input_ids"])
 
 
 def tokens_behind(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Token ids of a text that follows another: by itself it may begin with a space that the tokenizer adds."""
+    """Return the token ids of a text that follows another one.
+
+    The text is encoded after a line break, because some tokenizers add a space in front of a text that stands alone.
+    """
     line_break = list(tokenizer("\n", add_special_tokens=False)["input_ids"])
     token_ids = list(tokenizer("\n" + text, add_special_tokens=False)["input_ids"])
     if token_ids[: len(line_break)] == line_break:
         return token_ids[len(line_break) :]
-    # A token has the line break and some of the text.
+    # One token holds the line break together with the beginning of the text, so the two cannot be separated.
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])

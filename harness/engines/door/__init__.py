@@ -1,7 +1,10 @@
-"""The door to the wing with the models, whose modules are imported by name, when they are needed; and the values that
-come back. Types of that wing are imported under TYPE_CHECKING alone.
+"""The door to `harness.local`, the wing with the models: it imports the wing's modules by name, when they are needed.
 
     planned = local("engine.pair").plan_pair(model, draft, placement)
+
+The modules of this package declare the values that come back. Types of the wing are imported under TYPE_CHECKING only.
+Records of the wing, which import no torch, are also named by `engines/registry.py`, `config/methods.py` and
+`config/acceptance_rules.py`, and are loaded from there.
 """
 
 from __future__ import annotations
@@ -9,10 +12,10 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-# It imports torch and transformers. A process that is going to need them loads it at a time of its choice.
+# This module imports torch and transformers, which takes seconds. A process that will need them can import it early.
 SLOWEST_MODULE = "harness.local.engine.engine"
 
 
 def local(name: str) -> Any:
-    """A module of `harness.local`."""
+    """Import and return the module `harness.local.<name>`."""
     return importlib.import_module(f"harness.local.{name}")

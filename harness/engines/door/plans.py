@@ -1,6 +1,7 @@
-"""A pair on paper, as the wing with the models hands it to the instrument: where it would go, and what its passes read.
+"""The plan of a pair, as the wing with the models returns it: where the models would go, and the bytes their passes
+read.
 
-`local/engine/planning.py` computes it.
+`local/engine/planning.py` computes these values.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ from harness.config.gpus import Gpu
 
 @dataclass(frozen=True)
 class PretendedGpus:
-    """GPUs that are not here.
+    """GPUs to plan for that this machine does not have.
 
     Attributes:
-        memory: bytes of each; None for what this machine's first GPU has free.
-        size: the same as it was typed, `40GB`.
-        kinds: GPUs that were named in its place.
+        number: how many there are.
+        memory: bytes of each; None for the memory that is free on this machine's first GPU.
+        size: the memory as it was typed, such as `40GB`.
+        kinds: the GPU models that were named instead of a size.
     """
 
     number: int
@@ -34,10 +36,10 @@ class Machine:
     """The devices for a pair.
 
     Attributes:
-        free: free bytes on each GPU, by its number, and in main memory, as `"cpu"`.
-        name: of its devices, as reports print it.
-        bandwidths: possible speeds of its memory in GB/s, by product name; empty if unknown.
-        pretended: whether there are no such GPUs here.
+        free: free bytes by device: a GPU's number, or `"cpu"` for main memory.
+        name: name of the devices, as reports print it.
+        bandwidths: possible bandwidths of the memory in GB/s, by product name; empty if unknown.
+        pretended: whether the GPUs are not in this machine.
     """
 
     free: Mapping[int | str, int]
@@ -52,13 +54,14 @@ class Machine:
 
 @dataclass(frozen=True)
 class PassBytes:
-    """The bytes that passes of a pair read at one K, the cache included.
+    """The bytes that the passes of a pair read at one K, caches included.
 
     Attributes:
-        step: of the target for one token of each row.
-        verification: of the target for K + 1 tokens of each row.
-        drafting: of all passes of the draft; 0 where drafting reads no weights.
-        most_draft_tokens: K beyond which no more are drafted, as the block of a head allows; None for any.
+        step: bytes of the target's pass over one token of each row.
+        verification: bytes of the target's pass over K + 1 tokens of each row.
+        drafting: bytes of all passes of the draft; 0 if drafting reads no weights.
+        most_draft_tokens: the most tokens that the drafter proposes, whatever K is, such as the block of a draft head;
+            None without a limit.
     """
 
     step: float
@@ -68,18 +71,17 @@ class PassBytes:
 
     @property
     def iteration_steps(self) -> float:
-        """The least cost of drafting K tokens and verifying them, in steps of the target."""
+        """The least cost of an iteration that drafts and verifies K tokens, in steps of the target."""
         return (self.verification + self.drafting) / self.step
 
 
 @dataclass(frozen=True)
 class Roof:
-    """The least work of one step, on all devices together.
+    """The least work of one step of the target, on all devices together.
 
     Attributes:
-        step_bytes: the weights and cache that it reads.
-        floor_ms: the time that takes at least, the devices one after the other; None where no rate is
-            known.
+        step_bytes: bytes of the weights and the cache that the step reads.
+        floor_ms: the least time that reading takes, one device after the other; None if no bandwidth is known.
     """
 
     step_bytes: int
@@ -88,13 +90,14 @@ class Roof:
 
 @dataclass(frozen=True)
 class PairPlan:
-    """A pair that was placed on a machine.
+    """The plan of a pair that was placed on a machine.
 
     Attributes:
-        sizes: the columns of `plan` about its models, and where they would go.
-        misfit: what does not fit, in one line; the models are then where they would be with more memory.
+        sizes: the columns of `plan` about its models and where they would go.
+        misfit: what does not fit, in one line; the models are then placed as if there were more memory. None if all
+            fits.
         remedies: changes that would make it fit.
-        reads: None if the size of a cache is not known.
+        reads: the bytes that passes read; None if the size of a cache is not known.
     """
 
     sizes: Mapping[str, Any]

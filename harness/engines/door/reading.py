@@ -1,5 +1,6 @@
-"""Texts that are there already: what the target says of them, and how both models of a pair read them
-(`local.engine.reference`, `local.engine.reading`).
+"""Texts that exist already: what the target says of them, and how both models of a pair read them.
+
+`local.engine.reference` and `local.engine.reading` compute these values.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from harness.results.statistics.iterations import Cut
 
 
 class Margin(NamedTuple):
-    """How far the logits of two tokens are apart after a text.
+    """How far apart the logits of two tokens are after a text.
 
     Attributes:
         value: the difference.
@@ -25,11 +26,12 @@ class Margin(NamedTuple):
 
 
 class KernelDeviations(NamedTuple):
-    """How far logits are from the eager model's along a text (`engines.divergence.margin_deviation`).
+    """How far logits along a text are from those of the eager model (as `engines.divergence.margin_deviation`
+    measures it).
 
     Attributes:
         passes: deviation of the passes that decode the text.
-        rounding: deviation of the eager model after its embeddings were changed by one epsilon of their format.
+        rounding: deviation of the eager model itself, after its embeddings were changed by one epsilon of their format.
     """
 
     passes: float
@@ -37,56 +39,59 @@ class KernelDeviations(NamedTuple):
 
 
 class Reference(Protocol):
-    """What the target says of given texts: computed from its weights, or reported by a server."""
+    """The target's view of given texts, computed from its weights or reported by a server."""
 
     @property
     def vocabulary_size(self) -> int:
-        """V, the tokens that it knows."""
+        """V, the number of tokens in its vocabulary."""
 
     def logits_along(
         self, prompts: Sequence[Sequence[int]], texts: Sequence[Sequence[int]]
     ) -> Floats:
-        """The target's logits [B, n, V] before each token of the longest text.
+        """Return the target's logits [B, n, V] before each token of each text, for n tokens of the longest one.
 
-        A shorter text has undefined logits after its last token.
+        The logits of a shorter text are undefined after its last token.
         """
 
     def draft_logits_along(
         self, prompts: Sequence[Sequence[int]], texts: Sequence[Sequence[int]]
     ) -> Floats | None:
-        """The same of a draft model that drafts token by token; None without one."""
+        """Return the same logits of a draft model that drafts token by token; None if there is no such draft."""
 
     def logits_by_another_route(self, prompt: Sequence[int], text: Sequence[int]) -> Floats | None:
-        """The logits [n, V] before each token of one text, computed another way. They differ by rounding alone. None if
-        there is no other way.
+        """Return the logits [n, V] before each token of one text, computed in another way, so that only rounding
+        differs.
+
+        None if there is no other way.
         """
 
     def kernel_deviations(
         self, prompt: Sequence[int], text: Sequence[int], logits: Floats
     ) -> KernelDeviations | None:
-        """How far the logits [n, V] of `logits_along` are from the eager model's; None unless these passes decode
-        the checked texts.
+        """Return how far the logits [n, V] of `logits_along` are from the eager model's.
+
+        None unless the passes that computed these logits are the passes that decode the checked texts.
         """
 
     def tolerance(self, likeliest: Floats, deviation: float) -> Floats:
-        """The largest difference [n] of two logits that rounding explains.
+        """Return the largest difference [n] between two logits that rounding explains.
 
         Args:
-            likeliest: [n], the logits of the likeliest tokens.
-            deviation: `margin_deviation` between two ways to compute them.
+            likeliest: [n], the logit of the likeliest token at each position.
+            deviation: `margin_deviation` between two ways to compute the logits.
         """
 
     def margin(self, token_ids: Sequence[int], wanted: int, other: int) -> Margin:
-        """The logit of `wanted` after a text, minus that of `other`."""
+        """Return the logit of `wanted` after a text, minus the logit of `other`."""
 
 
-# The most transcripts with one prompt that are read together, and their most tokens.
+# The most transcripts that are read together, and the most tokens that these have in all: a limit of memory.
 TOGETHER = 8
 _MOST_TOKENS = 16384
 
-# How an engine may draft with the right weights and be wrong: hidden states that come one position late, or from other
-# layers than the head was trained on (those before or behind, EAGLE-3's usual ones, the last), and a reduced vocabulary
-# that is read as the target's.
+# Mistakes that an engine may make although it drafts with the right weights: hidden states come one position late; they
+# come from other layers than the head was trained on (the layers before or after these, EAGLE-3's usual layers, the
+# last layer); or a reduced vocabulary is read as if it were the target's.
 DraftMistake = Literal[
     "late", "layers before", "layers behind", "usual layers", "last layer", "no mapping"
 ]
@@ -94,10 +99,11 @@ DraftMistake = Literal[
 
 @dataclass(frozen=True)
 class Transcript:
-    """Tokens that are there already, some of which the target is said to have written.
+    """Tokens of an existing text, some of which the target is said to have written.
 
     Attributes:
-        answers: their places in `token_ids`, in order. Each has two tokens or more, and answers all that precedes it.
+        answers: the places of the answers in `token_ids`, in order. Each answers all tokens before it, and is not
+            empty. Only after `Reading.until` does each have two tokens or more.
     """
 
     token_ids: Sequence[int]
@@ -105,7 +111,7 @@ class Transcript:
 
     @classmethod
     def of(cls, prompt: Sequence[int], answer: Sequence[int]) -> Transcript:
-        """One answer after its prompt."""
+        """Return the transcript of a prompt and its answer."""
         token_ids = [*prompt, *answer]
         return cls(token_ids, [range(len(prompt), len(token_ids))])
 
@@ -116,21 +122,22 @@ class Transcript:
 
 
 def num_together(longest: int) -> int:
-    """The number of transcripts of this length that are read together."""
+    """Return how many transcripts of this length are read together, at least one."""
     return max(1, min(TOGETHER, _MOST_TOKENS // longest))
 
 
 @dataclass(frozen=True)
 class ReadText:
-    """An answer of n tokens, two at least.
+    """What reading an answer of n tokens, at least two, gave.
 
     Attributes:
-        cut: into iterations, for every K.
-        rounded: the same after a change that is as small as rounding; None where nothing is compared with the weights.
+        cut: the answer cut into iterations, for every K.
         num_tokens: n.
-        num_impossible: tokens that the target cannot draw.
-        log_probability: of the others under the target, summed.
-        expected, variance: of that sum, if the target drew each token.
+        num_impossible: number of tokens that the target cannot draw.
+        log_probability: the sum of the target's log-probabilities of the other tokens.
+        expected, variance: mean and variance that this sum would have if the target drew each token.
+        rounded: the cut after the logits were changed by as little as rounding; None if nothing is compared with the
+            weights.
     """
 
     cut: Cut
