@@ -1,1 +1,1 @@
-"""The command line: runs, and sweeps whose jobs are processes that may die. Every job leaves a row."""
+"""The command line: single runs, and sweeps that run each job in a process that may die. Every job leaves a row."""

@@ -1,7 +1,8 @@
-"""Hydra: composes configurations from presets and typed settings, and runs a command once or for each job of a sweep.
+"""Uses Hydra to compose configurations from presets and typed settings, and runs a command once or for each sweep job.
 
-Hydra's own `main` would read `sys.argv`, and print errors over many lines. So `run` does what it does, with a few
-private names of Hydra: a release in the range of pyproject.toml must pass tests/cli.
+Hydra's own `main` would read `sys.argv` and print errors over many lines. `run` therefore does the work of that
+function itself, with a few private names of Hydra. Before the range of Hydra's releases in pyproject.toml is widened,
+tests/cli must pass with the new one.
 """
 
 from __future__ import annotations
@@ -37,16 +38,19 @@ from harness.config.errors import RunError, SettingError, nearest
 from harness.config.installation import CONF, install_command
 from harness.results.locked_files import DISK_ERRORS
 
-# Settings of an acceptance, and how a length with its K is typed in place of rates by position.
+# Settings of an acceptance, each with the text to type for a mean length and its K instead of rates by position.
 _LENGTHS = {"acceptance": "acceptance={:.3f}@{}", "card": "card={:.3f} K={}"}
 
 
 @contextmanager
 def opened(presets: str | None = None) -> Iterator[Hydra]:
-    """Hydra with our menu.
+    """Open Hydra with this project's configurations.
 
     Args:
-        presets: a directory with more presets; None for none.
+        presets: a directory with further presets; None if there is none.
+
+    Raises:
+        SettingError: the directory does not exist.
     """
     names.register()
     setbase("1.3")
@@ -63,17 +67,25 @@ def opened(presets: str | None = None) -> Iterator[Hydra]:
 
 
 def compose(hydra: Hydra, command: str, typed: Typed) -> DictConfig:
-    """The configuration of a run, or the one that all jobs of a sweep begin with."""
+    """Return the configuration of a run, or the one with which all jobs of a sweep begin."""
     mode = RunMode.MULTIRUN
     if "multirun" not in typed.options:
-        # A preset may make it a sweep.
+        # A preset may make the run a sweep.
         mode = hydra.get_mode(command, typed.settings) or RunMode.RUN
     settings = [*typed.settings, f"hydra.mode={mode.name}"]
     return hydra.compose_config(command, settings, mode, with_log_configuration=True)
 
 
 def run(command: str, typed: Typed, invocation: Invocation) -> str:
-    """Run a command once, or for each job of a sweep; or return what `--cfg` and `dry_run=true` ask for."""
+    """Run a command once, or for each job of a sweep.
+
+    Returns:
+        The text to print: the configuration for `--cfg`, the list of jobs for `dry_run=true`, and else mostly nothing.
+
+    Raises:
+        SettingError: the words cannot be understood, or the command cannot do what they ask for.
+        RunError: the run's directory cannot be made.
+    """
     options = typed.options
     with explaining(command), opened(options.get("presets")) as hydra:
         if "cfg" in options:
@@ -102,12 +114,12 @@ def run(command: str, typed: Typed, invocation: Invocation) -> str:
             callbacks.on_run_start(**about)
             job = run_job(invocation, config, "hydra.run.dir", None, context)
             callbacks.on_run_end(**about, job_return=job)
-            # Raises what the job has raised.
+            # Reading `return_value` raises the job's error, if there was one.
             return str(job.return_value or "")
 
 
 def _sweep(command: str, config: DictConfig, context: HydraContext, invocation: Invocation) -> None:
-    """Run the jobs of a sweep, and print its table, however it ends."""
+    """Run the jobs of a sweep, and print its table even if an error or a signal ends it early."""
     from harness.cli import sweep
 
     manifest, jobs = sweep.begin(command, config, context.config_loader)
@@ -120,7 +132,7 @@ def _sweep(command: str, config: DictConfig, context: HydraContext, invocation: 
             at_once = config.hydra.sweeper.get("max_batch_size") or len(jobs)
             for first in range(0, len(jobs), at_once):
                 ended = launcher.launch(jobs[first : first + at_once], initial_job_idx=first)
-                # Raises what a job has raised.
+                # Reading `return_value` raises a job's error, if there was one.
                 _ = [job.return_value for job in ended]
     except KeyboardInterrupt:
         is_interrupted = True
@@ -143,7 +155,7 @@ def _sweep(command: str, config: DictConfig, context: HydraContext, invocation: 
 
 @contextmanager
 def explaining(command: str) -> Iterator[None]:
-    """Raise mistakes that Hydra finds in the block as our own errors."""
+    """Turn mistakes that Hydra finds within the block into our own errors, unless a traceback was asked for."""
     try:
         yield
     except Exception as error:
@@ -154,12 +166,13 @@ def explaining(command: str) -> Iterator[None]:
 
 
 def _explained(error: Exception, command: str) -> Exception | None:
-    """The mistake in one line; None for an error that is no mistake in the overrides.
+    """Return the mistake as an error of one line; None if the error is no mistake of the user's.
 
-    Some errors are recognised by their class, others by their message; an example is beside each.
+    Some errors are recognised by their class, others by their message, of which a comment shows an example. The order
+    of the conditions counts: the last ones match whatever else Hydra reports.
     """
     text = str(error)
-    # Hydra's error about a missing preset is an OSError without a number.
+    # Hydra reports a missing preset by an OSError that has no number.
     if isinstance(error, OSError) and error.errno not in (None, errno.EPIPE):
         if error.errno in DISK_ERRORS:
             return RunError(f"the run's directory cannot be made: {error.strerror}")
@@ -170,11 +183,11 @@ def _explained(error: Exception, command: str) -> Exception | None:
         rule = "cannot be read as setting=value; put quotes around spaces, commas and brackets"
         return SettingError(str(error.override), rule)
     if isinstance(error, errors.MissingConfigException):
-        # `model=7C`: the missing file is `model/7C`. Without a group it is a file of our own, see below.
+        # For `model=7C` the missing file is `model/7C`. A name without a group is looked for below, in Hydra's message.
         group, _, choice = (error.missing_cfg_file or "").rpartition("/")
         if group:
             return _no_such_preset(error, command, group, choice)
-    # What yaml says of a preset: "while parsing a flow sequence\n  in \"mine.yaml\", line 2, column 3"
+    # YAML's error in a preset: "while parsing a flow sequence\n  in \"mine.yaml\", line 2, column 3".
     if (mark := getattr(error, "problem_mark", None)) is not None:
         place = f"{mark.name}, line {mark.line + 1}"
         return SettingError(place, f"is no YAML ({text.splitlines()[0]})")
@@ -191,8 +204,8 @@ def _explained(error: Exception, command: str) -> Exception | None:
     absent = re.search(r"Could not override '(\w+)'\. No match", text)
     if absent and (rule := whose_setting(absent[1])):
         return SettingError(absent[1], rule)
-    # "range() arg 3 must not be zero", which is Python's own,
-    # or "Config group override must be a string or a list", of `draft=lookup,null`.
+    # Python's own "range() arg 3 must not be zero", or "Config group override must be a string or a list", which
+    # `draft=lookup,null` causes.
     if isinstance(error, errors.HydraException) or text.startswith(("range() ", "Config group ")):
         messages = [text.split("\n\n")[0], *str(error.__cause__ or "").splitlines()[:1]]
         in_one_line = [" ".join(message.split()) for message in messages if message]
@@ -203,14 +216,16 @@ def _explained(error: Exception, command: str) -> Exception | None:
 def _no_such_preset(
     error: errors.MissingConfigException, command: str, group: str, choice: str
 ) -> SettingError:
-    """`model=7C: no such preset (did you mean 7B?); harness help presets lists them`."""
+    """Return the error for a missing preset: `model=7C: no such preset (did you mean 7B?); harness help presets
+    lists them`.
+    """
     if group == "hydra/launcher":
         installing = f"{install_command('ray,slurm')} brings the launchers of ray and submitit"
         there = ", ".join(error.options or ())
         return SettingError(group, f"is not installed, only {there}; {installing}", choice)
     # Hydra lists no presets where the missing one is that of a name with suffixes, `7C` of `7C_8bit`.
     known = list(error.options or names.presets(group))
-    # A draft's name may be that of any model: "In 'draft/tiny_draf': Could not find 'model/tiny_draf'".
+    # A draft may have any model's name. Hydra then says "In 'draft/tiny_draf': Could not find 'model/tiny_draf'".
     if group == "model" and str(error).startswith("In 'draft"):
         group = "draft"
         known += names.drafts()
@@ -219,7 +234,7 @@ def _no_such_preset(
     listed = f"there are: {', '.join(known)}"
     if len(known) > 12:
         listed = "harness help presets lists them"
-    # `7B_9bit`: the suffixes of a preset that exists.
+    # For `7B_9bit` suggest the valid suffixes of the preset that exists.
     base = choice.rpartition("_")[0]
     if base in known:
         known += [f"{base}_8bit", f"{base}_4bit"]

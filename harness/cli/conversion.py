@@ -1,7 +1,7 @@
-"""From a composed configuration to settings: plain mappings in, dataclasses out.
+"""Turns a composed configuration into settings: a plain mapping becomes a dataclass.
 
-`from_config(LatencySettings, {"model": {"name": "tiny", ...}, "batch_size": 4, ...})` converts each
-value to the type of its field.
+`from_config(LatencySettings, {"model": {"name": "tiny", ...}, "batch_size": 4, ...})` converts each value to the type
+of its field.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from harness.results.row import strict
 
 SettingsType = TypeVar("SettingsType")
 
-# Groups whose class depends on the record that they name: `draft` is a `LookupSettings` where its
-# method is `lookup`.
+# Groups whose class depends on the record that their settings name: if the method of `draft` is `lookup`, its class is
+# `LookupSettings`.
 _REGISTRIES: Mapping[object, SettingsRegistry[Any]] = {
     DraftSettings: METHODS,
     EngineSettings: ENGINES,
 }
 
-# The largest integer of torch and numpy. A float could not hold one of 400 digits.
+# The largest integer of torch and numpy. The limit also keeps out integers of 400 digits, which no float could hold.
 _LARGEST_INTEGER = 2**63 - 1
-# Types of values in the words of error messages.
+# How error messages name types of values.
 _IN_WORDS: Mapping[object, Sequence[str]] = {
     int: ("a whole number",),
     float: ("a number",),
@@ -53,8 +53,11 @@ def from_config(
 ) -> SettingsType:
     """Build the dataclass `kind` from a plain mapping (a resolved OmegaConf container).
 
+    Args:
+        prefix: stands before the names of settings in errors, such as `decoding.`.
+
     Raises:
-        SettingError: for an unknown key, a missing key, or a value of the wrong type or outside its rule.
+        SettingError: a key is unknown or missing, or a value has the wrong type or breaks its rule.
     """
     hints = _hints(kind)
     values: dict[str, Any] = {}
@@ -78,7 +81,10 @@ def from_config(
 
 
 def setting_hints(kind: type) -> dict[str, Any]:
-    """Every setting of `kind` as it is typed on the command line, `decoding.top_p` and the like, with its type."""
+    """Return every setting of `kind` with its type, under the name that is typed, such as `decoding.top_p`.
+
+    A group whose class depends on its record has the settings of all its records: of every draft, or of every engine.
+    """
     hints = dict(_hints(kind))
     for name, hint in _hints(kind).items():
         group = _group_of(hint)
@@ -91,34 +97,34 @@ def setting_hints(kind: type) -> dict[str, Any]:
 
 
 def value_types(kind: type) -> dict[str, Any]:
-    """The type of each setting of a class that is a value, and no group such as `decoding`."""
+    """Return the type of each setting of a class that is a single value, not a group such as `decoding`."""
     return {name: hint for name, hint in _hints(kind).items() if not _group_of(hint)}
 
 
 def fixed_groups(kind: type) -> dict[str, type]:
-    """The groups whose settings are the same whatever is chosen: `decoding`, but neither `draft` nor `engine`."""
+    """Return the groups that have the same settings in every run: `decoding`, but not `draft` or `engine`."""
     groups = {name: _group_of(hint) for name, hint in _hints(kind).items()}
     return {name: group for name, group in groups.items() if group and group not in _REGISTRIES}
 
 
 def alternatives(hint: Any) -> tuple[Any, ...]:
-    """The types that a hint joins: `int | None` -> (int, NoneType)."""
+    """Return the types that a type hint joins: `int | None` -> (int, NoneType)."""
     is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
     return typing.get_args(hint) if is_union else (hint,)
 
 
-# Strings are evaluated for it, which takes time.
+# Cached, because annotations are strings and evaluating them takes time.
 _annotations = functools.cache(typing.get_type_hints)
 
 
 def _hints(kind: Any) -> dict[str, Any]:
-    """The type of each field of a dataclass."""
+    """Return the type of each field of a dataclass."""
     hints = _annotations(kind)
     return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
 
 
 def _group_of(hint: Any) -> type | None:
-    """The dataclass in a hint such as `DraftSettings | None`; None for a hint of values."""
+    """Return the dataclass in a hint such as `DraftSettings | None`; None if the hint only allows plain values."""
     for kind in alternatives(hint):
         if isinstance(kind, type) and dataclasses.is_dataclass(kind):
             return kind
@@ -126,7 +132,7 @@ def _group_of(hint: Any) -> type | None:
 
 
 def _unknown(kind: type, config: Mapping[str, Any], prefix: str, key: str) -> SettingError:
-    """The error for a setting that the class does not have; it may be one of another way to draft."""
+    """Return the error for a setting that this class lacks, which says if another draft or engine or command has it."""
     if issubclass(kind, EngineSettings):
         owners = ENGINES.owners(key)
         if owners:
@@ -144,7 +150,11 @@ def _unknown(kind: type, config: Mapping[str, Any], prefix: str, key: str) -> Se
 
 
 def _convert(hint: Any, value: Any, setting: str) -> Any:
-    """`value` as the type `hint`, or a SettingError. Integers pass as numbers, numbers as text, a value as a list."""
+    """Return `value` as the type `hint`: integers are accepted as numbers, numbers as text, and one value as a list.
+
+    Raises:
+        SettingError: the value has none of the hint's types.
+    """
     kinds = alternatives(hint)
     group = _group_of(hint)
     if group is not None and not (value is None and type(None) in kinds):
@@ -166,7 +176,7 @@ def _convert(hint: Any, value: Any, setting: str) -> Any:
 
 
 def _mistake(kinds: Sequence[Any], value: Any, setting: str) -> SettingError:
-    """The error for a value of none of these types."""
+    """Return the error for a value that has none of these types."""
     origins = [typing.get_origin(kind) or kind for kind in kinds]
     item_words: list[Any] = []
     for kind in kinds:
@@ -189,7 +199,7 @@ def _mistake(kinds: Sequence[Any], value: Any, setting: str) -> SettingError:
 
 
 def _words(kinds: Sequence[Any]) -> list[Any]:
-    """The values that the `Literal` among some types allows."""
+    """Return the values that a `Literal` among these types allows."""
     return [
         word
         for kind in kinds
@@ -199,7 +209,7 @@ def _words(kinds: Sequence[Any]) -> list[Any]:
 
 
 def _convert_group(kind: type, value: Any, setting: str) -> Any:
-    """The dataclass of a group of settings; None for `draft=none`, which arrives as {"name": "none"}."""
+    """Return the dataclass of a group of settings; None for `draft=none`, which arrives as {"name": "none"}."""
     if not isinstance(value, Mapping):
         example = next(iter(_hints(kind)))
         rule = f"must be a group of settings, such as {setting}.{example}=..."

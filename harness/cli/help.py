@@ -1,4 +1,6 @@
-"""Help, as texts that `python -m recipes.help_texts` writes: printing one needs neither Hydra nor any command."""
+"""Help pages, which `python -m recipes.help_texts` writes in advance: to print one, no Hydra and no command is
+imported.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +9,21 @@ from pathlib import Path
 
 from harness.config.errors import SettingError, nearest
 
-# `latency.txt` and `latency_all.txt` of each command, and those about all of them.
+# Of each command `latency.txt` and `latency_all.txt`, and of all commands together `commands.txt` and the topics.
 TEXTS = Path(__file__).with_name("texts")
 _WORDS = ("-h", "--help", "help")
 _TOPICS = ("all", "presets", "columns")
 
 
 def asked_for(typed: Sequence[str]) -> str:
-    """The help that a command line asks for: `help`, `latency --help`, `help latency all`; empty for none.
+    """Return the help that a command line asks for: `help`, `latency --help`, `help latency all`. Empty if it asks
+    for none.
 
     Args:
         typed: the words before any `--`.
 
     Raises:
-        SettingError: there is no help on it.
+        SettingError: there is no help on that subject.
     """
     if not {"-h", "--help"}.intersection(typed) and "help" not in typed[:2]:
         return ""

@@ -1,4 +1,4 @@
-"""One call of a command, and its outcome."""
+"""One invocation of a command, and its outcome."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ WANTS_TRACEBACK = os.environ.get("HYDRA_FULL_ERROR") == "1"
 
 @dataclass
 class Invocation:
-    """Hydra calls it with each configuration that it composes; a launcher may call a copy of it in another process.
+    """What Hydra calls with each configuration that it composes. A launcher may call a copy of it in another process.
 
     Attributes:
-        servers: the commands behind `--`.
-        quiet: whether errors are only collected, for `run` to raise; otherwise they are printed, too.
-        rows: of the run, or of the sweep's jobs.
-        exit_codes: of the errors, and of the sweep. The process ends with the worst of them.
+        servers: the commands after `--`.
+        quiet: whether errors are only collected, so that `run` can raise them; otherwise they are also printed.
+        rows: rows of the run, or of all jobs of the sweep.
+        errors: the errors so far.
+        exit_codes: those of the errors and of the sweep. The process exits with the most severe one.
     """
 
     servers: Sequence[Sequence[str]] = ()
@@ -36,7 +37,9 @@ class Invocation:
     exit_codes: list[int] = field(default_factory=list)
 
     def __call__(self, config: Any) -> None:
-        """Run what Hydra composed: an error of one job does not keep the others from running."""
+        """Run the configuration that Hydra composed. An error is collected, so that the other jobs of a sweep still
+        run.
+        """
         from hydra.core.hydra_config import HydraConfig
         from hydra.types import RunMode
 
@@ -54,7 +57,9 @@ class Invocation:
 
     @contextmanager
     def reporting(self) -> Iterator[None]:
-        """Collect an error of the block, and print it in a line or two; if a traceback was asked for, raise it."""
+        """Collect an error of the block and print it in a line or two. If a traceback was asked for, raise the
+        error.
+        """
         try:
             yield
         except BrokenPipeError:
@@ -62,11 +67,11 @@ class Invocation:
         except Exception as error:
             if WANTS_TRACEBACK:
                 raise
-            # Many jobs of a sweep may fail with the same error, which is printed once.
+            # Many jobs of a sweep may fail with the same error. It is printed once.
             is_printed = str(error) in map(str, self.errors)
             self.errors.append(error)
             self.exit_codes.append(getattr(error, "exit_code", 1))
-            # On a terminal the page above says it.
+            # On a terminal, the page that was just printed says the same.
             is_printed |= isinstance(error, VerdictError) and sys.stdout.isatty()
             if not self.quiet and not is_printed:
                 from harness.reporting.table import visible

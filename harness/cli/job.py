@@ -1,4 +1,4 @@
-"""From a configuration that Hydra composed to settings, and to a run or one job of a sweep."""
+"""Turns a configuration that Hydra composed into settings, and runs a command alone with them."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ Servers = Sequence[Sequence[str]]
 
 
 def run(config: Any, servers: Servers) -> tuple[Sequence[Any], VerdictError | None]:
-    """Run a command alone.
+    """Run a command that is not part of a sweep.
 
     Args:
         config: the configuration that Hydra composed, with the command's name as `command`.
-        servers: the commands behind `--`.
+        servers: the commands after `--`.
 
     Returns:
-        Its rows, and its bad answer.
+        The run's rows, none for a service; and the error that states its bad answer, or None if the answer is good.
 
     Raises:
         HarnessError: a setting is wrong, or the run failed.
     """
     command, settings = settings_of(config, servers, None)
     check_machine(command, settings)
-    # For a single run alone: each job of a sweep is refused by itself.
+    # Only here, because each job of a sweep is refused by itself.
     require_files(settings)
-    # A signal that came during the imports so far.
+    # Raise a signal that arrived during the imports up to here.
     signals.raise_postponed()
     if isinstance(command, Service):
         signals.load(command.program).run(settings, signals.leaving)
@@ -58,10 +58,13 @@ def run(config: Any, servers: Servers) -> tuple[Sequence[Any], VerdictError | No
 def settings_of(
     config: Any, servers: Servers, manifest: Manifest | None
 ) -> tuple[ConfiguredCommand[Any], RunSettings]:
-    """The command and its settings, see `run`.
+    """Return the command and its settings; `config` and `servers` are those of `run`.
 
     Args:
-        manifest: of the sweep that the job belongs to.
+        manifest: the manifest of the sweep that the job belongs to; None for a single run.
+
+    Raises:
+        SettingError: a setting is wrong.
     """
     plain = _resolved(config)
     command = configured(plain.pop("command"))
@@ -81,7 +84,7 @@ def settings_of(
                     " a command behind --"
                 )
                 raise SettingError(name, rule)
-    # `typed.read` turns repeats=5 into a sweep over `repeat`: what arrives here was typed otherwise.
+    # `typed.read` turns a typed repeats=5 into a sweep over `repeat`. A number that arrives here came from elsewhere.
     repeats = getattr(settings, "repeats", 1)
     if repeats > 1 and ROUND not in choices:
         raise SettingError("repeats", "must be typed as repeats=NUMBER", repeats)
@@ -89,7 +92,7 @@ def settings_of(
 
 
 def check_machine(command: ConfiguredCommand[Any], settings: RunSettings) -> None:
-    """Raise a SettingError where a package or a program is missing that the run needs."""
+    """Raise a SettingError if a package or a program that the run needs is missing."""
     if command.needs_local(settings):
         require_local(command.name)
     elif command.measures:
@@ -98,23 +101,24 @@ def check_machine(command: ConfiguredCommand[Any], settings: RunSettings) -> Non
 
 
 def put_servers(servers: Servers, plain: dict[str, Any]) -> None:
-    """Put the commands behind `--` into a configuration: their words never pass through Hydra. In a sweep over servers
-    the configuration has the number of the job's command.
+    """Put the commands after `--` into a configuration, because their words never pass through Hydra.
+
+    In a sweep over several servers, the configuration holds the number of the job's command.
     """
     if not servers:
         return
     number = plain.pop(SERVER) if len(servers) > 2 else len(servers) - 1
     plain["engine"]["start_command"] = servers[number]
     if number:
-        # What it is compared with.
+        # The command that the job's server is compared with.
         plain["engine"]["first_command"] = servers[0]
 
 
 def _resolved(config: DictConfig) -> dict[str, Any]:
-    """The composed configuration as dictionaries and lists.
+    """Return the composed configuration as dictionaries and lists.
 
     Raises:
-        SettingError: a value is missing, cannot be looked up, or has the key of an API in it.
+        SettingError: a value is missing or cannot be looked up, or a value contains the key of an API.
     """
     try:
         plain: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
@@ -122,7 +126,8 @@ def _resolved(config: DictConfig) -> dict[str, Any]:
         raise SettingError(str(error.full_key), "must be set") from error
     except OmegaConfBaseException as error:
         raise SettingError(str(error.full_key or "settings"), str(error).splitlines()[0]) from error
-    # Presets and `${oc.env:NAME}` may have brought a key. In texts for models other words look like one, too.
+    # Presets and `${oc.env:NAME}` may have brought a key in. Texts for models are checked apart from the rest, because
+    # ordinary words in them may look like a key.
     checked = copy.deepcopy(plain)
     prompts = checked.get("prompts") or {}
     texts = [f"prompt={checked.pop('prompt', '')}"]
@@ -132,8 +137,9 @@ def _resolved(config: DictConfig) -> dict[str, Any]:
 
 
 def require_files(settings: RunSettings) -> None:
-    """Raise a SettingError for the directory of a model or a file of prompts that is not there, before anything is
-    imported that takes seconds.
+    """Raise a SettingError if the directory of a model or a file of prompts does not exist.
+
+    Called before the imports that take seconds.
     """
     if engine_of(settings).in_process:
         for role, model in settings.models.items():

@@ -1,9 +1,9 @@
-"""Commands, from the command line (`main`) and from Python (`run`).
+"""Runs commands, from the command line (`main`) and from Python (`run`).
 
-Commands without settings, such as `report`, take their arguments themselves. For all others `cli.typed` reads the
-words, `cli.composing` lets Hydra compose a configuration, once or for each job of a sweep, and Hydra calls an
-`Invocation` with it, which notes errors on the way: the exit code follows from them. `cli.job` makes typed settings and
-runs the experiment. Torch is imported only when the settings are known to be right.
+Commands without settings, such as `report`, parse their arguments themselves. For all others, `cli.typed` reads the
+words, and `cli.composing` lets Hydra compose a configuration, once or for each job of a sweep. Hydra calls an
+`Invocation` with each configuration. It collects the errors, from which the exit code follows. `cli.job` makes typed
+settings and runs the experiment. Torch is only imported once the settings are known to be valid.
 """
 
 from __future__ import annotations
@@ -27,17 +27,21 @@ if TYPE_CHECKING:
 
 
 _INTERRUPTED = "harness: interrupted; anything measured so far is kept"
-# The worst of several exit codes counts. From the mildest: success, doubt, a wrong setting; then 1, a failure or a bad
-# answer.
+# Exit codes from the mildest to the most severe; of several, the most severe counts. They mean success, a doubtful
+# answer, a wrong setting, and a failure or a bad answer.
 _SEVERITIES = (0, CANNOT_TELL, 2, 1)
-# Options that print something in place of a run.
+# Options that print something instead of running a command.
 _FOR_THE_TERMINAL = ("-h", "--help", "help", "-c", "--cfg")
-# The process has one Hydra and one sys.stdout, so one thread at a time may run a command.
+# A process has only one Hydra and one sys.stdout, so only one thread at a time may run a command.
 _run_lock = threading.RLock()
 
 
 def main() -> None:
-    """Entry point of `harness` and of `python -m harness`. Exits with 2 for a wrong setting, 1 for a failed run."""
+    """Entry point of `harness` and `python -m harness`.
+
+    Exits with 0 for a good answer, 1 for a failed run or a bad answer, 2 for a wrong setting, 3 if the answer is
+    doubtful, and 130 after an interruption.
+    """
     _prepare_streams()
     words = Words.divide(sys.argv[1:])
     words.note()
@@ -47,19 +51,20 @@ def main() -> None:
             try:
                 _answer(words, invocation)
             except SystemExit:
-                # Its last lines may have no reader: `| head`.
+                # The last lines may have no reader any more, as with `| head`.
                 sys.stdout.flush()
                 raise
             sys.stdout.flush()
     except KeyboardInterrupt:
-        # The terminal may be gone.
+        # The terminal may have been closed.
         with suppress(OSError):
             print(_INTERRUPTED, file=sys.stderr)
         sys.exit(130)
     except OSError as error:
         if WANTS_TRACEBACK and not isinstance(error, BrokenPipeError):
             raise
-        # An error of stdout: `reporting` handles all others. Its buffer must not fail again at the exit.
+        # Only stdout can have failed, because `reporting` handles all other errors. Discard its buffer, or flushing it
+        # at exit would fail again.
         from harness.reporting.terminal import discard
 
         discard(sys.stdout)
@@ -70,8 +75,10 @@ def main() -> None:
 
 
 def _prepare_streams() -> None:
-    """Make the standard streams usable: closed ones lead nowhere, and what stdout cannot encode becomes `?`."""
-    # Occupies closed descriptors: else the next file that is opened would get that of stdout.
+    """Make the standard streams usable: closed ones lead to the null device, and stdout writes `?` for what it cannot
+    encode.
+    """
+    # Occupy closed descriptors. Otherwise the next file that is opened would get the number of stdout.
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(descriptor)
@@ -84,7 +91,7 @@ def _prepare_streams() -> None:
 
 
 def _end_process() -> NoReturn:
-    """End the process as KeyboardInterrupt would, but without an exception, which an import could swallow."""
+    """End the process as a KeyboardInterrupt would, but without an exception, because an import could swallow that."""
     with suppress(Exception):
         sys.stdout.flush()
     with suppress(OSError):
@@ -95,23 +102,25 @@ def _end_process() -> NoReturn:
 def run(command: str, *overrides: str, verbose: bool = False, **settings: Any) -> pd.DataFrame:
     """Run a command from Python: `run("latency", model="7B", decoding={"num_draft_tokens": 6})`.
 
-    It writes the same files as on the command line. With `-m` among the overrides it runs a sweep, where a job that
-    fails is a row with its `status` and `error`. Calls from several threads run one after the other.
+    It writes the same files as the command line does; progress and messages go to stderr. With `-m` among the overrides
+    it runs a sweep, in which a failed job becomes a row with its `status` and `error`. Calls from several threads run
+    one after the other.
 
     Args:
-        overrides: as on the command line, `"model=7B"`.
-        verbose: also print what the command prints, and its messages and progress on stderr.
-        settings: the same as keywords, after the overrides. A group takes a preset, or a mapping of its settings.
+        overrides: settings as on the command line, such as `"model=7B"`.
+        verbose: whether the tables that the command prints are printed too.
+        settings: settings as keywords, which count as typed after the overrides. A group takes the name of a preset, or
+            a mapping of its settings.
 
     Returns:
-        The rows of the run, or of all jobs of the sweep: the dozen columns that most questions need, then all others
-        that are not empty.
+        The rows of the run, or of all jobs of the sweep. The dozen columns that answer most questions come first, then
+        all others that are not empty.
 
     Raises:
-        SettingError: a setting is wrong. In a sweep, after the other jobs have run.
+        SettingError: a setting is wrong. In a sweep it is raised after the other jobs have run.
         RunError: the run failed.
-        VerdictError: the run succeeded, with a bad answer: the pair is not lossless, for example. Where it cannot be
-            told, rows are returned, and say so.
+        VerdictError: the run succeeded, and its answer is bad: for example, the pair is not lossless. An answer that is
+            only doubtful raises nothing; the rows say so.
     """
     from harness.cli import conversion, typed
     from harness.commands.registry import configured, with_settings
@@ -165,16 +174,16 @@ def _answer(words: Words, invocation: Invocation) -> None:
                 from harness.cli import composing, typed
 
                 printed = composing.run(command, typed.read(rest, command), invocation)
-    # An error of stdout is none of the command's.
+    # Printed outside `reporting`, because an error of stdout is not an error of the command.
     if printed:
         print(printed)
 
 
 def _checked(command: str, names: Collection[str]) -> str:
-    """Return the command if it has one of these names.
+    """Return the command if it is one of these names.
 
     Raises:
-        SettingError: it has not.
+        SettingError: it is not.
     """
     from harness.commands.registry import COMMANDS
 

@@ -1,4 +1,4 @@
-"""A sweep's directory: `sweep.json` with the facts known when it begins, and a CSV file with the rows of its jobs."""
+"""A sweep's directory: `sweep.json` with the facts that are known at the start, and a CSV file with the jobs' rows."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ from harness.results.locked_files import LOCKS, locked, replace_file
 from harness.results.schema import RunRow
 
 _FILE = "sweep.json"
-# All that a run or a sweep has in its directory where nothing was measured.
+# Everything that a run or a sweep has in its directory if nothing was measured.
 _UNUSED = {"log.txt", "environment.json", "multirun.yaml", ".hydra", LOCKS, _FILE}
-# Of a sweep; each takes seconds at least.
+# The most jobs of a sweep. Each takes seconds at least, so that more are a mistake.
 _MOST_JOBS = 10_000
 
 
@@ -49,9 +49,9 @@ class Manifest:
     """Facts about all jobs of a sweep.
 
     Attributes:
-        choices: the values of each setting in which jobs differ, the one that varies slowest first, as typed:
-            `{"draft": ["lookup", "tiny_draft"], "seed": ["1", "2"]}`.
-        num_jobs: in all rounds together.
+        choices: for each setting in which jobs differ, its values as typed. The setting that varies slowest comes
+            first: `{"draft": ["lookup", "tiny_draft"], "seed": ["1", "2"]}`.
+        num_jobs: number of jobs, in all rounds together.
     """
 
     choices: dict[str, list[str]]
@@ -63,14 +63,19 @@ class Manifest:
 
     @classmethod
     def of(cls, config: DictConfig, loader: ConfigLoader) -> Manifest:
-        """That of a sweep that Hydra composed. Every job is to run once before any runs again, so that drift of the
-        machine meets all jobs alike: `repeat` is made the setting that varies slowest.
+        """Return the manifest of a sweep that Hydra composed.
+
+        Every job is to run once before any job runs again, so that drift of the machine affects all jobs alike.
+        Therefore `repeat` is made the setting that varies slowest, also in `config`.
+
+        Raises:
+            SettingError: there are too many jobs.
         """
         choices: dict[str, list[str]] = {}
         for override in overrides_of(config, loader):
             if override.is_sweep_override() and not override.is_interval_sweep():
                 values = [*itertools.islice(override.sweep_iterator(), _MOST_JOBS + 1)]
-                # Not Hydra's own texts, which have a backslash before the colon of `./my_method.py:MyMethod`.
+                # Hydra's own texts would have a backslash before the colon of `./my_method.py:MyMethod`.
                 choices[override.key_or_group] = [
                     str(getattr(value, "text", value)) for value in values
                 ]
@@ -78,7 +83,8 @@ class Manifest:
         if num_jobs > _MOST_JOBS:
             raise SettingError("-m", f"makes more than {_MOST_JOBS:,} jobs: divide the sweep")
         if ROUND in choices:
-            # An experiment's own list comes before what is typed: named first in that list, `repeat` keeps this place.
+            # Hydra puts an experiment's own list of choices before the typed ones. Named first in that list, `repeat`
+            # comes first.
             choices = {ROUND: choices.pop(ROUND), **choices}
             params = config.hydra.sweeper.get("params") or {}
             with read_write(config.hydra):
@@ -86,11 +92,13 @@ class Manifest:
         return cls(choices, num_jobs)
 
     def jobs(self, config: DictConfig, loader: ConfigLoader) -> Iterator[tuple[list[str], Any]]:
-        """The overrides of each job, and its configuration. A job goes without settings that have no effect in it, and
-        jobs that are the same without them are one: with `draft=lookup,none K=2,4` there are three.
+        """Yield the overrides of each job, and its configuration.
+
+        Settings that have no effect in a job are left out of it, and jobs that are then the same become one:
+        `draft=lookup,none K=2,4` makes the three jobs `draft=lookup K=2`, `draft=lookup K=4` and `draft=none`.
 
         Raises:
-            SettingError: or one of Hydra's errors, for a job that cannot be composed.
+            SettingError, or one of Hydra's errors: a job cannot be composed.
         """
         (product,) = BasicSweeper.split_arguments(overrides_of(config, loader), None)
         earlier = set()
@@ -101,7 +109,7 @@ class Manifest:
                 for name in ("draft", "engine", "decoding")
             }
             self.leave_out(groups)
-            # The command of a server may name K in either arm.
+            # Without a draft, K has no effect, except in the commands of servers, which may name K for either arm.
             if groups["draft"]["name"] == "none" and groups["engine"]["name"] != "server":
                 for name in OF_THE_DRAFT:
                     groups["decoding"].pop(name, None)
@@ -117,10 +125,11 @@ class Manifest:
                 yield kept, composed
 
     def leave_out(self, groups: dict[str, Any]) -> None:
-        """Remove from a job's configuration the settings that only the drafts or engines of other jobs have: with
-        `-m draft=lookup,tiny draft.max_ngram=2` the job of `tiny` has no `draft.max_ngram`.
+        """Remove from a job's configuration the settings that only the drafts or engines of other jobs have.
+
+        With `-m draft=lookup,tiny draft.max_ngram=2` the job of `tiny` gets no `draft.max_ngram`.
         """
-        # `pair=7B+lookup` sets both models.
+        # `pair=7B+lookup` chooses both models.
         pair_drafts = [pair.partition("+")[2] for pair in self.choices.get("pair", ())]
         methods = {method_name(draft) for draft in [*self.choices.get("draft", ()), *pair_drafts]}
         groups["draft"] = METHODS.without_others(groups["draft"], methods)
@@ -128,14 +137,14 @@ class Manifest:
 
     @classmethod
     def read(cls, directory: Path) -> Manifest:
-        """The manifest of the sweep in a directory."""
+        """Return the manifest of the sweep in a directory."""
         return cls(**json.loads((directory / _FILE).read_text(encoding="utf-8")))
 
     def write(self, directory: Path) -> None:
         replace_file(directory / _FILE, json.dumps(dataclasses.asdict(self)).encode())
 
     def label(self, overrides: Sequence[str], engine: EngineSettings) -> str:
-        """The overrides in which a job differs from others, as they are typed: `draft=lookup K=4`."""
+        """Return the overrides in which a job differs from other jobs, in short: `draft=lookup K=4`."""
         differing = []
         for override in overrides:
             key = override.lstrip("+").partition("=")[0]
@@ -148,20 +157,24 @@ class Manifest:
 
 
 def overrides_of(config: DictConfig, loader: ConfigLoader) -> list[Override]:
-    """The settings of a sweep, an experiment's before the typed ones; of several of one setting the last."""
-    # An experiment has its choices in the configuration. Hydra ignores them for a typed setting.
+    """Return the settings of a sweep: an experiment's, then the typed ones. If one is set several times, the last
+    counts.
+    """
+    # An experiment's choices are in the configuration. Hydra ignores them for settings that are also typed.
     params = config.hydra.sweeper.get("params") or {}
     texts = [f"{key}={value}" for key, value in params.items()]
-    # As typed: what an interpolation stands for may only be known in a job.
+    # As typed, because the value of an interpolation may only be known within a job.
     typed: Any = OmegaConf.to_container(config.hydra.overrides.task, resolve=False)
-    # The parser needs the configurations, because `glob(...)` is over them.
+    # The parser needs the configurations, because `glob(...)` selects among them.
     parsed = OverridesParser.create(loader).parse_overrides([*texts, *typed])
     return [*{override.key_or_group: override for override in parsed}.values()]
 
 
 def results_file(config: DictConfig) -> str | None:
-    """The file that collects the rows of all runs; None where each job has its own, such as
-    `results/${oc.env:SLURM_JOB_ID}.csv` of jobs that a launcher starts.
+    """Return the file that collects the rows of all runs.
+
+    None if each job has a file of its own, such as `results/${oc.env:SLURM_JOB_ID}.csv` for jobs that a launcher
+    starts.
     """
     try:
         file: str | None = OmegaConf.select(config, "results.file")
@@ -171,15 +184,15 @@ def results_file(config: DictConfig) -> str | None:
 
 
 class SweepFile:
-    """`multirun/…/latency.csv`: one final set of rows for each job, however it ended.
+    """`multirun/…/latency.csv`: exactly one set of rows for each job of a sweep, however the job ended.
 
-    Jobs of all processes of a launcher put their rows there and read those of others. The rows of a job have its number
-    in the column `job`. Rows without a number are those of single runs in the same directory, which are left alone, and
-    those that pool repeated jobs at the end.
+    Jobs in all processes of a launcher write their rows there and read those of others. The rows of a job have its
+    number in the column `job`. Rows without a number are rows of single runs in the same directory, which are left
+    alone, and rows that pool repeated jobs.
 
     Args:
-        sweep: the directory of the sweep.
-        kind: of its rows.
+        sweep: the sweep's directory.
+        kind: the class of its rows.
     """
 
     def __init__(self, sweep: Path, kind: type[RunRow]) -> None:
@@ -187,14 +200,17 @@ class SweepFile:
         self._kind = kind
 
     def job_rows(self) -> list[RunRow]:
-        """The rows of the jobs that have ended."""
+        """Return the rows of all jobs that have ended."""
         return [row for row in rows_in(self.path, self._kind) if row.job is not None]
 
     def put(self, job: int, rows: Sequence[RunRow]) -> list[RunRow]:
-        """Put the rows of a job into the file, in place of any that it has there.
+        """Put the rows of a job into the file, instead of any that it has there.
 
         Returns:
             The rows of all jobs that have ended.
+
+        Raises:
+            RunError: writing fails.
         """
         number = str(job)
         new = [dataclasses.replace(row, job=number) for row in rows]
@@ -202,16 +218,16 @@ class SweepFile:
         return [row for row in kept if row.job is not None]
 
     def remove_jobs(self) -> None:
-        """Remove what an earlier sweep wrote here. The directories of its jobs keep their rows."""
+        """Remove the rows that an earlier sweep wrote here. They remain in the directories of its jobs."""
         if self.path.exists():
-            # Rows over all rounds of a job have no number either.
+            # Rows that pool all rounds of a job have no job number either.
             self._replaced(lambda row: row.job is None and getattr(row, ROUND, None) != "all")
 
     def _replaced(self, keep: Callable[[RunRow], bool], new: Sequence[RunRow] = ()) -> list[RunRow]:
-        """Write the rows that are to be kept, and new ones, and return them.
+        """Replace the file's rows by those that `keep` accepts and the new ones, and return them.
 
         Raises:
-            RunError: when writing fails; what the file held is then unharmed.
+            RunError: writing fails; the file then keeps its old content.
         """
         with locked(self.path) as file:
             rows = [*filter(keep, rows_in(file.path, self._kind)), *new]
@@ -222,9 +238,9 @@ class SweepFile:
         return rows
 
     def append_summaries(self, rows: Sequence[Any], collected: str | None) -> None:
-        """Append rows that pool several jobs (`pooled_runs`), here and to the file that collects all runs.
+        """Append rows that pool several jobs (`pooled_runs`), to this file and to the one that collects all runs.
 
-        In a sweep that is resumed, those that a file has already are not appended again.
+        If a sweep is resumed, rows that a file already has are not appended again.
         """
         for path in (self.path, collected):
             if path is None or not rows:
@@ -240,8 +256,11 @@ class SweepFile:
 def claimed(config: DictConfig) -> Iterator[None]:
     """Keep other runs out of the directory of a run or a sweep within the block.
 
+    A directory in which nothing was measured is removed at the end, except after an interruption.
+
     Raises:
-        SettingError: another run writes there, or it has files: of a sweep other ones than its own.
+        SettingError: another run is using the directory; it has files already, for a sweep other files than those of a
+            sweep; or it is the place of `results.file`.
     """
     is_sweep = config.hydra.mode is RunMode.MULTIRUN
     setting = "hydra.sweep.dir" if is_sweep else "hydra.run.dir"
@@ -255,14 +274,14 @@ def claimed(config: DictConfig) -> Iterator[None]:
         return
     own = SweepFile(directory, command.row).path
     collected = results_file(config)
-    # Unlike `Path.resolve` this takes links that lead to themselves, which `check_appendable` refuses.
+    # Unlike `Path.resolve`, this accepts links that lead to themselves. `check_appendable` refuses those.
     if isinstance(collected, str) and os.path.realpath(own) == os.path.realpath(collected):
         rule = f"must be another directory than that of results.file={collected}, which collects all runs"
         raise SettingError(setting, rule, value)
 
     def check_unused() -> None:
         names = {*os.listdir(directory)} - {LOCKS} if directory.is_dir() else set()
-        # A sweep goes on in its own directory.
+        # A sweep may be continued in its own directory.
         if names and not (is_sweep and _FILE in names):
             raise SettingError(setting, f"has a {min(names)} already: name a new directory", value)
 
@@ -271,27 +290,29 @@ def claimed(config: DictConfig) -> Iterator[None]:
     lock.parent.mkdir(parents=True, exist_ok=True)
     try:
         with filelock.FileLock(lock).acquire(timeout=0):
-            # Another run may have ended meanwhile.
+            # Another run may have ended between the first check and the lock.
             check_unused()
             try:
                 yield
             except Exception:
                 _remove_unused(directory)
                 raise
-            # Not behind an interruption: a job may still write its row.
+            # Not after an interruption, because a job may still be writing its row.
             _remove_unused(directory)
     except filelock.Timeout:
         raise SettingError(setting, "is another run's: name a new directory", value) from None
 
 
 def _remove_unused(directory: Path) -> None:
-    """Remove the directory of a run that measured nothing, or of such jobs of a sweep and their sweep: Hydra makes it
-    before settings are checked. Empty parents go, too.
+    """Remove the directory of a run that measured nothing, and its empty parents; for a sweep, such jobs and then
+    itself.
+
+    Hydra makes the directories before settings are checked.
     """
     for job in directory.glob("[0-9]*"):
         _remove_unused(job)
     if _UNUSED.issuperset(os.listdir(directory)) and not directory.samefile("."):
         shutil.rmtree(directory, ignore_errors=True)
         with suppress(OSError):
-            # Relative, so that it ends at the current directory.
+            # A relative path makes the removal of parents stop at the current directory.
             os.removedirs(os.path.relpath(directory.parent))

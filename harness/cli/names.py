@@ -1,21 +1,20 @@
-"""Configurations for names that have no file in `conf/`, and the source in which Hydra finds them.
+"""Makes configurations for names that have no file in `conf/`, and is the source from which Hydra takes them.
 
-Hydra looks up `latency`, `model/7B_8bit` or `draft/./my-model` when it reads overrides, sweeps or experiments, and asks
-here first. A configuration is what a YAML file of `conf/` would hold: settings, and under `defaults` the
-configurations it begins with, of which later ones win; `_self_` is the place of its own settings among them. For
+Hydra looks up `latency`, `model/7B_8bit` or `draft/./my-model` when it reads overrides, sweeps or experiments, and it
+asks here first. A configuration holds what a YAML file in `conf/` would hold: settings, and under `defaults` the
+configurations that it begins with. Later ones win, and `_self_` marks the place of its own settings among them. For
 `7B_8bit` it is
 
     {"defaults": ["7B", "_self_"], "name": "7B_8bit", "quantization": "8bit"}
 
 There are configurations for
 
-- commands, with the defaults of their settings from the classes: files of `conf/` hold only what
-  differs from these;
+- commands, with the defaults that the classes of settings declare: the files of `conf/` hold only what differs;
 - suffixes: `7B_8bit_4GPUs` is the preset `7B` with `quantization` and `gpus` set;
-- paths and hub repositories, which are names with a slash, and prompt files by their extension;
-- the group `draft`, which has every name of the group `model`, and further `none`, the methods
-  without weights, and `early_exit_8` for the first 8 layers;
-- the group `engine`: engines of this project, and `./my_engine.py:MyEngine`.
+- paths and repositories of the hub, which are names with a slash, and prompt files, known by their extension;
+- the group `draft`, which has every name of the group `model`, and also `none`, the methods without weights, and
+  `early_exit_8` for the first 8 layers;
+- the group `engine`, with this project's engines and the user's own, `./my_engine.py:MyEngine`.
 """
 
 from __future__ import annotations
@@ -46,12 +45,12 @@ from harness.engines.registry import ENGINES, default_draft
 
 
 def drafts() -> list[str]:
-    """The values of `draft=` apart from models and files."""
+    """Return the values of `draft=` that are not models or files."""
     return ["none", *(name for name, method in METHODS.all().items() if method.named)]
 
 
 def presets(group: str) -> list[str]:
-    """The names that have a file in a group of `conf/`."""
+    """Return the names that have a file in a group of `conf/`."""
     return sorted(file.stem for file in (CONF / group).glob("*.yaml"))
 
 
@@ -59,7 +58,9 @@ def presets(group: str) -> list[str]:
 
 
 def _model(name: str) -> dict[str, Any] | None:
-    """The configuration of a path, a GGUF file or a preset with suffixes; a preset is a file."""
+    """Return the configuration of a path, a GGUF file or a preset with suffixes; None for others, such as plain
+    presets, which are files of `conf/`.
+    """
     path = Path(name)
     if path.suffix == ".gguf":
         return {"name": name, "repository": str(path.parent), "gguf_file": path.name}
@@ -74,10 +75,10 @@ def _model(name: str) -> dict[str, Any] | None:
 
 
 def _draft(name: str) -> dict[str, Any] | None:
-    """The configuration of what `draft=` names, with the defaults of its method's settings.
+    """Return the configuration of a name that `draft=` takes, with the defaults of its method's settings.
 
-    A model or a head gets the settings of the group `model` under that name: Hydra's
-    `/model@_here_` means "a choice of the group `model`, put where this configuration is".
+    A model or a head gets the settings that the group `model` has under that name: in Hydra, `/model@_here_` means "a
+    choice of the group `model`, put where this configuration is".
     """
     if name == "none":
         return {"name": "none"}
@@ -86,22 +87,22 @@ def _draft(name: str) -> dict[str, Any] | None:
     if method != "model":
         return _defaults(METHODS[method].settings) | {"name": name, "method": method} | chosen
     if without_suffixes(name) != name:
-        # It begins with the draft of that name, as a model does.
+        # A draft with suffixes begins with the draft of the plain name, just as a model does.
         return _model(name)
     own_defaults = _defaults(METHODS["model"].settings)
     return {"defaults": ["_self_", {"/model@_here_": name}], **own_defaults}
 
 
 def method_name(draft: str) -> str:
-    """The method of what `draft=` names."""
+    """Return the drafting method of a name that `draft=` takes."""
     return _method_and_choice(draft)[0]
 
 
 def _method_and_choice(name: str) -> tuple[str, dict[str, Any]]:
-    """The method that a name stands for, and the settings that the name implies.
+    """Return the method that a name stands for, and the settings that the name implies.
 
-    `early_exit_8` -> ("early_exit", {"layers": [8]}), `lookup` -> ("lookup", {}), and any name that
-    no other method knows is one of a model or a head: `7B` -> ("model", {}).
+    `early_exit_8` -> ("early_exit", {"layers": [8]}) and `lookup` -> ("lookup", {}). Any name that no other method
+    knows is that of a model or a head: `7B` -> ("model", {}).
     """
     if METHODS.is_in_file(name):
         return name, {}
@@ -113,7 +114,7 @@ def _method_and_choice(name: str) -> tuple[str, dict[str, Any]]:
 
 
 def _engine(name: str) -> dict[str, Any] | None:
-    """The configuration of an engine: the defaults of its settings."""
+    """Return the configuration of an engine, which is the defaults of its settings; None if there is no such engine."""
     ENGINES.check_names_class(name)
     if not ENGINES.is_in_file(name) and name not in ENGINES.names():
         return None
@@ -121,9 +122,11 @@ def _engine(name: str) -> dict[str, Any] | None:
 
 
 def _prompts(name: str) -> dict[str, Any] | None:
-    """The configuration of a prompt set: a file or a preset, with the defaults of its settings."""
+    """Return the configuration of a prompt set, a file or a preset, with the defaults of its settings; None for
+    others.
+    """
     if name.endswith("/") or ("/" in name and Path(name).is_dir()):
-        # A run's directory: its texts, else its prompts with their answers.
+        # In a run's directory, use its texts, or else its prompts with their answers.
         files = [Path(name) / file for file in ("acceptance_texts.csv", "latency_prompts.csv")]
         found = next(filter(Path.exists, files), None)
         if found is None and Path(name).is_dir():
@@ -133,7 +136,7 @@ def _prompts(name: str) -> dict[str, Any] | None:
             raise SettingError("prompts", rule, name)
         name = str(found or files[0])
     if "/" in name or name.endswith(PROMPT_FILES):
-        # `./mine.txt` is `mine.txt`.
+        # The name of `./mine.txt` is `mine`, and its path `mine.txt`.
         preset = {"name": Path(name).stem, "file": str(Path(name))}
     else:
         preset = load_preset(f"prompts/{name}")
@@ -144,17 +147,18 @@ def _prompts(name: str) -> dict[str, Any] | None:
 
 
 def _command(name: str) -> dict[str, Any] | None:
-    """The configuration that a run of a command begins with; None without settings."""
+    """Return the configuration that a run of a command begins with; None if the command has no settings."""
     record = COMMANDS[name]
     if not isinstance(record, ConfiguredCommand):
         return None
     kind = record.settings
     defaults: list[Any] = ["common", "_self_"]
     if issubclass(kind, PromptedSettings) or kind.IGNORES_OTHERS:
-        # A resolver, see below: the set `tiny` for our tiny models, else `english`.
+        # `default_prompts` is a resolver, defined below: it is the set `tiny` for our tiny models, and `english` for
+        # others.
         defaults.insert(1, {"prompts": "${default_prompts:${model}}"})
     defaults += [{f"override hydra/{part}_logging": "stderr"} for part in ("job", "hydra")]
-    # OmegaConf's mark of a value that must be set; those with a default follow.
+    # OmegaConf's mark for a value that must be set. The defaults that follow replace it where there are any.
     must_be_set = dict.fromkeys(value_types(kind), "???")
     config = {"defaults": defaults, "command": name} | must_be_set
     return config | _defaults(kind) | load_preset(name)
@@ -164,7 +168,7 @@ def _command(name: str) -> dict[str, Any] | None:
 
 
 def _defaults(kind: type) -> dict[str, Any]:
-    """The defaults of a class's settings that are values, and no groups; a setting that must be set has none."""
+    """Return the defaults of a class's settings, without its groups and without settings that must be set."""
     types = value_types(kind)
     defaults: dict[str, Any] = {}
     for field in dataclasses.fields(kind):
@@ -177,7 +181,7 @@ def _defaults(kind: type) -> dict[str, Any]:
 
 
 def load_preset(path: str) -> dict[str, Any]:
-    """A file of `conf/`, with its interpolations as they are; empty where there is no file."""
+    """Return the content of a file of `conf/`, with interpolations unresolved; empty if there is no such file."""
     file = CONF / f"{path}.yaml"
     if not file.is_file():
         return {}
@@ -189,12 +193,12 @@ _GROUPS = {"model": _model, "draft": _draft, "engine": _engine, "prompts": _prom
 
 
 def configuration(path: str) -> dict[str, Any] | None:
-    """The configuration of a command or of a name in a group, `latency` or `draft/lookup`.
+    """Return the configuration of a command, or of a name in a group: `latency` or `draft/lookup`.
 
-    None where there is none: Hydra then looks for a file in `conf/`.
+    None if there is none. Hydra then looks for a file in `conf/`.
     """
     if path == "common":
-        # That of every command begins with it.
+        # The configuration of every command begins with this one.
         groups = {group: _defaults(kind) for group, kind in fixed_groups(RunSettings).items()}
         common = load_preset("common")
         groups["results"] |= common.pop("results")
@@ -209,7 +213,7 @@ def configuration(path: str) -> dict[str, Any] | None:
 
 
 class NameSource(ConfigSource):
-    """A source of Hydra's whose configurations `configuration` makes."""
+    """A source of configurations for Hydra: those that `configuration` makes."""
 
     @staticmethod
     def scheme() -> str:
@@ -217,9 +221,9 @@ class NameSource(ConfigSource):
 
     def load_config(self, config_path: str) -> ConfigResult:
         config = OmegaConf.create(configuration(config_path) or {})
-        # Hydra is to take any key in a group, because a sweep sets what only some drafts or engines have:
-        # `conversion` refuses what none has.
-        # As written: a value that must be set, ???, cannot be read.
+        # Let Hydra accept any key in a group, because a sweep may set what only some drafts or engines have.
+        # `conversion` refuses keys that none of them has. Values stay unresolved, because a value that must be set,
+        # ???, cannot be read.
         for name, part in [(config_path, config), *config.items_ex(resolve=False)]:
             if OmegaConf.is_dict(part) and name != "hydra":
                 OmegaConf.set_struct(part, False)
@@ -227,7 +231,7 @@ class NameSource(ConfigSource):
         return ConfigResult(self.provider, path, config, {"package": None})
 
     def is_group(self, config_path: str) -> bool:
-        # Groups that have no directory in `conf/`, where Hydra finds the others.
+        # Only groups without a directory in `conf/`. Hydra finds the other groups there.
         return config_path in ("", "draft", "engine")
 
     def is_config(self, config_path: str) -> bool:
@@ -237,38 +241,38 @@ class NameSource(ConfigSource):
         return True
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
-        """Names in a group, for `glob(*)`."""
+        """Return the names in a group, for `glob(*)`."""
         listed = {"draft": [*drafts(), *presets("model")], "engine": [*ENGINES.names()]}
         return listed.get(config_path, []) if results_filter is not ObjectType.GROUP else []
 
 
 class NameSearchPath(SearchPathPlugin):
-    """Puts `NameSource` first: `model=./tiny` is a directory although `conf/model/tiny.yaml` exists."""
+    """Puts `NameSource` first, so that `model=./tiny` means a directory although `conf/model/tiny.yaml` exists."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         search_path.prepend("harness", f"{NameSource.scheme()}://")
 
 
 def _default_draft(model: str, engine: str) -> str:
-    """The tiny pair is a pair; other models are measured alone unless a draft is named."""
+    """Return the draft if none is named: the engine's own, else the tiny draft for the tiny model, else none."""
     of_model = "tiny_draft" if without_suffixes(model) == "tiny" else "none"
     return default_draft(engine) or of_model
 
 
-# `${in_package:local/x}` in a configuration is what `in_package` here returns for `local/x`.
+# In a configuration, `${in_package:local/x}` stands for what the function `in_package` returns for `local/x`.
 _RESOLVERS: dict[str, Callable[..., Any]] = {
     "default_draft": _default_draft,
     "default_prompts": lambda model: (
         "tiny" if without_suffixes(model) in ("tiny", "tiny_draft") else "english"
     ),
-    # The number of GPUs here, for launchers, within bounds.
+    # The number of this machine's GPUs, within bounds, for launchers.
     "num_gpus": lambda least=0, most=1024: min(most, max(least, len(gpu_names()))),
     "in_package": lambda path: str(PACKAGE / path),
 }
 
 
 def register() -> None:
-    """Make `NameSource` known to Hydra, and the resolvers that `conf/` uses. May be called again."""
+    """Make `NameSource` and the resolvers that `conf/` uses known to Hydra. May be called more than once."""
     Plugins.instance().register(NameSource)
     Plugins.instance().register(NameSearchPath)
     for name, resolver in _RESOLVERS.items():

@@ -1,7 +1,7 @@
-"""Signals that end a run, raised as exceptions, and never lost.
+"""Raises the signals that end a run as exceptions, so that none is lost.
 
-An exception from a signal may disappear during an import: extension modules and fallbacks of libraries swallow it. So a
-signal is not always raised at once. What it does depends on the mode of this process:
+An exception that a signal raises during an import may disappear, because extension modules and fallbacks of libraries
+swallow it. A signal is therefore not always raised at once. What it does depends on the mode of this process:
 
     POSTPONING   during imports, and while rows are        nothing yet: `raise_postponed` raises it; a
                  written                                   second signal is raised at once
@@ -10,7 +10,7 @@ signal is not always raised at once. What it does depends on the mode of this pr
                  `leaving`
     RAISING      at all other times                        raises KeyboardInterrupt in the main thread
 
-An exception that disappears in a destructor is raised again.
+If an exception disappears in a destructor, the signal is sent again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from harness.config.errors import RunError
 
 
 class _Mode(Enum):
-    """What a signal does: the table above explains each."""
+    """What a signal does; the module's docstring explains each mode."""
 
     RAISING = "raising"
     POSTPONING = "postponing"
@@ -43,34 +43,34 @@ _mode = _Mode.RAISING
 # The error of a signal that was postponed, until it is raised.
 _postponed: BaseException | None = None
 
-# Ends the process in mode ENDING; None where signals are postponed in its place.
+# Ends the process in mode ENDING; None if signals are postponed instead.
 _end_process: Callable[[], NoReturn] | None = None
 
-# Whether `interrupting` has the signals.
+# Whether a block of `interrupting` has installed the handlers.
 _is_interrupting = False
-# Whether the process is of a program that has called `harness.run`.
+# Whether this process runs a program of the user's that has called `harness.run`.
 _is_embedded = False
 
-# Standard streams that were a terminal at first.
+# The standard streams that were a terminal at the start.
 _terminals: list[int] = []
 
-# The last signal, and the error that it raised.
+# The number of the last signal, and the error that it raised.
 _last: tuple[int, BaseException] | None = None
 
 
 class TimeLimit(KeyboardInterrupt):
-    """The job of a cluster that the run is part of is about to end: Slurm and submitit send SIGUSR2 before."""
+    """The cluster is about to end the job that this run is part of: Slurm and submitit send SIGUSR2 before they do."""
 
     def __init__(self, reason: str = "time limit: stopped by SIGUSR2") -> None:
         super().__init__(reason)
 
 
 def handle(number: int, make_error: Callable[[], BaseException]) -> None:
-    """Let a signal raise an error in the main thread: at once, or later if it is postponed.
+    """Make a signal raise an error in the main thread, at once or, in mode POSTPONING, later.
 
-    For the rest of the process; `interrupting` goes back to the handlers before.
+    The handler stays for the rest of the process, unless it is replaced; `interrupting` restores the earlier ones.
     """
-    # Always the same error, by which `_raise_again` recognises it.
+    # The same error each time, so that `_raise_again` can recognise it.
     error_once = functools.cache(make_error)
 
     def receive(*_: object) -> None:
@@ -91,16 +91,15 @@ def handle(number: int, make_error: Callable[[], BaseException]) -> None:
 
 @contextmanager
 def interrupting(end_process: Callable[[], NoReturn] | None = None) -> Iterator[None]:
-    """Ctrl-C, SIGTERM and SIGHUP raise KeyboardInterrupt in the block, and SIGUSR2 `TimeLimit`, unless the program
-    that calls has a use of its own for that.
+    """Within the block, Ctrl-C, SIGTERM and SIGHUP raise KeyboardInterrupt, and SIGUSR2 raises `TimeLimit`.
 
-    They are postponed until the first `raise_postponed`, because a command begins with imports.
-    Signals that are ignored (`nohup`) stay ignored. Without effect in a thread, which gets no
-    signals.
+    SIGUSR2 is left alone if the calling program handles it already. All are postponed until the first
+    `raise_postponed`, because a command begins with imports. Ignored signals (`nohup`) stay ignored. In a thread other
+    than the main thread the block has no effect, because only the main thread gets signals.
 
     Args:
-        end_process: of the command line: ends the process at once instead of postponing a signal. None for a program
-            that has called `harness.run`.
+        end_process: ends the process at once, instead of postponing a signal; given by the command line. None for a
+            program that has called `harness.run`.
     """
     global _terminals, _end_process, _is_interrupting, _is_embedded
     _is_embedded = end_process is None
@@ -114,7 +113,7 @@ def interrupting(end_process: Callable[[], NoReturn] | None = None) -> Iterator[
         signal.SIGUSR2: TimeLimit,
     }
     handlers = {number: signal.getsignal(number) for number in errors}
-    # None is a handler that Python did not install, and so could not put back.
+    # A handler of None was not installed by Python, so Python could not put it back.
     replaced = [number for number in errors if handlers[number] not in (signal.SIG_IGN, None)]
     if handlers[signal.SIGUSR2] is not signal.SIG_DFL:
         replaced = [number for number in replaced if number != signal.SIGUSR2]
@@ -139,10 +138,10 @@ def interrupting(end_process: Callable[[], NoReturn] | None = None) -> Iterator[
 
 @contextmanager
 def within_time_limit() -> Iterator[None]:
-    """In a process that submitit started for a job: its time limit raises `TimeLimit` in the block.
+    """In a process that submitit started for a job, make the job's time limit a RunError of the block.
 
-    Submitit's own error would end the process before its rows are written. A job that is preempted is still put back
-    into the queue by submitit.
+    Submitit's own error would end the process before its rows are written. If the job is preempted, submitit still puts
+    it back into the queue.
     """
     before = signal.getsignal(signal.SIGUSR2)
     is_main = threading.current_thread() is threading.main_thread()
@@ -160,17 +159,18 @@ def within_time_limit() -> Iterator[None]:
     try:
         yield
     except TimeLimit as limit:
-        # As the failure of this job alone, which the launcher's other processes do not take for their own end.
+        # A RunError is the failure of this job alone. The launcher's other processes would take a `TimeLimit` for their
+        # own end.
         raise RunError(str(limit)) from limit
     finally:
         signal.signal(signal.SIGUSR2, before)
 
 
 def _stop_raising(*, must_go_on: bool = False) -> None:
-    """Let no signal raise an error from now on: it ends the process, where that is allowed, or is postponed.
+    """From now on let no signal raise an error: a signal ends the process if that is allowed, or else is postponed.
 
     Args:
-        must_go_on: always postpone it, because there are rows to write.
+        must_go_on: postpone signals in any case, because there are rows to write.
     """
     global _mode
     may_end = _end_process is not None and not must_go_on
@@ -178,7 +178,9 @@ def _stop_raising(*, must_go_on: bool = False) -> None:
 
 
 def _let_raise() -> BaseException | None:
-    """Let signals raise at once from now on; the error of one that was postponed, which is forgotten."""
+    """From now on let signals raise at once. Returns the error of a postponed signal, which is then forgotten, or
+    None.
+    """
     global _mode, _postponed
     _mode = _Mode.RAISING
     error = _postponed
@@ -187,24 +189,25 @@ def _let_raise() -> BaseException | None:
 
 
 def raise_postponed() -> None:
-    """Raise the error of a postponed signal, if there was one, and let signals raise at once."""
+    """Raise the error of a postponed signal, if there is one, and from now on let signals raise at once."""
     error = _let_raise()
     if error is not None:
         raise error
 
 
 def load(module: str, *, must_go_on: bool = False) -> Any:
-    """Import a module, and torch with it, while signals end the process or are postponed.
+    """Import a module, which may import torch, and return it. Meanwhile signals end the process or are postponed.
 
-    Afterwards they raise at once.
+    Afterwards they raise at once, a postponed one included.
 
     Args:
-        must_go_on: always postpone signals, because there are rows to write.
+        must_go_on: postpone signals in any case, because there are rows to write.
     """
     _stop_raising(must_go_on=must_go_on)
     is_new = module not in sys.modules
-    # Importing makes millions of objects. Looking through them for garbage takes seconds: now, so
-    # the collector is off, and later, so they are exempt. What a program made before would be, too.
+    # Importing makes millions of objects, and searching them for garbage takes seconds. So the collector is off during
+    # the import, and afterwards these objects are exempt. Not in a user's program, whose own objects would be exempt
+    # too.
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -219,9 +222,9 @@ def load(module: str, *, must_go_on: bool = False) -> Any:
 
 @contextmanager
 def leaving() -> Iterator[None]:
-    """While the block runs, a signal ends the process without an exception, where `interrupting` allows that.
+    """Within the block, a signal ends the process without an exception, if `interrupting` allows that.
 
-    For work in other threads: an interpreter that shuts down while one of them computes is aborted.
+    This is for work in other threads: the interpreter crashes if it shuts down while one of them computes.
     """
     if _end_process is None:
         yield
@@ -235,24 +238,24 @@ def leaving() -> Iterator[None]:
 
 @contextmanager
 def finishing() -> Iterator[None]:
-    """Postpone a signal until the block has ended, because there are rows to write; a second one does not wait."""
+    """Postpone a signal to the end of the block, because there are rows to write. A second signal is raised at once."""
     _stop_raising(must_go_on=True)
     try:
         yield
     except Exception:
-        # Raised now, a signal would hide this error: it stays postponed until the next `raise_postponed`.
+        # A signal that was raised now would hide this error. It stays postponed until the next `raise_postponed`.
         if _postponed is None:
             _let_raise()
         raise
     except BaseException:
-        # It ends everything, as the signal would have done.
+        # This exception ends the run as the postponed signal would have done, so the signal is forgotten.
         _let_raise()
         raise
     raise_postponed()
 
 
 def _discard_terminal_output() -> None:
-    """Discard output to a terminal that is gone: its error would hide the signal."""
+    """Discard output to a terminal that was closed, because the error of writing to it would hide the signal."""
     for stream in _terminals:
         if not os.isatty(stream):
             null = os.open(os.devnull, os.O_WRONLY)
@@ -261,9 +264,9 @@ def _discard_terminal_output() -> None:
 
 
 def _raise_again(unraisable: Any) -> None:
-    """Send a signal again whose error Python discarded, because a destructor was running."""
+    """Send a signal again if Python discarded its error because a destructor was running."""
     if _last is not None and unraisable.exc_value is _last[1]:
-        # Later, and to the process, so that it wakes the main thread.
+        # Sent later, and to the process, so that it wakes the main thread.
         threading.Timer(0.05, os.kill, [os.getpid(), _last[0]]).start()
     else:
         sys.__unraisablehook__(unraisable)

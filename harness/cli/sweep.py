@@ -1,4 +1,4 @@
-"""A sweep: the rows of each job, measured before or by a worker, however it ends, and what is printed at the end."""
+"""A sweep: gets rows for each job, from a worker or an earlier measurement, and prints the table at the end."""
 
 from __future__ import annotations
 
@@ -47,17 +47,20 @@ from harness.results.rows.prompts import PROMPTS_FILE
 from harness.results.runs import Run, grouped, runs_of
 from harness.results.schema import NO_VERDICT, REFUSED, ComparedRow, RunRow
 
-# Rows of any command, as its sweep's file holds them.
+# The rows of any command, as the file of its sweep holds them.
 Rows = Sequence[Any]
 
 
 def begin(
     command: str, config: DictConfig, loader: ConfigLoader
 ) -> tuple[Manifest, list[list[str]]]:
-    """Write the manifest, before the first job, and remove the rows of an earlier sweep there.
+    """Write the manifest before the first job, and remove the rows of an earlier sweep from the directory.
 
     Returns:
         The manifest, and the overrides of each job.
+
+    Raises:
+        SettingError: there are no jobs, or too many.
     """
     directory = Path(config.hydra.sweep.dir)
     manifest = Manifest.of(config, loader)
@@ -71,28 +74,29 @@ def begin(
     SweepFile(directory, measurement(command).row).remove_jobs()
     say(f"{counted(manifest.num_jobs, 'job')} in {directory}")
     if config.hydra.launcher._target_.endswith((".SlurmLauncher", ".RayLauncher")):
-        # From now on this process only waits for jobs that run elsewhere: a signal ends that with the sweep's table.
+        # From now on, this process only waits for jobs that run elsewhere. A signal ends the wait, and the table is
+        # printed.
         signals.raise_postponed()
     return manifest, jobs
 
 
 class Crew:
-    """The worker of this process's sweep, which is kept from job to job, and the pairs that failed to load."""
+    """Keeps the worker of this process's sweep from job to job, and remembers the pairs that failed to load."""
 
     def __init__(self) -> None:
-        # With the last job's pair; None before the first job, and after a failure.
+        # Holds the last job's pair. None before the first job, and after a failure.
         self._worker: Worker | None = None
-        # The text of all settings that decide which pair the worker loads. The number of a repeat is among them, so
-        # that each repeat has a new process.
+        # The text of all settings that decide which pair the worker loads. These include the number of a repeat, so
+        # that each repeat gets a new process.
         self._pair = ""
-        # Errors of pairs that failed to load, by pair and limit of time: with more time one may load.
+        # The errors of pairs that failed to load, by pair and time limit, because a pair may load if it has more time.
         self._failures: dict[tuple[str, float | None], HarnessError] = {}
 
     def run(self, job: Job) -> HarnessError | None:
-        """Run a job in the worker that has loaded its pair, or in a new one.
+        """Run a job in the worker that has loaded its pair, or else in a new one.
 
         Returns:
-            The error that ended the job early; None otherwise.
+            The error that ended the job early; None if there was none.
         """
         settings = job.settings
         pair = repr(pair_key(settings))
@@ -110,12 +114,12 @@ class Crew:
         if error is not None and worker.loading and not isinstance(error, UnreachableError):
             self._failures[pair, settings.job_timeout_s] = error
         if error is not None or worker.is_spent:
-            # A failure may have left something behind.
+            # A failed job may have left its process in a bad state.
             self.dismiss()
         return error
 
     def dismiss(self) -> None:
-        """End the worker, and free its GPUs."""
+        """End the worker, which frees its GPUs."""
         if self._worker is not None:
             self._worker.close()
         self._worker = None
@@ -125,10 +129,10 @@ _crew = Crew()
 
 
 def run_job(config: Any, servers: Servers) -> Sequence[RunRow]:
-    """The rows of the job that Hydra composed, measured now or before; they are also put into the sweep's file.
+    """Return the rows of the job that Hydra composed, measured now or earlier, and put them into the sweep's file.
 
     Raises:
-        SettingError: a wrong setting, or a directory where no file can be written.
+        SettingError: a setting is wrong, or no file can be written to the directory.
     """
     hydra = HydraConfig.get()
     directory = Path(hydra.runtime.cwd, hydra.sweep.dir)
@@ -137,8 +141,8 @@ def run_job(config: Any, servers: Servers) -> Sequence[RunRow]:
     check_machine(command, settings)
     number = int(hydra.job.num)
     signals.raise_postponed()
-    # Jobs of submitit's `LocalLauncher` run side by side here, `max_batch_size` at once. Ray limits the
-    # threads of its jobs itself; Hydra's own launcher runs one after the other.
+    # The jobs of submitit's `LocalLauncher` run at the same time on this machine, `max_batch_size` of them. Ray limits
+    # the threads of its jobs itself, and Hydra's own launcher runs one job after the other.
     is_side_by_side = "LocalLauncher" in hydra.launcher._target_
     share_cores(hydra.sweeper.get("max_batch_size") or 1 if is_side_by_side else 1)
     label = manifest.label(hydra.overrides.task, settings.engine)
@@ -158,17 +162,17 @@ def run_job(config: Any, servers: Servers) -> Sequence[RunRow]:
     error: HarnessError | None = None
     doubt = ""
     with suppress(HarnessError):
-        # Its worker says it again, as the failure of this job.
+        # The job's worker meets the same error and reports it as the failure of the job.
         _, doubt = _outlook(command, settings)
     if doubt or not sys.stderr.isatty():
-        # A terminal has the job's line about progress.
+        # On a terminal, the job's progress line says the same.
         about = ": ".join(filter(None, [label, doubt]))
         say(f"job {number + 1} of {manifest.num_jobs}: {about}")
     try:
         if command.measures:
             error = _crew.run(job)
         else:
-            # Such as `plan`, which loads nothing that could end this process.
+            # A command such as `plan` needs no worker, because it loads nothing that could kill this process.
             with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
                 try:
                     job.run()
@@ -182,8 +186,8 @@ def run_job(config: Any, servers: Servers) -> Sequence[RunRow]:
         if rows:
             record(rows, _duration(time.monotonic() - started))
         raise
-    # Where an error came after complete rows were written, the run's own file keeps them, and the sweep's has them as
-    # failed.
+    # If an error came after complete rows were written, these stay in the run's own file, and the sweep's file has them
+    # marked as failed.
     if error is not None and all(row.status == "ok" for row in rows):
         rows = [dataclasses.replace(row, status="failed", error=str(error)) for row in rows]
     record(rows, _duration(time.monotonic() - started))
@@ -191,23 +195,23 @@ def run_job(config: Any, servers: Servers) -> Sequence[RunRow]:
 
 
 def _measured_before(job: Job) -> Sequence[RunRow]:
-    """The rows of an earlier identical measurement, if there is one and the job may reuse it."""
+    """Return the rows of an earlier identical measurement; empty if there is none, or if the job may not reuse it."""
     settings = job.settings
     record = measurement(job.command)
     if not settings.resume or not record.measures:
         return []
-    # Without a file for all runs the same job of this sweep may have rows from an earlier start.
+    # Without a file that collects all runs, an earlier start of this sweep may have left rows of the same job.
     file = settings.results.file or job.file
     rows = measured_rows(file, record.row, identify(settings))
     is_repeat = isinstance(settings, RepeatedSettings) and settings.repeats > 1
     if rows and is_repeat and not Path(rows[0].directory or "", PROMPTS_FILE).is_file():
-        # The interval over several runs needs the times of their prompts.
+        # The interval over several runs needs the times of their prompts, which are missing here.
         return []
     return rows
 
 
 def _print_line(manifest: Manifest, ended: Rows, label: str, result: str, note: str) -> None:
-    """Print a line about a job: `[3/12] draft=lookup: 1.31× (0:00:08)`.
+    """Print a line about a job that has ended: `[3/12] draft=lookup: 1.31× (0:00:08)`.
 
     Args:
         ended: the rows of all jobs that have ended.
@@ -219,12 +223,12 @@ def _print_line(manifest: Manifest, ended: Rows, label: str, result: str, note: 
 
 
 def _duration(seconds: float) -> str:
-    """Hours, minutes and seconds: `0:01:15`."""
+    """Return the time as hours, minutes and seconds: `0:01:15`."""
     return str(timedelta(seconds=round(seconds)))
 
 
 def job_line(command: str, rows: Rows) -> str:
-    """The result of a job, in a few words."""
+    """Return the result of a job in a few words, or the reason of its failure."""
     record = measurement(command)
     failed = [row for row in rows if row.status != "ok"]
     if failed:
@@ -236,11 +240,11 @@ def job_line(command: str, rows: Rows) -> str:
 def finish(
     command: str, config: DictConfig, manifest: Manifest, *, is_refused: bool, is_interrupted: bool
 ) -> tuple[Sequence[RunRow], int]:
-    """End this process's sweep: print its table, and return its rows and exit code.
+    """End this process's sweep: print its table, and return its rows and its exit code.
 
     Args:
-        is_refused: whether jobs have no rows because of a wrong setting.
-        is_interrupted: whether jobs may have no rows because they were not waited for.
+        is_refused: whether jobs may lack rows because a setting was wrong.
+        is_interrupted: whether jobs may lack rows because the sweep did not wait for them.
     """
     global _crew
     _crew.dismiss()
@@ -276,14 +280,14 @@ def finish(
 def pool(manifest: Manifest, rows: Sequence[RunRow]) -> list[list[ComparedRow]]:
     """Pool the rows of each job over its rounds.
 
-    With draft=lookup,tiny_draft and repeats=2 there are four jobs: the first round's have numbers 0 and 1, the second
-    round's 2 and 3. So 0 and 2 are pooled, and 1 and 3.
+    With draft=lookup,tiny_draft and repeats=2 there are four jobs. Those of the first round have the numbers 0 and 1,
+    and those of the second 2 and 3. So 0 and 2 are pooled, and 1 and 3.
 
     Args:
         rows: the rows of all jobs.
 
     Returns:
-        The pooled rows, one list for each job of a round that succeeded at least twice.
+        The pooled rows: one list for each job of a round that succeeded at least twice. Empty without repeats.
     """
     if manifest.jobs_per_round == manifest.num_jobs:
         return []
@@ -305,37 +309,37 @@ def print_sweep(
     details: bool = False,
     as_json: bool = False,
 ) -> None:
-    """Print the answer on stdout, and on stderr where the rows are. `summary.txt` gets the answer with all tables.
+    """Print the answer on stdout, and on stderr where the rows are saved. The answer with all tables goes to
+    `summary.txt`.
 
     Args:
-        is_refused: whether jobs have no rows because of a wrong setting.
-        pooled: rows over all runs of each job that was repeated. The tables have them in place of
-            the rows of single runs.
-        details: whether the tables behind the answer are printed too.
-        as_json: whether `result.json` of each job is printed in place of tables.
+        pooled: for each job that was repeated, rows over all its runs. The tables show them instead of the single runs.
+        is_refused: whether jobs lack rows because a setting was wrong.
+        details: whether the tables after the answer are printed too.
+        as_json: whether each job's `result.json` is printed instead of tables.
     """
     record = measurement(command)
     failures: Sequence[Run] = []
     if len(pooled) == 1:
-        # One job, repeated: printed like a single run.
+        # A single job that was repeated is printed like a single run.
         runs = [Run(list(pooled[0]))]
     else:
         runs = runs_of([*rows, *itertools.chain.from_iterable(pooled)])
         if record.measures:
-            # Each measurement once, without the runs that a pooled row names.
+            # Show each measurement once, without the single runs that a pooled row names.
             runs, failures = merge(runs)
     pages = pages_about([record], runs, failures)
     num_done = len({row.job for row in rows})
     if num_done < num_jobs:
-        # What to type next is this command again, or a right setting.
+        # The next step is to repeat this command, or to correct a setting, instead of what the pages suggest.
         pages = {question: dataclasses.replace(page, next=()) for question, page in pages.items()}
-    # What is swept needs no heading.
+    # The first line, a heading, and the last are left out, because the user knows what is swept.
     short, full = (
         below_each_other(pages, part)[1:-1] if pages else [Line("Nothing was measured.")]
         for part in (in_short, in_full)
     )
     if as_json:
-        # Of rows that were taken over that of their own run.
+        # For rows that were taken over from an earlier run, this is the file of that run.
         for directory in dict.fromkeys(row.directory for row in rows):
             result = Path(directory or file.parent, NAME)
             if result.is_file():
@@ -344,27 +348,30 @@ def print_sweep(
         print_document(full if details else short, plain_console(WIDE))
 
     line = f"  Saved  {num_done} of {counted(num_jobs, 'job')} in {file}"
-    # Figures of a server that may be another one by now are reused only if the user says so. One row with its start
-    # is enough: jobs that reached no server have none.
+    # The figures of a server that may have been replaced since are only reused if the user says so. One row with the
+    # server's start is enough, because the rows of jobs that did not reach the server have none.
     served = [row for row in rows if row.engine == "server"]
     is_unknown = bool(served) and not any(row.server_started for row in served)
     again = "the same command with resume=always" if is_unknown else "the same command again"
     is_unfinished = num_done < num_jobs and not is_refused
-    # A command that measures nothing, such as `plan`, would fail again.
+    # A command that measures nothing, such as `plan`, would fail in the same way again.
     if is_unfinished or (_any_failed(rows) and record.measures):
         line += f"\n         {again} measures what is missing or failed"
     say(line)
     if rows:
-        # Last, because the disk may be full.
+        # Written last, because it fails if the disk is full.
         replace_file(file.with_name(SUMMARY_FILE), as_text(full, WIDE).encode())
 
 
 def exit_code(command: str, rows: Rows, pooled: Sequence[Rows]) -> int:
-    """1 if a job failed or has a bad answer, else 2 after a wrong setting, else 3 if one could not decide, else 0. Of
-    times one answer is enough.
+    """Return the exit code of a sweep. The order of the conditions counts.
+
+    It is 1 if a job failed, and else 2 if a job was refused for a wrong setting. Otherwise the answers decide: 1 if one
+    is bad, 3 if one is only doubtful, and 0 if all are good. For a command that compares times, one good answer gives
+    0.
 
     Args:
-        pooled: rows over all runs of each job that was repeated, which count in place of those of single runs.
+        pooled: for each job that was repeated, rows over all its runs. They count instead of the single runs.
     """
     if _any_failed(rows):
         return 1
@@ -386,8 +393,12 @@ def _any_failed(rows: Rows) -> bool:
 
 
 def preview(config: DictConfig, loader: ConfigLoader, servers: Servers) -> str:
-    """What a run or a sweep would measure: a line for each job, and the commands that start its servers. No launcher is
-    asked, and no program, weights or GPU need be here.
+    """Return a description of what a run or a sweep would measure: each job in a line, and the commands of its servers.
+
+    No launcher is asked, and no program, weights or GPU need to be on this machine.
+
+    Raises:
+        SettingError: a setting is wrong, or a file is missing.
     """
     jobs: list[Any] = [(config.hydra.overrides.task, config)]
     manifest = None
@@ -412,7 +423,7 @@ def preview(config: DictConfig, loader: ConfigLoader, servers: Servers) -> str:
 
 
 def _outlook(command: ConfiguredCommand[Any], settings: RunSettings) -> tuple[str, str]:
-    """See `Experiment.outlook`; nothing of prompts that are on a hub."""
+    """Return what `Experiment.outlook` returns; two empty texts if the prompts are on a hub, or if nothing is run."""
     is_here = isinstance(settings, PromptedSettings) and settings.prompts.repository is None
     if not isinstance(command, Command) or not is_here:
         return "", ""
@@ -420,7 +431,7 @@ def _outlook(command: ConfiguredCommand[Any], settings: RunSettings) -> tuple[st
 
 
 def _server_lines(settings: RunSettings) -> list[tuple[str, str]]:
-    """The arms whose servers a run starts, each with its command."""
+    """Return the arms whose servers a run starts, each with the command."""
     engine = vars(settings.engine)
     if not engine.get("start_command"):
         return []

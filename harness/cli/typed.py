@@ -1,4 +1,4 @@
-"""The words of a command line, read once: options, settings with their short names, paths and texts, and servers.
+"""Reads the words of a command line: options, settings with their short names, paths and texts, and servers.
 
 latency n=30 K=8 draft=~/my head -> ["num_prompts=30", "decoding.num_draft_tokens=8", "draft='/home/me/my head'"]
 """
@@ -27,28 +27,28 @@ from harness.config.run import MOST_REPEATS
 from harness.config.settings import PROMPT_FILES, require_possible_path
 from harness.measuring.progress import say
 
-# Hydra's options that a word follows. Other options, but for `-m`, are refused: they compose another configuration or
-# print what is Hydra's own, and `--experimental-rerun` runs code from a pickle.
+# Hydra's options that take a value. Apart from `-m`, other options are refused: they compose another configuration, or
+# print what concerns only Hydra, and `--experimental-rerun` runs code from a pickle.
 _FOLLOWED = {"-c": "cfg", "--cfg": "cfg", "-cd": "presets", "--config-dir": "presets"}
 _CFG = ("job", "hydra", "all")
 # Settings that take the name of a preset, or a path.
 _NAMES_OR_PATHS = ("model", "draft", "engine", "prompts", "pair")
-# Settings whose commas divide nothing.
+# Settings in which a comma does not separate values.
 _UNDIVIDED = ("results.file", "hydra.run.dir", "hydra.sweep.dir", "causes")
-# Stands for a value that Hydra's grammar does not have.
+# Stands for a text that is not a value in Hydra's grammar.
 _UNREADABLE = object()
-# Settings that number the jobs of a sweep: by the round, and by the command among those behind `--`.
+# Settings that number the jobs of a sweep: by its round, and by its command among those after `--`.
 ROUND = "repeat"
 SERVER = "server"
 
 
 @dataclass
 class Typed:
-    """A command line.
+    """A command line that was read.
 
     Attributes:
-        settings: as overrides in Hydra's grammar.
-        options: Hydra's, by their long names, with the word that follows; also `dry_run`.
+        settings: the settings, as overrides in Hydra's grammar.
+        options: Hydra's options under their long names, each with its value, or empty; also `dry_run`.
     """
 
     settings: list[str]
@@ -56,10 +56,10 @@ class Typed:
 
 
 def read(words: Words, command: str) -> Typed:
-    """The words after the name of a command.
+    """Read the words after the name of a command.
 
     Raises:
-        SettingError: for the first word that cannot be understood.
+        SettingError: a word cannot be understood.
     """
     record = configured(command)
     known = setting_hints(record.settings)
@@ -92,9 +92,9 @@ def read(words: Words, command: str) -> Typed:
                 raise SettingError(name, "must be true or false", value)
             if value == "true":
                 options[name] = value
-        # `+name=value` adds a setting, and `~name` deletes one of Hydra's.
+        # In Hydra, `+name=value` adds a setting, and `~name` deletes one.
         elif name.strip("+~") and (equals or name[0] == "~"):
-            # The user makes up the names behind `vary.`, so that none is known.
+            # The user chooses the names after `vary.`, so none of them is known.
             full = f"engine.{name}" if name.startswith("vary.") else _meant_by(name, known)
             settings.append(f"{full}={value}" if equals else word)
         else:
@@ -112,7 +112,7 @@ def read(words: Words, command: str) -> Typed:
         values[name] = value
     rounds = []
     repeats = values.get("repeats", "")
-    # A larger number is not made into a sweep: the settings refuse it.
+    # Too large a number is not made a sweep, so that the settings refuse it.
     is_repeated = repeats.isdecimal() and 1 < int(repeats) <= MOST_REPEATS
     if record.repeats and is_repeated and "cfg" not in options:
         rounds = [f"{ROUND}={','.join(map(str, range(1, int(repeats) + 1)))}"]
@@ -124,12 +124,16 @@ def read(words: Words, command: str) -> Typed:
 
 
 def literal(text: str) -> str:
-    """Text in which OmegaConf does not look up `${...}`. Only backslashes before it are doubled."""
+    """Return the text in a form in which OmegaConf does not look up `${...}`. It doubles only backslashes before
+    that.
+    """
     return re.sub(r"(\\*)\$\{", lambda match: 2 * match[1] + "\\${", text)
 
 
 def settings_meant_by(name: str, known: Collection[str]) -> list[str]:
-    """The settings that a name may mean: `decoding.temperature` for `temperature` or `T`; [] for none."""
+    """Return the settings that a name may mean: `decoding.temperature` for `temperature` or `T`; [] if there are
+    none.
+    """
     if name in known:
         return [name]
     last = name.rpartition(".")[2]
@@ -138,10 +142,11 @@ def settings_meant_by(name: str, known: Collection[str]) -> list[str]:
 
 
 def _meant_by(name: str, known: Collection[str]) -> str:
-    """The setting that a name means, `decoding.temperature` for `decoding.T`; the name where it means none.
+    """Return the setting that a name means: `decoding.temperature` for `decoding.T`. An unknown name is returned as
+    it is.
 
     Raises:
-        SettingError: it may mean several.
+        SettingError: the name may mean several settings.
     """
     group, dot, _ = name.rpartition(".")
     settings = [full for full in settings_meant_by(name, known) if full.startswith(group + dot)]
@@ -151,10 +156,10 @@ def _meant_by(name: str, known: Collection[str]) -> str:
 
 
 def _check_names(settings: Sequence[str], command: str, known: Mapping[str, Any]) -> None:
-    """Raise a SettingError for what Hydra would accept in silence or refuse in many lines.
+    """Raise a SettingError for mistakes that Hydra would accept silently, or would refuse in many lines.
 
-    All names that are no settings, whatever draft and engine are chosen, are in one error. `conversion` refuses what
-    the chosen ones do not have.
+    One error lists all names that are no settings of any draft or engine. `conversion` later refuses the settings that
+    the chosen draft and engine lack.
     """
     takes_any_key = ["hydra", "draft.", "engine."]
     for name, hint in known.items():
@@ -165,15 +170,15 @@ def _check_names(settings: Sequence[str], command: str, known: Mapping[str, Any]
         key, _, value = setting.partition("=")
         name = key.lstrip("+~")
         if name in _NAMES_OR_PATHS and not value.startswith("{"):
-            # Hydra looks for a file of this name, and its error would be about another place.
+            # Otherwise Hydra would look for a file of this name, and its error would name another place.
             for choice in value.split(","):
                 require_possible_path(name, choice)
         is_file = any(ending in value for ending in PROMPT_FILES) or os.path.exists(value)
-        # Two words without a comma between them.
+        # Two words without a comma between them are a text, not a name.
         if name == "prompts" and re.search(r"\w\s+\w", value) and not is_file:
             rule = "a text goes into a file, one prompt on each line: prompts=./FILE.txt"
             raise SettingError(name, rule, value)
-        # It lists settings by name, and values of those that stay as name=value.
+        # `REMOVED` lists removed settings by their name, and removed values of existing settings as name=value.
         removed = f"{name}={value}" if name in known else name
         if removed in REMOVED:
             raise SettingError(removed, f"is gone: {REMOVED[removed]}")
@@ -193,18 +198,19 @@ def _check_names(settings: Sequence[str], command: str, known: Mapping[str, Any]
 def _server_settings(
     servers: Sequence[Sequence[str]], typed: Mapping[str, str], command: str
 ) -> list[str]:
-    """The settings that commands behind `--`, or an address, stand for. Three and more commands are a sweep over the
-    numbers of all but the first, which each of them is compared with.
+    """Return the settings that follow from the commands after `--`, or from the address of a server.
+
+    Three or more commands make a sweep: its jobs compare each of the others with the first, and are numbered by them.
 
     Args:
-        typed: the values of settings before them.
+        typed: the values of the settings that are typed before the commands.
 
     Raises:
-        SettingError: there is no command, or one that leaves a setting without effect.
+        SettingError: a command is missing, or a typed setting would have no effect on the commands.
     """
     engine = typed.get("engine", "server")
     has_address = "engine.url" in typed and engine == "server"
-    # An experiment names its own engine and model.
+    # An experiment brings its own engine and model.
     if not servers and (not has_address or "experiment" in typed):
         return []
     added = ["engine=server", *([] if typed.keys() & {"model", "pair"} else ["model=served"])]
@@ -218,7 +224,7 @@ def _server_settings(
     words = [word for server in servers for word in server]
     names = {name: name.partition("engine.vary.")[2] for name in typed if "engine.vary." in name}
     k = typed.get("decoding.num_draft_tokens", "")
-    # Other commands than `latency` have a K of their own.
+    # Commands other than `latency` use K themselves.
     if "," in k or (k and command == "latency"):
         names["decoding.num_draft_tokens"] = "K"
     for setting, name in names.items():
@@ -234,15 +240,15 @@ def _server_settings(
 
 
 def _quoted_for_hydra(argument: str) -> str:
-    """An argument with quotes around what Hydra would misread.
+    """Return an argument with quotes around the parts that Hydra would misread.
 
     prompt=Once, there           prompt='Once, there'
     results.file=~/a,b.csv       results.file='/home/me/a,b.csv'
     model=./mödel,7B             model='./mödel',7B
-    decoding.top_p=0.9           the same: what Hydra can read stays
+    decoding.top_p=0.9           decoding.top_p=0.9: unchanged, because Hydra can read it
 
-    A `~` at the beginning of a path becomes the home directory. `${...}` is looked up, except in a prompt
-    without quotes.
+    A `~` at the beginning of a path becomes the home directory. `${...}` is looked up, except in a prompt without
+    quotes. The order of the conditions counts: each relies on those before it having refused the argument.
     """
     key, equals, value = argument.partition("=")
     name = key.lstrip("+")
@@ -251,7 +257,7 @@ def _quoted_for_hydra(argument: str) -> str:
         return argument
     if name == "prompt":
         return f"prompt={in_quotes(literal(value))}"
-    # A comma divides values, unless all of it is one path.
+    # A comma separates values, unless the whole text is one path.
     path = os.path.expanduser(value)
     if "," in value and (name in _UNDIVIDED or os.path.exists(path)):
         return f"{key}={in_quotes(path)}"
@@ -259,7 +265,8 @@ def _quoted_for_hydra(argument: str) -> str:
     if value.startswith(("[", "{")) and not is_name:
         return argument
     parsed = _parsed(argument)
-    # In quotes what Hydra reads as a number, null, a list or a mapping is a name, which no preset has.
+    # What Hydra reads as a number, null, a list or a mapping is put in quotes where a name is expected, so that it is
+    # taken for a name. No preset has such a name.
     has_meaning = isinstance(parsed, str | Sweep | Glob) if is_name else parsed is not _UNREADABLE
     if has_meaning:
         return argument
@@ -271,7 +278,7 @@ def _quoted_for_hydra(argument: str) -> str:
 
 
 def _parsed(argument: str) -> Any:
-    """The value in `key=value` as Hydra parses it; `_UNREADABLE` where its grammar has no such value."""
+    """Return the value in `key=value` as Hydra parses it; `_UNREADABLE` if its grammar has no such value."""
     try:
         return OverridesParser.create().parse_override(argument).value()
     except (HydraException, RecursionError, ValueError):
@@ -279,7 +286,7 @@ def _parsed(argument: str) -> Any:
 
 
 def in_quotes(value: str) -> str:
-    """A value in single quotes, as Hydra reads it: with backslashes before quotes, and before such backslashes."""
+    """Return a value in single quotes for Hydra. Quotes in it, and the backslashes before them, get a backslash."""
     return QuotedString(value, Quote.single).with_quotes()
 
 
@@ -287,15 +294,16 @@ def in_quotes(value: str) -> str:
 
 
 def from_keywords(settings: Mapping[str, Any], known: Collection[str]) -> list[str]:
-    """Keywords from Python as they are typed: `decoding={"top_p": 0.9}` is `decoding.top_p=0.9`.
+    """Return keywords from Python as they would be typed: `decoding={"top_p": 0.9}` is `decoding.top_p=0.9`.
 
-    Text stays as it is, so that it means what it means on the command line.
+    Text stays unchanged, so that it means the same as on the command line.
 
     Args:
-        known: every setting of the command: `decoding` is a group and no mapping because `decoding.top_p` is one.
+        known: every setting of the command. They show which keywords are groups: because `decoding.top_p` is a setting,
+            `decoding` is a group, not a mapping.
 
     Raises:
-        SettingError: for a value of a type that no setting has.
+        SettingError: a value has a type that no setting has.
     """
     words: list[str] = []
     for name, value in settings.items():
@@ -312,12 +320,12 @@ def from_keywords(settings: Mapping[str, Any], known: Collection[str]) -> list[s
 
 
 def _in_grammar(setting: str, value: Any) -> Any:
-    """A Python value with texts as Hydra's grammar has them.
+    """Return a Python value in which texts are quoted for Hydra's grammar.
 
     Raises:
-        SettingError: for a value of a type that no setting has.
+        SettingError: the value has a type that no setting has.
     """
-    # NumPy's truth values and numbers.
+    # Turn NumPy's truth values and numbers into Python's.
     if hasattr(value, "item") and not getattr(value, "shape", ()):
         value = value.item()
     if value is None or isinstance(value, Number):  # a bool is a number
@@ -326,7 +334,7 @@ def _in_grammar(setting: str, value: Any) -> Any:
         return in_quotes(value)
     if isinstance(value, os.PathLike):
         path = str(Path(value))
-        # With a slash it is a path and no preset.
+        # With a slash it is read as a path, not as a preset.
         return in_quotes(path if "/" in path else f"./{path}")
     if isinstance(value, Mapping):
         return {key: _in_grammar(setting, part) for key, part in value.items()}

@@ -1,12 +1,12 @@
 """Runs jobs in a process that may die, the worker, and controls it from the user's process.
 
-Models may exhaust memory, crash inside a library or hang, while they load or run. So they do that in a
-separate process, which runs job after job with the pair that it has loaded. The user's process runs the
-sweep, and reads the files that the worker writes. The two exchange these messages:
+Models may exhaust memory, crash inside a library, or hang, while they load or while they run. So they do both in a
+separate process, which runs job after job with the pair that it has loaded. The user's process runs the sweep, and
+reads the files that the worker writes. The two exchange these messages:
 
     to the worker     a `Job`; then perhaps an exception, which is raised there and ends the job
     from the worker   True when it begins to load the pair, False when the pair is loaded;
-                      `_SPENT` at the end of a job behind which it must take no other;
+                      `_SPENT` at the end of a job after which it must take no other;
                       at a job's end the error that ended it early, after which the worker ends, or None
 """
 
@@ -43,11 +43,11 @@ from harness.results.schema import RunRow
 if TYPE_CHECKING:
     from harness.engines.keeper import PairKeeper
 
-# How long a worker may take to write its rows and end after an error was raised in it.
+# How long a worker may take to write its rows and end, after an error was raised in it.
 _GRACE_S = 20.0
-# Said by a worker whose process would run the next job otherwise (`Engine.is_spent`).
+# A worker sends this if its process can run no further job (`Engine.is_spent`).
 _SPENT = "spent"
-# How long a worker may go on after it has closed its connection.
+# How long a worker may live after its connection was closed.
 _ENDING_S = 10.0
 
 
@@ -56,10 +56,11 @@ class Job:
     """One run of an experiment, alone or in a sweep.
 
     Attributes:
-        command: `latency` and the like.
-        directory: of the run's own files.
-        label: of a job of a sweep; empty for a run alone.
-        run_id: in all its rows, to distinguish them from those of an earlier run in the same
+        command: the command's name, such as `latency`.
+        settings: the run's settings.
+        directory: the directory of the run's own files.
+        label: names a job of a sweep in messages; empty for a single run.
+        run_id: the column `run` of all its rows, which distinguishes them from those of an earlier run in the same
             directory.
     """
 
@@ -75,10 +76,10 @@ class Job:
         return self.directory / f"{measurement(self.command).row.kind}.csv"
 
     def run(self, keeper: PairKeeper | None = None) -> Sequence[RunRow]:
-        """Run the job in this process.
+        """Run the job in this process, and return its rows.
 
         Args:
-            keeper: holds the loaded pair from job to job; None for a job alone.
+            keeper: keeps the loaded pair from job to job; None for a single job.
 
         Raises:
             HarnessError: the error that ended the job.
@@ -88,8 +89,7 @@ class Job:
         if engine_of(self.settings).in_process and command.uses_models(self.settings):
             if SLOWEST_MODULE not in sys.modules:
                 note("importing torch and transformers")
-            # Torch and transformers are imported while signals wait: an exception from a handler, within
-            # such an import, may abort the process.
+            # Imported while signals wait. An exception that a handler raises during this import may abort the process.
             signals.load(SLOWEST_MODULE)
         run_module = signals.load("harness.commands.run", must_go_on=True)
         rows: Sequence[RunRow] = run_module.run_command(
@@ -103,15 +103,12 @@ class Job:
         return rows
 
     def rows(self) -> Sequence[RunRow]:
-        """The rows that the run has written, if any."""
+        """Return the rows that the run has written; empty if it wrote none."""
         rows = read_rows(self.file, measurement(self.command).row)
         return [row for row in rows if row.run == self.run_id]
 
     def ensure_rows(self, error: HarnessError) -> Sequence[RunRow]:
-        """Return the run's rows; if it wrote none, first write rows that state this error.
-
-        Writing them loads no models.
-        """
+        """Return the run's rows. If it wrote none, first write rows that state this error, for which no models load."""
         rows: Sequence[RunRow] = self.rows()
         if not rows:
             run_module = signals.load("harness.commands.run", must_go_on=True)
@@ -122,11 +119,11 @@ class Job:
 
 
 class Worker:
-    """Controls a process that runs the jobs of one pair.
+    """Controls a process that runs jobs which share one pair.
 
     Attributes:
         loading: whether the process is loading the pair, or failed or died while it did.
-        is_spent: whether the process must take no other job.
+        is_spent: whether the process can run no further job.
     """
 
     def __init__(self) -> None:
@@ -139,18 +136,21 @@ class Worker:
         }
         self._connection, end_of_worker = Pipe()
         self._process = start_process(end_of_worker, environment)
-        # Only the process has this end open now, so that its death closes the connection.
+        # From now on only the process has this end open, so that its death closes the connection.
         end_of_worker.close()
 
     def run(self, job: Job, timeout_s: float | None = None) -> HarnessError | None:
-        """Run a job to its end; its rows, if it wrote any, are in its directory.
+        """Run a job to its end. Its rows, if it wrote any, are then in its directory.
+
+        Args:
+            timeout_s: the seconds after which the job is ended; None for no limit.
 
         Returns:
-            The error that ended it early, after which the process takes no more jobs; None otherwise.
+            The error that ended the job early, after which the process takes no more jobs; None if there was none.
         """
         deadline = time.monotonic() + (timeout_s or math.inf)
         try:
-            # If the process has died, `_receive` reports the cause.
+            # If the process has died, `_receive` reports why.
             with suppress(OSError):
                 self._connection.send(job)
             while True:
@@ -173,12 +173,12 @@ class Worker:
             raise
 
     def close(self) -> None:
-        """Kill the process, and free everything it holds on a GPU."""
+        """Kill the process, which frees everything that it holds on a GPU."""
         self._process.kill()
         self._process.wait()
 
     def _end(self, error: BaseException) -> None:
-        """Raise an error in the process, wait until it has written its rows, and kill it."""
+        """Raise an error in the process, give it time to write its rows, and kill it."""
         try:
             with suppress(OSError, subprocess.TimeoutExpired):
                 self._connection.send(error)
@@ -187,7 +187,7 @@ class Worker:
             self.close()
 
     def _receive(self) -> Any:
-        """Return a message of the process, or the cause of its death."""
+        """Return the process's next message; if the connection was closed, an error that says how the process ended."""
         with suppress(EOFError, OSError):
             return self._connection.recv()
         cause = "its process"
@@ -208,9 +208,9 @@ class Worker:
 def start_process(
     connection: Connection, environment: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
-    """Start a process that runs the jobs it receives through the connection."""
+    """Start a process that runs the jobs that arrive through the connection."""
     program = f"from harness.cli.worker import serve; serve({connection.fileno()})"
-    # A separate session: Ctrl-C must reach the user's process alone, which passes it on once.
+    # In a session of its own, because Ctrl-C is to reach only the user's process, which passes it on once.
     return subprocess.Popen(
         [sys.executable, "-c", program],
         env=environment,
@@ -221,7 +221,10 @@ def start_process(
 
 
 def serve(file_descriptor: int) -> None:
-    """Run jobs until the connection ends, with one pair kept loaded: the program of the worker."""
+    """The program of the worker: run jobs, with one pair kept loaded, until a job fails or the connection is closed.
+
+    Never returns: it ends the process.
+    """
     connection = Connection(file_descriptor)
     jobs: SimpleQueue[Job] = SimpleQueue()
     errors: list[BaseException] = []
@@ -242,8 +245,8 @@ def serve(file_descriptor: int) -> None:
         os._exit(1)
 
     faulthandler.enable()
-    # Slurm sends SIGUSR2 to all processes of a job; the user's process passes it on once. Servers that are started here
-    # inherit that it is ignored, and answer until the run has ended.
+    # Slurm sends SIGUSR2 to all processes of a job, and the user's process passes it on once. Servers that are started
+    # here inherit that the signal is ignored, so that they answer until the run has ended.
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     with suppress(OSError, KeyboardInterrupt, RunError):
         signals.handle(
@@ -264,22 +267,22 @@ def serve(file_descriptor: int) -> None:
             if error is not None:
                 break
             job = jobs.get()
-    # Not `sys.exit`: threads of libraries may wait for a device that no longer answers.
+    # `sys.exit` would wait for threads of libraries, which may themselves wait for a device that no longer answers.
     os._exit(0)
 
 
 def _run(job: Job, keeper: PairKeeper, terminal: IO[str] | None) -> HarnessError | None:
-    """Run the job, and return the error that ended it early.
+    """Run the job, and return the error that ended it early, or None. All output goes to the job's `log.txt`.
 
     Args:
-        keeper: holds the pair of the job before, if there was one.
-        terminal: shows the line about progress; None if stderr is no terminal.
+        keeper: holds the pair of the previous job, if there was one.
+        terminal: shows the progress line; None if stderr is not a terminal.
     """
     job.directory.mkdir(parents=True, exist_ok=True)
     if terminal is not None:
         live_on(terminal, f"{job.label}: ")
     with (job.directory / "log.txt").open("ab") as log:
-        # The file descriptors below Python's streams, so that output of crashing libraries is logged, too.
+        # Redirect the file descriptors, not Python's streams, so that the output of crashing libraries is logged too.
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
     error: HarnessError | None = None
@@ -289,7 +292,7 @@ def _run(job: Job, keeper: PairKeeper, terminal: IO[str] | None) -> HarnessError
         error = failure
     except Exception as exception:
         error = RunError(in_one_line(exception))
-        # The note goes with the error to the user's process, and is shown below its traceback there.
+        # The note travels with the error to the user's process, where it is shown below the traceback.
         error.add_note(traceback.format_exc())
     finally:
         sys.stdout.flush()
