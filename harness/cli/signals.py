@@ -93,9 +93,9 @@ def handle(number: int, make_error: Callable[[], BaseException]) -> None:
 def interrupting(end_process: Callable[[], NoReturn] | None = None) -> Iterator[None]:
     """Within the block, Ctrl-C, SIGTERM and SIGHUP raise KeyboardInterrupt, and SIGUSR2 raises `TimeLimit`.
 
-    SIGUSR2 is left alone if the calling program handles it already. All are postponed until the first
-    `raise_postponed`, because a command begins with imports. Ignored signals (`nohup`) stay ignored. In a thread other
-    than the main thread the block has no effect, because only the main thread gets signals.
+    SIGUSR2 is left alone if the calling program handles it already. Until the first `raise_postponed` no signal raises
+    anything, because a command begins with imports. Ignored signals (`nohup`) stay ignored. In a thread other than the
+    main thread the block has no effect, because only the main thread gets signals.
 
     Args:
         end_process: ends the process at once, instead of postponing a signal; given by the command line. None for a

@@ -1,1 +1,1 @@
-"""Typed settings that hold no wrong value, the errors a user reads, and what the machine has."""
+"""Typed settings that cannot hold a wrong value, the errors that users read, and what this machine has."""

@@ -1,8 +1,8 @@
-"""Rules of acceptance by name: which draft tokens are kept. The built-in ones, and those in files of the user's own.
+"""Rules of acceptance by name, which decide which draft tokens are kept: the built-in rules, and the user's own.
 
-What needs torch is named by its path, and imported when a run decodes. What is said of a rule anywhere follows from
-its record: a new one is a class here and a function in `harness/local/decoding/verify.py`. A setting of its own is a
-field of `DecodingSettings` too.
+This module imports no torch: it names each rule's function by its path, and the function is imported when a run
+decodes. All that the instrument says of a rule follows from the rule's record. A new rule is a class here and a
+function in `harness/local/decoding/verify.py`. A setting of its own is also a field of `DecodingSettings`.
 """
 
 from __future__ import annotations
@@ -18,18 +18,20 @@ from harness.config.registry import Record, Registry
 class AcceptanceRule(Record):
     """A rule of acceptance, chosen by `decoding.rule=NAME`.
 
-    A user's own rule is a subclass with `verify`, in a file (`decoding.rule=./fly.py:Fly`). It is called after every
-    pass of the target, for a whole batch: tensors in, tensors out, without reading one on the host.
+    A user's own rule is a subclass with a method `verify`, in a file (`decoding.rule=./fly.py:Fly`). The method is
+    called after every pass of the target, for a whole batch. It gets and returns tensors, and must not read one on the
+    host.
 
     Attributes:
-        name: its name in `decoding.rule=`.
+        name: the name in `decoding.rule=`.
         lossless: whether the output follows the target's distribution at temperatures above 0.
-        lossless_greedily: whether texts at temperature 0 are the target's; None where `lossless` holds for them too.
-        tests_each_token: whether a token's acceptance depends only on its test and those before it, so that the number
-            accepted of fewer than K tokens follows from that of K.
-        redraws: whether each iteration takes new random numbers for its draft tokens.
-        closed_form: whether the acceptance of a given text follows from the text's probabilities.
-        parameters: its settings in `decoding`, with the defaults; at these a `lossless` rule is lossless.
+        lossless_greedily: whether texts at temperature 0 are the target's; None if `lossless` also holds for these.
+        tests_each_token: whether a token's acceptance depends only on its own test and the tests before it. The number
+            accepted of fewer than K tokens then follows from the number accepted of K.
+        redraws: whether each iteration draws new random numbers for its draft tokens.
+        closed_form: whether the acceptance of a given text can be computed from the text's probabilities.
+        parameters: the rule's settings in `decoding`, with their defaults. A `lossless` rule is lossless at the
+            defaults.
     """
 
     lossless: ClassVar[bool] = False
@@ -38,23 +40,27 @@ class AcceptanceRule(Record):
     redraws: ClassVar[bool] = False
     closed_form: ClassVar[bool] = False
     parameters: ClassVar[Mapping[str, float]] = {}
-    # The place of a built-in rule's function, which is imported when a run decodes.
+    # Where the function of a built-in rule is. It is imported when a run decodes. Empty for a rule with its own
+    # `verify`.
     _path: ClassVar[str] = ""
 
     def is_lossless(self, temperature: float) -> bool:
-        """Whether the output follows the target's distribution at this temperature, with the default parameters."""
+        """Return whether the output follows the target's distribution at this temperature, with the default
+        parameters.
+        """
         if temperature == 0 and self.lossless_greedily is not None:
             return self.lossless_greedily
         return self.lossless
 
     def verify(self, offer: Any) -> Any:
-        """Return the `Verdict` over an `Offer` (`harness/local/decoding/verify.py`): a pure function, which takes the
-        rule's parameters by name.
+        """Return the `Verdict` over an `Offer` (both are in `harness/local/decoding/verify.py`).
+
+        A pure function, which gets the rule's parameters as keyword arguments.
         """
         raise NotImplementedError
 
     def verification(self, chosen: Any) -> Callable[[Any], Any]:
-        """The function that judges proposals, with the parameters of these `DecodingSettings`."""
+        """Return the function that judges an `Offer`, with the parameters that these `DecodingSettings` have."""
         function: Callable[..., Any] = (
             pkgutil.resolve_name(self._path) if self._path else self.verify
         )
@@ -72,7 +78,7 @@ class _Plain(AcceptanceRule):
 
 
 class _Google(_Plain):
-    """The same with the lenience of Leviathan et al., appendix A.5."""
+    """The same rule with the lenience of Leviathan et al., appendix A.5."""
 
     parameters: ClassVar[Mapping[str, float]] = {"lenience": 1.0}
 
@@ -103,8 +109,8 @@ PARAMETERS = {
 
 
 def changed_parameters(chosen: Any) -> dict[str, Any]:
-    """The parameters of rules that are not at their defaults, of settings or of a row."""
-    # A row has those without a column in `settings`.
+    """Return the rules' parameters that differ from their defaults, of `DecodingSettings` or of a row."""
+    # A row has parameters that are no columns in its `settings`.
     further = getattr(chosen, "settings", None) or {}
     values = {
         name: getattr(chosen, name, further.get(f"decoding.{name}", default))
@@ -114,6 +120,9 @@ def changed_parameters(chosen: Any) -> dict[str, Any]:
 
 
 def tests_each_token(rule: str | None) -> bool:
-    """Whether the rule of a row tests each token by itself; so does one that is not known here."""
+    """Return whether the rule of a row tests each token by itself.
+
+    Also true for rules that are not loaded here and for rows without a rule.
+    """
     record = None if rule is None else RULES.loaded(rule)
     return record is None or record.tests_each_token

@@ -1,4 +1,4 @@
-"""Amounts in words, of memory and of things; slots of a cache, times as they are typed, how far sequences agree."""
+"""Amounts in words, of memory and of things; sizes of caches, typed times, and how far sequences agree."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-# Slots of a KV cache are allocated in multiples of this number.
+# KV caches are allocated in multiples of this number of slots, one slot per token.
 BUCKET = 128
-# Units of the times that settings take.
+# The units of times in settings, in seconds.
 SECONDS = {"s": 1, "min": 60, "h": 3600}
 
 
 def round_up(number: int, step: int = BUCKET) -> int:
-    """The smallest multiple of `step` that is not below the number."""
+    """Return the smallest multiple of `step` that is at least `number`."""
     return -(-number // step) * step
 
 
 def amount(size: float) -> str:
-    """Bytes in 10^6 or 10^9: `1.7 MB`, `7.20 GB`, `13.5 GB`."""
+    """Return a number of bytes in units of 10^6 or 10^9: `1.7 MB`, `7.20 GB`, `13.5 GB`."""
     if size < 0.1e9:
         return f"{size / 1e6:.1f} MB"
     if size < 10e9:
@@ -27,24 +27,24 @@ def amount(size: float) -> str:
 
 
 def percent(share: float, digits: int = 0) -> str:
-    """`58 %`."""
+    """Return a share as a percentage: 0.58 is `58 %`."""
     return f"{100 * share:.{digits}f} %"
 
 
 def capitalised(text: str) -> str:
-    """Begin a text with a capital, and leave the rest as it is."""
+    """Return the text with a capital first letter, and otherwise unchanged."""
     return f"{text[:1].upper()}{text[1:]}"
 
 
 def counted(number: int, name: str) -> str:
-    """`1 prompt`, `15 prompts`, `8 batches`."""
+    """Return a number with the name of what it counts: `1 prompt`, `15 prompts`, `8 batches`."""
     if number == 1:
         return f"1 {name}"
     return f"{number} {name}{'es' if name.endswith(('ch', 's')) else 's'}"
 
 
 def length_in_common(*sequences: Sequence[Any]) -> int:
-    """How many elements sequences have in common before the first that differs: 2 of [1, 2, 3] and [1, 2, 4, 5]."""
+    """Return how many elements all sequences share before the first difference: 2 for [1, 2, 3] and [1, 2, 4, 5]."""
     for index, (first, *others) in enumerate(zip(*sequences, strict=False)):
         if any(other != first for other in others):
             return index
@@ -52,7 +52,10 @@ def length_in_common(*sequences: Sequence[Any]) -> int:
 
 
 def quantity(text: str, units: Mapping[str, float]) -> float | None:
-    """The number that a text with a unit means, `10min` with {"min": 60} is 600; None for any other text."""
+    """Return the number that a text with a unit means; None for any other text.
+
+    `10min` with {"min": 60} is 600.
+    """
     parts = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z%]+)\s*", text)
     if parts is None or parts[2] not in units:
         return None
@@ -60,8 +63,9 @@ def quantity(text: str, units: Mapping[str, float]) -> float | None:
 
 
 def rates_by_position(text: str, length_at_k: str) -> str:
-    """The rule that acceptance rates by position, `0.763,0.623,0.459`, break, with the length to type instead; empty
-    for any other text.
+    """Return the rule that a list of acceptance rates by position breaks, such as `0.763,0.623,0.459`.
+
+    The rule says which length to type instead. Empty for any other text.
 
     Args:
         length_at_k: how a length and its K are typed: `{:.3f}@{}`.

@@ -1,4 +1,4 @@
-"""The command line: as lists of words, the short names of settings in it, and what it must not hold."""
+"""The words of a command line, the short names of settings, and the check that no key is among the words."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from harness.config.errors import SettingError
 from harness.config.secrets import secrets_in, secrets_in_word
 
 _VARIABLE = "HARNESS_COMMAND_LINE"
-# What errors call a server's command, in place of a setting.
+# What errors call a server's command, in the place where they name a setting.
 COMMAND = "the command behind --"
-# The name in a setting as it is typed.
+# The name of the setting in a word that was typed.
 _NAME = re.compile(r"[\w.+~]+(?==)")
 _WRITTEN = "what is typed is written into files: leave it out, or set it in the environment"
 
-# Names of settings that are short, or that other tools give them.
+# Short names of settings, and the names that other tools give them.
 SYNONYMS: Mapping[str, str] = {
     **dict.fromkeys(("K", "k", "gamma", "num_speculative_tokens"), "num_draft_tokens"),
     **dict.fromkeys(("T", "temp"), "temperature"),
@@ -35,9 +35,9 @@ SYNONYMS: Mapping[str, str] = {
 }
 
 _SERVER = "a server is measured by its command: harness latency --"
-# Settings that no server has, and that somebody may type at the end of its command.
+# Settings that people may type after a server's command by mistake. No server has an option of this form.
 _TYPED_TOO_LATE = ("K", "T", "n", "num_prompts", "batch_size", "tokens", "budget", "dry_run")
-# What to type in place of a value that other tools have.
+# What to type instead of values that are common in other tools.
 INSTEAD: Mapping[str, str] = {
     "placement=cuda": "placement=auto uses the GPUs here, placement.gpus=1 one of them",
     "engine=hf": "engine=huggingface is its generate()",
@@ -52,7 +52,7 @@ class Words:
 
     Attributes:
         typed: the command and its settings.
-        servers: the command of each server, each behind a `--`.
+        servers: the command of each server, which is what follows each `--`.
     """
 
     typed: Sequence[str] = ()
@@ -60,7 +60,7 @@ class Words:
 
     @classmethod
     def divide(cls, arguments: Sequence[str]) -> Words:
-        """Divide arguments at each `--`."""
+        """Divide arguments at each `--`: `latency K=4 -- a -- b c` has the servers [a] and [b, c]."""
         parts: list[list[str]] = [[]]
         for word in arguments:
             if word == "--":
@@ -72,16 +72,16 @@ class Words:
 
     @property
     def arguments(self) -> list[str]:
-        """The arguments of a process, as `divide` takes them."""
+        """The arguments in one list, as `divide` takes them."""
         behind = [word for server in self.servers for word in ("--", *server)]
         return [*self.typed, *behind]
 
     def __str__(self) -> str:
-        """The line that starts this command again, in a shell."""
+        """The line that runs this command again in a shell."""
         return shlex.join(["harness", *self.arguments])
 
     def check(self) -> None:
-        """Raise a SettingError for a key in a setting or a server's command, and for a setting in the latter."""
+        """Raise a SettingError if a setting or a server's command contains a key, or if a setting follows a `--`."""
         check_settings_have_no_key(self.typed)
         for server in self.servers:
             check_has_no_key(server)
@@ -91,35 +91,39 @@ class Words:
                     raise SettingError(name, "is no word of a server: type it before --")
 
     def note(self) -> None:
-        """Keep them for this process and those that it starts, whose own arguments differ."""
+        """Store the words in the environment for this process and those that it starts, which have other arguments."""
         os.environ[_VARIABLE] = json.dumps(self.arguments)
 
     @classmethod
     def noted(cls) -> Words:
-        """The words that `note` kept; without them, those of this process."""
+        """Return the words that `note` stored, or without them the arguments of this process."""
         kept = os.environ.get(_VARIABLE)
         return cls.divide(json.loads(kept) if kept else sys.argv[1:])
 
 
 def setting_in(word: str) -> str:
-    """The name of the setting in a word that was typed: `decoding.num_draft_tokens` of `decoding.K=4`."""
+    """Return the full name of the setting in a typed word: `decoding.num_draft_tokens` for `decoding.K=4`."""
     group, dot, name = word.lstrip("+~").partition("=")[0].rpartition(".")
     return f"{group}{dot}{SYNONYMS.get(name, name)}"
 
 
 def is_typed(name: str) -> bool:
-    """Whether a setting was typed, be it with its default."""
+    """Return whether a setting was typed, even with its default value.
+
+    Args:
+        name: without its group: `num_draft_tokens`.
+    """
     return any(setting_in(word).rpartition(".")[2] == name for word in Words.noted().typed)
 
 
 def check_has_no_key(words: Sequence[str]) -> None:
-    """Raise a SettingError for a command of a server that has a key in it."""
+    """Raise a SettingError if a server's command contains a key."""
     for secret in secrets_in(words):
         raise SettingError(COMMAND, f"{secret}: {_WRITTEN}")
 
 
 def check_settings_have_no_key(settings: Iterable[str]) -> None:
-    """Raise a SettingError for a setting, such as `engine.extra={token: X}`, that has a key in it."""
+    """Raise a SettingError if a setting contains a key, such as `engine.extra={token: X}`."""
     for setting in settings:
         for secret in secrets_in_word(setting):
             name = _NAME.match(setting)

@@ -1,4 +1,4 @@
-"""The numbers of a run by which a pair is placed, and changes that would make it fit."""
+"""The numbers that decide how a run's pair is placed, and the changes that would make it fit."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from harness.config.run import RunnerName
 
 @dataclass(frozen=True)
 class Demand:
-    """The settings of a run that its memory depends on.
+    """The settings of a run that its use of memory depends on.
 
     Attributes:
-        batch_size: the most rows that are decoded at once.
-        prompt_tokens: length of the longest prompt.
+        batch_size: the most rows that are decoded at the same time.
+        prompt_tokens: number of tokens of the longest prompt.
         new_tokens: the most new tokens of a row.
         num_draft_tokens: K; 0 without a draft.
-        runner: of both models; all but `eager` keep caches of fixed size.
+        runner: the runner of both models. All except `eager` keep caches of a fixed size.
     """
 
     batch_size: int
@@ -28,42 +28,44 @@ class Demand:
 
     @property
     def row_tokens(self) -> int:
-        """Tokens of the longest row: its prompt, the new tokens and the draft tokens."""
+        """The number of tokens of the longest row: its prompt, the new tokens and the draft tokens."""
         return self.prompt_tokens + self.new_tokens + self.num_draft_tokens
 
     @property
     def slots(self) -> int:
-        """The slots of a row in a cache of fixed size: a draft model's last pass writes two tokens, the second of them
-        behind the row's end.
+        """The number of slots of a row in a cache of fixed size.
+
+        The last pass of a draft model writes two tokens, the second of which lies after the row's end.
         """
         return self.row_tokens + 1
 
     @property
     def runner_tokens(self) -> int:
-        """The most tokens whose keys and values a runner keeps for a row."""
+        """The most tokens for which a runner keeps keys and values in a row."""
         if self.runner == "eager":
             return self.row_tokens
-        # The prompt is read into a separate cache and copied from there.
+        # The prompt is first read into a separate cache and then copied from there.
         return round_up(self.slots) + self.prompt_tokens
 
     @property
     def head_tokens(self) -> int:
-        """The same of a draft head. Behind the row a proposal writes up to K + 1 tokens that were decided last, and K
-        drafted ones.
+        """The most tokens for which a draft head keeps keys and values in a row.
+
+        After the row's end, a proposal writes up to K + 1 tokens that were decided last, and K that it drafts.
         """
         return round_up(self.slots + 2 * self.num_draft_tokens + 1)
 
 
 @dataclass(frozen=True)
 class Remedy:
-    """A change with which a pair would fit.
+    """A change that would make a pair fit.
 
-    As text `model=65B_4bit (33.2 GB)`, or `model=65B_4GPUs (4 GPUs with as much free)` where the machine has fewer.
+    As text: `model=65B_4bit (33.2 GB)`, or `model=65B_4GPUs (4 GPUs with as much free)` if the machine has fewer GPUs.
 
     Attributes:
-        change: as it is typed.
-        size: of the models after the change, `33.2 GB`; empty where they stay as they are.
-        num_gpus: that are needed, where the machine has fewer.
+        change: the change as it is typed.
+        size: the size of the models after the change, `33.2 GB`; empty if it does not change.
+        num_gpus: the number of GPUs that the change needs, if the machine has fewer; else None.
     """
 
     change: str

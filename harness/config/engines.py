@@ -1,4 +1,4 @@
-"""Engines: the settings that every one has, and the abilities that commands ask about."""
+"""Engines as settings know them: the settings that every engine has, and the abilities that commands ask about."""
 
 from __future__ import annotations
 
@@ -18,28 +18,31 @@ class EngineSettings:
 
     @property
     def url(self) -> str | None:
-        """The address of its server, of the one that speculates if there are two, for rows; None without one."""
+        """The address of its server, for rows; if there are two servers, of the one that speculates; None without an
+        address.
+        """
         return None
 
     @property
     def has_two(self) -> bool:
-        """Whether servers with and without speculation were named."""
+        """Whether two servers were named, one that speculates and one that does not."""
         return False
 
     @property
     def takes_k(self) -> bool:
-        """Whether servers are started with the K of the run."""
+        """Whether the servers' commands contain the K of the run."""
         return False
 
     @property
     def asks_chats(self) -> bool:
-        """Whether it is asked with messages, to which it applies its own chat template."""
+        """Whether the engine gets messages, to which it applies its own chat template, instead of prompts."""
         return False
 
     @property
     def beyond_model(self) -> str | None:
-        """The setting by which answers are not what the model's weights make of a prompt's tokens, as it is typed;
-        None where they are.
+        """A typed setting that lets answers differ from what the model's weights alone make of the prompt's tokens.
+
+        None if there is no such setting.
         """
         return None
 
@@ -48,16 +51,16 @@ class Abilities:
     """Abilities of an engine.
 
     Attributes:
-        own_loop: whether it runs this project's own decoding loop. Such an engine has every runner and
-            rule of acceptance; it can choose K in each iteration, and serve.
+        own_loop: whether it runs this project's own decoding loop. Such an engine has every runner and every rule of
+            acceptance, can choose K in each iteration, and can serve.
         loads_pair: whether it generates with a pair that is loaded in this process.
-        in_process: whether it computes in this process. Otherwise the run plans no pair, and reads no more of the
-            model than its tokenizer, but for a reference.
-        queues: whether a question may have more prompts than its batch size: as many as the batch size are
-            then kept in flight, and the others wait until one of those has ended.
-        own_clock: whether its seconds are numbers in its records, which pass on no machine: nothing of this one's
-            slows it, and no page calls its figures a measurement.
-        default_draft: the draft of a run that names none; None for the one of the model's preset.
+        in_process: whether it computes in this process. Otherwise the run plans no pair, and reads only the tokenizer
+            of the model, unless the model's weights are the reference for the answers.
+        queues: whether a question may have more prompts than the batch size. As many as the batch size are then kept in
+            flight, and each of the others begins when one of these ends.
+        own_clock: whether its seconds are simulated: numbers in its records that pass on no machine. Nothing on this
+            machine can slow it, and no page calls its figures a measurement.
+        default_draft: the draft of a run that names none; None for the draft that the model's preset has.
     """
 
     own_loop: ClassVar[bool] = False

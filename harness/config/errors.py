@@ -1,4 +1,4 @@
-"""Errors that a user can fix. The command line prints them as they are, without a traceback."""
+"""Errors that a user can fix, which the command line prints without a traceback; and texts that errors consist of."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from harness.config.secrets import masked
 
-# Sequences that steer a terminal: ESC [ … letter, ESC ] … end, and ESC with one character.
+# Sequences that control a terminal: ESC [ … letter, ESC ] … end, and ESC with one character.
 _SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b.?")
-# Characters of a foreign message that are kept, and that are read: one of megabytes costs nothing.
+# How many characters of a message from outside are kept, and how many are read at most, so that a message of megabytes
+# costs nothing.
 _LONGEST_MESSAGE = 300
 _MOST_READ = 20 * _LONGEST_MESSAGE
-# Of a typed text; paths of the system have at most 4,096.
+# How many characters of a typed text are shown. Paths of the system may have 4,096.
 _LONGEST_TYPED = 500
 
 
 class HarnessError(Exception):
-    """A failure that one or two lines explain completely. `exit_code` is the process's."""
+    """A failure that one or two lines explain completely. `exit_code` is the exit code of the process."""
 
     exit_code = 1
 
@@ -27,9 +28,9 @@ class SettingError(HarnessError):
     """A setting has a value that breaks a rule.
 
     Args:
-        setting: the full key as typed on the command line, `decoding.top_p`.
+        setting: the full name as typed on the command line, `decoding.top_p`.
         rule: what must hold, `must be in (0, 1]`.
-        value: the one it has. Left out where the rule already names it.
+        value: the setting's value. Left out if the rule already names it.
     """
 
     exit_code = 2
@@ -46,16 +47,16 @@ class SettingError(HarnessError):
         return f"{self.setting}={_shortened(as_typed(self.value))}: {self.rule}"
 
 
-# The exit code where a question was asked well and cannot be answered: of arms that could not be compared, for example.
+# The exit code if the question was valid but cannot be answered, for example because the arms could not be compared.
 CANNOT_TELL = 3
 
 
 class VerdictError(HarnessError):
-    """A run that succeeded, with a bad answer.
+    """A run that succeeded, with a bad answer or none.
 
     Args:
         message: the answer, in one line.
-        exit_code: 1 for a bad answer, or `CANNOT_TELL`.
+        exit_code: 1 for a bad answer, `CANNOT_TELL` if there is no answer.
     """
 
     def __init__(self, message: str, exit_code: int) -> None:
@@ -67,22 +68,22 @@ class VerdictError(HarnessError):
 
 
 class RunError(HarnessError):
-    """A run with correct settings that failed: memory, network, disk, driver."""
+    """A run that failed although its settings are correct: because of memory, network, disk or driver."""
 
 
 class UnreachableError(RunError):
-    """The hub does not answer now: the same run may succeed later."""
+    """The hub cannot be reached now or refuses a request. The same run may succeed later."""
 
 
 def _shortened(text: str) -> str:
-    """A text that a user typed; of a very long one the beginning."""
+    """Return a text that a user typed, or the beginning of a very long one."""
     if len(text) <= _LONGEST_TYPED:
         return text
     return f"{text[:_LONGEST_TYPED]}… ({len(text):,} characters)"
 
 
 def as_typed(value: object) -> str:
-    """A value as a user types it: `null`, `true`, `[1,2]`, `{model:cpu}`."""
+    """Return a value as a user types it: `null`, `true`, `[1,2]`, `{model:cpu}`."""
     if isinstance(value, list | tuple):
         return f"[{','.join(map(as_typed, value))}]"
     if isinstance(value, Mapping):
@@ -94,10 +95,10 @@ def as_typed(value: object) -> str:
 
 
 def nearest(word: str, known: Iterable[str], prefix: str = "") -> str:
-    """` (did you mean X?)` for the closest.
+    """Return ` (did you mean X?)` for the known word that is most similar; empty if none is.
 
     Args:
-        prefix: of the suggestion, but not of the words: `draft.`.
+        prefix: put before the suggestion, such as `draft.`, because `known` has the words without it.
     """
     names = list(known)
     # A single wrong letter is half of `7C`.
@@ -109,21 +110,23 @@ def nearest(word: str, known: Iterable[str], prefix: str = "") -> str:
 
 
 def did_you_mean(suggestions: Sequence[str]) -> str:
-    """` (did you mean X or Y?)`; nothing without suggestions."""
+    """Return ` (did you mean X or Y?)`; empty without suggestions."""
     return f" (did you mean {' or '.join(suggestions)}?)" if suggestions else ""
 
 
 def in_one_line(error: Exception) -> str:
-    """An error that nothing explains, for a user who may ask for its traceback."""
+    """Return one line about an unexpected error, with the way to see its traceback."""
     lines = str(error).strip().splitlines()
     first_line = masked(lines[0]) if lines else ""
     return f"{type(error).__name__}: {first_line} (HYDRA_FULL_ERROR=1 shows the traceback)"
 
 
 def from_outside(text: str) -> str:
-    """A message of a server or another program in one short line that cannot steer a terminal."""
+    """Return a message of a server or another program as one short line, without keys and without control
+    characters.
+    """
     beginning = _SEQUENCE.sub("", masked(text)[:_MOST_READ])
-    # Neither control characters nor those that change the direction of writing.
+    # Drop control characters, and also those that change the direction of writing.
     printable = "".join(letter if letter.isprintable() else " " for letter in beginning)
     line = " ".join(printable.split())
     if len(line) <= _LONGEST_MESSAGE and len(text) <= _MOST_READ:

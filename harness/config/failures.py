@@ -18,7 +18,7 @@ from harness.config.errors import HarnessError, RunError, SettingError, Unreacha
 from harness.config.installation import is_installed
 from harness.config.settings import ModelSettings
 
-# Meanings of CUDA's messages, by regular expression.
+# What CUDA's messages mean. The keys are regular expressions.
 _CUDA = {
     r"802(?s:.*)system not yet initialized": (
         "CUDA error 802, system not yet initialized: this machine's NVSwitch needs the fabric"
@@ -41,21 +41,21 @@ _UNREACHABLE = (
     "(what was downloaded before loads with HF_HUB_OFFLINE=1; a directory needs no network)"
 )
 _REFUSED = "the hub refuses {name}: {line}"
-# Class names of what the hub's clients raise. `TransportError` is that of httpx, or of its successor.
+# Names of the classes of errors that the hub's clients raise. `TransportError` is from httpx or its successor.
 _UNREACHABLE_ERRORS = (
     "LocalEntryNotFoundError",
     "ConnectionError",
     "TimeoutError",
     "TransportError",
 )
-# Meanings of exceptions about a repository, by class name or a part of the message; the first match
-# counts.
+# What exceptions about a repository mean. The keys are class names, or parts of messages. The order counts: the first
+# match decides.
 _REPOSITORY = {
-    # torch advises to load it without that protection.
+    # The message of torch advises loading the file without that protection.
     "weights_only": (
         "{name} holds pickled code, which could do anything: fetch or convert it as safetensors"
     ),
-    # The repository was reached.
+    # The repository was reached, but lacks the file.
     "does not appear to have a file named": "{name} cannot be loaded: {line}",
     "GatedRepoError": (
         f"{{name}} is gated: ask for access at https://huggingface.co/{{page}}, then {_LOGIN}"
@@ -78,17 +78,18 @@ _REPOSITORY = {
 
 
 def as_run_error(exception: BaseException) -> RunError | None:
-    """A known failure of this machine, in one or two lines; None for any other exception.
+    """Return a known failure of this machine as an error of one or two lines; None for any other exception.
 
-    Knows exhausted memory, a full disk, and CUDA that does not start or does not suit the GPU.
+    Known are exhausted memory, a full disk, a tokenizer library that panics, and CUDA that does not start or does not
+    support the GPU. A RunError is returned as it is.
     """
     if isinstance(exception, RunError):
         return exception
     text = str(exception)
-    # The class is in no module.
+    # Recognised by name, because no module exports the class.
     if type(exception).__name__ == "PanicException":
         return RunError(f"the tokenizer's library panicked: {first_line(exception)}")
-    # If torch was not imported, as in a run that only asks servers, the error is not torch's.
+    # In a run that only asks servers, torch is not imported, and the error cannot be torch's.
     torch: Any = sys.modules.get("torch")
     torch_error = None if torch is None else _of_torch(exception, torch)
     if torch_error is not None:
@@ -107,7 +108,7 @@ def as_run_error(exception: BaseException) -> RunError | None:
 
 
 def _of_torch(exception: BaseException, torch: Any) -> RunError | None:
-    """A failure of torch or its GPUs; None for any other exception."""
+    """Return a known failure of torch or its GPUs as an error; None for any other exception."""
     text = str(exception)
     is_memory_error = re.search(r"CUDA.*out of memory|CUBLAS_STATUS_ALLOC", text)
     if is_memory_error or isinstance(exception, torch.OutOfMemoryError):
@@ -134,11 +135,11 @@ def explain(
     settings: ModelSettings,
     kind: Literal["model", "dataset"] = "model",
 ) -> HarnessError | None:
-    """Why a repository cannot be read, in one or two lines; None for an unknown failure.
+    """Return an error of one or two lines that says why a repository cannot be read; None for an unknown failure.
 
     Args:
         role: `model`, `draft`, or the setting that names the repository.
-        kind: of repository.
+        kind: whether the repository holds a model or a data set.
     """
     chain = list(_chain(exception))
     for link in chain:
@@ -152,7 +153,7 @@ def explain(
         return setting_error
     name = settings.repository
     meaning = next((meaning for sign, meaning in _REPOSITORY.items() if sign in evidence), None)
-    # Only the hub's clients, which are imported by then, report this.
+    # Only the hub's clients report this, and they have been imported by then.
     if meaning == _UNREACHABLE and not Path(name).is_dir():
         from huggingface_hub import constants
 
@@ -164,7 +165,8 @@ def explain(
         return None
     page = f"datasets/{name}" if kind == "dataset" else name
     nor_here = ""
-    # A typed name may be meant as a directory, and is then the repository's, perhaps with a suffix; a preset's is not.
+    # A typed name may have meant a directory. It is then the repository's name, perhaps with a suffix; a preset's name
+    # is not.
     may_be_directory = kind == "model" and settings.name.startswith(name)
     if may_be_directory and not Path(name).is_dir():
         nor_here = f"; nor is there a directory {name} in {Path.cwd()}"
@@ -178,10 +180,10 @@ def explain(
 
 
 def explained(exception: Exception, role: str, settings: ModelSettings) -> BaseException:
-    """The error to raise instead: an interruption underneath, an explanation, or the exception itself."""
+    """Return the error to raise instead: an interruption that caused it, an explanation, or the exception itself."""
     underneath = exception.__context__
     while underneath is not None:
-        # Ctrl-C inside torch's stack of modes shows up as an error of that stack.
+        # Ctrl-C inside torch's stack of modes appears as an error of that stack.
         if isinstance(underneath, KeyboardInterrupt):
             return underneath
         underneath = underneath.__context__
@@ -189,7 +191,11 @@ def explained(exception: Exception, role: str, settings: ModelSettings) -> BaseE
 
 
 def _wrong_setting(evidence: str, role: str, settings: ModelSettings) -> SettingError | None:
-    """The wrong setting, if that is the cause; `evidence` has the classes of the exceptions, and the message."""
+    """Return the error for a wrong setting, if that is the cause, or None.
+
+    Args:
+        evidence: the names of the exceptions' classes, and the message.
+    """
     name = settings.repository
     if "RevisionNotFoundError" in evidence:
         rule = f"must be a branch, a tag or a commit of {name}"
@@ -206,7 +212,7 @@ def _wrong_setting(evidence: str, role: str, settings: ModelSettings) -> Setting
 def explain_configuration(
     exception: BaseException, role: str, settings: ModelSettings
 ) -> HarnessError:
-    """Why a configuration gives no model; transformers may raise anything for a damaged one."""
+    """Return an error that says why a configuration is unusable; for a damaged one, transformers may raise anything."""
     error = explain(exception, role, settings)
     if error is not None:
         return error
@@ -218,13 +224,13 @@ def explain_configuration(
 
 
 def first_line(exception: BaseException) -> str:
-    """The first line of the message that is not empty; without one, the exception's type."""
+    """Return the first line of the message that is not empty; without one, the name of the exception's type."""
     lines = [line.strip() for line in str(exception).splitlines() if line.strip()]
     return lines[0] if lines else type(exception).__name__
 
 
 def _chain(exception: BaseException | None) -> Iterator[BaseException]:
-    """The exception and its causes, as a traceback shows them."""
+    """Yield the exception and its causes, as a traceback shows them."""
     seen: set[int] = set()
     while exception is not None and id(exception) not in seen:
         seen.add(id(exception))

@@ -1,4 +1,4 @@
-"""GPUs on their makers' data sheets, from `gpus.csv`."""
+"""GPUs and their memory according to their makers' data sheets, from `gpus.csv`."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from typing import NamedTuple
 
 
 class Gpu(NamedTuple):
-    """A GPU on its maker's data sheet.
+    """A GPU according to its maker's data sheet.
 
     Attributes:
-        pattern: a regular expression found in what torch, the system or a table calls it.
+        name: the product's name.
+        pattern: a regular expression that matches part of the name that torch, the system or a table gives it.
         memory: `own`, or `shared` with the processor.
-        memory_gb: as sold; the largest size that is sold under this name.
-        bandwidth_gb_s: in 10^9 bytes per second.
+        memory_gb: the memory in GB as sold; the largest size that is sold under this name.
+        bandwidth_gb_s: bandwidth of the memory in 10^9 bytes per second.
     """
 
     name: str
@@ -28,7 +29,7 @@ class Gpu(NamedTuple):
 
 @functools.cache
 def known_gpus() -> tuple[Gpu, ...]:
-    """The table in `gpus.csv`."""
+    """Return the GPUs in `gpus.csv`, in its order."""
     lines = Path(__file__).with_name("gpus.csv").read_text(encoding="utf-8").splitlines()[1:]
     return tuple(
         Gpu(name, pattern, memory, float(size), float(rate))
@@ -37,13 +38,15 @@ def known_gpus() -> tuple[Gpu, ...]:
 
 
 def known_gpu(device_name: str) -> Gpu | None:
-    """The first GPU of the table whose pattern is found in `device_name`; None for an unknown one."""
+    """Return the first GPU in the table whose pattern matches part of `device_name`; None if none does."""
     return next((gpu for gpu in known_gpus() if re.search(gpu.pattern, device_name)), None)
 
 
 def gpus_named(name: str) -> list[Gpu]:
-    """The GPUs of the table with all words of a name, least memory first: `A100`, `h100-sxm`, `RTX4090`; else that
-    which the driver calls so, `NVIDIA A100-SXM4-80GB`.
+    """Return the GPUs in the table that have all words of a name, least memory first: `A100`, `h100-sxm`, `RTX4090`.
+
+    If there are none, the name may be one that the driver reports, `NVIDIA A100-SXM4-80GB`. GPUs that share the
+    processor's memory are left out.
     """
     words = set(re.split(r"[\s_-]+", re.sub(r"(?i)\b(rtx|gtx)(?=\d)", r"\1 ", name).lower()))
     named = [gpu for gpu in known_gpus() if words <= {*gpu.name.lower().split()}]

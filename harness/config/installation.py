@@ -1,4 +1,6 @@
-"""This installation: where the package and its presets are, what it lacks of the extra `local`, and what brings it."""
+"""This installation: where the package and its presets are, which packages of the extra `local` it lacks, and how to
+install them.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +14,19 @@ from urllib.parse import unquote, urlsplit
 from harness.config.errors import SettingError
 
 PACKAGE = Path(__file__).resolve().parents[1]
-# A wheel has conf/ inside the package, a checkout next to it.
+# In a wheel, conf/ is inside the package; in a checkout, it is next to the package.
 CONF = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parent / "conf"
 
-# What the extra `local` brings, and every use of a model here needs.
+# The packages of the extra `local` that every model on this machine needs.
 _LOCAL = ("torch", "transformers", "accelerate", "safetensors")
 
 
 def install_command(extras: str) -> str:
-    """The command that adds extras, `ray,slurm`, to this installation, of a checkout or of a wheel."""
+    """Return the command that adds extras, such as `ray,slurm`, to this installation, whether a checkout or a wheel."""
     if (PACKAGE.parent / "pyproject.toml").is_file():
         return f"pip install -e {shlex.quote(f'{PACKAGE.parent}[{extras}]')}"
     try:
-        # pip notes where a wheel came from that it did not find in an index.
+        # pip notes the origin of a wheel that did not come from an index.
         noted = importlib.metadata.distribution("specharness").read_text("direct_url.json")
         wheel = unquote(urlsplit(json.loads(noted or "{}")["url"]).path)
     except (importlib.metadata.PackageNotFoundError, ValueError, KeyError):
@@ -33,7 +35,7 @@ def install_command(extras: str) -> str:
 
 
 def is_installed(package: str) -> bool:
-    """Whether a package can be imported, as far as that is known without importing it."""
+    """Return whether a package can be imported, as far as can be told without importing it."""
     try:
         return importlib.util.find_spec(package) is not None
     except ImportError:
@@ -41,16 +43,16 @@ def is_installed(package: str) -> bool:
 
 
 def missing_local() -> list[str]:
-    """The packages without which no model runs on this machine; none where `local` is installed."""
+    """Return the packages that are missing to run a model on this machine; empty if `local` is installed."""
     return [package for package in _LOCAL if not is_installed(package)]
 
 
 def require_local(setting: str, value: object = ..., instead: str = "") -> None:
-    """Raise a SettingError, with the command that helps, where models cannot run on this machine.
+    """Raise a SettingError with the command that helps, if models cannot run on this machine.
 
     Args:
-        setting, value: what needs them.
-        instead: what does without them.
+        setting, value: the setting that needs models here.
+        instead: text on how to do without them, added to the error.
     """
     missing = missing_local()
     if missing:

@@ -1,6 +1,6 @@
-"""This machine: names of its processor and GPUs, and how many cores may be used. Does not start CUDA.
+"""This machine: the names of its processor and GPUs, and how many cores may be used. It starts no CUDA in this process.
 
-What is unknown is None or empty: describing a run must never make it fail.
+What is unknown is None or empty, because describing a run must never make it fail.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 import psutil
 import pynvml
 
-# Exists where a GPU's driver runs.
+# Exists if the driver of NVIDIA's GPUs is running.
 _DRIVER = Path("/dev/nvidiactl")
 _PRINT_GPUS = """
 import torch
@@ -28,7 +28,7 @@ for index in range(torch.cuda.device_count()):
 
 @functools.cache
 def cpu_name() -> str | None:
-    """Model name of the processor, `AMD EPYC 7763 64-Core Processor`."""
+    """Return the model name of the processor, `AMD EPYC 7763 64-Core Processor`; None if it is unknown."""
     try:
         for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
             key, _, value = line.partition(":")
@@ -41,12 +41,15 @@ def cpu_name() -> str | None:
 
 
 def gpu_names() -> list[str]:
-    """Names of the GPUs that this process sees: the driver's, or identifiers as typed in CUDA_VISIBLE_DEVICES."""
+    """Return the names of the GPUs that this process sees, in CUDA's order.
+
+    The names are the driver's, or else the identifiers in CUDA_VISIBLE_DEVICES.
+    """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = _all_gpus()
     if visible is None:
         return names
-    # Without names a GPU is called by its index.
+    # If the names are unknown, a GPU is called by its index.
     are_nameless = not names and _DRIVER.exists()
     chosen = []
     for device in visible.split(","):
@@ -57,19 +60,19 @@ def gpu_names() -> list[str]:
         elif device.startswith("GPU-") or (is_index and are_nameless):
             chosen.append(device)
         else:
-            # For CUDA what names no GPU ends the list: -1 and NoDevFiles hide every one.
+            # For CUDA, an entry that names no GPU ends the list. So -1 and NoDevFiles hide all GPUs.
             break
     return chosen
 
 
 def num_usable_cores() -> int:
-    """Cores that this process may keep busy: those it may run on, or fewer by its cgroup's quota."""
-    # More threads than the quota allows would all stop for the rest of each period.
+    """Return how many cores this process may keep busy: those it may run on, or fewer if its cgroup has a quota."""
+    # With more threads than the quota allows, all of them would stop for the rest of each period.
     return max(1, min(_num_visible_cores(), int(cpu_quota() or sys.maxsize)))
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a name or an address reaches this machine alone. Names are not looked up."""
+    """Return whether a host name or address means this machine only. Names are not looked up."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -77,7 +80,7 @@ def is_loopback(host: str) -> bool:
 
 
 def num_free_cores() -> int:
-    """Usable cores that no program keeps busy at this moment, at least one; takes 0.2 s."""
+    """Return how many usable cores no program keeps busy at this moment, at least one. Takes 0.2 s."""
     busy_percent = psutil.cpu_percent(0.2, percpu=True)
     visible: Iterable[int] = range(len(busy_percent))
     if hasattr(os, "sched_getaffinity"):
@@ -87,27 +90,27 @@ def num_free_cores() -> int:
 
 
 def share_cores(num_processes: int) -> None:
-    """Limit the threads of this process, and of those it starts, to a share of the usable cores.
+    """Limit the threads of this process, and of processes that it starts, to a share of the usable cores.
 
-    With 16 cores and 4 processes each gets 4 threads. It sets OMP_NUM_THREADS, which torch reads
-    when it is imported; a number that the user has set stays.
+    With 16 cores and 4 processes, each gets 4 threads. The function sets OMP_NUM_THREADS, which torch reads when it is
+    imported. If the user has set that number, it stays.
 
     Args:
-        num_processes: that compute at the same time, each with the same share.
+        num_processes: number of processes that compute at the same time, each with the same share.
     """
     if num_processes > 1 and not threads_are_set():
         os.environ["OMP_NUM_THREADS"] = str(max(1, num_usable_cores() // num_processes))
 
 
 def threads_are_set() -> bool:
-    """Whether it is decided how many threads compute on the CPU."""
+    """Return whether the number of threads for computing on the CPU is already set."""
     return bool(os.environ.get("OMP_NUM_THREADS"))
 
 
 def output_of(
     command: Sequence[str], variables: Mapping[str, str] | None = None, limit_s: int = 10
 ) -> str | None:
-    """A program's output, or None where it is absent, fails or hangs."""
+    """Return what a program prints, or None if it does not exist, fails, or takes longer than the limit."""
     null = subprocess.DEVNULL
     try:
         printed = subprocess.check_output(
@@ -128,8 +131,8 @@ def _all_gpus() -> list[str]:
         pass
     if not _DRIVER.exists():
         return []
-    # A container may lack the driver's management library. torch does without, in another process:
-    # CUDA starts there.
+    # In a container, the driver's management library may be missing. torch needs none, but it starts CUDA, so it runs
+    # in another process.
     variables = dict(os.environ)
     variables.pop("CUDA_VISIBLE_DEVICES", None)
     printed = output_of([sys.executable, "-c", _PRINT_GPUS], variables, limit_s=120)
@@ -137,7 +140,7 @@ def _all_gpus() -> list[str]:
 
 
 def _of_mac() -> str | None:
-    """The processor of a Mac, `Apple M4 Max, 16 cores`: some have one name and two speeds of memory."""
+    """Return the processor of a Mac, `Apple M4 Max, 16 cores`; the cores distinguish two products of the same name."""
     name = output_of(["sysctl", "-n", "machdep.cpu.brand_string"])
     cores = output_of(["sysctl", "-n", "hw.physicalcpu"])
     return f"{name}, {cores} cores" if name and name.startswith("Apple") and cores else name
@@ -152,15 +155,14 @@ def _num_visible_cores() -> int:
 def cpu_quota(
     root: Path = Path("/sys/fs/cgroup"), groups: Path = Path("/proc/self/cgroup")
 ) -> float | None:
-    """Cores' worth of time that this process may use, by its cgroups (version 1 or 2); None without a limit."""
+    """Return how many cores' worth of time the cgroups (version 1 or 2) of this process allow; None without a limit."""
     limits = []
     for line in _text(groups).splitlines():
         _, controllers, path = line.split(":", 2)
         is_version_1 = controllers != ""
         if is_version_1 and "cpu" not in controllers.split(","):
             continue
-        # A limit of a group holds for the groups in it. In a container only the outermost may be
-        # visible.
+        # A group's limit also holds for the groups inside it. In a container, only the outermost may be visible.
         for group in (PurePosixPath(path), *PurePosixPath(path).parents):
             name = group.relative_to("/")
             if is_version_1:
@@ -169,14 +171,14 @@ def cpu_quota(
                 period = _text(folder / "cpu.cfs_period_us")
             else:
                 quota, _, period = _text(root / name / "cpu.max").partition(" ")
-            # `max`, or -1 in version 1, is no limit.
+            # `max`, or -1 in version 1, means that there is no limit.
             if quota.isdigit() and period.isdigit() and int(period) > 0:
                 limits.append(int(quota) / int(period))
     return min(limits, default=None)
 
 
 def _text(file: Path) -> str:
-    """The text of a file, without space around it; empty if it cannot be read."""
+    """Return the text of a file, without white space around it; empty if the file cannot be read."""
     try:
         return file.read_text(errors="replace").strip()
     except OSError:

@@ -1,4 +1,8 @@
-"""Ways to draft, as far as settings, rules and help know them: their names, and what can be set under `draft.`."""
+"""Drafting methods as far as settings, rules and help know them: their names, and their settings under `draft.`.
+
+The records themselves are in modules of `harness.local` that import no torch. They are named here by their places, and
+loaded when they are needed.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +16,15 @@ if TYPE_CHECKING:
 
 
 class MethodRecord(RecordWithSettings):
-    """A way to draft as it is known without models. Inherit from `local.drafting.method.Method`, which adds the work.
+    """A drafting method as it is known without models. New methods inherit from `local.drafting.method.Method`, which
+    adds the drafting itself.
 
     Attributes:
-        name: what `draft=` calls it.
-        summary: what it proposes, in half a line, for help.
-        settings: the dataclass of what can be set under `draft.`.
-        batches: whether it drafts for several prompts at once.
-        named: whether `draft=NAME` alone chooses it; False for models, which have names of their
-            own.
+        name: the method's name in `draft=`.
+        summary: what the method proposes, in half a line, for help.
+        settings: the dataclass of the settings under `draft.`.
+        batches: whether it can draft for several prompts at once.
+        named: whether `draft=NAME` alone chooses it; False for models, which have names of their own.
     """
 
     summary: ClassVar[str]
@@ -29,20 +33,21 @@ class MethodRecord(RecordWithSettings):
     named: ClassVar[bool] = True
 
     def choice(self, name: str) -> dict[str, Any] | None:
-        """Return the settings that a name stands for, or None for another method's name.
+        """Return the settings that a name implies, or None if the name is not one of this method.
 
-        `early_exit_8` stands for {"layers": [8]}.
+        `early_exit_8` implies {"layers": [8]}.
         """
         return {} if name == self.name else None
 
     def check(self, run: RunSettings) -> None:
-        """Raise a SettingError for a run that this way to draft is not for."""
+        """Raise a SettingError if this method cannot draft in the run."""
         if not self.batches:
             run.require_single_rows(f"must be 1: draft={self.name} takes one prompt at a time")
 
     def check_huggingface(self, settings: Any) -> None:
-        """Raise a SettingError if transformers' `generate` cannot draft in this way, as far as the
-        settings tell.
+        """Raise a SettingError if transformers' `generate` cannot draft with this method, as far as the settings tell.
+
+        `local.drafting.method.Method` and its subclasses override this.
         """
         raise NotImplementedError
 

@@ -1,4 +1,4 @@
-"""Names of models: their suffixes, `7B_8bit_4GPUs`, which are of draft heads, and those of what only a server knows."""
+"""Names of models: their suffixes (`7B_8bit_4GPUs`), which models are draft heads, and names for models of servers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-# Keys that only a head's configuration has.
+# Keys that only the configuration of a draft head has.
 _HEAD_KEYS = {
     "speculators_model_type",
     "target_layer_ids",
@@ -17,16 +17,16 @@ _HEAD_KEYS = {
     "draft_vocab_size",
 }
 
-# The model of a run that asks a server for what it serves, and knows no tokenizer of it.
+# The model of a run that asks a server for whatever model it serves, and has no tokenizer for it.
 SERVED = "served"
-# What drafts in a run that compares two commands, whatever that is.
+# The draft of a run that compares two commands, whatever drafts there.
 SECOND_COMMAND = "second command"
 
 _SUFFIX = re.compile(r"_(?:(?P<bits>[48]bit)|(?P<gpus>\d{1,9})GPUs?)$")
 
 
 class NameParts(NamedTuple):
-    """A model's name without its suffixes, and what these say; None for a suffix that it lacks."""
+    """A model's name without its suffixes, and what the suffixes say; None for a missing suffix."""
 
     base: str
     quantization: str | None
@@ -34,30 +34,30 @@ class NameParts(NamedTuple):
 
 
 def split_suffixes(name: str) -> NameParts:
-    """`7B_8bit_4GPUs` -> (`7B`, `8bit`, 4). Paths have no suffixes."""
+    """Divide a model's name: `7B_8bit_4GPUs` -> (`7B`, `8bit`, 4). Paths have no suffixes."""
     if "/" in name:
         return NameParts(name, quantization=None, num_gpus=None)
     bits: str | None = None
     gpus: str | None = None
-    # From the right. What would leave no name is none of the suffixes: `_8bit` alone is a name.
+    # From the right. A suffix must leave some name before it: `_8bit` alone is a name.
     while (match := _SUFFIX.search(name)) and match.start():
         name = name[: match.start()]
-        # Of two alike the last counts.
+        # Of two suffixes of the same kind, the last counts.
         bits = bits or match["bits"]
         gpus = gpus or match["gpus"]
     return NameParts(name, quantization=bits, num_gpus=int(gpus) if gpus else None)
 
 
 def without_suffixes(name: str) -> str:
-    """`7B_8bit_4GPUs` -> `7B`; paths are left alone."""
+    """Return a name without its suffixes: `7B_8bit_4GPUs` -> `7B`. Paths stay as they are."""
     return split_suffixes(name).base
 
 
 def canonical_name(name: str, quantization: str | None = None) -> str:
-    """`7B_4GPUs_8bit` -> `7B_8bit_4GPUs`; a quantization that was set apart from the name counts as a suffix: (`7B`,
-    `8bit`) -> `7B_8bit`.
+    """Return a model's name with its suffixes in a fixed order: `7B_4GPUs_8bit` -> `7B_8bit_4GPUs`.
 
-    A repository that comes quantized says so in its name already: `org/model-4bit` stays.
+    A quantization that was set apart from the name is added as a suffix: (`7B`, `8bit`) -> `7B_8bit`. The name of a
+    quantized repository already says so: `org/model-4bit` stays.
     """
     name, bits, gpus = split_suffixes(name)
     if bits is None and quantization in ("8bit", "4bit") and not name.endswith(quantization):
@@ -70,7 +70,7 @@ def canonical_name(name: str, quantization: str | None = None) -> str:
 
 
 def is_head(repository: str, architecture: Mapping[str, Any] | None) -> bool:
-    """Whether this is the repository of a draft head, as far as a preset's architecture or a local directory shows."""
+    """Return whether a repository holds a draft head, as far as a preset's architecture or a local directory shows."""
     if architecture is not None:
         return not _HEAD_KEYS.isdisjoint(architecture)
     try:

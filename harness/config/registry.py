@@ -1,4 +1,4 @@
-"""Finds records by name, in this package and in files of the user's own."""
+"""Finds records by their names, in this package and in files of the user's own."""
 
 from __future__ import annotations
 
@@ -16,52 +16,52 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from harness.config.errors import SettingError, nearest
 
-# Errors whose text says enough.
+# Errors whose text needs no class name in front.
 _PLAIN_ERRORS = (AttributeError, ImportError, OSError)
 
 
 class Record:
-    """Anything that a user can name, by its `name`."""
+    """Anything that a user can choose by its `name`."""
 
     name: str
 
 
 class RecordWithSettings(Record):
-    """A record whose choice brings settings of its own.
+    """A record with settings of its own, which a run has if it chooses the record.
 
     Attributes:
-        settings: their dataclass.
+        settings: the dataclass of these settings.
     """
 
     settings: ClassVar[Any]
 
 
 def names_of_fields(settings: Any) -> list[str]:
-    """The names of a dataclass's settings, those of its bases first."""
+    """Return the names of a dataclass's settings, first those of its base classes."""
     return [field.name for field in fields(settings)]
 
 
 AnyRecord = TypeVar("AnyRecord", bound=Record)
 
-# `./my_method.py:MyMethod`
+# A class in a file of the user's: `./my_method.py:MyMethod`.
 _IN_FILE = re.compile(r"(?P<file>.+\.py):(?P<attribute>[A-Za-z_]\w*)")
 
 
 def classes_of(module: str, **classes: str) -> dict[str, str]:
-    """For a `Registry`, the places of records in one module: `classes_of("a.b", lookup="Lookup")`."""
+    """Return the places of records in one module, for a `Registry`: `classes_of("a.b", lookup="Lookup")` is
+    {"lookup": "a.b:Lookup"}.
+    """
     return {name: f"{module}:{class_name}" for name, class_name in classes.items()}
 
 
 class Registry(Generic[AnyRecord]):
-    """Records of one kind.
-
-    `./file.py:Name` names a class, or an object, in a file.
+    """Records of one kind, by name. `./file.py:Name` is the name of a class, or an object, in a file.
 
     Args:
-        setting: that names a record, for errors: `draft`.
-        base: class of the records; or its place, where it is of the other wing.
-        built_in: by name the records, or their classes, which a text names: `module:CLASS`, or `FILE.py:CLASS`.
-        advice: on writing a record of one's own, for errors.
+        setting: the setting that names a record, for errors: `draft`.
+        base: the class of the records, or the place of this class if it belongs to `harness.local`.
+        built_in: for each name the record, its class, or the place of its class: `module:CLASS` or `FILE.py:CLASS`.
+        advice: added to errors about a record of the user's: how to write one.
     """
 
     def __init__(
@@ -78,22 +78,22 @@ class Registry(Generic[AnyRecord]):
         self._loaded: dict[str, AnyRecord] = {}
 
     def names(self) -> tuple[str, ...]:
-        """Every name that needs no file."""
+        """Return the names of all built-in records."""
         return tuple(self._built_in)
 
     def is_in_file(self, name: str) -> bool:
-        """Whether the name is of the form `./file.py:Name`."""
+        """Return whether the name has the form `./file.py:Name`."""
         return _IN_FILE.fullmatch(name) is not None
 
     def check_names_class(self, name: str) -> None:
-        """Raise a SettingError for a file without one of its classes: `./my_method.py`."""
+        """Raise a SettingError if the name is a Python file without the name of a class in it: `./my_method.py`."""
         file = Path(name).expanduser()
         if file.suffix == ".py" and not file.is_dir():
             rule = f"must name a class of the file too: {name}:NAME"
             raise SettingError(self._setting, rule, name)
 
     def __getitem__(self, name: str) -> AnyRecord:
-        """The record of this name.
+        """Return the record of this name.
 
         Raises:
             SettingError: there is none, or its module cannot be loaded.
@@ -103,19 +103,23 @@ class Registry(Generic[AnyRecord]):
         return self._loaded[name]
 
     def loaded(self, name: str) -> AnyRecord | None:
-        """The record, if it is built in or was loaded before: for names in rows, which must run no code."""
+        """Return the record if it is built in or was loaded before, else None. For names in rows, which must run no
+        code.
+        """
         return self[name] if self.is_built_in(name) else self._loaded.get(name)
 
     def all(self) -> dict[str, AnyRecord]:
-        """Every record of this project, by name."""
+        """Return every built-in record, by name."""
         return {name: self[name] for name in self.names()}
 
     def is_built_in(self, name: str) -> bool:
-        """Whether the record belongs to this project."""
+        """Return whether the record belongs to this project."""
         return name in self._built_in
 
     def source(self, name: str) -> bytes | None:
-        """The code of a record that is not built in, as far as one file holds it; None for a built-in one."""
+        """Return the content of the file that defines a record of the user's; None for a built-in record, empty if
+        there is no file.
+        """
         if self.is_built_in(name):
             return None
         file = inspect.getsourcefile(type(self[name]))
@@ -135,7 +139,7 @@ class Registry(Generic[AnyRecord]):
                 record = pkgutil.resolve_name(record)
         except SettingError:
             raise
-        # A script that was never meant to be imported may end the process.
+        # A script that was not meant to be imported may try to end the process.
         except (Exception, SystemExit) as error:
             cause = str(error)
             if not isinstance(error, _PLAIN_ERRORS):
@@ -144,7 +148,11 @@ class Registry(Generic[AnyRecord]):
         return self._checked(name, record)
 
     def _checked(self, name: str, record: Any) -> AnyRecord:
-        """The record itself; a class is instantiated."""
+        """Return the record with its name set; a class is instantiated.
+
+        Raises:
+            SettingError: it does not inherit from the base class.
+        """
         base = self._base
         if isinstance(base, str):
             base = pkgutil.resolve_name(base)
@@ -158,7 +166,13 @@ class Registry(Generic[AnyRecord]):
 
 
 def _module_of(file: Path) -> ModuleType:
-    """The module in a file, imported by its name, so that processes started from here can import it too."""
+    """Import and return the module in a file, under its own name, so that processes started from here can import it
+    too.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ImportError: another module has this name.
+    """
     path = file.expanduser().resolve()
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {file}")
@@ -178,35 +192,36 @@ Chosen = TypeVar("Chosen", bound="RecordWithSettings")
 
 
 class SettingsRegistry(Registry[Chosen]):
-    """Records of which each has settings of its own: only `lookup` has `draft.max_ngram`.
+    """Records that each have settings of their own: only `lookup` has `draft.max_ngram`.
 
-    A group of a run's configuration, `draft` or `engine`, names one record and has its settings.
+    A group of a run's configuration, `draft` or `engine`, names one of the records and holds the settings of that
+    record.
 
     Attributes:
-        key: the setting within the group that names the record: `method` of `draft`, `name` of `engine`.
-        default: the record of a group without that setting.
+        key: the setting within the group that names the record: `method` for `draft`, `name` for `engine`.
+        default: the name of the record if the group lacks that setting.
     """
 
     key: ClassVar[str]
     default: ClassVar[str]
 
     def settings_class(self, config: Mapping[str, Any]) -> Any:
-        """The class of the settings that a group's configuration is for."""
+        """Return the class of settings that a group's configuration needs."""
         return self[str(config.get(self.key, self.default))].settings
 
     def owners(self, setting: str) -> list[str]:
-        """The names of the records with a setting, among those that need no file."""
+        """Return the names of the built-in records that have this setting."""
         records = self.all().items()
         return [name for name, record in records if setting in names_of_fields(record.settings)]
 
     def without_others(self, config: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
-        """A group's configuration without settings that only other records of a sweep have.
+        """Return a group's configuration without the settings that only other records of a sweep have.
 
-        `-m draft=lookup,tiny_eagle3 draft.max_ngram=2` sets `max_ngram` in both jobs; the job of
-        `tiny_eagle3` is to go without. What no record of the sweep has stays, and is refused later.
+        `-m draft=lookup,tiny_eagle3 draft.max_ngram=2` sets `max_ngram` in both jobs, but `tiny_eagle3` has no such
+        setting, so its job must not get it. Settings that no record of the sweep has stay, and are refused later.
 
         Args:
-            names: the records of the sweep.
+            names: the names of the records in the sweep.
         """
         fields = names_of_fields(self.settings_class(config))
         others = {setting for name in names for setting in names_of_fields(self[name].settings)}

@@ -1,4 +1,4 @@
-"""What to type in place of a command, setting or value that an earlier version had."""
+"""What to type instead of a command, setting or value that an earlier version had."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Checks of where a model is, before slow imports: places that cannot be one, and files that cannot be read safely."""
+"""Checks of a model's place before slow imports: whether a model can be there, and whether reading its files is
+safe.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,10 @@ from pathlib import Path
 from harness.config.amounts import amount
 from harness.config.errors import SettingError
 
-# The page of a repository on the hub, or of a revision or file in it, `org/name/tree/main`.
+# The page of a repository on the hub, or of a revision or file in it: `org/name/tree/main`.
 _PAGE = re.compile(r"https?://[^/]+/([^/]+/[^/?#]+).*|([^/]+/[^/]+)/(?:tree|blob|resolve)/.*")
 
-# Files of a directory that transformers, tokenizers and we read as a whole. Weights are read piece by piece.
+# Files that transformers, tokenizers and this project read as a whole. Weights are read piece by piece.
 _READ_WHOLE = (
     "*config.json",
     "tokenizer*",
@@ -28,12 +30,12 @@ _READ_WHOLE = (
     "*.model",
 )
 _WEIGHTS = (".safetensors", ".bin", ".gguf", ".pt")
-# The most of a file that is read as a whole. The largest tokenizers have 40 MB.
+# The most bytes of a file that is read as a whole. The largest tokenizers have 40 MB.
 _MOST_BYTES = 1 << 28
 
 
 def check_place(role: str, repository: str) -> None:
-    """Raise a SettingError for a name that is neither an existing directory nor a possible name on the hub."""
+    """Raise a SettingError if the name is neither an existing directory nor a possible name on the hub."""
     directory = Path(repository)
     if directory.is_dir():
         return
@@ -41,7 +43,7 @@ def check_place(role: str, repository: str) -> None:
     if page is not None:
         rule = f"must be the repository's name alone: {page[1] or page[2]}"
         raise SettingError(role, rule, repository)
-    # A hub name has at most one slash and does not start as a path does.
+    # A name on the hub has at most one slash, and does not begin like a path.
     is_path = directory.is_absolute() or repository.startswith(".")
     if is_path or directory.exists() or repository.count("/") > 1:
         rule = "no such directory; a class of your own is typed as ./file.py:Class"
@@ -51,8 +53,10 @@ def check_place(role: str, repository: str) -> None:
 
 
 def check_files(setting: str, repository: str) -> None:
-    """Raise a SettingError for a file of a model that is a pipe or a device, which may have no end, or too large to be
-    read as a whole.
+    """Raise a SettingError if a file of a model is a pipe or a device, which may have no end, or is too large to be
+    read.
+
+    Only files of an existing directory are checked, and the size only of those that are read as a whole.
     """
     for folder in (Path(repository), Path(repository, "additional_chat_templates")):
         names = os.listdir(folder) if folder.is_dir() else []
@@ -64,9 +68,9 @@ def check_files(setting: str, repository: str) -> None:
                 status = (folder / name).stat()
                 place = (folder / name).resolve()
             except OSError:
-                # Whatever reads it reports that.
+                # The code that reads the file will report this.
                 continue
-            # Files of the kernel look regular, and may have no end.
+            # Files that the kernel provides look like regular files, but may have no end.
             is_file = stat.S_ISREG(status.st_mode) and place.parts[1] not in ("proc", "sys")
             if not is_file and not stat.S_ISDIR(status.st_mode):
                 rule = f"{name} in it is no file but a pipe or a device, which may have no end"
@@ -77,6 +81,6 @@ def check_files(setting: str, repository: str) -> None:
 
 
 def _path_as_typed(directory: Path) -> str:
-    """A directory as a setting takes it: a name without a slash would be a preset."""
+    """Return a directory as a setting takes it, with a slash, because a name without one would be a preset."""
     typed = str(directory)
     return typed if "/" in typed or typed == "." else f"./{typed}"

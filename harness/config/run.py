@@ -1,4 +1,4 @@
-"""The settings that all commands have. As in `settings.py`, they cannot hold a wrong value."""
+"""The settings that all commands share. Like those in `settings.py`, they cannot hold a wrong value."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from harness.config.settings import (
 
 WeightsSource = Literal["stored", "random"]
 RunnerName = Literal["auto", "eager", "static", "compiled"]
-# Behind the name of a runner in rows, of a GPU without CUDA graphs: the host launches its kernels one by one.
+# Follows a runner's name in rows if a GPU runs it without CUDA graphs, so that the host launches kernels one by one.
 NO_GRAPHS = ", no graphs"
 ChatTemplate = Literal["auto", "always", "never"]
 
 _LOCAL = EngineSettings()
-# Of `repeats`.
+# The largest value of `repeats`.
 MOST_REPEATS = 1000
 
 
@@ -73,17 +73,17 @@ class RunSettings:
     runner: RunnerName = "auto"
     engine: EngineSettings = _LOCAL
 
-    # Whether, with an engine elsewhere, the command asks the speculative arm alone and judges its answers by the
-    # weights that `draft=` names.
+    # Whether, with an engine in another process, the command asks only the speculative arm, and judges its answers by
+    # the weights that `draft=` names.
     ASKS_SPECULATIVE_ALONE: ClassVar[bool] = False
-    # Whether a preset may have settings that only other commands have.
+    # Whether a preset may contain settings that only other commands have.
     IGNORES_OTHERS: ClassVar[bool] = False
-    # Whether a loaded draft may draft nothing (K of 0).
+    # Whether a draft may be loaded but draft nothing (K = 0).
     MAY_IDLE: ClassVar[bool] = False
-    # Whether the command compares times, so that `decoding.ignore_eos=auto` means something.
+    # Whether the command compares times. Only then does `decoding.ignore_eos=auto` have a meaning.
     COMPARES_TIMES: ClassVar[bool] = False
-    # What `runner=auto` is on a GPU: `static` is ready at once, and `compiled` after minutes, for times and for what
-    # tests the kernels that are timed.
+    # What `runner=auto` means on a GPU. `static` is ready at once. `compiled` takes minutes, and is for commands that
+    # compare times, or that test the kernels of such commands.
     GPU_RUNNER: ClassVar[RunnerName] = "static"
 
     def __post_init__(self) -> None:
@@ -107,32 +107,35 @@ class RunSettings:
 
     @property
     def num_over_starts(self) -> int:
-        """Prompts that may be divided among several starts of the servers, of a command that compares times."""
+        """The number of prompts that may be divided among several starts of the servers; 0 unless the command
+        compares times.
+        """
         return 0
 
     @property
     def draft_sampling(self) -> str | None:
-        """How draft tokens are drawn; None without a draft, and of one without a choice."""
+        """How draft tokens are drawn; None without a draft, or if the draft leaves no choice."""
         return None if self.draft is None else self.draft.sampling
 
     def require_single_rows(self, rule: str) -> None:
-        """Raise a SettingError with this rule unless one prompt is decoded at a time."""
+        """Raise a SettingError with this rule unless the batch size is 1."""
         require(self.batch_size == 1, "batch_size", rule, self.batch_size)
 
     def check_engine(self, engine: Abilities) -> None:
-        """Raise a SettingError for an engine that this command cannot use; commands override it."""
+        """Raise a SettingError if this command cannot use the engine; commands override it."""
 
     @property
     def pair_identity(self) -> tuple[object, ...]:
         """Everything that determines which weights are loaded, and where.
 
-        Runs for which it is equal, of engines that hold the same, can share a loaded pair.
+        Runs with equal values can share a loaded pair, if their engines hold the same models
+        (`engines.registry.pair_key`).
         """
         return self.model, self.draft, self.placement, self.dtype, self.weights, self.force
 
     @property
     def models(self) -> dict[str, ModelSettings]:
-        """The target as `model`, and as `draft` a draft that has weights of its own."""
+        """The models with weights: the target as `model`, and the draft, if it has weights of its own, as `draft`."""
         models = {"model": self.model}
         if isinstance(self.draft, ModelSettings):
             models["draft"] = self.draft
@@ -140,7 +143,7 @@ class RunSettings:
 
     @property
     def arms(self) -> tuple[str, ...]:
-        """The arms that a run measures."""
+        """The names of the arms that a run measures."""
         return ("regular",) if self.draft is None else ("regular", "speculative")
 
     @property
@@ -169,12 +172,12 @@ class RepeatedSettings(RunSettings):
 
     @property
     def pair_identity(self) -> tuple[object, ...]:
-        """Each repetition has a process of its own."""
+        """The pair's identity, with the number of the repetition, because each repetition has its own process."""
         return *super().pair_identity, self.repeat
 
     @property
     def seed_of_run(self) -> int:
-        """The seed, and in later repetitions a later one where texts are sampled."""
+        """The seed of this repetition: `seed`, or, if texts are sampled, a later number for each later repetition."""
         sampled = self.decoding.temperature > 0
         return self.seed + self.repeat - 1 if sampled else self.seed
 
@@ -185,7 +188,7 @@ class PromptedSettings(RunSettings):
 
     prompts: PromptSettings
 
-    # Whether the command answers all turns of a conversation.
+    # Whether the command answers all turns of a conversation, or only the first.
     ANSWERS_TURNS: ClassVar[bool] = False
 
     def __post_init__(self) -> None:

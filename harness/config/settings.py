@@ -1,7 +1,7 @@
-"""The parts of a run's settings: models, placement, decoding, prompts. Frozen dataclasses that hold no wrong value.
+"""The parts of a run's settings: models, placement, decoding, prompts. They are frozen and cannot hold a wrong value.
 
-`cli/conversion.py` makes them from a composed configuration. Each class checks itself in `__post_init__`; an error
-names setting, rule and value, and the conversion adds the group that the setting is in.
+`cli/conversion.py` makes them from a composed configuration. Each dataclass checks itself in `__post_init__`. Its error
+names the setting, the rule and the value, and the conversion adds the group that the setting belongs to.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from harness.config.secrets import note_key
 Quantization = Literal["none", "8bit", "4bit"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 LARGEST_K = 1024
-# Bytes that the file systems of Linux allow; macOS allows as many in a name.
+# The most bytes of a file's name and of a path on Linux. On macOS a name may be as long.
 _LONGEST_NAME = 255
 _LONGEST_PATH = 4095
-# `auto` is transformers' schedule, which begins with _FIRST_AUTO_K.
+# `auto` is the schedule of transformers, whose first K is _FIRST_AUTO_K.
 NumDraftTokens = int | Literal["auto"]
 _FIRST_AUTO_K = 20
-# Endings of files with prompts, and what a column of such a file can be.
+# The endings of files with prompts, and the meanings that a column of such a file can have.
 PROMPT_FILES = (".txt", ".jsonl", ".json", ".csv", ".parquet")
 PROMPT_COLUMNS = (
     "prompt",
@@ -42,22 +42,24 @@ PROMPT_COLUMNS = (
 
 
 def require(holds: bool, setting: str, rule: str, value: object) -> None:
-    """Raise a SettingError with setting, rule and value, unless the rule holds."""
+    """Raise a SettingError with this setting, rule and value unless the rule holds."""
     if not holds:
         raise SettingError(setting, rule, value)
 
 
 def api_key(setting: str, variable: str | None) -> str | None:
-    """The key in the environment variable that a setting names; None where it names none.
+    """Return the key in the environment variable that a setting names; None if it names none.
+
+    The key is kept out of all messages from then on.
 
     Raises:
-        SettingError: there is no such variable, or no header can hold its value.
+        SettingError: there is no such variable, or a header cannot hold its value.
     """
     if not variable:
         return None
     key = os.environ.get(variable)
     if not key:
-        # A key that was typed by mistake must not be printed.
+        # The user may have typed the key itself instead of a variable's name. Never print that.
         shown = variable if re.fullmatch(r"[A-Z_][A-Z\d_]*", variable) else "***"
         raise SettingError(setting, "must name a variable of the environment", shown)
     is_possible = key.isascii() and key.isprintable() and " " not in key
@@ -71,16 +73,16 @@ _ADDRESS_RULE = "must be an address such as http://host:8000/v1"
 
 
 def check_address(setting: str, url: str | None) -> None:
-    """Raise a SettingError for what is no address of a server, or has a key in it; None passes."""
+    """Raise a SettingError if the text is not the address of a server, or has a password in it; None is accepted."""
     if url is None:
         return
-    # `urlsplit` leaves out line breaks.
+    # Checked first, because `urlsplit` drops line breaks.
     require(url.isprintable() and " " not in url, setting, _ADDRESS_RULE, repr(url))
     try:
         parts = urlsplit(url)
     except ValueError as error:
         raise SettingError(setting, _ADDRESS_RULE, "***") from error
-    # No password may be in settings, which are written into rows, nor in the message.
+    # Settings are written into rows, so they must not hold a password; neither must the message.
     rule = "must hold no user, password or query: use api_key_variable"
     require("@" not in parts.netloc and not parts.query, setting, rule, "***")
     try:
@@ -92,9 +94,9 @@ def check_address(setting: str, url: str | None) -> None:
 
 
 def require_at_least(settings: object, **least: float) -> None:
-    """Raise a SettingError for a field that is below its bound; None passes.
+    """Raise a SettingError if a field is below its bound; None is accepted.
 
-    `require_at_least(self, batch_size=1, seed=0)`
+    Called as `require_at_least(self, batch_size=1, seed=0)`.
     """
     for name, bound in least.items():
         value = getattr(settings, name)
@@ -103,7 +105,7 @@ def require_at_least(settings: object, **least: float) -> None:
 
 
 def rule_of_paths(path: str) -> str | None:
-    """The rule that keeps file systems from having this path; None where they can."""
+    """Return the rule of file systems that this path breaks; None if it breaks none."""
     encoded = path.encode(errors="replace")
     if max(map(len, encoded.split(b"/"))) > _LONGEST_NAME:
         return f"must not have a name of more than {_LONGEST_NAME} bytes"
@@ -113,7 +115,7 @@ def rule_of_paths(path: str) -> str | None:
 
 
 def require_possible_path(setting: str, path: str | None) -> None:
-    """Raise a SettingError for a path that no file system can have; None passes."""
+    """Raise a SettingError if no file system can have this path; None is accepted."""
     if path is None:
         return
     rule = rule_of_paths(path)
@@ -122,7 +124,7 @@ def require_possible_path(setting: str, path: str | None) -> None:
 
 
 def _last_part(name: str) -> str:
-    """`org/Tiny` and `./tiny.gguf` -> `tiny`."""
+    """Return the last part of a model's name in lower case: `org/Tiny` and `./tiny.gguf` -> `tiny`."""
     return name.rpartition("/")[2].lower().removesuffix(".gguf")
 
 
@@ -163,7 +165,7 @@ class ModelSettings:
             value = getattr(self, name)
             require_possible_path(name, value)
             if value is not None and value.startswith("~"):
-                # The shell expands it on a command line, and nobody does in a preset.
+                # A shell expands `~` on a command line, but nothing does in a preset.
                 object.__setattr__(self, name, os.path.expanduser(value))
         for name in ("repository", "tokenizer"):
             place = getattr(self, name)
@@ -171,13 +173,13 @@ class ModelSettings:
                 check_files(name, place)
 
     def is_served_as(self, served: str) -> bool:
-        """Whether a server's name for its model, `tiny.gguf` or `m (org/Tiny)`, is a name of this one."""
+        """Return whether a server's name for its model, `tiny.gguf` or `m (org/Tiny)`, is one of this model's names."""
         listed = served.removesuffix(")").split(" (")
         own = (self.name, self.repository, self.gguf_file or "")
         return not set(map(_last_part, listed)).isdisjoint(map(_last_part, own))
 
     def is_same(self, other: ModelSettings) -> bool:
-        """Whether both are one model, whatever it is called."""
+        """Return whether both are the same model, by whatever names."""
         names = {*ModelSettings.__dataclass_fields__} - {"name"}
         return all(getattr(self, name) == getattr(other, name) for name in names)
 
@@ -198,16 +200,18 @@ class DraftSettings:
 
     @property
     def sampling(self) -> str | None:
-        """How draft tokens are drawn: `target`, as the target's are, or `greedy`; None for a draft without a choice."""
+        """How draft tokens are drawn: `target` (as the target draws) or `greedy`; None if the draft leaves no
+        choice.
+        """
         return None
 
     @property
     def layers(self) -> tuple[int, ...] | None:
-        """The target's layers that it uses, where they were chosen."""
+        """The layers of the target that the draft uses, if they were chosen; else None."""
         return None
 
     def __post_init__(self) -> None:
-        """Check nothing: the checks of all subclasses, which call each other with `super()`, end here."""
+        """Check nothing. The checks of all subclasses call each other with `super()`, and the chain ends here."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,7 +235,7 @@ class PlacementSettings:
         require_at_least(self, gpus=1, reserve_gb=0)
 
 
-# Only `serve` may have K=0; `RunSettings` refuses it for others.
+# Only `serve` accepts K=0; `RunSettings` refuses it for other commands.
 NO_DRAFT_TOKENS = "must be at least 1, or auto (draft=none measures without a draft)"
 
 
@@ -275,7 +279,7 @@ class DecodingSettings:
             require(number <= LARGEST_K, "num_draft_tokens", f"must be at most {LARGEST_K}", number)
         temperature = self.temperature
         require(temperature >= 0, "temperature", "must not be negative (0 is greedy)", temperature)
-        # Dividing by less would overflow.
+        # Dividing logits by a smaller temperature would overflow.
         is_possible = temperature == 0 or temperature >= 1e-4
         rule = "must be 0 (greedy) or at least 0.0001"
         require(is_possible, "temperature", rule, temperature)
@@ -284,7 +288,7 @@ class DecodingSettings:
         require_at_least(self, max_new_tokens=1)
         require(0 < self.lenience <= 1, "lenience", "must be in (0, 1]", self.lenience)
         changed = changed_parameters(self)
-        # One of the user's own is loaded here, so that a mistake in it is seen before anything runs.
+        # A rule of the user's own is loaded here, so that a mistake in it is found before anything runs.
         parameters = RULES[self.rule].parameters
         for name, value in changed.items():
             owners = [owner for owner, record in RULES.all().items() if name in record.parameters]
@@ -301,13 +305,17 @@ class DecodingSettings:
 
     @property
     def synthetic_rates(self) -> tuple[float, ...] | None:
-        """Chance at each position that a token is accepted if those before it were; None for the rule."""
+        """For each position, the probability that a token is accepted if those before it were; None if the rule
+        decides.
+
+        The last number holds for all later positions.
+        """
         asked = self.synthetic_acceptance
         return (asked,) if isinstance(asked, float) else asked
 
     @property
     def most_draft_tokens(self) -> int:
-        """The largest K of an iteration; of `auto` the first."""
+        """The largest K of an iteration; for `auto`, the first K of the schedule."""
         return _FIRST_AUTO_K if self.num_draft_tokens == "auto" else self.num_draft_tokens
 
     @property
@@ -318,7 +326,7 @@ class DecodingSettings:
         return not RULES[self.rule].is_lossless(self.temperature)
 
 
-# Arguments of transformers' `apply_chat_template` itself.
+# Arguments that transformers' `apply_chat_template` takes itself, so that no variable of a template can be set by them.
 _NO_TEMPLATE_VARIABLES = (
     "conversation",
     "messages",
@@ -402,7 +410,7 @@ class PromptSettings:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """The files that `file` names."""
+        """The files that `file` names: `{a,b}.jsonl` names `a.jsonl` and `b.jsonl`."""
         match = re.fullmatch(r"([^{}]*)\{([^{}]*)\}([^{}]*)", self.file)
         if match is None:
             return (self.file,)
