@@ -1,6 +1,6 @@
 """harness measures whether speculative decoding pays for a pair of language models.
 
-From Python: `harness.run("latency", "model=7B", "draft=none")`. Nothing heavy is imported before that.
+From Python: `harness.run("latency", "model=7B", "draft=none")`. Until that call, nothing slow is imported.
 """
 
 from importlib import import_module
@@ -16,7 +16,7 @@ __all__ = ["HarnessError", "RunError", "SettingError", "VerdictError", "run"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import on first use what a command line need not import before it may be interrupted."""
+    """Import `run` on its first use, so that importing the package is quick and Ctrl-C is soon handled."""
     if name != "run":
         raise AttributeError(f"module harness has no attribute {name}")
     return import_module("harness.cli.main").run

@@ -1,5 +1,6 @@
-"""`python -m harness`, which `harness` starts too: Ctrl-C ends it in one line from its first moment on, while it still
-imports.
+"""The entry point of `python -m harness` and `harness`: from its first moment, Ctrl-C ends it with a single line.
+
+That includes the time of the imports, which would otherwise end with a traceback.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from types import FrameType
 
 
 def main() -> None:
-    """Run a command, see `cli.main`, which takes Ctrl-C over."""
+    """Run a command through `cli.main`, which then handles Ctrl-C itself."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _end)
     from harness.cli.main import main as run_command

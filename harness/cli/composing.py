@@ -38,7 +38,8 @@ from harness.config.errors import RunError, SettingError, nearest
 from harness.config.installation import CONF, install_command
 from harness.results.locked_files import DISK_ERRORS
 
-# Settings of an acceptance, each with the text to type for a mean length and its K instead of rates by position.
+# Settings that take an acceptance, each with the form in which a mean length and its K are typed. The form is suggested
+# to users who type rates by position.
 _LENGTHS = {"acceptance": "acceptance={:.3f}@{}", "card": "card={:.3f} K={}"}
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from harness.config.errors import SettingError, nearest
 
-# Of each command `latency.txt` and `latency_all.txt`, and of all commands together `commands.txt` and the topics.
+# The directory of the texts: `latency.txt` and `latency_all.txt` for each command, `commands.txt`, and the topics.
 TEXTS = Path(__file__).with_name("texts")
 _WORDS = ("-h", "--help", "help")
 _TOPICS = ("all", "presets", "columns")

@@ -333,7 +333,8 @@ def print_sweep(
     if num_done < num_jobs:
         # The next step is to repeat this command, or to correct a setting, instead of what the pages suggest.
         pages = {question: dataclasses.replace(page, next=()) for question, page in pages.items()}
-    # The first line, a heading, and the last are left out, because the user knows what is swept.
+    # The first line, which is the page's question, and the last, which is empty, are left out: the user knows the
+    # question.
     short, full = (
         below_each_other(pages, part)[1:-1] if pages else [Line("Nothing was measured.")]
         for part in (in_short, in_full)
@@ -366,9 +367,9 @@ def print_sweep(
 def exit_code(command: str, rows: Rows, pooled: Sequence[Rows]) -> int:
     """Return the exit code of a sweep. The order of the conditions counts.
 
-    It is 1 if a job failed, and else 2 if a job was refused for a wrong setting. Otherwise the answers decide: 1 if one
-    is bad, 3 if one is only doubtful, and 0 if all are good. For a command that compares times, one good answer gives
-    0.
+    It is 1 if a job failed, or else 2 if a job was refused for a wrong setting. Otherwise the answers decide: 1 if one
+    is bad, 3 if one is only doubtful, and 0 if all are good. For a command that compares times, a single good answer is
+    enough for 0.
 
     Args:
         pooled: for each job that was repeated, rows over all its runs. They count instead of the single runs.

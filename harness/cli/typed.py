@@ -248,8 +248,7 @@ def _quoted_for_hydra(argument: str) -> str:
     decoding.top_p=0.9           decoding.top_p=0.9: unchanged, because Hydra can read it
 
     A `~` at the beginning of a path becomes the home directory. `${...}` is looked up, except in a prompt without
-    quotes. The order of the conditions
-    counts: each judges only what those before it let through.
+    quotes. The order of the conditions counts: each judges only what those before it let through.
     """
     key, equals, value = argument.partition("=")
     name = key.lstrip("+")

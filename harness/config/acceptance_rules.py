@@ -110,7 +110,7 @@ PARAMETERS = {
 
 def changed_parameters(chosen: Any) -> dict[str, Any]:
     """Return the rules' parameters that differ from their defaults, of `DecodingSettings` or of a row."""
-    # A row has parameters that are no columns in its `settings`.
+    # In a row, `settings` holds the parameters that have no column of their own.
     further = getattr(chosen, "settings", None) or {}
     values = {
         name: getattr(chosen, name, further.get(f"decoding.{name}", default))

@@ -1,4 +1,6 @@
-"""Errors that a user can fix, which the command line prints without a traceback; and texts that errors consist of."""
+"""Errors that a user can fix, which the command line prints without a traceback; and the texts that errors consist
+of.
+"""
 
 from __future__ import annotations
 

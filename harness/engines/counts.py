@@ -77,7 +77,9 @@ class DraftCounts:
         self._check_length()
 
     def _check_length(self) -> None:
-        """Raise ImpossibleCounts if the answers are too short for these iterations, or these for the draft tokens."""
+        """Raise ImpossibleCounts if the answers are too short for the iterations, or the iterations too few for the
+        drafts.
+        """
         most_accepted = self.most_accepted
         if self.accepted_at:
             most_accepted = sum(number > 0 for number in self.accepted_at)
@@ -155,7 +157,7 @@ class Counts:
         return replace(self, restarts=0.0, running=None) != Counts()
 
     def in_words(self, *names: str) -> str:
-        """The counters of these names, in the server's words, for messages: `tokens_predicted_total 128`."""
+        """The counters of these names, in the server's words, for messages: `llamacpp:tokens_predicted_total 128`."""
         known = [name for name in names if getattr(self, name) is not None and name in self.words]
         return ", ".join(f"{self.words[name]} {getattr(self, name):.0f}" for name in known)
 

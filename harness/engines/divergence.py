@@ -23,11 +23,11 @@ _NUM_LIKELY = 8
 class Divergence:
     """The position at which two continuations of a prompt differ.
 
-    If only the text of one is known, or the logits along it, it is the position that `text_divergence` or the
-    comparison of logits found; the latter takes the position whose margin exceeds its tolerance most.
+    Of two texts it is the first position that differs. Of one text whose logits are known, it is the position whose
+    margin exceeds its tolerance most.
 
     Attributes:
-        position: index of the first token that differs, from 0.
+        position: index of the token, from 0.
         logit_margin: after the prompt and the common tokens, the logit of the regular arm's token, or of the likeliest
             one, minus the logit of the other token. If the margin is within the model's rounding, the two tokens tied.
             None if it was not measured.

@@ -245,7 +245,7 @@ class Load:
     Attributes:
         seconds: how long that took.
         request_seconds: the sum of the times that all requests were in flight in this period.
-        share: the share (0 to 1) of the chunks that arrived in this period that belongs to the question.
+        share: of all chunks that arrived in this period, the share (0 to 1) that belongs to the question.
         extra: the requests that only kept up the load.
     """
 

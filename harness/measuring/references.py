@@ -196,7 +196,7 @@ class References:
     def text_divergence(
         self, prompt: Sequence[int], text: str, num_tokens: int
     ) -> Divergence | None:
-        """Where a greedy text of the speculative arm, or of the only one, leaves the model's own text.
+        """Return where a greedy text of the speculative arm, or of the only arm, diverges from the model's own text.
 
         `for_texts` must give a reference.
 

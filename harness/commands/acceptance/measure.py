@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from harness.local.engine.pair import PlacedPair, PlannedPair
     from harness.local.engine.reading import PairReader
 
-# What the weights accept of a draft token that is not used.
+# The acceptance rate, by the weights, of a draft token that is never used.
 _NEVER = Interval(0.0, 0.0, 0.0)
 
 

@@ -75,7 +75,8 @@ def limits(
     offset: int | None,
     num_tested: float = math.inf,
 ) -> Interval:
-    """What the weights accept of these texts, with limits that an engine with these weights exceeds twice in a million.
+    """Return the acceptance of these texts by the weights, with limits that an engine with these weights exceeds with
+    a probability of two in a million.
 
     Args:
         num_draft_tokens: K.

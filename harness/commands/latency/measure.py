@@ -399,7 +399,7 @@ class LatencyExperiment(Experiment[LatencySettings, LatencyRow]):
 
 
 def _why_stop(run: MeasuredRun, settings: LatencySettings, seconds: float) -> StoppedBy | None:
-    """What ends a run with `precision` or a `budget` after a question; None if it goes on."""
+    """Return why a run with `precision` or a `budget` ends after a question; None if it continues."""
     if settings.budget_s is not None and seconds > settings.budget_s:
         return "budget"
     if settings.half_width is None:

@@ -289,7 +289,7 @@ def _have_lengths(prompts: Sequence[Prompt]) -> bool:
 
 
 def origin(settings: PromptSettings) -> str | None:
-    """Where a prompt set comes from and its licence, in one line; None if neither is known."""
+    """Return the origin and the licence of a prompt set in one line; None if neither is known."""
     parts = []
     if settings.repository is not None:
         revision = settings.revision or "its main branch"

@@ -9,12 +9,13 @@ from typing import Any, Literal, Self
 from harness.results.schema import RunRow
 from harness.results.statistics.interval import Interval
 
-# Where the subject lies compared with the reference: above is better. Texts are lossless or lossy instead.
+# The position of the subject relative to the reference; above is better. Texts are instead lossless or lossy.
 Relation = Literal["above", "below", "open", "lossless", "lossy"]
-# What is compared. pays: a speculative arm and its regular arm. compared: a run and the reference of its series.
-# changed: the accuracy of the two arms. lossless: texts and the target's distribution. The other kinds are about
-# acceptance. engine: an engine and its weights. texts: the engine's texts and the model's own. card: a draft and its
-# card. guess: a draft and always proposing the same token. cause: answers under another condition and those as typed.
+# The subject and the reference of each kind of comparison. pays: a speculative arm and its regular arm. compared: a run
+# and the reference of its series. changed: the accuracy of the two arms. lossless: texts and the target's distribution.
+# The other kinds are about acceptance. engine: an engine and its weights. texts: the engine's texts and the model's
+# own. card: a draft and its card. guess: a draft and always proposing the same token. cause: answers under another
+# condition and those as typed.
 Kind = Literal[
     "pays",
     "compared",
