@@ -118,8 +118,8 @@ def _write(
     """Write the rows of a run, and its page, to files.
 
     Returns:
-        A line about where they are; and the error if writing failed. It is not raised, so that the page is still
-        printed.
+        A line that says in which files the rows are; and the error if writing failed. It is not raised, so that the
+        page is still printed.
     """
     saved = None
     said = page or Page("")

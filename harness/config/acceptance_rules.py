@@ -78,7 +78,7 @@ class _Plain(AcceptanceRule):
 
 
 class _Google(_Plain):
-    """The same rule with the lenience of Leviathan et al., appendix A.5."""
+    """The rule of `_Plain` with the lenience of Leviathan et al., appendix A.5."""
 
     parameters: ClassVar[Mapping[str, float]] = {"lenience": 1.0}
 

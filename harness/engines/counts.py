@@ -98,7 +98,7 @@ class DraftCounts:
 
     @property
     def counts(self) -> Drafts:
-        """The same counts as `Drafts`, which can be added to those of other answers.
+        """The same counts as `Drafts`, which can be added to the counts of other answers.
 
         An answer for which nothing was drafted counts as one that reports no drafts.
         """

@@ -173,7 +173,9 @@ class RequestRecord:
 
     @property
     def counts(self) -> Drafts:
-        """Its draft tokens, by iteration if that is known."""
+        """The draft tokens of the request, by iteration if that is known; `UNKNOWN` if the server's counts are
+        impossible.
+        """
         if self.impossible:
             return UNKNOWN
         counts = Drafts.of(self.outcomes)

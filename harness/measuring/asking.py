@@ -94,7 +94,7 @@ def laps_to_ask(
 
 
 def _same_again(units: Sequence[range], num_asked: int, seed: int) -> list[Part]:
-    """Each unit in order, and then again in another order each time, until `num_asked` prompts have been asked."""
+    """Return the units in order, and then repeatedly in new orders, until they have `num_asked` prompts."""
     parts: list[Part] = []
     num_left = num_asked
     for unit, repeat in _again_and_again(len(units), seed):
@@ -107,15 +107,17 @@ def _same_again(units: Sequence[range], num_asked: int, seed: int) -> list[Part]
 
 
 def _sharing(num_prompts: int, num_asked: int, num_parts: int, seed: int) -> list[Part]:
-    """Parts that take prompts as they come, again and again; each part is a unit by itself."""
+    """Return parts that take the prompts one after another, and repeatedly; each part is a unit by itself."""
     prompts = list(itertools.islice(_again_and_again(num_prompts, seed), num_asked))
     laps = in_laps(num_asked, num_parts)
     return [Part(prompts[lap.start : lap.stop], unit) for unit, lap in enumerate(laps)]
 
 
 def _again_and_again(number: int, seed: int) -> Iterator[tuple[int, int]]:
-    """All places from 0 to `number` - 1, each with how often it came before: first in order, then again and again, in a
-    random order each time. Never ends.
+    """Yield the places from 0 to `number` - 1 repeatedly and without end, each with how often it came before.
+
+    They come in order the first time, and then in a new random order each time. For 2 places that may be (0, 0), (1,
+    0), (1, 1), (0, 1), (0, 2) and so on.
     """
     for repeat in itertools.count():
         order = list(range(number))

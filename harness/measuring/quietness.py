@@ -29,7 +29,7 @@ def processor_time(tasks: Path = Path("/proc/self/task")) -> tuple[int, int] | N
     None if the system does not report them.
 
     Args:
-        tasks: the directory of the process's threads; by default those of this process.
+        tasks: the directory of the process's threads; by default the threads of this process.
     """
     ran = waited = 0
     try:

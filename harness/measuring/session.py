@@ -268,7 +268,7 @@ class Session:
         Args:
             token_ids: token ids of each prompt.
             indices: index of each prompt; together with the seed it determines the random numbers.
-            decoding, seed: None for those of the settings.
+            decoding, seed: None to take them from the settings.
             chats, salts: one for each prompt; empty for none.
         """
         decoding = decoding or self.settings.decoding
@@ -305,7 +305,7 @@ class Session:
                 columns |= _selected(engine.columns(self.settings), kind)
             if self.settings.draft is None or figures.get("arm") == "regular":
                 columns["num_draft_tokens"] = None
-            # `model=` may name another model, which is then used for its tokenizer alone.
+            # `model=` may name another model, of which only the tokenizer is then used.
             if self.served_instead:
                 columns["model"] = self.served_instead[0]
         if issubclass(kind, PromptedRow):
@@ -325,10 +325,10 @@ class Session:
         """Append rows to the run's own file and, unless the run was refused, to the file that collects all runs.
 
         Returns:
-            A line that says where they are; None without rows.
+            A line that says in which files the rows are; None without rows.
 
         Raises:
-            RunError: if the rows cannot be written; the message then says where they are, if they are anywhere.
+            RunError: a file of rows cannot be written. The message names the files that do have the rows, if any.
         """
         if not rows:
             return None

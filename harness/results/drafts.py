@@ -33,7 +33,7 @@ class Drafts:
     Attributes:
         answers: number of answers that report anything about drafts. If some answers report drafts, the others drafted
             nothing, because llama.cpp leaves zeros out. If none does, nothing is known.
-        decoded: tokens that iterations decided: all but the first of each answer.
+        decoded: number of tokens that iterations decided, which are all tokens except the first of each answer.
         iterations: all iterations, including those that drafted nothing.
         drafting: iterations that drafted something.
         proposed, accepted: draft tokens.

@@ -173,7 +173,7 @@ class LockedFile:
 
 
 def _write_to_disk(path: Path, content: bytes, mode: Literal["wb", "ab"]) -> None:
-    """Write to a file, and wait until the disk has it."""
+    """Write to a file, and wait until the data is on the disk."""
     with path.open(mode) as file:
         file.write(content)
         file.flush()

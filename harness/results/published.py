@@ -112,7 +112,7 @@ _FIGURE = TypeAdapter(Published)
 
 @functools.cache
 def published_figures() -> tuple[Published, ...]:
-    """All figures, in the file's order."""
+    """Return all published figures, in the order of the file."""
     with Path(__file__).with_suffix(".csv").open(encoding="utf-8", newline="") as file:
         return tuple(map(_figure, csv.DictReader(file)))
 

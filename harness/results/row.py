@@ -23,7 +23,7 @@ from pydantic import ConfigDict, TypeAdapter
 
 from harness.results.statistics.interval import Coverage, Interval
 
-# A file begins with those of these columns that it has.
+# A file begins with these columns, as far as it has them.
 _FIRST = (
     "run job model draft arm check verdict batch_size num_draft_tokens temperature seed".split()
 )

@@ -182,7 +182,7 @@ class Connection:
     _further_numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def further(self, requests: Sequence[Request]) -> Iterator[Outgoing]:
-        """These requests again and again, without end, to keep up the load; each time with another salt."""
+        """Yield these requests repeatedly, without end, to keep up the load; each time with another salt."""
         for request in itertools.cycle(requests):
             salt = f"{request.salt} {next(self._further_numbers)}"
             salted = replace(request, salt=salt)

@@ -74,7 +74,8 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
         causes: a row for each condition and draft position.
         served: columns about the engine elsewhere that wrote the texts; empty if none did.
         fits: whether the draft's files fit the target, in words; None without weights.
-        compared_k: the K that the run is about: that of an engine elsewhere, or else that of the settings.
+        compared_k: the K for which engine and weights are compared: the K of an engine in another process, or else
+            the settings' K.
         most: the largest K that is computed.
         pair: the weights, after `_read_as_typed`.
     """
@@ -285,8 +286,9 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
             self.causes.append(row)
 
     def _relative(self, answers: Answers, num_draft_tokens: int, offset: int | None) -> Interval:
-        """The share of these answers divided by that of the answers as typed, over the prompts that both have; without
-        bounds or unknown if there are too few.
+        """Return the share of these answers divided by the share of the answers as typed.
+
+        Only prompts that both have count. If there are too few, the ratio has no bounds or is unknown.
 
         Args:
             num_draft_tokens: the K of these answers.

@@ -35,7 +35,7 @@ def costs_in_steps(regular: LatencyRow | None, row: LatencyRow) -> StepCosts | N
     proposed = row.mean_num_draft_tokens
     if not step_ms or not proposed:
         return None
-    # Both times are those of a whole iteration.
+    # Both times are times of a whole iteration.
     return StepCosts(row.draft_ms / proposed / step_ms, row.verify_ms / step_ms)
 
 

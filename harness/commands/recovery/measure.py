@@ -119,7 +119,7 @@ def _ask(asking: Asking, arm: Arm, reference: Reference, scores: Scores) -> None
             if answer.request.is_compared and answer.record.token_ids
         ]
         reference.learn_rounding(texts, 3 * scores.rounding_of_drawn())
-    # Greedy texts are judged by the rounding that is known by now.
+    # Greedy texts are judged by the rounding that was measured up to here.
     scores.add([answer for answer in first if answer.request.is_greedy])
     scores.look()
     at_place: Sequence[PlannedRequest] = []

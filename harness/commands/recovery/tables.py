@@ -113,7 +113,7 @@ def recovery_page(runs: Sequence[Run]) -> Page | None:
 
 
 def _finding(checks: Checks) -> Line:
-    """The verdict, and in the same line what it rests on."""
+    """The verdict, followed in the same line by the evidence for it."""
     if checks.verdict not in _STYLES:
         so_far = f"so far {checks.findings}; only a whole run decides" if checks.findings else ""
         return Line(f"no verdict: {checks.verdict}", "warning", so_far)

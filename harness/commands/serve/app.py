@@ -210,7 +210,8 @@ def _generation(served: ServedModel, arm: str) -> APIRouter:
 
     async def tokens_of(prompts: Sequence[str | list[int]]) -> list[list[int]]:
         served.check_number(prompts)
-        # Encoding a long text takes seconds; in a thread, so that other requests are answered meanwhile.
+        # Encoding a long text takes seconds. It is done in a thread, so that other requests are answered at the same
+        # time.
         return [await run_in_threadpool(served.tokens_of, prompt) for prompt in prompts]
 
     async def respond(

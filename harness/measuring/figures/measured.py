@@ -95,7 +95,7 @@ class MeasuredArm:
 
     @property
     def begun_requests(self) -> list[RequestRecord]:
-        """Those of `counted_requests` that the server worked on."""
+        """The requests of `counted_requests` that the server worked on."""
         requests = self.counted_requests
         return [request for request in requests if request.answered or request.was_left]
 

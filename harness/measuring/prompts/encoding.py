@@ -76,7 +76,7 @@ class Encoded:
         return statistics.fmean(map(len, self.token_ids))
 
     def part(self, places: Sequence[int]) -> Encoded:
-        """Some of the prompts, by their places here; all other fields stay those of the whole."""
+        """Return the prompts at these positions. All fields that are not about single prompts stay the same."""
         return dataclasses.replace(
             self,
             prompts=tuple(self.prompts[index] for index in places),
@@ -154,7 +154,7 @@ class Encoder:
         says. Prints whatever the settings do not show, such as the number of skipped prompts.
 
         Args:
-            prompts: those of `prompt_set` to encode.
+            prompts: the prompts of `prompt_set` that are to be encoded.
             new_tokens: number of tokens that follow each prompt.
             answers: what `new_tokens` are, in words for an error; None if they are `decoding.max_new_tokens`.
             num_others: number of prompts for a warm-up; 0 for no `Encoded.others`.

@@ -176,7 +176,7 @@ class Interval:
         return self.low > value or self.high < value
 
     def scaled(self, factor: float) -> Interval:
-        """All three numbers times a positive factor."""
+        """Return the interval with its value and both bounds multiplied by a positive factor."""
         return replace(
             self, estimate=factor * self.estimate, low=factor * self.low, high=factor * self.high
         )

@@ -184,8 +184,10 @@ def relative_to_guess(
     prompts: Sequence[Hashable],
     unit: str = "prompt",
 ) -> Interval:
-    """Tokens per iteration of the draft with K=1, divided by those of always proposing the one token that is most
-    frequent in all texts.
+    """Return the draft's tokens per iteration at K=1, relative to a drafter that always proposes the most frequent
+    token.
+
+    That is the token that is most frequent in all texts together.
 
     Args:
         cuts: [num_texts], the draft's.

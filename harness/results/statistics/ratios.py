@@ -53,9 +53,9 @@ class RatioEstimate:
         log_ratio: natural logarithm of the ratio; nan without units.
         covers: the choices that an interval of this estimate allows for.
         unit_variance: variance from the choice of units; nan if there are too few.
-        unit_degrees_of_freedom: those of `unit_variance`.
+        unit_degrees_of_freedom: the degrees of freedom of `unit_variance`.
         run_variance: variance between runs, including that of everything that varies within a run.
-        run_degrees_of_freedom: those of `run_variance`; 0 if no run was repeated.
+        run_degrees_of_freedom: the degrees of freedom of `run_variance`; 0 if no run was repeated.
     """
 
     log_ratio: float
@@ -199,7 +199,7 @@ def ratio_estimate(
         unit: the name of a unit in the coverage.
         lengths: [num_units], the lengths of the units' answers, if they differ: with fewer than `FEWEST_EFFECTIVE`
             effective units there is no interval. None for equal lengths.
-        rejections: those of the units, if the denominators are iterations or their times.
+        rejections: the rejections in each unit, if the denominators are iterations or their times.
     """
     tops, bottoms = np.array([numerators, denominators], dtype=np.float64)
     size = tops.shape[1]
