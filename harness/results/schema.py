@@ -103,7 +103,7 @@ class RunRow(Row):
         phrase="{} new tokens",
     )
     weights: MaybeText = setting(
-        "`stored`, or `random` where only the architecture is real", "weights"
+        "`stored`, or `random` if only the architecture is real", "weights"
     )
     repository: MaybeText = setting(
         "directory or hub repository of the target", "model.repository", phrase="weights of {}"
@@ -155,7 +155,7 @@ class RunRow(Row):
         "`commit:` and the hub's commit of the target, or `files:` and a digest of"
         " names, sizes and sampled contents of its files"
     )
-    draft_weights_identity: MaybeText = circumstance("the same for the draft")
+    draft_weights_identity: MaybeText = circumstance("the identity of the draft's weights")
     dtype: MaybeText = circumstance(
         "number format of what is not quantized in the target", phrase="{}"
     )
@@ -177,7 +177,7 @@ class RunRow(Row):
         "address of the server that does not speculate", "engine.regular_url"
     )
     server: MaybeText = circumstance(
-        "name and version of the server, as it says; of both, where the arms' differ"
+        "name and version that the server reports; of both servers if they differ"
     )
     server_command: list[str] | None = circumstance(
         "command that started the server of each arm here, the regular one first"
@@ -329,7 +329,7 @@ class DecodedRow(Accepted, RunRow):
         "decoding.synthetic_acceptance",
     )
     lossy: MaybeBool = setting(
-        "whether the speculative output may differ from the target's; of a server true where it was typed,"
+        "whether the speculative output may differ from the target's; for a server true if that was typed,"
         " else empty: not known",
         "decoding.lossy",
     )

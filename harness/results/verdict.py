@@ -383,7 +383,7 @@ def _impossible(speculative: ArmEvidence, speedup: Interval) -> str | None:
         return None
     return (
         f"a speed-up of {speedup.estimate:.2f}× is impossible with {what}: something else differs"
-        " between the arms, such as a cache, the hardware or other load"
+        " between the arms, such as a cache, the hardware, or the load of other programs"
     )
 
 

@@ -24,7 +24,7 @@ class EvalRow(DecodedRow):
     arm: MaybeText = figure("`regular` or `speculative`")
     num_prompts: MaybeInt = figure("questions answered")
     num_different_prompts: MaybeInt = figure(
-        "different ones among them; of greedy answers, which are copies, each counts once"
+        "different questions among them; greedy answers to the same question are copies, and count once"
     )
     accuracy: MaybeFloat = figure("proportion of correct answers")
     wald_low: MaybeFloat = figure("lower end of Wald's interval")

@@ -64,7 +64,9 @@ def headline(verdict: Statement) -> Line:
         more = f"95 % interval {slowdown.bounds()}{covers}; speed-up {speedup:×}"
         return Line(f"{times(1 / speedup.estimate)} slower", style, more)
     because = verdict.why or f"95 % interval{covers}, includes 1"
-    return Line(f"cannot tell: {speedup:×}", style, because)
+    # Where the interval leaves it open, it includes 1; else the interval itself is not to be read.
+    words = "not judged" if verdict.why else "cannot tell"
+    return Line(f"{words}: {speedup:×}", style, because)
 
 
 def stated_speedup(row: LatencyRow) -> Interval | None:

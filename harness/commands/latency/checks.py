@@ -401,7 +401,7 @@ CHECKS = (
     Check(
         "against",
         _slow_host,
-        "This program's host code takes {found}: another engine has another speed-up.",
+        "This program's host code takes {found}: the speed-up may differ on another engine.",
     ),
     Check("against", _failures, "Requests failed: {found}."),
     Check("against", _empty, "Answers without a token are left out: {found}."),
@@ -488,8 +488,8 @@ CHECKS = (
     Check(
         "against",
         _otherwise_by_answer,
-        "Answers have {row.shortest_answer} to {row.longest_answer} tokens: {found}, in which short answers weigh as"
-        " much as long ones.",
+        "Answers have {row.shortest_answer} to {row.longest_answer} tokens: {found}, where every answer counts"
+        " equally.",
     ),
     Check("setting note", lambda run: too_long(run.last), f"{{found}} {TOO_LONG}."),
     Check(
@@ -500,7 +500,7 @@ CHECKS = (
     Check(
         "against",
         lambda run: run.last.speedup and run.last.speedup.has_bounds and _same_prompts(run),
-        "{found} prompts are the same: the interval covers repeating this prompt only.",
+        "{found} prompts are identical: the interval only covers repeating that one.",
     ),
     Check(
         "setting note",
@@ -521,6 +521,6 @@ CHECKS = (
     Check(
         "note",
         _unseen,
-        "The server's counters saw only {found}, probably one worker's of several: they are not used.",
+        "The server's counters saw only {found}: they probably belong to one of several workers, and are ignored.",
     ),
 )

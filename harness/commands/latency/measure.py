@@ -373,7 +373,7 @@ class LatencyExperiment(Experiment[LatencySettings, LatencyRow]):
         again = asks_again(self.settings, self.prompt_set)
         size = self.settings.batch_size
         number = self.settings.num_asked if again else num_measured
-        rule = f"needs as many prompts: num_prompts={size}, where {number} are measured"
+        rule = f"needs num_prompts={size} or more: {number} are measured"
         require(size <= number, "batch_size", rule, size)
 
     def _check_engine(self, engine: Engine) -> None:

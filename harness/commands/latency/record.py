@@ -65,7 +65,7 @@ class LatencySettings(PromptedSettings, RepeatedSettings):
             (
                 not has_precision or has_draft,
                 "precision",
-                "is that of the speed-up, which needs a draft",
+                "needs a draft: it is the precision of the speed-up",
             ),
             (
                 self.budget is None or is_time,

@@ -89,7 +89,7 @@ def _settings(row: PlanRow) -> str:
 def _finding(row: PlanRow) -> Line:
     tightest, used, free = min(_uses(row), key=lambda use: use[2] - use[1])
     where = "in main memory" if tightest == "cpu" else f"on {_device(tightest)}"
-    stays = f"{amount(free - used)} stay free {where}"
+    stays = f"{amount(free - used)} remain free {where}"
     program = f"in {row.program}: " if row.program else ""
     needed = f"{amount((row.model_bytes or 0) + (row.draft_bytes or 0))} of weights"
     if row.needed_bytes is not None:
@@ -220,7 +220,7 @@ def _plans(runs: Sequence[Run[PlanRow]]) -> Table:
 
 def _fits(row: PlanRow) -> str:
     if row.status == "ok":
-        return "yes" if row.needed_bytes is not None else "the weights do"
+        return "yes" if row.needed_bytes is not None else "weights only"
     if row.status != "does_not_fit":
         return f"{row.status}: {row.error}"
     remedies = _remedies(row)

@@ -35,7 +35,7 @@ class RecoveryRow(PromptedRow):
     seed: MaybeInt = setting("seed of the random numbers", "seed")
     arm: MaybeText = figure("the arm under test")
     prepared_share: MaybeFloat = figure(
-        "share of its tokens that prepared calls decided, as those that `latency` times"
+        "share of its tokens that were decided by the prepared calls that `latency` times"
     )
     check: MaybeText = figure(
         "`greedy` texts; `sampled`: drawn tokens; `reference`: both for a regular server as the reference, or that"
@@ -50,8 +50,10 @@ class RecoveryRow(PromptedRow):
     )
     num_prompts: MaybeInt = figure("greedy texts compared")
     num_tokens: MaybeInt = figure("of `greedy`: tokens compared", "tokens")
-    num_cut_short: MaybeInt = figure("greedy texts that ended early, without an end token")
-    num_past_end: MaybeInt = figure("texts with tokens behind one that was to end them")
+    num_cut_short: MaybeInt = figure(
+        "comparisons with a greedy text that ended early, without an end token"
+    )
+    num_past_end: MaybeInt = figure("texts with tokens after one that should have ended them")
     identical_prompts: MaybeInt = figure(
         "greedy texts of the likeliest tokens alone, or equal to the regular arm's"
     )

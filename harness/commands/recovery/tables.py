@@ -146,7 +146,7 @@ def _notes(checks: Checks) -> list[str]:
     if row.prepared_share is not None:
         share = percent(row.prepared_share)
         notes.append(
-            f"Calls that were prepared as those that `latency` times decided {share} of the tokens."
+            f"{share} of the tokens were decided by the prepared calls that `latency` times."
         )
     if sampled is None or not sampled.num_draws or checks.verdict not in _STYLES:
         return notes
@@ -274,7 +274,7 @@ def _sampled_findings(row: RecoveryRow) -> str:
 
 def _past_ends(row: RecoveryRow) -> str:
     return (
-        f", {row.num_past_end} texts go on behind a token that ends them"
+        f", {row.num_past_end} texts continue past a token that should end them"
         if row.num_past_end
         else ""
     )

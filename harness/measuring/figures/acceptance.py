@@ -34,7 +34,7 @@ class AcceptanceFigures(Group, DraftColumns, Accepted):
     )
     mean_proposed: MaybeFloat = pooled("mean", "draft tokens per iteration that drafted", "tokens")
     mean_num_draft_tokens: MaybeFloat = pooled(
-        "mean", "the same over all iterations: K of `auto`", "tokens"
+        "mean", "draft tokens per iteration, over all iterations: the K of `auto`", "tokens"
     )
     tokens_per_iteration: MaybeFloat = pooled(
         "mean", "tokens after the first of each answer / all iterations", "tokens"

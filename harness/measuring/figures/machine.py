@@ -26,7 +26,9 @@ class MachineFigures(Group):
         "largest", "most other processes on one of these GPUs at once"
     )
     lowest_gpu_clock_mhz: MaybeInt = pooled("smallest", "lowest clock of a GPU's cores", "MHz")
-    gpu_throttled: MaybeText = pooled("same", "why clocks of a GPU were lowered meanwhile")
+    gpu_throttled: MaybeText = pooled(
+        "same", "why clocks of a GPU were lowered while it was measured"
+    )
     num_throttled_units: MaybeInt = pooled(
         "largest",
         "answers of an arm (to a prompt, a batch or a lap) after which clocks of a GPU were lowered",

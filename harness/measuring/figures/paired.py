@@ -51,7 +51,7 @@ class SpeedupFigures(Group, WithSpeedup):
     )
     drifted: MaybeBool = pooled(
         "mean",
-        "whether that is significant and above 2 %; of several runs, in most of them; empty where too few were timed",
+        "whether the drift is significant and above 2 %; of several runs, in most of them; empty if too few were timed",
     )
     interleaved: MaybeBool = pooled("all", "whether the arms took turns")
 

@@ -25,7 +25,7 @@ class AnswerFigures(Group):
     num_prompts: MaybeInt = pooled("mean", "prompts measured; every turn of a conversation is one")
     num_different_prompts: MaybeInt = pooled(
         "mean",
-        "different ones among them, where a small set is asked again",
+        "different prompts among them, if a small set is asked again",
     )
     num_prompts_in_set: MaybeInt = pooled("same", "prompts that the set or file has")
     flags_draft: MaybeBool = pooled("same", "whether flags of a server's command make it draft")
@@ -51,7 +51,7 @@ class AnswerFigures(Group):
         "mean", "mean over answers of each one's time per token", "ms"
     )
     ms_per_token_std: MaybeFloat = pooled(
-        "quadratic mean", "standard deviation of the same, over prompts or batches", "ms"
+        "quadratic mean", "standard deviation of the time per token, over prompts or batches", "ms"
     )
     tokens_per_second: MaybeFloat = pooled(
         "mean", "tokens of all rows over total time", "tokens/s", per="measured_s"
@@ -132,7 +132,7 @@ class RequestFigures(Group):
     inter_token_latency_p99_ms: MaybeFloat = pooled(
         "mean", "99th percentile of `inter_token_latency`", "ms"
     )
-    num_arrivals: MaybeInt = pooled("mean", "arrivals of one or more tokens together")
+    num_arrivals: MaybeInt = pooled("mean", "number of arrivals, each of one or more tokens")
     tokens_per_arrival: MaybeFloat = pooled(
         "mean",
         "tokens that arrived together, on average",

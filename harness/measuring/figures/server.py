@@ -47,7 +47,9 @@ class ServerFigures(Group):
     unseen_tokens: MaybeInt = pooled(
         "largest", "tokens that arrived and that the server did not count", "tokens"
     )
-    num_restarts: MaybeInt = pooled("largest", "how often the server was restarted meanwhile")
+    num_restarts: MaybeInt = pooled(
+        "largest", "how often the server was restarted while it was measured"
+    )
     drafted: MaybeBool = pooled(
         "any", "whether the server drafted tokens, by its answers or its metrics"
     )
@@ -61,7 +63,7 @@ class ServerFigures(Group):
     )
     cached_from_before: MaybeInt = pooled(
         "largest",
-        "those of them, of new prompts, that no other prompt of the run begins with",
+        "cached tokens of new prompts that no other prompt of the run begins with",
         "tokens",
     )
 

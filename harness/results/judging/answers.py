@@ -133,7 +133,7 @@ def _judged(rows: Sequence[Any], lossy_by: str) -> tuple[Relation, str]:
     num_needed = max(row.num_draws_needed or 0 for row in rows)
     if not num_needed and rounding >= _ROUNDING_OF_SHIFT * shift > 0:
         return "open", (
-            f"rounding ({rounding:.2g}) is nearly as large as the shift ({shift:g}) that is to be seen: a larger"
+            f"rounding ({rounding:.2g}) is nearly as large as the shift ({shift:g}) that is to be detected: a larger"
             " shift= can be tested, or the engine in float32"
         )
     advice = "raise num_draws or shift"
@@ -145,6 +145,6 @@ def _judged(rows: Sequence[Any], lossy_by: str) -> tuple[Relation, str]:
             f" not yet decisive; {advice}"
         )
     return "open", (
-        f"{num_draws:,} drawn tokens would see a shift of {percent(shift)} between parts of their distribution with"
-        f" a chance of at least {percent(weakest.power or 0.0, 1)} only; {advice}"
+        f"{num_draws:,} drawn tokens would detect a shift of {percent(shift)} between parts of their distribution with"
+        f" only {percent(weakest.power or 0.0, 1)} probability; {advice}"
     )

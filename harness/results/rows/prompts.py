@@ -43,15 +43,17 @@ class LatencyPromptRow(DraftColumns, Row):
     time_ms: MaybeFloat = figure("time of the prompt's batch, or of its request to a server", "ms")
     time_to_first_token_ms: MaybeFloat = figure("time to the first token", "ms")
     last_token_ms: MaybeFloat = figure("time to the last token", "ms")
-    num_arrivals: MaybeInt = figure("arrivals of one or more tokens together")
+    num_arrivals: MaybeInt = figure("number of arrivals, each of one or more tokens")
     cached_tokens: MaybeInt = figure(
         "tokens of the prompt that the server took from a cache, by its own count", "tokens"
     )
     unit: MaybeInt = figure("number of the batch or lap that it was part of, from 0")
-    moment: MaybeInt = figure("the same, but counting on where a batch or lap is asked again")
+    moment: MaybeInt = figure(
+        "number of the batch or lap in the order asked; unlike `unit`, new each time it is asked again"
+    )
     lap_ms: MaybeFloat = figure("time of its batch or lap", "ms")
     num_prompt_tokens: MaybeInt = figure("tokens of the prompt", "tokens")
-    read_tokens: MaybeInt = figure("the same by the server's count", "tokens")
+    read_tokens: MaybeInt = figure("tokens of the prompt by the server's count", "tokens")
     error: MaybeText = figure("why the request failed")
     acceptance_rate: MaybeFloat = figure("accepted / proposed draft tokens")
     conditional_acceptance_rate: MaybeFloat = figure("accepted / tested draft tokens")

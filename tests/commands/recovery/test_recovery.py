@@ -108,7 +108,7 @@ def test_a_text_that_goes_on_behind_its_end_is_lossy(
     monkeypatch.setattr(BatchRow, "take", take_whole)
     twin = shutil.copytree(directory / "target", directory / "twin")  # which always agrees
     outcome = harness("recovery", *pair, *SMALL, f"draft={twin}", code=1)
-    assert "texts go on behind a token that ends them" in outcome.complaint
+    assert "texts continue past a token that should end them" in outcome.complaint
     assert results("recovery")["num_past_end"].iloc[-1] > 0
 
 
