@@ -26,7 +26,6 @@ from harness.engines.timing import quick_garbage_collections, without_garbage_co
 from harness.local.drafting.method import Pair
 from harness.local.engine.pair import PlacedPair
 from harness.local.models.devices import synchronize
-from harness.local.runners.base import WithoutCudnn
 from harness.measuring.prompts.chat_templates import Template
 from harness.measuring.prompts.sets import load_prompts
 from harness.reporting.table import Column, Table, TableRow
@@ -165,10 +164,9 @@ def hugging_face(pair: Pair, decoding: DecodingSettings) -> dict[str, Callable[.
     def generate(question: Question, **extra: Any) -> float:
         ids = torch.tensor(list(map(list, question.prompts)), device=device)
         mask = torch.ones_like(ids)
-        with WithoutCudnn():
-            return timed(
-                lambda: target.generate(ids, attention_mask=mask, **common, **extra), pair.devices
-            )
+        return timed(
+            lambda: target.generate(ids, attention_mask=mask, **common, **extra), pair.devices
+        )
 
     def assisted(question: Question, schedule: str, threshold: float, **extra: Any) -> float:
         assert pair.draft is not None

@@ -39,7 +39,6 @@ from harness.local.engine.reference import loaded_weights, open_reference
 from harness.local.models.checkpoints import is_recurrent
 from harness.local.models.devices import release_memory
 from harness.local.models.tokenizers import vocabulary_size
-from harness.local.runners.base import WithoutCudnn
 
 
 def check_pair(planned: PlannedPair, decoding: DecodingSettings) -> None:
@@ -158,8 +157,7 @@ class HuggingFaceArm(Arm):
         seeds = np.random.SeedSequence([request.seed, request.index]).generate_state(1, np.uint64)
 
         def generate() -> None:
-            # The attention kernels of our own arms: cuDNN's plan for every new length would count as decoding.
-            with ExitStack() as undo, WithoutCudnn():
+            with ExitStack() as undo:
                 undo.enter_context(recorder.watching(target))
                 for model, its_own in configs.items():
                     before = model.generation_config

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
+from torch.backends.cuda import enable_cudnn_sdp
 from transformers import PreTrainedTokenizerBase
 
 from harness.config.amounts import amount
@@ -209,8 +210,13 @@ class PlacedPair(PlannedPair):
         return columns
 
     def load(self) -> Pair:
-        """Load the weights. Raises RunError or SettingError if memory, files or a library fail."""
+        """Load the weights. Raises RunError or SettingError if memory, files or a library fail.
+
+        In this process every pass then computes attention with other kernels than cuDNN's. On Hopper and Blackwell
+        torch prefers cuDNN, which makes a plan for each new size: this time would count as decoding.
+        """
         limit_num_threads()
+        enable_cudnn_sdp(False)
         target, *others = [model.load() for model in self.models]
         if all(device.type == "cpu" for device in self.devices):
             choose_num_threads(target.model)

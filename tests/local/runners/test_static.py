@@ -35,18 +35,6 @@ def test_a_served_model_agrees_with_itself_and_is_left_alone(name: str) -> None:
     assert [config._attn_implementation for config in configs] == before
 
 
-def test_fixed_and_plain_passes_take_the_same_attention() -> None:
-    model = random_model("llama")
-    seen: list[bool] = []
-    model.register_forward_hook(lambda *_: seen.append(torch.backends.cuda.cudnn_sdp_enabled()))
-    runner = StaticRunner(model)
-    runner.fix(1, 60, (1,))
-    runner.start([[5, 6]], 60)
-    for starts in ([2], torch.tensor([2])):
-        runner.extend(torch.tensor([[7]]), starts)
-    assert seen == [False] * 4
-
-
 def test_equal_prompts_are_read_once() -> None:
     model = random_model("llama")
     read: list[int] = []

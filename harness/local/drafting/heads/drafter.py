@@ -20,7 +20,7 @@ from harness.local.decoding.state import Column, RowState
 from harness.local.decoding.transfer import padded, to_device
 from harness.local.decoding.warp import AnyWarp
 from harness.local.drafting.heads.head import Draft, Head, Unread
-from harness.local.runners.base import WithoutCudnn, gather_rows
+from harness.local.runners.base import gather_rows
 from harness.local.runners.compiled import Part
 from harness.local.runners.slots import SlotCache
 
@@ -119,10 +119,9 @@ class HeadDrafter(TensorDrafter):
             # All but the last, with which the first proposal begins.
             following = padded([prompt[1:] for prompt in prompts], least=max(lengths))
             cache.width = max(lengths)
-            with WithoutCudnn():
-                starts = torch.zeros_like(last)
-                unread = Unread(of_prompts, to_device(following, self.device), last, starts)
-                self.head.read(unread, cache)
+            starts = torch.zeros_like(last)
+            unread = Unread(of_prompts, to_device(following, self.device), last, starts)
+            self.head.read(unread, cache)
         features[: len(prompts), 0] = gather_rows(of_prompts, last)
 
     def draft(self, rows: RowState, uniforms: Tensor) -> Proposal:
@@ -144,8 +143,7 @@ class HeadDrafter(TensorDrafter):
             longest = max(length for length in rows.lengths if length is not None)
             # A row gained one token at least, so that its first unread feature goes to slot LENGTH - 1 at most.
             cache.width = longest - 1 + self.head.num_written(width, num_draft_tokens)
-        with WithoutCudnn():
-            tokens, probabilities = self._propose(*unread, uniforms)
+        tokens, probabilities = self._propose(*unread, uniforms)
         return Proposal(tokens, probabilities)
 
     def learn(self, hidden: Tensor) -> None:
