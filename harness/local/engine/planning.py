@@ -244,12 +244,11 @@ def _sizes(
             sketch.role: request_cache(sketch, problem.demand) for sketch in problem.models
         }
     for prefix, sketch, placement in zip(("", "draft_"), problem.models, placements, strict=False):
-        has_cache = sketch.cache_bytes or sketch.state_bytes
         cache = sum(placement.cache_per_device.values())
         columns[f"{prefix}dtype"] = sketch.stored or str(sketch.dtype).removeprefix("torch.")
         columns[f"{prefix}num_parameters"] = sketch.num_parameters
         columns[f"{prefix or 'model_'}bytes"] = sum(placement.bytes_per_device.values())
-        columns[f"{prefix}cache_bytes"] = cache if has_cache else None
+        columns[f"{prefix}cache_bytes"] = cache or None
     return columns
 
 

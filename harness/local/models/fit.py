@@ -89,17 +89,6 @@ class PlacementProblem:
     free: Memory
     demand: Demand
 
-    @property
-    def over_several_gpus(self) -> PlacementProblem:
-        """The same problem where the draft may be on another GPU than the target: a head then holds copies of
-        the target's matrices that it uses, which it shares on a single GPU.
-        """
-        models = [
-            replace(sketch, tensors=(*sketch.tensors, *sketch.copied_tensors), copied_tensors=())
-            for sketch in self.models
-        ]
-        return replace(self, models=tuple(models))
-
     def with_models(self, sketches: Iterable[Sketch]) -> PlacementProblem:
         """Return the problem with these sketches in place of the models with the same roles."""
         by_role = {sketch.role: sketch for sketch in (*self.models, *sketches)}
@@ -267,7 +256,12 @@ def _place(
 ) -> list[Placement] | None:
     """Place the draft whole, then the target in the room that is left; None if either lacks room."""
     if len(devices) > 1:
-        problem = problem.over_several_gpus
+        # On another GPU than the target a head holds copies of the target's matrices that it uses.
+        models = [
+            replace(sketch, tensors=(*sketch.tensors, *sketch.copied_tensors))
+            for sketch in problem.models
+        ]
+        problem = replace(problem, models=tuple(models))
     room = {device: problem.room[device] for device in devices}
     target, *drafts = problem.models
     placements = []

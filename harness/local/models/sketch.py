@@ -33,7 +33,7 @@ from transformers.utils import cached_file
 from harness.config.failures import explain_configuration
 from harness.config.settings import ModelSettings, Quantization
 from harness.local.models.cache_names import cache_of
-from harness.local.models.checkpoints import Checkpoint, is_recurrent, stored_quantization
+from harness.local.models.checkpoints import Checkpoint, stored_quantization
 from harness.local.models.tokenizers import vocabulary_size
 
 # A GPU's index, or "cpu".
@@ -124,8 +124,6 @@ class Sketch:
         drafts_in_one_pass: for a draft head: whether one pass drafts all tokens.
         pass_numbers: about how many numbers a layer works with at once for each token of a pass; 0
             where unknown.
-        estimated_cache: whether cache sizes were estimated from the configuration, because the
-            model's code does not reveal them.
         is_served: whether the sizes are those in a server (`as_served`).
     """
 
@@ -144,7 +142,6 @@ class Sketch:
     borrowed_tensors: tuple[TensorSketch, ...] = ()
     drafts_in_one_pass: bool = False
     pass_numbers: int = 0
-    estimated_cache: bool = False
     is_served: bool = False
 
     def tensor_bytes(self, tensor: TensorSketch) -> int:
@@ -181,14 +178,11 @@ class Sketch:
 
     @property
     def about_cache(self) -> str | None:
-        """A sentence if the size of the cache is unknown or estimated, else None."""
+        """A sentence if the size of the cache is unknown, else None."""
+        if self.knows_cache:
+            return None
         name = f"{self.role}={self.settings.name}"
-        no_size = f"the code of {name} does not tell the size of its KV cache"
-        if not self.knows_cache:
-            return f"{no_size}, nor does its configuration: it is not counted"
-        if self.estimated_cache:
-            return f"{no_size}: it is estimated from the configuration"
-        return None
+        return f"the code of {name} does not tell the size of its KV cache: it is not counted"
 
     def read_bytes(self, num_tokens: int = 1) -> int:
         """Return the bytes of weights that a pass of `num_tokens` tokens reads, on any device."""
@@ -288,8 +282,7 @@ def sketch_model(checkpoint: Checkpoint, dtype: torch.dtype) -> Sketch:
     stored = stored_quantization(checkpoint.config)
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     pass_numbers = _pass_numbers(model)
-    measured = measured_caches(model)
-    caches = measured or configured_caches(checkpoint.config)
+    caches = measured_caches(model)
     quantizable: set[str] = set()
     if stored is not None:
         # As loading does for weights that are stored quantized.
@@ -326,7 +319,6 @@ def sketch_model(checkpoint: Checkpoint, dtype: torch.dtype) -> Sketch:
         num_parameters=num_parameters,
         vocabulary_size=vocabulary_size(checkpoint.config),
         pass_numbers=pass_numbers,
-        estimated_cache=not measured,
     )
 
 
@@ -340,8 +332,7 @@ def as_served(sketch: Sketch) -> Sketch:
     served = replace(sketch, dtype=torch.float16, pass_numbers=0, vocabulary_size=0, is_served=True)
     if sketch.settings.gguf_file is None:
         return served
-    readers = _gguf_readers(sketch.settings, sketch.settings.gguf_file)
-    stored = [tensor for reader in readers for tensor in reader.tensors]
+    stored = [*_gguf_tensors(sketch.settings, sketch.settings.gguf_file)]
     names = {tensor.name for tensor in stored}
     # Layers of multi-token prediction draft: a step of the target does not read them.
     mtp_layers = {gguf_layer(name) for name in names if ".nextn." in name}
@@ -355,8 +346,8 @@ def as_served(sketch: Sketch) -> Sketch:
         if gguf_layer(tensor.name) in mtp_layers or tensor.name.startswith(tuple(looked_up)):
             share = 0.0
         elif "_exps." in tensor.name:
-            share = _gguf_number(readers[0], "expert_used_count")
-            share /= _gguf_number(readers[0], "expert_count")
+            assert sketch.model is not None
+            share = _expert_share(sketch.model)
         num_bytes = int(tensor.n_bytes)
         tensors.append(TensorSketch(num_bytes, 1, read_per_token=share, name=tensor.name))
         bytes_by_type[tensor.tensor_type.name] += num_bytes
@@ -375,26 +366,17 @@ def gguf_layer(name: str) -> str:
     return f"{kind}.{number}" if kind == "blk" else kind
 
 
-def _gguf_readers(settings: ModelSettings, file: str) -> list[Any]:
-    """Readers of a GGUF file, or of all parts of a divided one (`X-00001-of-00003.gguf`)."""
+def _gguf_tensors(settings: ModelSettings, file: str) -> Iterator[Any]:
+    """Yield the tensors of a GGUF file, or of all parts of a divided one (`X-00001-of-00003.gguf`)."""
     from gguf import GGUFReader  # of an extra
 
-    files = [file]
-    parts = re.fullmatch(r"(.+)-\d{5}-of-(\d{5})\.gguf", file)
-    if parts is not None:
-        numbers = range(1, int(parts[2]) + 1)
-        files = [f"{parts[1]}-{number:05}-of-{parts[2]}.gguf" for number in numbers]
-    paths: Any = [
-        cached_file(settings.repository, name, revision=settings.revision) for name in files
-    ]
-    return [*map(GGUFReader, paths)]
-
-
-def _gguf_number(reader: Any, name: str) -> int:
-    """A number of a GGUF file's header, whose name there begins with the architecture's."""
-    architecture = reader.fields["general.architecture"].contents()
-    number: int = reader.fields[f"{architecture}.{name}"].contents()
-    return number
+    part = re.compile(r"\d{5}(?=-of-(\d{5})\.gguf$)")
+    divided = part.search(file)
+    num_parts = int(divided[1]) if divided else 1
+    for number in range(1, num_parts + 1):
+        name = part.sub(f"{number:05}", file)
+        path: Any = cached_file(settings.repository, name, revision=settings.revision)
+        yield from GGUFReader(path).tensors
 
 
 def _pass_numbers(model: PreTrainedModel) -> int:
@@ -480,19 +462,6 @@ def measured_caches(model: PreTrainedModel) -> Sequence[LayerCache]:
     return caches
 
 
-def configured_caches(config: PreTrainedConfig) -> list[LayerCache]:
-    """Estimate caches from the numbers of layers and heads; empty where these say too little."""
-    text_config = config.get_text_config(decoder=True)
-    num_layers = getattr(text_config, "num_hidden_layers", None)
-    num_heads = getattr(text_config, "num_attention_heads", None)
-    width = getattr(text_config, "hidden_size", None)
-    if not (num_layers and num_heads and width) or is_recurrent(config):
-        return []
-    num_key_heads = getattr(text_config, "num_key_value_heads", None) or num_heads
-    head_size = getattr(text_config, "head_dim", None) or width // num_heads
-    return [LayerCache(numbers_per_token=2 * num_key_heads * head_size)] * num_layers
-
-
 # Tensors ------------------------------------------------------------------------------------------
 
 
@@ -549,14 +518,18 @@ def _read_share(
         # A lookup reads one row; the same matrix as output layer is read whole.
         output = getattr(model.get_output_embeddings(), "weight", None)
         return 1.0 if parameter is output else 0.0
+    # JetMoE has all experts of a layer in one tensor, in a module of another name.
+    num_experts = _first_number(model.config.get_text_config(decoder=True), _NUM_EXPERTS)
+    is_stack = parameter.dim() == 3 and len(parameter) == num_experts
+    return _expert_share(model) if ".experts." in name or is_stack else 1.0
+
+
+def _expert_share(model: PreTrainedModel) -> float:
+    """The share of a layer's experts that a token takes; 1 where the configuration has no such numbers."""
     config = model.config.get_text_config(decoder=True)
     num_experts = _first_number(config, _NUM_EXPERTS)
     num_used = _first_number(config, _NUM_USED)
-    if not num_experts or not num_used:
-        return 1.0
-    # JetMoE has all experts of a layer in one tensor, in a module of another name.
-    is_stack = parameter.dim() == 3 and len(parameter) == num_experts
-    return num_used / num_experts if ".experts." in name or is_stack else 1.0
+    return num_used / num_experts if num_experts and num_used else 1.0
 
 
 def _first_number(config: PreTrainedConfig, names: Sequence[str]) -> int | None:

@@ -117,14 +117,14 @@ def test_the_cache_is_where_its_layers_are() -> None:
     assert placed.cache_per_device == {"cuda:0": layer, "cuda:1": 2 * layer}
 
 
-def test_the_cache_of_a_model_that_cannot_be_asked_is_an_estimate() -> None:
-    assert not sketched(AutoConfig.for_model("gemma4")).estimated_cache
+def test_the_cache_of_a_model_that_cannot_be_asked_is_not_counted() -> None:
+    assert sketched(AutoConfig.for_model("gemma4")).about_cache is None
     config = make_config("llama")
     config.num_key_value_heads = 3  # of 4 heads: no model runs so
     predicted = sketched(config)
-    assert predicted.estimated_cache
-    head_size = config.hidden_size // 4
-    assert predicted.cache_bytes == 2 * 3 * head_size * 3 * predicted.dtype.itemsize
+    assert not predicted.knows_cache
+    assert predicted.about_cache is not None
+    assert predicted.about_cache.endswith("KV cache: it is not counted")
 
 
 def test_a_forward_reads_everything_but_what_it_looks_up() -> None:
