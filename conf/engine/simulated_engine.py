@@ -1,13 +1,14 @@
-"""`engine=simulated`: a clock of its own; the example of an engine in one file (`engine=./my_engine.py:Mine`).
+"""`engine=simulated`: an engine that only simulates time. Also the example of an engine in one file
+(`engine=./my_engine.py:Mine`).
 
-Answers take the time that planted costs say, and nobody waits for them. It generates nothing that means anything. It is
-for learning to read a page whose truth is known, and the test bench of the instrument:
+The settings state what each pass costs, and the engine adds these costs up on its own clock, without waiting. Its
+tokens mean nothing. Use it to learn to read a page whose truth is known; the instrument is tested with it, too:
 `harness latency engine=simulated engine.step_ms=20 engine.acceptance=0.8 K=4`.
 
-An engine is three classes: its settings, its record, which commands ask before they open it, and what it opens, with an
-arm for each way of answering. Here requests in flight share the engine: a pass of the target verifies the tokens of all
-rows, a row that has ended makes room for one that waits, and a prompt is read in a pass of its own, during which all
-others wait.
+An engine consists of its settings, its record, which commands ask before they open it, and the engine that it opens,
+with an arm for each way of answering. Here requests in flight share the engine. A pass of the target verifies the
+tokens of all rows. A row that has ended makes room for one that waits. A prompt is read in a separate pass, during
+which all other rows wait.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from harness.results.schema import SIMULATED
 
 _MOST_TOKENS = 100_000
 _MOST_MS = 1e7
-# The most that settings may be, beyond which numbers overflow or no run ends.
+# The largest values of settings. With larger ones numbers would overflow, or a run would never end.
 _BOUNDS: Mapping[Sequence[str], float] = {
     ("step_ms", "width_ms", "row_ms", "draft_ms", "prompt_ms", "first_ms", "stall_ms"): _MOST_MS,
     ("prompts_differ", "noise", "start_noise"): 10,
@@ -102,7 +103,7 @@ class SimulatedSettings(EngineSettings):
 
     @property
     def acceptance_by_position(self) -> Sequence[float]:
-        """The last one is that of all further positions."""
+        """The acceptance rate at each position. The last one holds for all further positions."""
         return (self.acceptance,) if isinstance(self.acceptance, int | float) else self.acceptance
 
     @property
@@ -110,18 +111,20 @@ class SimulatedSettings(EngineSettings):
         return True
 
     def pass_ms(self, width: int, num_rows: int = 1) -> float:
-        """A pass of the target that verifies `width` tokens of each row."""
+        """Return the milliseconds of a pass of the target over `width` tokens of each row."""
         jumps = sum(ms for first, ms in (self.jumps or {}).items() if width >= first)
         width_ms = num_rows * (width - 1) * self.width_ms
         return self.step_ms + (num_rows - 1) * self.row_ms + width_ms + jumps
 
     def iteration_ms(self, num_draft_tokens: int, num_rows: int = 1) -> float:
-        """An iteration that drafts this many tokens of each row and verifies them: the planted truth."""
+        """Return the milliseconds of an iteration that drafts this many tokens for each row and verifies them. This is
+        the planted truth, without noise.
+        """
         return num_draft_tokens * self.draft_ms + self.pass_ms(num_draft_tokens + 1, num_rows)
 
 
 class Simulated(EngineRecord):
-    """Planted costs and acceptance, on a clock of its own."""
+    """The record of the engine: planted costs and acceptance, on its own clock."""
 
     name = SIMULATED
     summary = (
@@ -139,7 +142,7 @@ class Simulated(EngineRecord):
         require(number <= _MOST_TOKENS, "decoding.max_new_tokens", rule, number)
 
     def adapted(self, run: RunSettings) -> RunSettings:
-        """Without the models, whose names would look like those of a measurement."""
+        """Return the run's settings without the models' names, which would make it look like a measurement of them."""
         run = dataclasses.replace(run, model=ModelSettings(name=SIMULATED, repository=SERVED))
         if run.draft is not None:
             run = dataclasses.replace(run, draft=dataclasses.replace(run.draft, name=SIMULATED))
@@ -156,7 +159,7 @@ class Simulated(EngineRecord):
 
 @dataclass
 class _Clock:
-    """Seconds that have passed on an engine, of all arms."""
+    """The clock that all arms of an engine share."""
 
     now_s: float = 0.0
     noise: random.Random = field(default_factory=random.Random)
@@ -169,9 +172,9 @@ class SimulatedEngine(Engine):
         run = opening.settings
         settings = run.engine
         assert isinstance(settings, SimulatedSettings)
-        # Runs with the same seed and the same texts are other runs.
+        # Repetitions with the same seed and the same texts have different noise.
         repeat = run.repeat if isinstance(run, RepeatedSettings) else 1
-        # So are those with other settings: the jobs of a sweep do not share their noise.
+        # So have runs with other settings, such as the jobs of a sweep.
         circumstances = f"{run.engine} {run.decoding} {run.batch_size}"
         clock = _Clock(noise=random.Random(f"noise {run.seed} {repeat} {circumstances}"))
         self.arms = [SimulatedArm(name, settings, clock) for name in run.arms]
@@ -189,7 +192,7 @@ class SimulatedArm(Arm):
     """One arm.
 
     Attributes:
-        factor: of all its times, since its last start.
+        factor: multiplies all of its times since its last start.
     """
 
     def __init__(self, name: str, settings: SimulatedSettings, clock: _Clock) -> None:
@@ -230,9 +233,12 @@ class _Row:
     """A request in flight.
 
     Attributes:
-        log_odds: added to the log-odds of acceptance, of its prompt.
-        coins: of its draft tokens.
-        sent_s: on the engine's clock.
+        asked: the request.
+        record: the record of its answer.
+        length: the number of tokens of its answer.
+        log_odds: the prompt's own addition to the log-odds of acceptance.
+        coins: random numbers that decide whether its draft tokens are accepted.
+        sent_s: when it was sent, on the engine's clock.
         is_extra: whether it only keeps up the load.
     """
 
@@ -248,7 +254,9 @@ class _Row:
     def of(
         cls, settings: SimulatedSettings, request: Request, sent_s: float, *, is_extra: bool = False
     ) -> _Row:
-        """Draw an answer, which follows from its prompt in any order and any company."""
+        """Make the row of a request. Its answer depends only on the seed and the prompt, not on the order of requests
+        or on other requests.
+        """
         decoding = request.decoding
         length = decoding.max_new_tokens
         if settings.lengths and not decoding.ignore_eos:
@@ -266,23 +274,24 @@ class _Row:
 
     @property
     def num_left(self) -> int:
-        """Tokens until its end."""
+        """The number of tokens until its end."""
         return self.length - self.record.num_tokens
 
     def tokens(self, number: int) -> list[int]:
-        """The next tokens of the answer: those of its prompt again and again, the same in both arms."""
+        """Return the next tokens of the answer. They repeat the prompt's tokens, in both arms alike."""
         prompt = self.asked.prompt
         first = self.record.index + self.record.num_tokens
         return [prompt[(first + step) % len(prompt)] for step in range(number)]
 
 
 class _Batch:
-    """The requests of a lap, and those that only keep up its load.
+    """The requests of a question, and those that only keep up its load.
 
     Attributes:
-        waiting, running, ended: rows by how far they are.
-        free: since when each slot has been free.
-        own_arrivals, all_arrivals: numbers of the requests that count, and of all, since these were sent.
+        waiting, running, ended: the rows in each state.
+        free: for each free slot, the time since when it has been free.
+        own_arrivals, all_arrivals: the numbers of arrivals for the question's requests, and for all requests, since the
+            question was asked.
     """
 
     def __init__(self, arm: SimulatedArm, first: Request, extra: Sequence[Request]) -> None:
@@ -304,7 +313,7 @@ class _Batch:
         return [*self.ended, *self.running, *self.waiting]
 
     def answer(self, own: Sequence[_Row]) -> None:
-        """Answer the requests that count."""
+        """Answer the question's own requests."""
         self.waiting.extend(own)
         self.own_arrivals = self.all_arrivals = 0
         while any(row.num_left > 0 for row in own):
@@ -317,7 +326,7 @@ class _Batch:
                 self._clock.now_s = max(self._clock.now_s, self.waiting[0].sent_s)
 
     def in_flight_s(self, began_s: float) -> float:
-        """Seconds of all requests since a time, also of those that have not ended."""
+        """Return the summed seconds of all requests in flight since a time, those that have not ended included."""
         now_s = self._clock.now_s
         seconds = 0.0
         for row in self.ended:
@@ -329,7 +338,7 @@ class _Batch:
         return seconds
 
     def _read_prompts(self) -> None:
-        """Read the prompts that have come, as far as there is room."""
+        """Read the prompts that have been sent, while there are free slots."""
         settings, clock = self._settings, self._clock
         while self.free and self.free[0] <= clock.now_s:
             if self.waiting and self.waiting[0].sent_s <= clock.now_s:
@@ -338,16 +347,16 @@ class _Batch:
                 row = self._extra_row(clock.now_s)
             else:
                 break
-            # Sent when a slot became free; then it waited for the prompts before it.
+            # It counts as sent when a slot became free, and has waited since then for the prompts before it.
             row.sent_s = self.free.popleft()
             self._pass(settings.first_ms + settings.prompt_ms * row.record.num_prompt_tokens)
             self._give(row, 1)
-            # At most one of these per pass, so that running rows proceed.
+            # At most one such request per pass, so that running rows proceed.
             if row.is_extra:
                 break
 
     def _iterate(self) -> None:
-        """Draft tokens of all rows and verify them."""
+        """Draft tokens for all running rows, and verify them."""
         settings, clock = self._settings, self._clock
         # The last token of an answer is never drafted.
         proposals = [min(self._num_draft_tokens, row.num_left - 1) for row in self.running]
@@ -363,13 +372,13 @@ class _Batch:
             self._give(row, num_accepted + 1)
 
     def _pass(self, ms: float) -> None:
-        """Let a pass take its time."""
+        """Move the clock on by the time of a pass, with drift and noise."""
         drift = 1 + self._settings.drift * self._clock.now_s / 60
         noise = math.exp(self._clock.noise.gauss(0, self._settings.noise))
         self._clock.now_s += ms / 1000 * self._arm.factor * drift * noise
 
     def _give(self, row: _Row, num_tokens: int) -> None:
-        """The next tokens of a request, after which it goes on or ends."""
+        """Add the next tokens of a request, which then goes on or ends."""
         row.record.add(row.tokens(num_tokens), self._clock.now_s - row.sent_s)
         if not row.is_extra:
             self.own_arrivals += 1
@@ -387,7 +396,7 @@ class _Batch:
 
 
 def _num_accepted(settings: SimulatedSettings, row: _Row, num_proposed: int) -> int:
-    """How many of the draft tokens of an iteration are accepted."""
+    """Draw how many of a row's draft tokens are accepted in an iteration."""
     for index in range(num_proposed):
         rate = settings.acceptance_by_position[min(index, len(settings.acceptance_by_position) - 1)]
         if 0 < rate < 1:

@@ -1,7 +1,7 @@
-"""One thread owns the models, and answers one request after the other.
+"""Answers one request after the other for `harness serve`, in one thread that alone uses the models.
 
-A `ServedAnswer` gets its tokens, iteration by iteration. It hands the pieces of text that become certain on to the
-request that waits for it, and ends where the text stops.
+A `ServedAnswer` takes the tokens of each iteration. It passes on each piece of text as soon as it is certain, and ends
+at the request's texts to stop at.
 """
 
 from __future__ import annotations
@@ -33,14 +33,16 @@ class ServedAnswer:
     """The answer to a request.
 
     Attributes:
-        arm: that generates it.
+        arm: the arm that generates it.
+        request: the request.
+        tokenizer: the model's tokenizer.
         put: called with each piece, in the service's thread.
-        choice: its number among the request's answers, from 0.
-        stops: texts that end it; they are not part of it.
-        token_ids: so far.
+        choice: the index of this answer among those of the HTTP request.
+        stops: texts that end the answer. They are not part of it.
+        token_ids: the tokens so far.
         outcomes: (num_proposed, num_accepted) of each iteration that drafted something, up to the end of the answer.
-        job: its turn.
-        is_cancelled: whether nobody waits for it any more.
+        job: the job that generates it; None until it is queued.
+        is_cancelled: whether the answer is no longer needed.
     """
 
     arm: LocalArm
@@ -56,14 +58,13 @@ class ServedAnswer:
 
     def __post_init__(self) -> None:
         self._detokenizer = Detokenizer(self.tokenizer, self.request.prompt)
-        # The end of the text while it may be the beginning of a stop: `the EN` before the stop
-        # `END`.
+        # The end of the text is held back while it may be the beginning of a stop: `EN` in `the EN` if a stop is `END`.
         self._held = ""
 
     def take(self, step: RowStep) -> Piece:
-        """Add the tokens of one iteration -> the text that is certain.
+        """Add the tokens of one iteration. Returns a piece with the text that is certain now.
 
-        All tokens are passed on, even those of a stop text and behind it.
+        The piece has all tokens of the iteration, even those of a stop and after it.
         """
         tokens = step.tokens
         num_proposed, _ = step.outcome
@@ -77,7 +78,8 @@ class ServedAnswer:
         places = {stop: text.find(stop) for stop in self.stops}
         ends = [(place + len(stop), place) for stop, place in places.items() if place >= 0]
         if ends:
-            # Of the one that ends first, however many tokens an iteration brought; of two, the longer one.
+            # The stop that ends first counts, so that the result does not depend on how many tokens an iteration
+            # brought. If two end together, the longer one counts.
             _, place = min(ends)
             text = text[:place]
             finish_reason = "stop"
@@ -86,13 +88,13 @@ class ServedAnswer:
         return Piece(self.choice, text, list(tokens), finish_reason)
 
     def cancel(self) -> None:
-        """Nobody waits for it any more: it ends soon, or never begins."""
+        """Cancel the answer, which is no longer needed: it ends soon, or never begins."""
         self.is_cancelled = True
         if self.job is not None:
             self.job.cancel()
 
     def end(self, job: Future[Piece]) -> None:
-        """Hand on the last piece, or why there is none, once its turn is over."""
+        """Pass on the last piece of a job that has ended, or the reason of its failure. Nothing for a cancelled job."""
         if job.cancelled():
             return
         error = job.exception()
@@ -103,20 +105,21 @@ class ServedAnswer:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """How many characters at the end of the text may be the beginning of a stop."""
+    """Return how many characters at the end of a text may be the beginning of a stop: 2 for `the EN` and `END`."""
     sizes = range(min(len(text), len(stop) - 1), 0, -1)
     return next((size for size in sizes if text.endswith(stop[:size])), 0)
 
 
 class LocalService:
-    """A loaded pair that does one job after the other, in the order in which they were asked for: each answer is one.
+    """A loaded pair that does one job after the other, in the order in which they were asked for. Each answer is a job.
 
     Args:
-        open_engine: called in the thread, which alone touches the models.
-        max_waiting: the most jobs that may wait for the one that is done.
+        open_engine: called in the thread that alone uses the models.
+        tokenizer: the model's tokenizer.
+        max_waiting: the most jobs that may wait while one is being done.
 
     Raises:
-        Exception: any of `open_engine`.
+        Exception: any exception of `open_engine`.
     """
 
     def __init__(
@@ -124,16 +127,16 @@ class LocalService:
     ) -> None:
         self._tokenizer = tokenizer
         self._max_waiting = max_waiting
-        # Held where jobs are added, and where their end begins.
+        # Held while jobs are added, and while closing begins.
         self._lock = threading.Lock()
         self._jobs: list[Future[Any]] = []
         self._is_closing = False
-        self.is_running = True  # until the answer that still ran has been failed
+        self.is_running = True  # set to False to end the answer that is still being generated
         self._thread = ThreadPoolExecutor(1)
         opening = self._thread.submit(torch.inference_mode()(open_engine))
         try:
-            # So that the first request finds everything ready. This wakes now and then: a signal that
-            # comes in the moment in which it falls asleep is handled only when it wakes.
+            # Waits, so that everything is ready for the first request. It wakes every second, because a signal that
+            # comes just as it falls asleep is handled only when it wakes.
             while not opening.done():
                 futures.wait([opening], timeout=1.0)
             self._engine = opening.result()
@@ -149,7 +152,9 @@ class LocalService:
         put: Callable[[Piece], None],
         stops: Sequence[str] = (),
     ) -> list[ServedAnswer]:
-        """Have each request answered. Raises Refusal where there is no room for all of them."""
+        """Queue requests to be answered by an arm, and return their answers. Raises Refusal if there is no room for all
+        of them, or if the service is ending.
+        """
         answers = [
             ServedAnswer(self._arms[arm], request, self._tokenizer, put, choice, stops)
             for choice, request in enumerate(requests)
@@ -161,12 +166,14 @@ class LocalService:
         return answers
 
     def alone(self, work: Callable[[Engine], Result]) -> Future[Result]:
-        """Have work done in its turn. Raises Refusal where there is no room."""
+        """Queue other work with the engine, and return its future. Raises Refusal if there is no room, or if the
+        service is ending.
+        """
         [job] = self._add([work])
         return job
 
     def close(self, grace_s: float = 0.0) -> None:
-        """Begin nothing more, let what runs end within `grace_s`, and end the thread."""
+        """Accept and begin no more jobs, let the running one end within `grace_s` seconds, and end the thread."""
         with self._lock:
             self._is_closing = True
         futures.wait(self._jobs, timeout=grace_s)
@@ -187,7 +194,7 @@ class LocalService:
 
     @torch.inference_mode()
     def _do(self, job: Callable[[Engine], Result]) -> Result:
-        """Do a job whose turn has come. Raises Refusal where it fails."""
+        """Do a job. Raises Refusal if it fails, or if the service is ending."""
         if self._is_closing:
             raise Refusal(503, ENDING)
         try:
@@ -198,7 +205,7 @@ class LocalService:
             raise Refusal(500, str(as_run_error(error) or in_one_line(error))) from error
 
     def _generate(self, answer: ServedAnswer, engine: Engine) -> Piece:
-        """Generate an answer -> its last piece; the others are handed on as they come."""
+        """Generate an answer. Returns its last piece, and passes the earlier ones on as they come."""
         arm = answer.arm
         with arm.explained([answer.request]):
             loop, iteration = arm.begin([answer.request])

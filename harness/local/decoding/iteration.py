@@ -1,7 +1,8 @@
 """An iteration of a batch as two calls over its state: `propose`, and `decide`, which verifies and moves the rows on.
 
-Both are functions of tensors that read nothing on the host, but for lengths where the state has them: what is compiled
-or captured is what runs plainly. Without a proposal `decide` is a step of regular decoding.
+Both are functions of tensors, and on the host they read nothing but `RowState.lengths`, if the state has them. So the
+code that is compiled or captured is the code that runs plainly. Without a proposal, `decide` is a step of regular
+decoding.
 """
 
 from __future__ import annotations
@@ -32,10 +33,11 @@ class Decided(NamedTuple):
     """The decisions of the target.
 
     Attributes:
-        packed: [B, 3 + 3 K] float32, all that the host must know, in one tensor so that it waits once: the number of
-            accepted tokens, the token that follows (V where the logits are nan), the number that was offered; then the
-            draft tokens, and their probabilities under the target and under the drafter. Of tokens up to 2**24 float32
-            is exact.
+        packed: [B, 3 + 3 K] float32, everything that the host must know, in one tensor so that it waits once. Each row
+            has the number of accepted tokens, the token after them (V if its logits are nan) and the number of offered
+            tokens; then K draft tokens, their K probabilities under the target, and their K probabilities under the
+            drafter. Token ids up to 2**24 are exact in float32. With K=2, one token accepted and then token 7, a row is
+            [1, 7, 2, x1, x2, target(x1), target(x2), draft(x1), draft(x2)]. Without a proposal it is [0, 7, 0].
         step: the target's pass, logits [B, 1 + K, V].
     """
 
@@ -47,8 +49,9 @@ class BatchSize(NamedTuple):
     """The size of a batch.
 
     Attributes:
-        num_positions: random numbers of a row for each purpose.
-        most_tokens: of a row, prompt and new ones.
+        num_rows: B.
+        num_positions: the most random numbers of a row for each purpose.
+        most_tokens: the most tokens of a row, its prompt and new ones.
     """
 
     num_rows: int
@@ -56,8 +59,8 @@ class BatchSize(NamedTuple):
     most_tokens: int
 
     def num_slots(self, num_draft_tokens: int) -> int:
-        """The slots of a row in a cache: a draft model's last pass, of two tokens, begins at the last token of the
-        longest row.
+        """Return how many slots a row needs in a cache, for K draft tokens. They include K draft tokens, and one more
+        because a draft model's last pass, of two tokens, may begin at the last token of the longest row.
         """
         return self.most_tokens + num_draft_tokens + 1
 
@@ -67,18 +70,18 @@ class Calls:
 
     Args:
         target: the runner of the model that decides.
-        drafter: proposes tokens; None for regular decoding, one token per row and forward pass.
+        drafter: proposes tokens; None for regular decoding, which gives one token per row and forward pass.
         num_draft_tokens: K; 0 is regular decoding.
-        verification: the rule of acceptance, called where a row may be offered a token.
-        redraw: propose and accept with numbers that no other iteration takes, for a rule by which a
-            rejection depends on later tokens (block verification): a position that is drafted again
-            must not meet the numbers by which it was rejected, see `randomness`. With
-            max_new_tokens=64 and K=4 a row's stream has 65 entries by position, then a block of 4 for
-            each iteration.
-        warp: the drafter's own, if it is to follow the rows of each batch.
+        verification: the rule of acceptance, called with every proposal.
+        redraw: whether each iteration proposes and accepts with random numbers that no other iteration uses. Needed for
+            a rule by which a rejection depends on later tokens (block verification): a position that is drafted again
+            must not meet the numbers by which it was rejected, see `randomness`. With max_new_tokens=64 and K=4 a row's
+            stream then has 65 entries by position, followed by a block of 4 for each iteration.
+        warp: the `BatchWarp` that the loop sets for the rows of each batch; give the one that the drafter uses, so
+            that the drafter follows it. None makes one for the target alone.
 
     Attributes:
-        was_prepared: whether a prepared call has decided last.
+        was_prepared: whether a prepared call made the last decision.
     """
 
     was_prepared: bool = False
@@ -94,14 +97,14 @@ class Calls:
         warp: BatchWarp | None = None,
     ) -> None:
         self.target = target
-        # One that is never asked need not read the prompts.
+        # A drafter that will never be asked need not read the prompts.
         self.drafter = drafter if num_draft_tokens else None
         self.num_draft_tokens = num_draft_tokens if drafter is not None else 0
         self.warp = warp or BatchWarp()
         self.judge = Judge(self.warp, verification, num_draft_tokens if redraw else 0)
 
     def rows_for(self, batch: BatchSize, device: torch.device) -> RowState:
-        """Return rows for a batch, as many or more, which rest."""
+        """Return the state for a batch. It has at least the batch's number of rows, and all of them rest."""
         count = self.num_draft_tokens
         num_slots = batch.num_slots(count)
         rows = RowState.resting(batch.num_rows, batch.num_positions, count, device, num_slots)
@@ -109,10 +112,11 @@ class Calls:
         return rows
 
     def propose(self, rows: RowState, count: int, limits: Sequence[int]) -> Proposal | None:
-        """Propose up to `count` >= 1 tokens for each row; None where a drafter on the host offers no row any.
+        """Propose up to `count` >= 1 tokens for each row. Returns None if a drafter on the host offers no row a token.
 
         Args:
-            limits: how many each row can take. Only a drafter on the host is told; `decide` knows them.
+            limits: the most tokens that each row can be offered. Only the proposal of a drafter on the host is cut to
+                them here: `decide` computes the limits from the state.
         """
         drafter = self.drafter
         assert drafter is not None
@@ -127,7 +131,7 @@ class Calls:
         if width == 0:
             return None
         if rows.lengths is None:
-            # A prepared call judges K tokens.
+            # A prepared call always judges K tokens.
             width = count
         num_missing = (
             width - tokens.shape[1]
@@ -138,7 +142,9 @@ class Calls:
         return Proposal(tokens, probabilities, to_device(lengths, tokens.device))
 
     def decide(self, rows: RowState, proposal: Proposal | None) -> Decided:
-        """Verify a proposal by one pass of the target, or draw a token of each row without one. The rows move on."""
+        """Run one pass of the target, and verify the proposal by it. Without a proposal, draw one token of each row.
+        The state of the rows moves on.
+        """
         block = rows.last
         if proposal is not None:
             block = torch.cat([block, proposal.tokens], 1)
@@ -149,22 +155,23 @@ class Calls:
         return Decided(packed, step)
 
     def drafting_uniforms(self, rows: RowState, count: int) -> Tensor:
-        """Return the random numbers [B, count] with which an iteration drafts."""
+        """Return the random numbers [B, count] that an iteration drafts with."""
         return rows.random(Purpose.DRAFT, self.judge.drafting_places(rows), count)
 
     def judged(self, rows: RowState, logits: Tensor, proposal: Proposal | None) -> Tensor:
-        """Let the target decide by logits [B, 1 + K, V]; returns `Decided.packed`."""
+        """Decide by the target's logits [B, 1 + K, V], and move the rows on. Returns `Decided.packed`."""
         return self.judge(rows, logits, proposal)
 
 
 @dataclass(frozen=True)
 class Judge:
-    """Decides by the target's logits: draws a token of each row, or judges a proposal.
+    """Decides by the target's logits: draws one token of each row, or judges a proposal.
 
     Attributes:
-        warp: of the rows.
+        warp: the warp of the batch's rows.
         verification: the rule of acceptance.
-        num_redrawn: random numbers that an iteration takes for itself alone.
+        num_redrawn: how many random numbers each iteration has to itself for drafting, and as many for accepting; 0 if
+            it uses those of the row's position.
     """
 
     warp: BatchWarp
@@ -172,24 +179,22 @@ class Judge:
     num_redrawn: int
 
     def __call__(self, rows: RowState, logits: Tensor, proposal: Proposal | None) -> Tensor:
-        """Decide by logits [B, 1 + K, V], and let the rows move on; returns `Decided.packed`."""
+        """Decide by logits [B, 1 + K, V], and move the rows on. Returns `Decided.packed`."""
         if proposal is not None:
             return self._verify(rows, logits, proposal)
         drawn_by = rows.random(Purpose.TARGET, rows.numbers[Column.DECIDED], 1)
         next_token = inverse_cdf(self.warp(logits), drawn_by)
-        # A model that is fed the index V makes a GPU fail.
+        # V, which `inverse_cdf` draws from nan, would make a GPU fail in the model's embedding.
         rows.advance(next_token.clamp(max=logits.shape[-1] - 1))
-        # Nothing was accepted, and nothing offered.
+        # A 0 on each side of the token: none accepted, none offered.
         return pad(next_token.float(), (1, 1))
 
     def _verify(self, rows: RowState, logits: Tensor, proposal: Proposal) -> Tensor:
-        """Accept draft tokens of a proposal by logits [B, 1 + K, V], and let the rows move on; returns
-        `Decided.packed`.
-        """
+        """Verify a proposal by logits [B, 1 + K, V], and move the rows on. Returns `Decided.packed`."""
         tokens = proposal.tokens
         count = tokens.shape[1]
-        # As many as each row may still take before its last one, whatever the others need: an answer must not depend on
-        # its batch.
+        # Each row is offered as many tokens as it can still take before its last one, whatever the other rows need: an
+        # answer must not depend on its batch.
         offered = (rows.numbers[Column.MOST] - rows.numbers[Column.DECIDED] - 1).clamp(
             min=0, max=count
         )
@@ -216,8 +221,8 @@ class Judge:
         return packed
 
     def drafting_places(self, rows: RowState) -> Tensor:
-        """Return where the random numbers begin [B] with which an iteration drafts and accepts: at the row's position,
-        or behind those by position where each iteration takes its own.
+        """Return the index [B] of the first random number that an iteration drafts and accepts with. It is the row's
+        position. If each iteration has numbers to itself, these come after all numbers by position, in blocks.
         """
         if not self.num_redrawn:
             return rows.numbers[Column.DECIDED]
@@ -225,14 +230,16 @@ class Judge:
 
 
 def drafted(drafter: TensorDrafter, rows: RowState, uniforms: Tensor) -> Proposal:
-    """Let a drafter, which may be on another device, propose tokens for these rows with uniforms [B, K]."""
+    """Let a drafter, which may be on another device, propose tokens for these rows with uniforms [B, K]. The proposal
+    is on the rows' device.
+    """
     device = rows.numbers.device
     there = drafter.device or device
     return moved(drafter.draft(rows.on(there), uniforms.to(there)), device)
 
 
 def moved(proposal: Proposal, device: torch.device) -> Proposal:
-    """Return a proposal of tensors on a device."""
+    """Return the proposal with its tensors on `device`."""
     values: list[Any] = [
         value.to(device) if isinstance(value, Tensor) else value for value in proposal
     ]

@@ -1,7 +1,7 @@
-"""Regular and speculative decoding of a batch, whose rows begin together. One that has ended rests until all have.
+"""Regular and speculative decoding of a batch. Its rows begin together, and a row that has ended rests until all have.
 
-An iteration is Leviathan et al. 2023, algorithm 1, and Chen et al. 2023, algorithm 2, in every row at
-once; `docs/method.md` has it for one row alone.
+An iteration runs algorithm 1 of Leviathan et al. 2023 (algorithm 2 of Chen et al. 2023) in every row at
+once. `docs/method.md` explains it for a single row.
 """
 
 from __future__ import annotations
@@ -25,16 +25,18 @@ from harness.local.decoding.warp import Warp
 
 @dataclass(frozen=True)
 class RowRequest:
-    """A prompt that is to be continued.
+    """A prompt to continue, with its decoding settings.
 
     Attributes:
         prompt: its token ids, at least one.
-        uniforms: [at least max_new_tokens + 1, len(Purpose)] from `randomness.uniforms`, on the
-            target's device; (max_new_tokens + 1) (K + 1) where a loop redraws.
+        uniforms: [n, len(Purpose)] from `randomness.uniforms`, on the target's device. n is at least
+            max_new_tokens + 1, or (max_new_tokens + 1) (K + 1) if every iteration takes new numbers (`redraw` of
+            `Calls`).
         warp: how logits become probabilities.
-        max_new_tokens: the row ends when it has this many tokens, if not before.
-        stop_tokens: the row ends after the first of these.
-        leave_after: the row ends with the iteration in which it has this many tokens; None for never.
+        max_new_tokens: the row ends at this many new tokens, if not before.
+        stop_tokens: the row ends after the first of these tokens.
+        leave_after: the row also ends with the iteration in which it reaches this many new tokens, which are all kept;
+            None for no such limit.
     """
 
     prompt: Sequence[int]
@@ -46,7 +48,7 @@ class RowRequest:
 
 
 def size_of(requests: Sequence[RowRequest]) -> BatchSize:
-    """The size of a batch of requests."""
+    """Return the size of a batch of these requests."""
     return BatchSize(
         num_rows=len(requests),
         num_positions=max(len(request.uniforms) for request in requests),
@@ -59,8 +61,9 @@ class BatchRow:
     """One sequence of a batch.
 
     Attributes:
-        number: its place in the batch, from 0.
-        has_ended: also of a row that only fills the batch up.
+        number: its index in the batch, from 0.
+        num_generated: its new tokens so far.
+        has_ended: True also for a row that only fills the batch up.
     """
 
     number: int
@@ -70,19 +73,23 @@ class BatchRow:
 
     @property
     def length(self) -> int | None:
-        """How many of its tokens the target has read; None if it has ended."""
+        """The number of its tokens that the target has read, which is all but the last; None if the row has ended."""
         return None if self.has_ended else len(self.request.prompt) + self.num_generated - 1
 
     @property
     def limit(self) -> int:
-        """How many tokens it can be offered: its last one is never offered."""
+        """The most draft tokens that the row can be offered. Its last token is always the target's own."""
         return 0 if self.has_ended else self.request.max_new_tokens - self.num_generated - 1
 
     def take(self, numbers: Sequence[float], vocabulary_size: int) -> RowStep:
-        """Take what was decided, a row of `Decided.packed`, up to the end of the row.
+        """Append the tokens that were decided, up to the end of the row.
+
+        Args:
+            numbers: this row of `Decided.packed`.
+            vocabulary_size: V; a next token of V or more stands for logits that are nan.
 
         Raises:
-            NonFiniteError: a model gave no number for a token of this iteration.
+            NonFiniteError: a model gave nan for a token of this iteration.
         """
         if self.has_ended:
             return RowStep(self.number, [])
@@ -91,13 +98,13 @@ class BatchRow:
         proposed = list(map(int, numbers[3 : 3 + num_offered]))
         target = numbers[3 + count :][:num_offered]
         draft = numbers[3 + 2 * count :][:num_offered]
-        # All that was offered must be finite, not only what was accepted: a rule may accept a
-        # token whatever the target's probability of it is (`AcceptByCoin`).
+        # The probabilities of all offered tokens must be finite: a rule may accept a token whatever its
+        # probability under the target (`AcceptByCoin`), so that the number of accepted tokens shows nothing.
         for role, probabilities in (("model", target), ("draft", draft)):
             for place, probability in enumerate(probabilities):
                 if math.isnan(probability):
                     raise NonFiniteError(role, self.num_generated + place, self.number)
-        # `inverse_cdf` draws a token beyond the vocabulary from nan.
+        # From weights that are nan `inverse_cdf` draws V, a token beyond the vocabulary.
         if next_token >= vocabulary_size:
             raise NonFiniteError("model", self.num_generated + num_accepted, self.number)
         tokens = [*proposed[:num_accepted], next_token]
@@ -121,16 +128,17 @@ class BatchRow:
 
 @dataclass(frozen=True, slots=True)
 class RowStep:
-    """One row's part of an iteration.
+    """The result of an iteration for one row.
 
     Attributes:
-        row: its number: the place of its request in the batch, from 0.
-        tokens: the tokens it gained, at least one, cut after a stop token or at the length limit; none if it had ended.
-        proposed: the draft tokens verified; empty in regular decoding.
-        num_accepted: how many of `proposed` were accepted.
+        row: the index of its request in the batch, from 0.
+        tokens: the tokens that the row gained, cut after a stop token or at max_new_tokens. At least one, or none if
+            the row had ended before.
+        proposed: the draft tokens that the row was offered; empty in regular decoding.
+        num_accepted: how many of `proposed` were accepted. It is not cut where the row ends; `outcome` is.
         rejection: the probability of the first rejected token under the target, and under the
-            drafter; None if no token was rejected. Two steps that differ in its rounding are equal.
-        finish_reason: why the row ends with this step; None if it goes on, or where nobody says.
+            drafter; None if no token was rejected. Steps compare as equal whatever it is, because it is rounded.
+        finish_reason: why the row ends with this step; None if it goes on, or if the reason is unknown.
     """
 
     row: int
@@ -142,16 +150,17 @@ class RowStep:
 
     @property
     def origins(self) -> list[Origin]:
-        """Where each of `tokens` comes from."""
+        """The origin of each of `tokens`."""
         return origins(len(self.proposed), self.num_accepted, len(self.tokens))
 
     @property
     def outcome(self) -> tuple[int, int]:
-        """The numbers of proposed and of accepted tokens, up to the end of the row.
+        """The numbers of proposed and of accepted tokens, counted up to the end of the row.
 
-        An answer that ends with an accepted token counts as one that ends there for its length, whose last token is
-        never drafted: five of eight accepted, of which the third is a stop token, are two of two. So iterations have
-        as many tokens as they gave.
+        Say five of eight proposed tokens are accepted, and the third is a stop token. The row gained three tokens, and
+        the outcome is (2, 2): two tokens were proposed and accepted, and the third counts as the target's own. At a
+        length limit the last token is never drafted, so both ends are counted alike, and an iteration's accepted tokens
+        plus one are the tokens it gave.
         """
         num_tokens = len(self.tokens)
         if num_tokens > self.num_accepted:
@@ -159,8 +168,8 @@ class RowStep:
         return num_tokens - 1, num_tokens - 1
 
 
-# Gets the phase that begins: `prompts`, then `drafting`, `forward`, and `host` behind the calls of an iteration.
-# Nothing waits for the device.
+# Called with the name of the phase that begins: `prompts` once, then in every iteration `drafting` (if there is a
+# proposal), `forward`, and `host` once the calls are made. No synchronisation with the device precedes it.
 Watch = Callable[[str], None]
 
 
@@ -169,14 +178,15 @@ def unwatched(phase: str) -> None:
 
 
 class Loop:
-    """Decodes the rows of some requests together: `start` them, and take a `step` while rows go on.
+    """Decodes the rows of a batch together: call `start` once, then `step` while `num_running` is above 0.
 
     Args:
-        calls: of an iteration; loops that share them decode one after the other.
-        watch: of its iterations.
+        calls: the two calls of an iteration. Loops that share them must not run at the same time.
+        watch: called as each phase begins.
 
     Attributes:
-        num_decided: the tokens that iterations have decided, by whether prepared calls did.
+        num_decided: the tokens that iterations have decided, those of prepared calls under True, the others under
+            False. First tokens are not counted.
     """
 
     def __init__(self, calls: Calls, watch: Watch = unwatched) -> None:
@@ -184,22 +194,25 @@ class Loop:
         self._watch = watch
         self._rows: list[BatchRow] = []
         self.num_decided: Counter[bool] = Counter()
-        # Lets the drafter read the prompts, which only the target has read.
+        # `start` of the drafter with its arguments, until the first `step`: after `Loop.start` only the target has read
+        # the prompts.
         self._begin_drafting: Callable[[], None] | None = None
 
     @property
     def num_running(self) -> int:
-        """The rows that have not ended."""
+        """The number of rows that have not ended."""
         return sum(not row.has_ended for row in self._rows)
 
     def start(self, requests: Sequence[RowRequest], *, alone: bool = False) -> list[RowStep]:
-        """Read the prompts of requests, and decide their first tokens.
+        """Begin a batch of requests: read their prompts, and decide their first tokens.
+
+        Returns one step per request, in the order of the requests.
 
         Args:
-            alone: as of `Runner.start`.
+            alone: as for `Runner.start`.
 
         Raises:
-            NonFiniteError: as `step`.
+            NonFiniteError: as from `step`.
         """
         self._watch("prompts")
         calls = self._calls
@@ -216,7 +229,7 @@ class Loop:
         uniforms = torch.stack([row.request.uniforms[:1, Purpose.TARGET] for row in self._rows])
         first_tokens = inverse_cdf(calls.warp(step.logits), uniforms).flatten().tolist()
         if calls.drafter is not None:
-            # With the next call, because a reader waits for the first tokens.
+            # The drafter reads the prompts in the next call, because a reader is waiting for the first tokens.
             self._begin_drafting = functools.partial(
                 calls.drafter.start, prompts, first_tokens, step
             )
@@ -229,23 +242,26 @@ class Loop:
         return [row_step for row_step in row_steps if row_step.tokens]
 
     def step(self) -> list[RowStep]:
-        """Decide further tokens of all rows that have not ended, at least one of each.
+        """Decide at least one further token for every row that has not ended.
+
+        Returns the steps of these rows alone, in the order of the batch.
 
         Raises:
-            NonFiniteError: logits that are no numbers. Caches hold them too: the loop ends, and its runners are closed.
+            NonFiniteError: a model gave logits that are nan or infinite. The caches may hold such numbers too, so the
+                caller must drop this loop and close its runners.
         """
         if self._begin_drafting is not None:
             self._begin_drafting()
             self._begin_drafting = None
         calls, rows = self._calls, self._state
-        # K tokens for each row, or as many as it may still take before its last one. So the caches never hold more than
-        # prompt, `max_new_tokens` and K.
+        # A row is offered K tokens, or as many as it can still take before its last one. So the caches never hold more
+        # than the prompt, `max_new_tokens` and K tokens.
         limits = [row.limit for row in self._rows]
         count = min(calls.num_draft_tokens, max(limits))
         if rows.lengths is not None:
             rows.lengths = [row.length for row in self._rows]
         elif count > 0:
-            # Prepared calls draft K.
+            # Prepared calls always draft K tokens.
             count = calls.num_draft_tokens
 
         proposal = None
@@ -265,7 +281,7 @@ class Loop:
         return [row_step for row_step in row_steps if row_step.tokens]
 
     def _taken(self, numbers: Sequence[Sequence[float]], step: Step) -> list[RowStep]:
-        """Let each row take what was decided, and rest if that ends it; returns a step of each."""
+        """Let each row take its `numbers`, and let the rows rest that end with them. Returns one step per row."""
         size = step.logits.shape[-1]
         row_steps = [
             row.take(of_row, size) for row, of_row in zip(self._rows, numbers, strict=True)

@@ -1,14 +1,14 @@
 """Randomness as data: uniforms made before the loop, and sampling as a pure function of them.
 
 Each prompt has its own stream, a function of (seed, prompt index, position, purpose). So an answer
-does not depend on the batch it ran in, on the order, or on how often an iteration was repeated; and
-tests can feed chosen numbers.
+does not depend on the batch it ran in, on the order of prompts, or on how often an iteration was repeated.
+Tests can feed chosen numbers.
 
-A position that is proposed again after an earlier rejection reuses its uniforms, of all purposes.
-That is sound: a rejection at position t depends on the uniforms up to t alone, so those of the
-discarded positions after it are still uniform. That does not hold for block verification, whose rejection at
-t depends on the tokens after it too. There
-drafting and accepting take new numbers in every iteration (`redraw` of `loop.Loop`).
+A position that is proposed again, after a rejection before it, uses the same uniforms as the first time. This is
+sound for the usual rule: a rejection at position t depends only on the uniforms up to t, so those of the
+discarded positions after t are still uniform. It is not sound for block verification, where a rejection at
+t depends on the tokens after t too. With that rule, drafting and accepting take new numbers in every iteration
+(`redraw` of `iteration.Calls`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# Up to this many weights are scanned at once, and more in blocks of this size.
+# Up to _MOST_SCANNED weights are scanned at once. More are scanned in blocks of _BLOCK weights, because one scan of a
+# whole vocabulary takes ten times as long.
 _MOST_SCANNED = 4096
 _BLOCK = 512
 
@@ -37,51 +38,48 @@ class Purpose(IntEnum):
 def uniforms(
     seed: int, prompt_index: int, num_positions: int, device: torch.device | str = "cpu"
 ) -> Tensor:
-    """Make uniforms in [0, 1), float32 [num_positions, len(Purpose)], for the prompt with this
-    index.
+    """Return uniforms in [0, 1), float32 [num_positions, len(Purpose)], for the prompt with this index. A longer stream
+    begins with the numbers of a shorter one.
     """
     prompt_seed = np.random.SeedSequence([seed, prompt_index])
     generator = np.random.Generator(np.random.Philox(prompt_seed))
-    # Position first, so that a longer stream begins with the shorter one's numbers.
+    # The position is the first dimension, so that a longer stream begins with the shorter one's numbers.
     numbers = generator.random((num_positions, len(Purpose)), dtype=np.float32)
     return torch.from_numpy(numbers).to(device)
 
 
 def inverse_cdf(weights: Tensor, uniforms: Tensor, otherwise: int | None = None) -> Tensor:
-    """Draw from unnormalised float32 weights [..., V]: one index per row with uniforms [...] -> [...], or
-    n with uniforms [..., n] -> [..., n] (int64).
+    """Draw indices (int64) from unnormalised float32 weights [..., V].
 
-    The index is the first whose cumulative weight exceeds uniform * total, so a weight of zero is
-    never drawn.
+    The index is the first whose cumulative weight exceeds uniform * total, so an index of weight zero is
+    never drawn. With weights [1, 0, 3] the uniform 0.2 draws index 0, and 0.25 draws index 2.
 
     Args:
-        otherwise: what weights give that are nan, or all zero; V by default.
+        uniforms: [...] to draw one index for each row, which returns [...]; or [..., n] to draw n, which returns
+            [..., n].
+        otherwise: the index for rows whose weights contain nan or are all zero; V if None.
     """
     if uniforms.dim() < weights.dim():
         return inverse_cdf(weights, uniforms.unsqueeze(-1), otherwise).squeeze(-1)
     if otherwise is None:
         otherwise = weights.shape[-1]
-    # In float64 a float32 uniform below 1 times the total stays below the total, and the sums of
-    # more weights are never smaller.
+    # In float64, a float32 uniform below 1 times the total is below the total, and a cumulative sum never decreases.
     if weights.shape[-1] > _MOST_SCANNED:
         return _inverse_cdf_by_blocks(weights, uniforms, otherwise)
     cumulative = weights.cumsum(-1, dtype=torch.float64)
     total = cumulative[..., -1:]
     index = torch.searchsorted(cumulative, uniforms * total, right=True)
-    # Where a search through nan ends depends on who compiled it.
+    # The result of a search through nan depends on the compiler.
     return index.where(total > 0, otherwise)
 
 
 def _inverse_cdf_by_blocks(weights: Tensor, uniforms: Tensor, otherwise: int) -> Tensor:
-    """Draw as `inverse_cdf`: first a block, by the sums of all blocks, then one of its weights.
-
-    A scan of all weights takes ten times as long.
-    """
+    """Draw as `inverse_cdf` does: first a block, by the sums of all blocks, then one of its weights."""
     size = weights.shape[-1]
     cumulative = _block_sums(weights).cumsum(-1, dtype=torch.float64)
     total = cumulative[..., -1:]
     wanted = uniforms * total
-    # Not so for weights that are nan, or all zero.
+    # False for weights that contain nan or are all zero.
     can_be_drawn = total > 0
     block = torch.searchsorted(cumulative, wanted, right=True).where(can_be_drawn, 0)
 
@@ -90,18 +88,17 @@ def _inverse_cdf_by_blocks(weights: Tensor, uniforms: Tensor, otherwise: int) ->
     within = block_weights.view(index.shape).where(index < size, 0).cumsum(-1)
     before = cumulative.gather(-1, (block - 1).clamp(min=0)).where(block > 0, 0)
     index = torch.searchsorted(within, (wanted - before).unsqueeze(-1), right=True)
-    # By rounding a block's scan may end below its sum; then it is the last weight that is not zero.
+    # Rounding may make a block's scan end below the block's sum. Its last weight above zero is drawn then.
     last = torch.searchsorted(within, within[..., -1:].contiguous())
     drawn = block * _BLOCK + torch.minimum(index, last).squeeze(-1)
     return drawn.where(can_be_drawn, otherwise)
 
 
 def _block_sums(weights: Tensor) -> Tensor:
-    """Return the sums of whole blocks, and of the weights that are left over, if there are any."""
+    """Return the sum of each whole block, followed by the sum of the remaining weights if there are any."""
     size = weights.shape[-1]
     whole = size // _BLOCK * _BLOCK
-    # A block's sum is as exact as the weights in it; to sum them in float64 would copy all of them
-    # first.
+    # In float32, a block's sum is as exact as its weights. Summing in float64 would first copy all weights.
     sums = weights[..., :whole].unflatten(-1, (-1, _BLOCK)).sum(-1)
     if whole == size:
         return sums
@@ -110,15 +107,15 @@ def _block_sums(weights: Tensor) -> Tensor:
 
 
 def are_tokens(uniforms: Tensor) -> bool:
-    """Whether a drafter gets tokens to propose in place of random numbers: so an existing text is replayed."""
+    """Whether a drafter got tokens to propose in place of random numbers, which replays an existing text."""
     return not uniforms.is_floating_point()
 
 
 def existing_index(weights: Tensor, uniforms: Tensor) -> Tensor:
-    """Draw as `inverse_cdf`, but weights that are nan give V - 1, an index that exists.
+    """Draw as `inverse_cdf` does, except that weights with nan give V - 1, an index that exists.
 
-    A model that is fed the index V makes a GPU fail; with V - 1 the host can still report the nan.
-    Tokens in place of uniforms are taken.
+    Feeding V to a model makes a GPU fail. With V - 1 the pass ends, and the host can report the nan. If `uniforms` are
+    tokens (`are_tokens`), these are returned.
     """
     if are_tokens(uniforms):
         return uniforms

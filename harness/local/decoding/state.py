@@ -1,6 +1,6 @@
-"""The state of the rows of a batch, on the device: tensors that every iteration reads and writes in place.
+"""The state of a batch's rows on the device: tensors that every iteration reads and writes in place.
 
-The host keeps no counts of its own beside them: what it must know follows from the tokens that its rows have.
+The host keeps no counts that could disagree with them: it derives lengths and limits from the tokens that it was given.
 """
 
 from __future__ import annotations
@@ -15,29 +15,32 @@ from torch import Tensor
 from harness.local.decoding.randomness import Purpose
 from harness.local.decoding.transfer import to_device
 
-# Where the tokens of each row are read: numbers that the host knows, None for a row that rests; or a tensor [B].
+# The index in each row at which a pass begins: numbers that the host knows (None for a row that rests), or a tensor
+# [B].
 Starts = Sequence[int | None] | Tensor
 
 
 class Column(IntEnum):
-    """A number that the device knows of each row; indexes `RowState.numbers`. `advance` writes PREVIOUS and LAST
-    together, and LENGTH and DECIDED.
+    """A number that the device keeps for each row; indexes `RowState.numbers`.
+
+    The order counts: `RowState.advance` writes PREVIOUS and LAST as one slice, and LENGTH and DECIDED as another.
     """
 
-    # Tokens that the last iteration decided, of `RowState.decided`.
+    # How many tokens the last iteration decided: so many of `RowState.decided` are valid.
     GAINED = 0
-    # The last two tokens. The target has not read the second. LAST begins at a multiple of 16 bytes for any number of
-    # rows: a compiled pass would copy it from any other place.
+    # The last two tokens, of which the target has not read the second. LAST must begin at a multiple of 16 bytes for
+    # any number of rows, or a compiled pass copies it first. Row 2 of int64 numbers does.
     PREVIOUS = 1
     LAST = 2
-    # Tokens that the target has read. A draft model has read one less: it begins with the last two.
+    # How many tokens the target has read. A draft model has read one less, because it begins with the last two.
     LENGTH = 3
-    # New tokens so far, which is the row's place in its random numbers.
+    # The number of new tokens so far, which is also the row's position in its random numbers.
     DECIDED = 4
     # The number of new tokens at which the row ends.
     MOST = 5
     ITERATIONS = 6
-    # 0 for a row that rests: it has ended, or only fills the batch up. Its length stays; its last tokens mean nothing.
+    # 0 for a row that rests: it has ended, or only fills the batch up. LENGTH then stays, and its last tokens mean
+    # nothing.
     RUNNING = 7
 
 
@@ -47,14 +50,14 @@ class RowState:
 
     Attributes:
         numbers: [len(Column), B], int64.
-        uniforms: [B, P, len(Purpose)], P of each row for each purpose; behind a shorter request's are zeros that decide
-            nothing.
-        decided: [B, 1 + K], the tokens of the last iteration: the accepted ones and the one that follows; what is
-            behind them is to be ignored.
-        lengths: `Column.LENGTH` of the rows that run, None of those that rest, which the loop fills in by the rows'
-            tokens: a pass that knows them reads no more slots than the longest has. None where the calls are functions
-            of tensors alone, which can be compiled and captured.
-        num_slots: of each row in the caches of both models.
+        uniforms: [B, P, len(Purpose)], P random numbers of each row for each purpose. A request with fewer leaves
+            other numbers after its own, which decide nothing.
+        decided: [B, 1 + K], the tokens that the last iteration decided: the accepted ones, and the one after them. The
+            first `Column.GAINED` are valid; ignore the others.
+        lengths: on the host, `Column.LENGTH` of each row that runs, and None for each row that rests. The loop sets
+            them from the rows' tokens before each iteration, so that a pass reads no more slots than the longest row
+            has. None, in place of a list, if the calls must be functions of tensors alone, to be compiled or captured.
+        num_slots: the slots of each row in the caches of both models.
     """
 
     numbers: Tensor
@@ -72,7 +75,7 @@ class RowState:
         device: torch.device | str,
         num_slots: int = 0,
     ) -> RowState:
-        """Return rows that rest, with room for K draft tokens."""
+        """Return the state of rows that all rest, with room for K draft tokens."""
         numbers = torch.zeros(len(Column), num_rows, dtype=torch.long, device=device)
         uniforms = torch.zeros(num_rows, num_positions, len(Purpose), device=device)
         decided = numbers.new_zeros(num_rows, 1 + num_draft_tokens)
@@ -81,7 +84,9 @@ class RowState:
         return state
 
     def clear(self) -> None:
-        """Let all rows rest: one token was read, and nothing is offered."""
+        """Let all rows rest. They count as rows that have read one token, so that a draft model's pass, which begins
+        one token earlier, has a valid index; and they can be offered no tokens.
+        """
         self.numbers.zero_()
         self.numbers[Column.LENGTH] = 1
         self.numbers[Column.MOST] = 1
@@ -96,8 +101,8 @@ class RowState:
         return self.numbers[Column.LAST].unsqueeze(1)
 
     def on(self, device: torch.device) -> RowState:
-        """Return what a draft on a device must know of these rows: the rows themselves if they are there, else others
-        with copies of `numbers` and `decided` there.
+        """Return these rows for a draft on `device`: the rows themselves if they are on it, else a state that has
+        copies of `numbers` and `decided` on it. `uniforms` are not copied.
         """
         if device == self.numbers.device:
             return self
@@ -106,7 +111,12 @@ class RowState:
     def begin(
         self, row: int, prompt: Sequence[int], first_token: int, most: int, uniforms: Tensor
     ) -> None:
-        """Let a row begin behind a prompt, whose first new token has been decided."""
+        """Let a row begin after its prompt and its first new token, which has been decided.
+
+        Args:
+            most: the number of new tokens at which the row ends.
+            uniforms: [at most P, len(Purpose)], its random numbers.
+        """
         begun = {
             Column.PREVIOUS: prompt[-1],
             Column.LAST: first_token,
@@ -126,24 +136,30 @@ class RowState:
         self.numbers[Column.RUNNING, to_device(rows, self.numbers.device)] = 0
 
     def starts(self, ahead: int = 0) -> Starts:
-        """Return where each row is read that many tokens behind its length."""
+        """Return the index at which a pass begins in each row: its length plus `ahead`. The index 0 tokens ahead is
+        that of the last token, which the target has not read.
+        """
         if self.lengths is None:
             return self.numbers[Column.LENGTH] + ahead
         return [None if length is None else length + ahead for length in self.lengths]
 
     def random(self, purpose: Purpose, starts: Tensor, count: int) -> Tensor:
-        """Return `count` random numbers of each row, from its place in `starts` [B] on: [B, count]."""
+        """Return `count` random numbers of each row [B, count], beginning with the one at `starts` [B]."""
         places = starts.unsqueeze(1) + torch.arange(count, device=starts.device)
         numbers = self.uniforms[..., purpose]
-        # A row near its end may not need them all; positions beyond the stream are never decided.
+        # Near its end a row's stream may have fewer. The last number is repeated, for positions that are never decided.
         return numbers.gather(1, places.clamp(max=numbers.shape[1] - 1))
 
     def advance(self, decided: Tensor, num_accepted: Tensor | None = None) -> None:
-        """Move on, in place.
+        """Append the tokens that were decided to the rows, in place.
+
+        Say a row ends with `a`, the tokens b, c and d were proposed, b was accepted and y follows it. `decided` is
+        [b, y, d, y], of which the first two are valid, and `num_accepted` is 1. PREVIOUS becomes b and LAST y; LENGTH
+        and DECIDED grow by 2.
 
         Args:
-            decided: [B, 1 + K], the accepted tokens and the one that follows.
-            num_accepted: [B]; None where nothing was proposed.
+            decided: [B, 1 + K], the accepted tokens, the one after them, and then tokens to be ignored.
+            num_accepted: [B]; None if nothing was proposed, and K is 0.
         """
         gained = running = self.numbers[Column.RUNNING]
         # The two tokens at the end of each row.

@@ -1,4 +1,4 @@
-"""Lists of numbers as tensors on a device, without waiting for it."""
+"""Copies lists of numbers to a device without waiting for it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ def to_device(
     numbers: Sequence[int] | Sequence[Sequence[int]],
     device: torch.device | str,
 ) -> Tensor:
-    """Copy numbers [n] or [B, n] to a tensor on `device`.
+    """Copy numbers [n] or [B, n] to an int64 tensor on `device`.
 
-    `torch.tensor(numbers, device="cuda")` waits until the device has finished all queued work; a
-    copy from pinned memory is queued behind it instead.
+    `torch.tensor(numbers, device="cuda")` waits until the device has finished all queued work. A
+    copy from pinned memory only joins the queue.
     """
     first = numbers[0] if numbers else None
     if isinstance(first, int) and all(number == first for number in numbers):
@@ -27,6 +27,9 @@ def to_device(
 
 
 def padded(rows: Sequence[Sequence[int]], least: int = 0) -> list[list[int]]:
-    """Fill rows of tokens up to the longest one, on their right, and to at least `least` tokens."""
+    """Pad rows of tokens with zeros on the right, to the length of the longest row, and to at least `least` tokens.
+
+    [[5, 6, 7], [8]] becomes [[5, 6, 7], [8, 0, 0]].
+    """
     width = max(least, *map(len, rows))
     return [[*row, *[0] * (width - len(row))] for row in rows]

@@ -1,4 +1,4 @@
-"""Turns logits into probabilities, for the target and for every drafter alike, and nowhere else."""
+"""The only place that turns logits into probabilities, for the target and for every drafter."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# In float32 a smaller top_p is 0.
+# The least top_p that is applied. One that is 0 in float32 would keep no token, not even the likeliest.
 _LEAST_TOP_P = 1e-30
 
 
 @dataclass(frozen=True)
 class Warp:
-    """Temperature, then top-k, then top-p, in the order transformers applies them.
+    """Temperature, then top-k, then top-p: the order in which transformers applies them.
 
-    `temperature=0` is greedy: the distribution is one-hot on the likeliest token, the first one on
-    a tie. `top_k=0` and `top_p=1` change nothing.
+    `temperature=0` is greedy: the distribution is one-hot on the likeliest token, on the first if several
+    are equally likely. `top_k=0` and `top_p=1` change nothing.
     """
 
     temperature: float = 1.0
@@ -30,8 +30,8 @@ class Warp:
         return kind_of([self])
 
     def __call__(self, logits: Tensor) -> Tensor:
-        """Turn logits [..., V] of any type into float32 probabilities [..., V]; nan where a logit
-        is nan or inf.
+        """Turn logits [..., V] of any dtype into float32 probabilities [..., V]. A distribution is nan if one of its
+        logits is nan or +inf; a logit of -inf has probability 0.
         """
         warp = BatchWarp()
         warp.set_rows([self], logits.device)
@@ -39,13 +39,14 @@ class Warp:
 
 
 class WarpKind(NamedTuple):
-    """The work that the warps of some rows make: it is the same for all rows, and decided on the host.
+    """The operations that a batch's warps need. They run for all rows alike, and are chosen on the host, so that
+    compiled and captured code exists for each kind.
 
     Attributes:
-        has_greedy: whether a row takes the likeliest token.
-        has_sampled: whether a row does not.
-        most_top_k: the largest top-k; 0 for none.
-        has_top_p: whether a row has a top-p below 1.
+        has_greedy: whether any row takes the likeliest token.
+        has_sampled: whether any row draws its tokens.
+        most_top_k: the largest top-k of the rows that draw; 0 if none has one.
+        has_top_p: whether any row that draws has a top-p below 1.
     """
 
     has_greedy: bool
@@ -55,7 +56,7 @@ class WarpKind(NamedTuple):
 
 
 def kind_of(warps: Sequence[Warp]) -> WarpKind:
-    """Return the work that these warps make together."""
+    """Return the operations that these warps need together."""
     sampled = [warp for warp in warps if warp.temperature > 0]
     return WarpKind(
         has_greedy=len(sampled) < len(warps),
@@ -66,16 +67,17 @@ def kind_of(warps: Sequence[Warp]) -> WarpKind:
 
 
 class BatchWarp:
-    """The warp of a running batch, with one for each row of logits [B, ..., V]. A loop sets the rows, and its drafter
-    shares it.
+    """The warp of a batch, which applies another `Warp` to each row of logits [B, ..., V]. A loop sets the rows'
+    warps, and its drafter shares the object.
 
     Args:
-        num_rows: for which its tensors stay where they are, so that a captured call can read them.
-        devices: of these tensors, the target's first; a draft may be on another.
-        known: warps that rows may have. The work that these make together is then made for any of them.
+        num_rows: the most rows for which the same tensors are reused, so that a captured call can read them.
+        devices: the devices of these tensors, the target's first; a draft may be on another one.
+        known: warps that rows will probably have. A batch that needs no operation beyond those of `known` runs exactly
+            those of `known`, so that one prepared call serves all of these warps.
 
     Attributes:
-        kind: the work that is made.
+        kind: the operations that run.
     """
 
     kind: WarpKind = kind_of([Warp()])
@@ -87,12 +89,16 @@ class BatchWarp:
         known: Sequence[Warp] = (),
     ) -> None:
         self._known = list(known)
-        # Temperature, top-k and top-p of each row, on each device.
+        # One tensor [3, num_rows] per device: the temperature, top-k and top-p of each row.
         self._fixed = [torch.ones(3, num_rows, device=device) for device in devices]
         self._numbers = self._fixed
 
     def set_rows(self, warps: Sequence[Warp], device: torch.device | str = "cpu") -> None:
-        """Take a warp for each row of logits, on the target's device."""
+        """Set the warp of each row.
+
+        Args:
+            device: the target's device, for a batch that has more rows than the reused tensors.
+        """
         self.kind = kind_of(warps)
         if kind_of([*self._known, *warps]) == kind_of(self._known):
             self.kind = kind_of(self._known)
@@ -103,7 +109,7 @@ class BatchWarp:
         for numbers in self._numbers:
             for tensor, values in zip(numbers, zip(*columns, strict=True), strict=True):
                 if len(set(values)) == 1:
-                    # Filling waits for no device; and rows that only fill the batch up get a number, too.
+                    # Filling does not wait for the device, and gives rows that only fill the batch up a number, too.
                     tensor.fill_(values[0])
                 else:
                     tensor[: len(warps)] = torch.tensor(values, dtype=tensor.dtype)
@@ -131,7 +137,7 @@ class BatchWarp:
         top_k = self._of_rows(1, logits).long()
         most = min(self.kind.most_top_k, logits.shape[-1])
         likeliest = logits.topk(most, dim=-1).values
-        # A greedy row may have a larger top-k, of no effect.
+        # A greedy row may have a larger top-k, which has no effect.
         place = (top_k - 1).clamp(min=0, max=most - 1).expand(*logits.shape[:-1], 1)
         smallest_kept = likeliest.gather(-1, place)
         return logits.masked_fill((logits < smallest_kept) & (top_k > 0), -torch.inf)
@@ -139,8 +145,8 @@ class BatchWarp:
     def _cut_top_p(self, probabilities: Tensor) -> Tensor:
         top_p = self._of_rows(2, probabilities).clamp(min=_LEAST_TOP_P)
         descending, order = probabilities.sort(dim=-1, descending=True, stable=True)
-        # A token stays if the mass of all likelier ones has not reached top_p yet; so the
-        # likeliest always stays.
+        # A token is kept if the mass of all likelier tokens is below top_p. So the likeliest token is
+        # always kept. With probabilities [0.5, 0.3, 0.2] and top_p 0.6, the first two are.
         likelier_mass = descending.cumsum(-1) - descending
         kept = torch.empty_like(likelier_mass, dtype=torch.bool)
         kept = kept.scatter_(-1, order, likelier_mass < top_p)
@@ -148,7 +154,11 @@ class BatchWarp:
         return torch.where(top_p < 1, cut / cut.sum(-1, keepdim=True), probabilities)
 
     def _of_rows(self, setting: int, logits: Tensor) -> Tensor:
-        """Return a setting of each row, in a shape [B, 1, ...] that goes with logits [B, ..., V]."""
+        """Return one setting of each row in the shape [B, 1, ..., 1], which broadcasts over logits [B, ..., V].
+
+        Args:
+            setting: 0 for the temperature, 1 for top-k, 2 for top-p.
+        """
         here = [numbers for numbers in self._numbers if numbers.device == logits.device]
         numbers = here[0] if here else self._numbers[0].to(logits.device)
         of_rows = numbers[setting, : len(logits)]
@@ -156,9 +166,11 @@ class BatchWarp:
 
 
 def _one_hot(logits: Tensor) -> Tensor:
-    """Return distributions that are one-hot on the likeliest token of logits [..., V]."""
+    """Return distributions that are one-hot on the likeliest token of logits [..., V]; nan if the largest logit is not
+    finite.
+    """
     largest, likeliest = logits.max(-1, keepdim=True)
-    # 0, or nan like the softmax of logits that are not finite.
+    # 0 times a number that is not finite is nan, as the softmax of such logits would be.
     zero = 0 * largest
     return zero.expand_as(logits).clone().scatter_(-1, likeliest, zero + 1)
 

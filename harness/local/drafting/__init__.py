@@ -1,1 +1,1 @@
-"""The ways to propose tokens. Each drafter implements `decoding.protocols.Drafter`."""
+"""The ways to propose tokens. Each drafter implements `Drafter` or `TensorDrafter` of `decoding.protocols`."""

@@ -1,5 +1,5 @@
-"""Methods and rules that are not built in (`draft=./my_method.py:MyMethod`): their mistakes end the run with one line
-that names them.
+"""Checks of methods and acceptance rules that users write (`draft=./my_method.py:MyMethod`): a mistake in one ends the
+run with a single line that names it.
 """
 
 from __future__ import annotations
@@ -28,16 +28,23 @@ from harness.local.runners.base import Proxy, UnsupportedModelError
 
 
 def method_of(draft: DraftSettings) -> Method:
-    """The way to draft that the settings are for."""
+    """Return the method that these settings belong to."""
     method = METHODS[draft.method]
     assert isinstance(method, Method)
     return method
 
 
 def drafters_of(draft: DraftSettings, pair: Pair, runner: Runner | None) -> MakeDrafter:
-    """What `Method.drafter` returns. Drafters of a method that is not built in are checked.
+    """Return a function that makes drafters, as `Method.drafter` does. The proposals of a user's `Drafter` are checked.
 
-    One of tensors is called within a captured call: its mistakes are blamed where that is made.
+    A user's `TensorDrafter` is not wrapped, because it runs within captured calls. Its exceptions are blamed where
+    these calls are made.
+
+    Args:
+        runner: the draft model's runner, if there is one.
+
+    Raises:
+        RunError: a user's method failed.
     """
     with blaming_method(draft):
         make = method_of(draft).drafter(draft, pair, runner)
@@ -56,10 +63,11 @@ def drafters_of(draft: DraftSettings, pair: Pair, runner: Runner | None) -> Make
 
 
 class CheckedDrafter(Proxy):
-    """A drafter of such a method, with a RunError for a proposal of other shapes than `Proposal` has.
+    """A drafter of a user's method. `propose` raises a RunError if it fails, or if the proposal's shapes are not those
+    of `Proposal`.
 
     Args:
-        name: as the user typed it.
+        name: the method, as the user typed it.
     """
 
     def __init__(self, drafter: Drafter, name: str) -> None:
@@ -79,20 +87,23 @@ class CheckedDrafter(Proxy):
 
 @contextmanager
 def blaming(name: str, call: str = "", setting: str = "draft") -> Iterator[None]:
-    """Turns an exception of a user's code into a RunError that names it.
+    """Turn an exception of a user's code, within the block, into a RunError that names this code.
+
+    Failures that are not the code's own pass unchanged: our own errors, logits that are not finite, unsupported models,
+    and failures of the machine.
 
     Args:
-        name: as the user typed it.
-        call: the method that was called, `propose`, if that is known.
-        setting: where the user typed the name, `draft` or `decoding.rule`.
+        name: the method or rule, as the user typed it.
+        call: the function of it that is called, such as `propose`, if known.
+        setting: the setting in which the user typed the name, `draft` or `decoding.rule`.
     """
     try:
         yield
-    # These have a message already, or get one further up.
+    # These have a message already, or get one from a caller.
     except (HarnessError, NonFiniteError, UnsupportedModelError):
         raise
     except Exception as error:
-        # A failure of the machine, such as a lack of memory.
+        # A failure of the machine, such as a lack of memory, gets a message from a caller too.
         if as_run_error(error) is not None:
             raise
         what = in_one_line(error)
@@ -102,14 +113,15 @@ def blaming(name: str, call: str = "", setting: str = "draft") -> Iterator[None]
 
 
 def blaming_method(draft: DraftSettings | None) -> AbstractContextManager[None]:
-    """As `blaming`, of a method that is not built in; otherwise exceptions stay as they are."""
+    """Return `blaming` for a user's method. For a built-in one, or None, the block changes no exception."""
     if draft is None or METHODS.is_built_in(draft.method):
         return nullcontext()
     return blaming(draft.name)
 
 
 def checked_rule(rule: Callable[[Offer], Verdict], name: str) -> Callable[[Offer], Verdict]:
-    """Return the rule of acceptance with a check: a RunError for a verdict of other shapes than `Verdict` has.
+    """Return a user's acceptance rule with a check: it raises a RunError if the rule fails, or if the verdict's shapes
+    are not those of `Verdict`.
 
     Args:
         name: the rule, as the user typed it.
@@ -126,7 +138,7 @@ def checked_rule(rule: Callable[[Offer], Verdict], name: str) -> Callable[[Offer
 
 
 def _require_shape(owner: object, part: str, *shape: int) -> None:
-    """Raise a ValueError for a tensor of another shape."""
+    """Raise a ValueError if the tensor `owner.part` has another shape."""
     actual = getattr(owner, part).shape
     if actual != shape:
         raise ValueError(f"{part} of shape {list(actual)}, not {list(shape)}")

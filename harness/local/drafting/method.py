@@ -1,11 +1,11 @@
-"""The ways to draft: a `Method` is the record of one, with its settings and rules (`MethodRecord`) and
-its work. One's own is in a file (`draft=./my_method.py:MyMethod`).
+"""The ways to draft. A `Method` is the record of one: its name, settings and rules (`MethodRecord`), and the functions
+that plan and make its drafters. Users can write their own in a file (`draft=./my_method.py:MyMethod`).
 
-What needs torch is imported inside functions: names, settings and help are known without it.
+Everything that needs torch is imported inside functions, so that names, settings and help need no torch.
 
 A run calls a method in this order: `check` with the settings alone, `plan` before weights load,
-`layers` while the pair is prepared, and `drafter` when it decodes. Hugging Face's engine asks for
-transformers' words instead: `huggingface`.
+`layers` while the pair is prepared, and `drafter` when it decodes. The engine `huggingface` calls
+`check_huggingface` and `huggingface` in place of `layers` and `drafter`.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ if TYPE_CHECKING:
     from harness.local.models.checkpoints import Checkpoint
     from harness.local.models.loading import LoadedModel
 
-# Makes a drafter, given the warp of the target's logits.
+# Returns a new drafter, given the warp of the target's logits.
 MakeDrafter = Callable[["AnyWarp"], "Drafter | TensorDrafter"]
 
-# The rule about `draft` with transformers' own generation.
+# The rule for `draft` with transformers' own generation.
 FOR_HUGGINGFACE = "must be a model, lookup or early_exit with engine=huggingface"
 
 
 @dataclass(frozen=True)
 class DraftPlan:
-    """A draft before any weights load: which checkpoint or head it is. One that needs neither
-    weights nor a cache, as `lookup`, has settings alone.
+    """A draft before any weights load: its settings, and its checkpoint or head. A draft that needs neither
+    weights nor a cache, such as `lookup`, has settings alone.
 
     Attributes:
-        settings: the draft's, in which the plan has filled in what the user left open; None without
+        settings: the draft's settings. The plan has filled in values that the user left open. None without
             a draft.
-        checkpoint: the draft model, where it has weights of its own.
-        head: the draft head, which reads the target's hidden states.
+        checkpoint: the draft model's checkpoint; None if there is no draft model.
+        head: the draft head's checkpoint; None if there is no head.
     """
 
     settings: DraftSettings | None
@@ -70,8 +70,9 @@ class Pair:
     Attributes:
         target: the model whose output is wanted.
         draft: the draft model; None for heads and for methods without weights.
-        head: the head on the target's hidden states that drafts, if one does.
-        draft_settings: of the draft, whether model, head or text method; None without one.
+        tokenizer: the target's tokenizer.
+        head: the draft head, which reads the target's hidden states; None if the draft is no head.
+        draft_settings: the settings of any kind of draft; None without a draft.
     """
 
     target: LoadedModel
@@ -82,7 +83,7 @@ class Pair:
 
     @property
     def devices(self) -> list[torch.device]:
-        """Every device with a layer of either, the target's first."""
+        """Every device that holds a layer of the target or the draft, the target's first."""
         devices = list(self.target.devices)
         if self.draft is not None:
             devices += self.draft.devices
@@ -92,8 +93,8 @@ class Pair:
 
     @property
     def vocabulary_size(self) -> int:
-        """V, the width to which logits are cut: outputs may be padded beyond it, each model's
-        differently.
+        """V, the width to which the logits of both models are cut. Each model may pad its outputs beyond V, by a
+        different number.
         """
         models = [self.target] if self.draft is None else [self.target, self.draft]
         return min(vocabulary_size(loaded.model.config) for loaded in models)
@@ -109,7 +110,7 @@ class Pair:
 
 
 class Method(MethodRecord):
-    """The work of one way to draft; what can be said of it without models is in `MethodRecord`."""
+    """The functions of a way to draft that need models. The others are in `MethodRecord`."""
 
     def plan(
         self,
@@ -120,47 +121,53 @@ class Method(MethodRecord):
         """Plan the draft, before any weights load.
 
         Args:
-            settings: an object of the class `settings`, as typed by the user.
+            settings: an object of this record's class `settings`, as typed by the user.
             target: the target's checkpoint.
-            weights: of the run; None for a pair on paper, which needs none.
+            weights: the run's `weights`; None for a pair that is only planned, which needs none.
 
         Raises:
-            SettingError: a draft that does not go with the target.
+            SettingError: the draft does not fit the target.
         """
         return DraftPlan(settings)
 
     def layers(self, pair: Pair) -> Sequence[int]:
-        """Return the numbers of the target's layers whose hidden states the drafters read."""
+        """Return the target's layers whose hidden states the drafters read: 0 for the embedding, i for the output of
+        layer i.
+        """
         return () if pair.head is None else pair.head.config.layers
 
     def drafter(self, settings: Any, pair: Pair, runner: Runner | None) -> MakeDrafter:
-        """Return a function that makes a drafter, given the warp of the target's logits.
+        """Return a function that makes a drafter, given the warp of the target's logits. It may be called several
+        times, so work for all drafters is done here, before it is returned.
 
         Args:
-            settings: an object of the class `settings`, completed by `plan`.
+            settings: an object of this record's class `settings`, completed by `plan`.
             pair: the loaded models.
-            runner: the runner of the draft model, if there is one.
+            runner: the draft model's runner; None without a draft model.
         """
         raise NotImplementedError("drafter()")
 
     def huggingface(self, pair: Pair, settings: Any, decoding: DecodingSettings) -> dict[str, Any]:
-        """Return the arguments of transformers' `generate` that make it draft in this way."""
+        """Return the arguments of transformers' `generate` that make it draft in this way. Methods that `generate` does
+        not have raise NotImplementedError.
+        """
         raise NotImplementedError
 
     def check_huggingface(self, settings: Any) -> None:
+        """Raise a SettingError unless the method overrides `huggingface`."""
         has_words = type(self).huggingface is not Method.huggingface
         require(has_words, "draft", FOR_HUGGINGFACE, settings.name)
 
 
 class TextMethod(Method):
-    """A way to draft that reads nothing but the text; it makes a `Text` for each row."""
+    """A way to draft that reads only a row's text, by a `Text` for each row."""
 
     def texts(self, settings: Any, tokenizer: PreTrainedTokenizerBase) -> Callable[[], Text]:
-        """Return a function that makes an empty `Text`; it is called for each row of each batch."""
+        """Return a function that makes an empty `Text`. It is called for each row of each batch."""
         raise NotImplementedError
 
     def drafter(self, settings: Any, pair: Pair, runner: Runner | None) -> MakeDrafter:
-        """Return a function that makes a `TextDrafter`, whatever the warp."""
+        """Return a function that makes a `TextDrafter`. The warp does not matter to it."""
         from harness.local.drafting.text import TextDrafter
 
         new_text = self.texts(settings, pair.tokenizer)
@@ -185,7 +192,9 @@ class SampledMethod(Method):
     def drafter(
         self, settings: SampledDraftSettings, pair: Pair, runner: Runner | None
     ) -> MakeDrafter:
-        """Return a function that makes drafters with the pair's head, or with the model of the runner."""
+        """Return a function that makes drafters with the pair's head, or, without a head, with the draft model of
+        `runner`.
+        """
         from harness.local.decoding.warp import Warp
         from harness.local.drafting.heads.drafter import HeadDrafter
         from harness.local.drafting.model import ModelDrafter
@@ -219,7 +228,7 @@ class ModelDraftSettings(SampledDraftSettings, ModelSettings):
 
 
 class ModelDraft(SampledMethod):
-    """A model of its own, or a head; the configuration in a repository says which."""
+    """A draft model or a head. The configuration in the draft's repository shows which."""
 
     name = "model"
     summary = (
@@ -235,7 +244,7 @@ class ModelDraft(SampledMethod):
         target: Checkpoint,
         weights: WeightsSource | None,
     ) -> DraftPlan:
-        """Return a plan with a head or a draft model, by its configuration."""
+        """Return a plan with a head or a draft model, according to the repository's configuration."""
         from harness.local.drafting.heads.checkpoint import read_head
         from harness.local.models.random_weights import checkpoint_for
 
@@ -250,21 +259,23 @@ class ModelDraft(SampledMethod):
     def huggingface(
         self, pair: Pair, settings: ModelDraftSettings, decoding: DecodingSettings
     ) -> dict[str, Any]:
-        """Return the draft model, with both tokenizers if the widths of their logits differ."""
+        """Return the argument for the draft model, and those for both tokenizers if the models' logits differ in
+        width.
+        """
         from harness.local.models.tokenizers import load_tokenizer
 
         assert pair.draft is not None
         arguments: dict[str, Any] = {"assistant_model": pair.draft.model}
         widths = {vocabulary_size(loaded.model.config) for loaded in (pair.target, pair.draft)}
         if len(widths) > 1:
-            # `generate` compares these widths to find out whether both have one tokenizer.
+            # `generate` takes models with different widths for models with different tokenizers.
             other = load_tokenizer(pair.draft.settings, "draft")
             arguments |= {"tokenizer": pair.tokenizer, "assistant_tokenizer": other}
         return arguments
 
 
 class Mtp(SampledMethod):
-    """Layers that predict several tokens, as far as transformers reads them."""
+    """Multi-token-prediction layers in the target's checkpoint, if transformers can read them."""
 
     name = "mtp"
     summary = "the multi-token-prediction layers in the target's own checkpoint"
@@ -292,13 +303,13 @@ class EarlyExitSettings(DraftSettings):
         layers: how many of the target's layers draft; a quarter of them if None.
     """
 
-    # One number in a tuple, because `draft.layers` of a head is a list.
+    # A tuple of one number, because `draft.layers` is a list for heads.
     layers: tuple[int, ...] | None = None
 
 
 class EarlyExit(Method):
-    """The first layers of the target, by transformers' assisted generation alone (LayerSkip, Elhoushi et al. 2024,
-    arXiv:2404.16710, trains models so that these predict well).
+    """Drafts with the target's own first layers, only in transformers' assisted generation. LayerSkip (Elhoushi et al.
+    2024, arXiv:2404.16710) trains models whose first layers predict well.
     """
 
     name = "early_exit"
@@ -306,12 +317,14 @@ class EarlyExit(Method):
     settings = EarlyExitSettings
 
     def choice(self, name: str) -> dict[str, Any] | None:
-        """Return no settings for `early_exit`, and 8 layers for `early_exit_8`."""
+        """Return {} for `early_exit`, the setting of 8 layers for `early_exit_8`, and None for another method's
+        name.
+        """
         number = re.fullmatch(r"early_exit_(\d+)", name)
         return {"layers": [int(number[1])]} if number else super().choice(name)
 
     def check(self, run: RunSettings) -> None:
-        """Refuse every engine but transformers' own."""
+        """Raise a SettingError for every engine but transformers' own."""
         assert run.draft is not None
         is_theirs = run.engine.name == "huggingface"
         require(is_theirs, "draft", "needs engine=huggingface", run.draft.name)
@@ -322,7 +335,7 @@ class EarlyExit(Method):
         target: Checkpoint,
         weights: WeightsSource | None,
     ) -> DraftPlan:
-        """Return a plan whose settings have the number of layers, a quarter if none was given."""
+        """Return a plan whose settings name the number of layers; a quarter of the target's if the user named none."""
         total = target.config.get_text_config(decoder=True).num_hidden_layers
         layers = (max(1, total // 4),) if settings.layers is None else settings.layers
         rule = f"must be one number below the {total} layers of the target"
@@ -354,7 +367,7 @@ class LookupSettings(DraftSettings):
 
 
 class Lookup(TextMethod):
-    """Proposes what followed the same n-gram the last time."""
+    """Proposes the tokens that followed the last occurrence of the text's final n-gram."""
 
     name = "lookup"
     summary = "what followed the same n-gram in prompt and output"
@@ -376,19 +389,21 @@ class Lookup(TextMethod):
         }
 
     def check_huggingface(self, settings: LookupSettings) -> None:
-        """Refuse a least n-gram."""
+        """Raise a SettingError for a min_ngram other than 1."""
         rule = "must be 1 with engine=huggingface: generate() tries single tokens too"
         require(settings.min_ngram == 1, "draft.min_ngram", rule, settings.min_ngram)
 
 
 class ServerDraft(Method):
-    """A server's own drafting, whatever that is."""
+    """Whatever drafting a server does by itself."""
 
     name = "server"
     summary = "with engine=server: what that server drafts with"
 
     def check(self, run: RunSettings) -> None:
-        """Refuse every engine but a server, and one alone where times are compared."""
+        """Raise a SettingError for every engine but a server, and for a single server unless the command asks the
+        speculative arm alone.
+        """
         rule = "needs engine=server with engine.regular_url"
         is_alone = run.ASKS_SPECULATIVE_ALONE and run.engine.url is not None
         require(run.engine.has_two or is_alone, "draft", rule, "server")

@@ -1,4 +1,4 @@
-"""Draft models, which draft token by token."""
+"""Drafting with a draft model, token by token."""
 
 from __future__ import annotations
 
@@ -14,23 +14,25 @@ from harness.local.decoding.state import Column, RowState
 from harness.local.decoding.warp import AnyWarp
 from harness.local.runners.compiled import Part, end_part
 
-# The widths of a draft model's passes, in tokens.
+# The widths of a draft model's passes, in tokens: two for the first pass of a proposal, one for each later pass.
 WIDTHS = (1, 2)
 
 
 class ModelDrafter(TensorDrafter):
     """Proposes by running a draft model, token by token.
 
-    The runner's cache lacks the last two tokens of each row, its tail, with which every proposal begins. Say the text
-    ends with `a x`, and b, c and d are drawn: `a x` and b and c were fed, but never d itself. Whatever is accepted,
-    the cache then keeps one token more than the accepted ones, and lacks the last two again:
+    Before each proposal the draft model has read all but the last two tokens of a row, and the first pass of the
+    proposal reads these two. Say the text ends with `a x`, and b, c and d are drawn. The draft model reads `a x`, then
+    b, then c, but never d. However many of these are accepted, the last two tokens of the new text are read again:
 
-        accepted b, then y         the cache has `a x`, and lacks `b y`
-        accepted b, c, d, then y   the cache has `a x b c`, and lacks `d y`
+        text so far   accepted   next token   the cache keeps   the next proposal begins with
+        ... a x       b          y            ... a x           b y
+        ... a x       b c d      y            ... a x b c       d y
 
     Args:
-        runner: of the draft model.
-        warp: also applied to the target's logits.
+        runner: the draft model's runner.
+        warp: how the draft model's logits become probabilities; the target's warp, unless draft tokens are drawn
+            greedily.
     """
 
     layers = ()
@@ -54,10 +56,11 @@ class ModelDrafter(TensorDrafter):
         drawn: list[Tensor] = []
         distributions: list[Tensor] = []
         for number, numbers in enumerate(uniforms.split(1, dim=1)):
-            # Counted from the place of LAST: the first pass begins one before it, with the tail, the second behind it.
+            # Relative to the index of LAST: the first pass begins one token before it, the second one token after it.
             starts = rows.starts(-1 if number == 0 else number)
             logits = self.runner.extend(tokens, starts, goes_on=number > 0).logits
-            # Of the same layout behind two tokens as behind one, so that drawing is compiled once.
+            # The same memory layout after a pass of two tokens as after a pass of one, so that drawing is compiled
+            # once.
             last = logits[:, -1].flatten().view(len(logits), -1)
             tokens, probabilities = self._draw(last, numbers)
             drawn.append(tokens)
@@ -67,6 +70,8 @@ class ModelDrafter(TensorDrafter):
 
 
 def _draw(warp: AnyWarp, logits: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-    """Draw by logits [B, V] with uniforms [B, 1] -> tokens [B, 1], and what they are drawn from, [B, V]."""
+    """Draw with uniforms [B, 1] by logits [B, V]. Returns tokens [B, 1], and the probabilities [B, V] that they were
+    drawn from.
+    """
     probabilities = warp(logits)
     return existing_index(probabilities, uniforms), probabilities

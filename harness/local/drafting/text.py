@@ -1,6 +1,6 @@
-"""Drafting without a model: what a row's own text, prompt and answer, says that may follow.
+"""Drafting without a model, on the host: a `Text` guesses what follows from a row's own prompt and answer.
 
-`LookupText` is one kind of `Text`. All of it happens on the host.
+`LookupText` is one kind of `Text`.
 """
 
 from __future__ import annotations
@@ -15,22 +15,20 @@ from harness.local.decoding.transfer import padded, to_device
 
 
 class Text(Protocol):
-    """The tokens of one row, indexed so that a proposal takes the same time after any number of
-    them.
-    """
+    """The tokens of one row. They should be indexed, so that a proposal takes the same time however many there are."""
 
     def extend(self, tokens: Iterable[int]) -> None:
-        """Append decided tokens."""
+        """Append the prompt, or tokens that were decided."""
 
     def continuation(self, most: int) -> list[int]:
-        """Return up to `most` tokens that may follow; none without a guess."""
+        """Return up to `most` tokens that may follow, or an empty list if there is no guess."""
 
 
 class TextDrafter(Drafter):
-    """Proposes what each row's text says, which is deterministic.
+    """Proposes the continuation that each row's `Text` guesses. These proposals are deterministic.
 
     Args:
-        new_text: makes the empty text of a row.
+        new_text: returns an empty `Text`; called once for each row of each batch.
     """
 
     layers = ()
@@ -60,38 +58,44 @@ class TextDrafter(Drafter):
 
 
 class LookupText:
-    """Prompt lookup (Saxena 2023, github.com/apoorvumang/prompt-lookup-decoding), over prompt and
-    output alike: an index of n-grams, with one entry per token and length of n-gram.
+    """Prompt lookup (Saxena 2023, github.com/apoorvumang/prompt-lookup-decoding), over the prompt and the
+    output: proposes the tokens that followed the latest occurrence of the longest n-gram at the end of the text.
 
-    transformers and vLLM take an n-gram's first occurrence. The latest is as cheap with an index, and
-    better where a text changes what it repeats: a renamed variable, a list that goes on, a loop.
+    transformers and vLLM use an n-gram's first occurrence. With an index the latest costs no more, and it is
+    better if a text changes what it repeats: a renamed variable, a list that goes on, a loop. The index has one
+    entry per token and length of n-gram.
 
     `a b c a b` ends with `a b`, the longest n-gram that occurred before. What followed it begins at
-    position 2 and reaches the end: `c a b`, which is repeated as often as tokens are asked for.
+    position 2 and reaches the end of the text: `c a b`. This is repeated until there are as many tokens as asked for.
+
+    Args:
+        max_ngram: the most tokens of an n-gram.
+        min_ngram: the fewest tokens of an n-gram.
     """
 
     def __init__(self, max_ngram: int, min_ngram: int) -> None:
         self._max_ngram = max_ngram
         self._min_ngram = min_ngram
         self._tokens: list[int] = []
-        # Where the latest continuation of each n-gram begins.
+        # For each n-gram, the index of the token that followed its latest occurrence.
         self._following: dict[tuple[int, ...], int] = {}
 
     def extend(self, tokens: Iterable[int]) -> None:
-        """Append decided tokens."""
+        """Append tokens, and index the n-grams before each of them."""
         for token in tokens:
-            # Recorded only now, when something follows: the end of the text must not find itself.
+            # An n-gram is recorded when a token follows it. Recorded earlier, the end of the text would match itself.
             for ngram in self._last_ngrams():
                 self._following[ngram] = len(self._tokens)
             self._tokens.append(token)
 
     def continuation(self, most: int) -> list[int]:
-        """Return up to `most` tokens that followed the longest n-gram at the end of the text."""
+        """Return the `most` tokens that followed the longest known n-gram at the end of the text; an empty list if none
+        is known.
+        """
         for ngram in self._last_ngrams():
             begin = self._following.get(ngram)
             if begin is not None:
-                # A continuation that reaches the end of the text is repeated: the text is in a
-                # loop.
+                # A continuation that reaches the end of the text is repeated, because the text is in a loop.
                 period = len(self._tokens) - begin
                 return [self._tokens[begin + index % period] for index in range(most)]
         return []

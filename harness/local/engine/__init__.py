@@ -1,1 +1,1 @@
-"""The engine `local`: our loop over a loaded pair."""
+"""The engines over a loaded pair, `local` and `huggingface`; planning and loading pairs; reading texts with them."""

@@ -1,8 +1,8 @@
-"""Times in this process. Nothing but decoding happens between two readings of the clock of an answer (`LoopClock`); a
-`PhaseTimer` divides its time by calls.
+"""Takes the times of answers in this process. A `LoopClock` times an answer, and a `PhaseTimer` divides this time into
+phases.
 
-The devices are synchronised before the first reading. At the second they have decided the last token.
-Iterations are only collected while the clock runs, and read afterwards.
+The devices are synchronised before the clock starts. When it stops, they have decided the last token. In between there
+is only decoding: iterations are collected while the clock runs, and evaluated afterwards.
 """
 
 from __future__ import annotations
@@ -21,47 +21,51 @@ from harness.local.decoding.loop import RowStep
 
 
 class LoopClock:
-    """The clock of one answer: it runs within one block (`running`).
+    """The clock of one question's answers, which runs within a block of `running`.
 
     Args:
-        requests: the rows of the loops, batch after batch.
+        requests: the question's requests, in the order of the batches in which they are decoded.
         weights: the models that decode.
     """
 
     def __init__(self, requests: Sequence[Request], weights: Weights) -> None:
         self._requests = requests
         self._weights = weights
-        # Each iteration, behind the seconds at which it was decided, and the first request of its batch.
+        # For each iteration: the seconds when it was decided, the index of its batch's first request, and its row
+        # steps.
         self._noted: list[tuple[float, int, list[RowStep]]] = []
-        # When the batch with each first request began: as soon as the last one was decided.
+        # The seconds when each batch began, by the index of its first request. A batch begins when the last one ended.
         self._began: dict[int, float] = {}
         self._seconds = 0.0
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Run the clock within this block."""
+        """Let the clock run within this block."""
         self._weights.synchronize()
         self._started = time.perf_counter()
         yield
         self._seconds = time.perf_counter() - self._started
-        # What a drafter has queued behind the last verdict must not slow what is timed next.
+        # Work that a drafter has queued after the last verdict must not slow the next timed question.
         self._weights.synchronize()
 
     def note(self, row_steps: list[RowStep], first: int = 0) -> None:
-        """Note what an iteration has just decided of a batch that begins with the request `first`.
+        """Note the result of an iteration that has just been decided.
 
-        Its tokens are numbers on the host, which has waited for the device to decide them, and for
-        nothing that is queued after it.
+        Its tokens are numbers on the host. So the host has waited until the device had decided them, but not for any
+        work that was queued later.
+
+        Args:
+            first: the index of the batch's first request.
         """
         self._began.setdefault(first, self._noted[-1][0] if self._noted else 0.0)
         self._noted.append((time.perf_counter() - self._started, first, row_steps))
 
     def answered(self, phases: Phases, *, as_batch: bool, drafts: bool) -> Answered:
-        """The answers, once the block has ended.
+        """Return the answers. Called after the block of `running`.
 
         Args:
-            as_batch: whether all rows began with the first iteration, and share their time.
-            drafts: whether the arm drafts: an iteration that proposed nothing then has an outcome too, (0, 0).
+            as_batch: whether all requests were one batch, whose rows share their time.
+            drafts: whether the arm drafts. An iteration that proposed nothing then has the outcome (0, 0), not none.
         """
         records = [request.record() for request in self._requests]
         arrivals = []
@@ -73,7 +77,7 @@ class LoopClock:
                 record.add(row_step.tokens, seconds)
                 if row_step.proposed or (drafts and len(record.arrivals) > 1):
                     record.outcomes.append(row_step.outcome)
-                # A text that ended with an accepted token never came to the rejection behind it.
+                # If the text ended with an accepted token, a later rejection does not belong to it.
                 was_rejected = len(row_step.tokens) > row_step.num_accepted
                 arrival = Arrival(
                     number,
@@ -94,18 +98,18 @@ class LoopClock:
 
 
 class PhaseTimer:
-    """Times the phases of iterations by the clock of the device that makes their calls; on a GPU by events, for which
-    nothing waits.
+    """Times the phases of iterations by the clock of the device that runs the calls. On a GPU it uses events, which
+    need no synchronisation.
 
     Args:
-        device: the target's, for which a draft on another one waits.
-        is_launched: whether the host launches the kernels of a call one by one: its time is then a part of the call's.
+        device: the target's device. A draft on another device is included, because this device waits for it.
+        is_launched: whether the host launches the kernels of a call one by one, so that its time is part of the call's.
     """
 
     def __init__(self, device: torch.device, *, is_launched: bool = False) -> None:
         self._device = device
         self._is_launched = is_launched
-        # Each phase, with the time, or the event, at which it began.
+        # Each phase, with the time or the event of its beginning.
         self._marks: list[tuple[str, Any]] = []
 
     def __call__(self, phase: str) -> None:
@@ -119,7 +123,7 @@ class PhaseTimer:
 
     @property
     def phases(self) -> Phases:
-        """The times, once the device has made all calls."""
+        """The times of the phases. Read it only when the device has finished all calls."""
         phases = Phases(knows_host=not self._is_launched)
         for (phase, began), (_, ended) in itertools.pairwise(self._marks):
             is_event = self._device.type == "cuda"

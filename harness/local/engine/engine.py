@@ -1,7 +1,7 @@
 """This project's own decoding loop as an engine, over the runners of a loaded pair.
 
-An arm turns each request into one of the loop: random numbers, warp, limits. `decoding.loop` decides the tokens of a
-batch, batch after batch.
+An arm turns each request into a row of the loop, with random numbers, a warp and limits. `decoding.loop` decides the
+tokens of one batch after the other.
 """
 
 from __future__ import annotations
@@ -42,9 +42,10 @@ class LocalArm(Arm):
     """An arm of the local engine.
 
     Attributes:
-        runners: of the loaded pair.
-        weights: its models.
-        drafts: whether it speculates.
+        name: `regular` or `speculative`.
+        runners: the runners of the loaded pair.
+        weights: the models of the pair.
+        drafts: whether the arm speculates.
     """
 
     name: str
@@ -60,8 +61,8 @@ class LocalArm(Arm):
         extra: Sequence[Request] = (),
         note_ended: NoteEnded | None = None,
     ) -> Answered:
-        """As many requests as may be in flight are a batch, whose rows share their time; the next batch begins when its
-        last row has ended.
+        """Answer as `Arm.answer` does. Requests are divided into batches of `in_flight`, whose rows share their time.
+        The next batch begins when the last row of a batch has ended.
         """
         clock = LoopClock(requests, self.weights)
         device = self.pair.target.input_device
@@ -86,8 +87,8 @@ class LocalArm(Arm):
         return clock.answered(timer.phases, as_batch=is_batch, drafts=self.drafts)
 
     def loop_request(self, request: Request) -> RowRequest:
-        """A request as the loop takes it, with its random numbers. A longer stream begins with the shorter one, so
-        that the first numbers are the same for every rule and both arms.
+        """Return a request in the loop's form, with its random numbers. A longer stream of numbers begins with the
+        shorter one, so that the first numbers are the same for every rule and both arms.
         """
         decoding = request.decoding
         num_numbers = num_random(decoding) if self.drafts else decoding.max_new_tokens + 1
@@ -108,44 +109,46 @@ class LocalArm(Arm):
     def begin(
         self, requests: Sequence[Request], watch: Watch = unwatched
     ) -> tuple[Loop, list[RowStep]]:
-        """Begin a batch of requests with one K and rule: its loop, and the first tokens."""
+        """Begin a batch of requests that have the same K and rule. Returns its loop, and the steps with the first
+        tokens.
+        """
         asked = list(map(self.loop_request, requests))
         loop = Loop(self.calls(requests[0].decoding, size_of(asked)), watch)
         return loop, loop.start(asked, alone=requests[0].read_alone)
 
     def calls(self, decoding: DecodingSettings, batch: BatchSize) -> Calls:
-        """The calls of an iteration of a batch."""
+        """Return this arm's calls of an iteration for a batch."""
         return self.runners.calls(decoding, batch, drafts=self.drafts)
 
     @contextmanager
     def explained(self, requests: Sequence[Request]) -> Iterator[None]:
-        """In this block logits that are no numbers end with an error that names the model and the place, and anything
-        unknown with one that names a draft that is not built in.
+        """Within this block, logits that are not finite raise a RunError that names the model and the place. Other
+        exceptions name a user's own draft method, if that drafts.
 
         Args:
-            requests: the rows of the loop.
+            requests: the requests of the loop's rows, in the same order.
         """
         try:
             with blaming_method(self.pair.draft_settings if self.drafts else None):
                 yield
         except NonFiniteError as error:
-            # A mask does not hide nan in a cache.
+            # Caches may hold nan now. A mask does not hide nan from later batches, so the caches are dropped.
             self.runners.close()
             place = f"new token {error.position} of prompt {requests[error.row].index}"
             raise not_finite(self.pair, error.role, place) from error
 
 
 class LocalEngine(Engine):
-    """An `Engine` over a loaded pair; logits of both models are cut to the vocabulary they share.
+    """An `Engine` over a loaded pair. The logits of both models are cut to the vocabulary that they share.
 
     Args:
-        preparation: for which runners are prepared; other questions are answered more slowly.
+        preparation: the questions that runners are prepared for. Other questions are answered more slowly.
 
     Attributes:
-        runners: of the pair, until the engine is closed.
+        runners: the runners of the pair. They are closed with the engine, and after logits that are not finite.
 
     Raises:
-        SettingError: for a runner that the devices do not have.
+        SettingError: a model cannot be read in the way that the run needs.
     """
 
     def __init__(self, pair: Pair, preparation: Preparation) -> None:
@@ -174,7 +177,7 @@ class LocalEngine(Engine):
         return num_decided[True] / num_decided.total()
 
     def close(self) -> None:
-        """Free the runners; the pair is the caller's."""
+        """Free the runners. The pair belongs to the caller, and stays loaded."""
         self.arms = ()
         self.runners.close()
         release_memory(self._pair.devices)

@@ -1,6 +1,6 @@
 """Hugging Face's own decoders as an engine: `generate`, and its assisted forms.
 
-A streamer notes the tokens as `generate` decides them, as iterations of a loop.
+A streamer records the tokens as `generate` decides them, in the form of iterations of our loop.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from harness.local.models.tokenizers import vocabulary_size
 
 
 def check_pair(planned: PlannedPair, decoding: DecodingSettings) -> None:
-    """Raise a SettingError for a draft that `generate` cannot have, before weights load."""
+    """Raise a SettingError for a draft that `generate` cannot use. Called before weights load."""
     if planned.draft_settings is None:
         return
     draft = planned.draft_settings.name
@@ -63,12 +63,12 @@ def check_pair(planned: PlannedPair, decoding: DecodingSettings) -> None:
 
 
 class HuggingFaceEngine(Engine):
-    """`generate` over a loaded pair. Requests are answered one after the other: assisted generation takes one prompt at
-    a time. Random numbers are torch's own, seeded for each prompt.
+    """`generate` over a loaded pair. Requests are answered one after the other, because assisted generation takes one
+    prompt at a time. Random numbers are torch's, seeded for each prompt.
     """
 
     def __init__(self, pair: Pair, preparation: Preparation):
-        # The reference has the same weights in our eager runner.
+        # The reference reads texts with the same weights, in our static runner.
         self._reference = open_reference(pair, preparation)
         self._devices = pair.devices
         self.weights = loaded_weights(pair, self._reference)
@@ -82,7 +82,7 @@ class HuggingFaceEngine(Engine):
         self.arms: Sequence[Arm] = arms
 
     def close(self) -> None:
-        """Free the reference's runners; the pair is the caller's."""
+        """Free the reference's runners. The pair belongs to the caller, and stays loaded."""
         self.arms = ()
         self._reference.close()
         release_memory(self._devices)
@@ -93,8 +93,10 @@ class HuggingFaceArm(Arm):
     """An arm of Hugging Face's engine.
 
     Attributes:
-        weights: the pair's.
-        arguments: of `generate`, apart from those that every arm has.
+        name: `regular` or `speculative`.
+        pair: the loaded models.
+        weights: the weights of the pair.
+        arguments: the arguments of `generate` in addition to those of every arm.
     """
 
     name: str
@@ -110,9 +112,9 @@ class HuggingFaceArm(Arm):
         extra: Sequence[Request] = (),
         note_ended: NoteEnded | None = None,
     ) -> Answered:
-        """Answer requests one after the other, whatever `in_flight` is.
+        """Answer as `Arm.answer` does, but one request after the other, whatever `in_flight` is.
 
-        The clock is told of one iteration per pass of the target, of which the first may decide draft tokens too.
+        There is one iteration per pass of the target. The first one, over the prompt, may already decide draft tokens.
         """
         clock = LoopClock(requests, self.weights)
         recorders = [_Recorder(request, row, clock.note) for row, request in enumerate(requests)]
@@ -128,25 +130,27 @@ class HuggingFaceArm(Arm):
         )
 
     def _prepared(self, recorder: _Recorder) -> Callable[[], None]:
-        """A function that runs `generate`: everything that is not decoding is done before."""
+        """Return a function that runs `generate` for a request. Everything that is not decoding is done before it is
+        returned.
+        """
         request = recorder.request
         decoding = request.decoding
         target: Any = self.pair.target.model
         prompt_ids = torch.tensor([list(request.prompt)], device=self.pair.target.input_device)
-        # The warp and the limits that every engine has.
+        # The same warp and limits as in every engine.
         warp: dict[str, Any] = {"do_sample": False}
         if decoding.temperature > 0:
             warp = {"do_sample": True, "temperature": decoding.temperature}
             warp |= {"top_k": decoding.top_k, "top_p": decoding.top_p}
         config = GenerationConfig(
             max_new_tokens=decoding.max_new_tokens,
-            # Without any, exactly `max_new_tokens` are generated.
+            # With None, exactly `max_new_tokens` are generated.
             eos_token_id=sorted(request.stop_tokens) or None,
             pad_token_id=0,
             **warp,
         )
-        # `generate` takes unset values from the model's own configuration, and has no argument for
-        # an assistant's.
+        # `generate` takes unset values from the model's own configuration, so it is replaced by an empty one. The
+        # assistant's is replaced too, because `generate` has no argument for it.
         configs = {target: GenerationConfig()}
         if assistant := self.arguments.get("assistant_model"):
             configs[assistant] = _schedule(decoding)
@@ -163,7 +167,7 @@ class HuggingFaceArm(Arm):
                     before = model.generation_config
                     undo.callback(setattr, model, "generation_config", before)
                     model.generation_config = its_own
-                # Below 2⁶³, which torch takes.
+                # Shifted to below 2⁶³, because torch accepts no larger seeds.
                 torch.manual_seed(int(seeds[0]) >> 1)
                 target.generate(prompt_ids, streamer=recorder, **arguments)
 
@@ -171,7 +175,9 @@ class HuggingFaceArm(Arm):
 
 
 def _schedule(decoding: DecodingSettings) -> GenerationConfig:
-    """How many tokens an assistant drafts: always K, or as transformers' heuristic has it."""
+    """Return an assistant's configuration: it drafts K tokens in every iteration, or as many as transformers' heuristic
+    decides.
+    """
     if decoding.num_draft_tokens == "auto":
         return GenerationConfig(
             num_assistant_tokens=decoding.most_draft_tokens,
@@ -180,29 +186,29 @@ def _schedule(decoding: DecodingSettings) -> GenerationConfig:
     return GenerationConfig(
         num_assistant_tokens=decoding.num_draft_tokens,
         num_assistant_tokens_schedule="constant",
-        # Never stop early.
+        # Never stops early because of low confidence.
         assistant_confidence_threshold=0.0,
     )
 
 
 class _LeftError(Exception):
-    """Nobody waits for the rest of an answer."""
+    """Raised to end `generate` when the rest of an answer is not needed."""
 
 
 @dataclass
 class _Recorder(BaseStreamer):
-    """Notes the tokens that `generate` decides, as iterations.
+    """Records the tokens that `generate` decides, as iterations.
 
-    Hugging Face reports no acceptance. So the candidates are noted as they are made: those at the
-    beginning of what is decided next were accepted. Candidates 5, 6, 7 before the tokens 5, 6, 9:
-    two were accepted. A rejected token is never decided in its own place, neither greedily nor from
-    the residual.
+    Hugging Face does not report acceptance, so candidates are recorded when they are made. The accepted ones are those
+    with which the next decided tokens begin. With candidates 5, 6, 7 and then the tokens 5, 6, 9, two were accepted.
+    This is exact, because a rejected token is never decided in its own place, neither greedily nor from the residual.
 
     Attributes:
-        row: of these records.
-        note: gets each iteration.
+        request: the request that is answered.
+        row: its index among the question's requests.
+        note: called with each iteration.
         proposed: the candidates that are being verified.
-        num_generated: the new tokens so far; None before the prompt.
+        num_generated: the number of new tokens so far; None before `generate` has passed the prompt on.
     """
 
     request: Request
@@ -212,13 +218,12 @@ class _Recorder(BaseStreamer):
     num_generated: int | None = None
 
     def put(self, value: Tensor) -> None:
-        """Tokens of `generate`; the first call brings the prompt."""
+        """Take tokens from `generate`, as a streamer must. The first call brings the prompt."""
         if self.num_generated is None:
             self.num_generated = 0
             return
         tokens = value.reshape(-1).tolist()
-        # Prompt lookup may propose more tokens than `max_new_tokens` leaves room for; the others
-        # are never looked at.
+        # Prompt lookup may propose more tokens than `max_new_tokens` leaves room for. The excess is never verified.
         proposed = self.proposed[: self.request.decoding.max_new_tokens - self.num_generated]
         self.num_generated += len(tokens)
         self.proposed = []
@@ -228,11 +233,11 @@ class _Recorder(BaseStreamer):
             raise _LeftError
 
     def end(self) -> None:
-        """Required of a streamer."""
+        """Do nothing. Every streamer must have this method."""
 
     @contextmanager
     def watching(self, model: Any) -> Iterator[None]:
-        """In this block note the candidates of every candidate generator that a model makes."""
+        """Within this block, record the candidates of every candidate generator that a model makes."""
         make = model._get_candidate_generator
         made: list[Any] = []
 
@@ -255,5 +260,6 @@ class _Recorder(BaseStreamer):
         finally:
             del model._get_candidate_generator
             for generator in made:
-                # It would keep itself and this recorder until the collector comes.
+                # Otherwise the generator would refer to itself, and would keep this recorder until garbage is
+                # collected.
                 del generator.get_candidates

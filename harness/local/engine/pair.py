@@ -1,7 +1,7 @@
-"""From settings to a target and a draft that run: all that can be checked is, before weights load.
+"""Turns settings into a target and a draft that run. Everything that can be checked is checked before weights load.
 
-A pair is planned (`PlannedPair`: configurations and sizes, and tokenizers where it is to run), placed
-(`PlacedPair`: the device of every layer) and loaded (`Pair`).
+A pair is first planned (`PlannedPair`: configurations and sizes and, if it is to run, tokenizers), then placed
+(`PlacedPair`: the device of every layer), and then loaded (`Pair`).
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ from harness.local.models.tokenizers import load_tokenizer, max_context, vocabul
 
 
 class Excess(NamedTuple):
-    """How a prompt is too long for a model.
+    """A prompt that is too long for a model.
 
     Attributes:
-        num_prompt_tokens: of the prompt, in that model's tokens.
-        rule: `with decoding.max_new_tokens=64 that is 1088 tokens, and draft=tiny takes 1024`.
+        num_prompt_tokens: the number of the prompt's tokens.
+        rule: the rule for an error: `with decoding.max_new_tokens=64 that is 1088 tokens, and draft=tiny takes 1024`.
     """
 
     num_prompt_tokens: int
@@ -60,17 +60,18 @@ class Excess(NamedTuple):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PlannedPair:
-    """A pair that has been checked.
+    """A pair whose settings and configurations have been checked.
 
     Attributes:
-        checkpoints: of the target, and of the draft if it is a model with its own weights.
-        sketches: the sizes of these, then of a head that drafts.
-        placement: the run's.
-        draft_settings: of the draft, of any kind; None without one.
-        head: a draft that is a head.
+        checkpoints: the checkpoint of the target, and of the draft if it is a draft model.
+        sketches: the sizes of these models and, after them, of a draft head.
+        placement: the run's placement settings.
+        draft_settings: the settings of any kind of draft; None without a draft.
+        head: the checkpoint of a draft head; None if the draft is no head.
         shares_tokenizer: whether a draft model has the target's tokenizer.
-        tokenizer: the target's; None for a pair on paper, whose tokenizers nobody has read.
-        gpus: that it may be placed on, by torch's indices; none for a pair on the CPU, and on paper.
+        tokenizer: the target's tokenizer; None for a pair that is only planned (`sketch_pair`).
+        gpus: the GPUs on which it may be placed, by torch's indices; empty for the CPU, and for a pair that is only
+            planned.
     """
 
     checkpoints: Sequence[Checkpoint]
@@ -87,7 +88,7 @@ class PlannedPair:
         return PlacementProblem(tuple(self.sketches), self.placement, free, demand)
 
     def room(self, new_tokens: int) -> int | None:
-        """The most tokens that a prompt may have before `new_tokens` more; None for any number."""
+        """Return the most tokens that a prompt can have if `new_tokens` follow it; None if nothing bounds them."""
         contexts = [max_context(checkpoint.config) for checkpoint in self.checkpoints]
         limits = [context for context in contexts if context is not None]
         return min(limits) - new_tokens if limits else None
@@ -95,10 +96,10 @@ class PlannedPair:
     def excess(
         self, prompts: TokenRows, new_tokens: int, answers: str | None = None
     ) -> Excess | None:
-        """How the longest prompt with its new tokens exceeds a context; None where it fits.
+        """Return by how much the longest prompt and its new tokens exceed a model's context; None if they fit.
 
         Args:
-            answers: what the new tokens are; `decoding.max_new_tokens` by default.
+            answers: how the error names the new tokens; None for `decoding.max_new_tokens=…`.
         """
         answers = answers or f"decoding.max_new_tokens={new_tokens}"
         longest = max(map(len, prompts))
@@ -111,12 +112,12 @@ class PlannedPair:
         return None
 
     def check_vocabulary(self, token_ids: TokenRows) -> None:
-        """Raise a SettingError for a token that a model has no embedding for.
+        """Raise a SettingError for a token for which a model has no embedding.
 
         Such a tokenizer was extended after the model's training.
         """
         largest = max(map(max, token_ids), default=0)
-        # A draft with another tokenizer reads tokens of its own.
+        # A draft with another tokenizer never reads these tokens.
         for checkpoint in self.checkpoints if self.shares_tokenizer else self.checkpoints[:1]:
             size = vocabulary_size(checkpoint.config)
             if largest >= size:
@@ -128,13 +129,13 @@ class PlannedPair:
                 raise SettingError("model.tokenizer", rule)
 
     def place(self, demand: Demand, *, force: bool = False) -> PlacedPair:
-        """Choose a device for every layer, by the memory that is free now.
+        """Choose a device for every layer, according to the memory that is free now.
 
         Args:
-            force: load even what does not seem to fit.
+            force: whether a pair that does not seem to fit is placed too.
 
         Raises:
-            RunError: the pair does not fit; the message says what would.
+            RunError: the pair does not fit. The message states what would.
         """
         free = free_memory(self.gpus)
         placements = fit_or_explain(self.problem(free, demand), force=force)
@@ -146,15 +147,15 @@ class PlacedPair(PlannedPair):
     """A pair that is ready to load.
 
     Attributes:
-        placements: for each sketch.
-        free: the memory by which their devices were chosen.
+        placements: the placement of each sketch.
+        free: the free memory for which the devices were chosen.
     """
 
     placements: Sequence[Placement]
     free: Memory
 
     def suits(self, demand: Demand, *, force: bool = False) -> bool:
-        """Whether every layer would be where it is for another demand, too."""
+        """Whether another demand would put every layer on the same device."""
         try:
             placements = fit_or_explain(self.problem(self.free, demand), force=force)
         except RunError:
@@ -164,23 +165,23 @@ class PlacedPair(PlannedPair):
 
     @property
     def models(self) -> list[PlacedModel]:
-        """The target, then the draft if it is a model with its own weights."""
+        """The target, and then the draft if it is a draft model."""
         models = zip(self.checkpoints, self.sketches, self.placements, strict=False)
         return [PlacedModel(*model) for model in models]
 
     @property
     def devices(self) -> list[torch.device]:
-        """Every device that will have a layer of either, the target's first."""
+        """Every device that will hold a layer of the target or the draft, the target's first."""
         devices = [device for placement in self.placements for device in placement.devices]
         return list(dict.fromkeys(devices))
 
     def device_names(self) -> list[str]:
-        """Product names of the devices, `NVIDIA A100-SXM4-40GB` or the CPU's model."""
+        """Return the product names of the devices, `NVIDIA A100-SXM4-40GB` or the CPU's model."""
         cpu = cpu_name() or "unknown CPU"
         return [torch.cuda.get_device_name(d) if d.type == "cuda" else cpu for d in self.devices]
 
     def describe(self) -> str:
-        """The decisions, for the user: one line per model."""
+        """Return lines for the user about the placement, one for each model, and further remarks."""
         lines: list[str | None] = [model.describe() for model in self.models]
         draft_settings = self.draft_settings
         if draft_settings is not None and len(self.models) == 1:
@@ -198,7 +199,7 @@ class PlacedPair(PlannedPair):
         return "\n".join(filter(None, lines))
 
     def columns(self) -> dict[str, Any]:
-        """The columns of a row about number formats and bytes of the models."""
+        """Return the columns of a row about the models' dtypes and bytes."""
         target = self.models[0]
         columns: dict[str, Any] = {
             "dtype": str(target.sketch.dtype).removeprefix("torch."),
@@ -236,19 +237,19 @@ def plan_pair(
     *,
     weights: WeightsSource = "stored",
 ) -> PlannedPair:
-    """Check everything that can be checked before weights load: configurations, tokenizers,
-    vocabularies, quantization.
+    """Plan a pair that is to run, and check everything that can be checked before weights load: configurations,
+    tokenizers, vocabularies, quantization.
 
     Args:
-        target: the model whose output is wanted.
-        draft: None for the target alone.
-        placement: the run's; a model's own settings come first.
-        dtype: likewise.
-        weights: `random` needs no stored weights and no tokenizer: text is read byte by byte.
+        target: the settings of the model whose output is wanted.
+        draft: the draft's settings; None for the target alone.
+        placement: the run's placement settings. A model's own `gpus` overrides them.
+        dtype: the run's dtype. A model's own dtype overrides it.
+        weights: `random` needs no stored weights and no tokenizer, because text is read byte by byte.
 
     Raises:
-        SettingError: a setting that cannot hold for these models.
-        RunError: a repository out of reach, a library that is missing or fails.
+        SettingError: a setting is impossible for these models.
+        RunError: a repository is out of reach, or a library is missing or fails.
     """
     quiet_libraries()
     models = {"model": target}
@@ -275,11 +276,11 @@ def plan_pair(
 def check_outputs(
     target: Checkpoint, draft: Checkpoint, tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    """Raise a SettingError if one of two models with a tokenizer has no outputs for some of its tokens.
+    """Raise a SettingError if two models share a tokenizer, but one of them lacks outputs for some of its tokens.
 
-    Embeddings may differ in size although tokenizers agree: models of one family pad them differently (Qwen2 0.5B has
-    151,936 rows and 7B 152,064, for 151,646 tokens). Logits beyond `Pair.vocabulary_size` stand for no token, and
-    must be cut off before logits are compared.
+    Embeddings may differ in size although the tokenizer is the same, because models of one family pad them differently
+    (Qwen2 0.5B has 151,936 rows and 7B 152,064, for 151,646 tokens). Logits beyond `Pair.vocabulary_size` belong to no
+    token, and must be cut off before logits are compared.
     """
     num_outputs, num_draft_outputs = map(vocabulary_size, (target.config, draft.config))
     num_tokens = max(tokenizer.get_vocab().values()) + 1
@@ -297,14 +298,17 @@ def sketch_pair(
     device: torch.device,
     weights: WeightsSource | None = None,
 ) -> PlannedPair:
-    """Read the configurations and check them: a pair on paper.
+    """Read the configurations of a pair and check them. Returns the pair's plan without tokenizers and GPUs.
 
     Args:
-        target, draft, placement: as of `plan_pair`.
-        dtype: the run's. `auto` is float32 on the CPU and the checkpoint's own half type on a GPU
-            (bfloat16 where the checkpoint is in float32; float16 with 8-bit weights).
-        device: of the kind on which the models will be; `meta` for a GPU that is not here.
-        weights: None if not even stored ones will be needed.
+        target, draft, placement: as for `plan_pair`.
+        dtype: the run's dtype. `auto` is float32 on the CPU, and the checkpoint's own half type on a GPU
+            (bfloat16 if the checkpoint is in float32, and float16 with 8-bit weights).
+        device: a device of the kind on which the models will be; `meta` for a GPU that this machine need not have.
+        weights: the run's `weights`; None for a pair that will not be loaded.
+
+    Raises:
+        SettingError, RunError: as from `plan_pair`.
     """
     target_checkpoint = checkpoint_for("model", target, weights)
     checkpoints = [target_checkpoint]

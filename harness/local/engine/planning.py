@@ -1,8 +1,9 @@
-"""A pair on paper, as plain values (`engines.door.plans`): placed on a real or pretended machine, the bytes that its
-passes read, and the least time of a step. Nothing is downloaded but configurations.
+"""Plans a pair without loading it: places it on a real or pretended machine, and computes the bytes that its passes
+read and the least time of a step. Downloads only configurations. The results are plain values (`engines.door.plans`).
 
-Making one token reads every weight and the whole cache once, so no implementation beats bytes over bandwidth (the
-memory-bound side of Williams et al. 2009, "Roofline"). The rate is measured, or a data sheet's.
+Generating one token reads every weight and the whole cache once. So no implementation is faster than these bytes
+divided by the memory bandwidth (the memory-bound side of Williams et al. 2009, "Roofline"). The bandwidth is measured,
+or taken from a data sheet.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from harness.local.models.tokenizers import check_vocabularies, max_context
 
 
 def trained_length(planned: PlannedPair) -> int | None:
-    """Tokens of the longest text that the draft was made for; None where its configuration names none."""
+    """Return the most tokens of a text that the draft was trained for; None if its configuration names none."""
     config: Any = planned.checkpoints[-1].config
     if planned.head is not None:
         config = planned.head.config.transformer
@@ -55,7 +56,9 @@ def trained_length(planned: PlannedPair) -> int | None:
 
 
 def fitting(planned: PlannedPair, pair: Pair, texts: Sequence[Sequence[int]]) -> str:
-    """`hidden size 192, layers 2, 12, 21 of 24, vocabulary of 900 of 960 tokens (98 % of the texts), made for tiny`.
+    """Return a phrase about how the draft fits the target: `hidden size 192, layers 2, 12, 21 of 24, vocabulary of 900
+    of 960 tokens (98 % of the texts), its own embedding and the target's output, made for tiny`. For a draft model,
+    only whether it has the same tokenizer.
 
     Args:
         texts: the token ids of the target's answers.
@@ -81,17 +84,17 @@ def fitting(planned: PlannedPair, pair: Pair, texts: Sequence[Sequence[int]]) ->
     return ", ".join([*parts, f"made for {named}"] if named else parts)
 
 
-# Bytes of each of the two buffers; larger than the caches of any device in use.
+# The bytes of each of the two buffers for measuring bandwidth, more than the caches of any device in use.
 _BUFFER_BYTES = 256 * 2**20
 # Copies are repeated until they have taken this long.
 _COPYING_S = 0.2
 
 
 def find_machine(settings: RunSettings, pretended: PretendedGpus | None) -> Machine:
-    """The pretended GPUs, else this machine's, else its main memory.
+    """Return the machine to plan for: the pretended GPUs, or else this machine's GPUs, or else its main memory.
 
     Raises:
-        SettingError: fewer GPUs than the placement asks for.
+        SettingError: it has fewer GPUs than the settings ask for.
     """
     quiet_libraries()
     machine = _pretended_machine(pretended) if pretended else _this_machine(settings.placement)
@@ -112,7 +115,7 @@ def _this_machine(placement: PlacementSettings) -> Machine:
         gpu = known_gpu(name)
         if gpu is not None:
             bandwidths[name] = gpu.bandwidth_gb_s
-    # At least this long: on GPUs of several kinds nothing is read faster than by the fastest.
+    # For a lower bound of times on GPUs of several kinds, all are taken to be as fast as the fastest.
     fastest = sorted(bandwidths.items(), key=lambda item: (item[1], item[0]))[-1:]
     return Machine(free_memory(gpus), "; ".join(texts), dict(fastest))
 
@@ -123,9 +126,9 @@ def _pretended_machine(pretended: PretendedGpus) -> Machine:
         memory = free_memory([0])[0]
     free: dict[int | str, int] = dict.fromkeys(range(pretended.number), memory)
     free["cpu"] = psutil.virtual_memory().available
-    # What is pretended has memory of its own.
+    # A pretended GPU has its own memory.
     with_memory = [gpu for gpu in known_gpus() if gpu.memory == "own"]
-    # A gigabyte of a GPU, as sold, is about 2^30 bytes.
+    # A gigabyte of GPU memory, as sold, is about 2^30 bytes.
     similar = [
         gpu
         for gpu in with_memory
@@ -141,18 +144,18 @@ def _pretended_machine(pretended: PretendedGpus) -> Machine:
 
 
 def plan_on(machine: Machine, settings: RunSettings, prompt_length: int) -> PairPlan:
-    """Sketch the pair and check it, as far as the configurations allow, and place it.
+    """Plan the pair on a machine: check everything that its configurations show, and place it.
 
     Args:
-        prompt_length: tokens of the longest prompt.
+        prompt_length: the number of tokens of the longest prompt.
 
     Raises:
-        SettingError: a setting that cannot hold for these models.
-        RunError: a repository out of reach.
+        SettingError: a setting is impossible for these models.
+        RunError: a repository is out of reach.
     """
     device = torch.device("cpu")
     if machine.num_gpus and settings.placement.strategy != "cpu":
-        # There is no pretended GPU to ask what it can do.
+        # The meta device stands for a pretended GPU, whose abilities cannot be tested.
         device = torch.device("meta" if machine.pretended else "cuda")
     pair = sketch_pair(settings.model, settings.draft, settings.placement, settings.dtype, device)
     engine = engine_of(settings)
@@ -196,7 +199,9 @@ def plan_on(machine: Machine, settings: RunSettings, prompt_length: int) -> Pair
 
 
 def _in_own_loop(problem: PlacementProblem) -> str:
-    """What this program's own loop would take for models of which one is a GGUF file."""
+    """Return a sentence about the memory that this program's own loop would need for models of which one is a GGUF
+    file.
+    """
     weights = [amount(sketch.weight_bytes) for sketch in problem.models]
     caches = sum(sum(problem.cache_sizes(sketch)) for sketch in problem.models)
     dtype = str(problem.models[0].dtype).removeprefix("torch.")
@@ -214,7 +219,7 @@ def _in_own_loop(problem: PlacementProblem) -> str:
 def _sizes(
     machine: Machine, problem: PlacementProblem, placements: Sequence[Placement]
 ) -> dict[str, Any]:
-    """The columns of `plan` about models, and the bytes on each GPU and on other devices in use."""
+    """Return the columns of `plan` about the models, and about the bytes on each GPU and on other devices in use."""
     target, *drafts = placements
     by_device = {}
     needed = 0
@@ -253,9 +258,11 @@ def _sizes(
 
 
 def capacity(problem: PlacementProblem) -> tuple[int, int]:
-    """How many requests of this length a server holds at once beside the weights, of the target alone and of the pair.
+    """Return how many requests of this length a server can hold at once in addition to the weights: for the target
+    alone, and for the pair.
 
-    GPUs count together, and layers keep no more than their window: so servers do it, which page caches.
+    The memory of all GPUs is added up, and layers keep no more tokens than their window, as in servers with paged
+    caches.
     """
     demand = problem.demand
     numbers = []
@@ -271,8 +278,8 @@ def capacity(problem: PlacementProblem) -> tuple[int, int]:
 
 
 def request_cache(sketch: Sketch, demand: Demand) -> dict[str, int]:
-    """The bytes of one request's cache in a server, by its bits, 16 and 8: llama.cpp's q8_0 for a GGUF file, which has
-    a scale for every 32 numbers. Recurrent states stay as they are.
+    """Return the bytes of one request's cache in a server, with 16 bits and with 8 bits per number. For a GGUF file, 8
+    bits mean llama.cpp's q8_0, which has a scale for every 32 numbers. Recurrent states have the same size with both.
     """
     at_16 = dataclasses.replace(sketch, dtype=torch.float16).row_bytes(demand.row_tokens)
     states = sketch.state_bytes
@@ -281,17 +288,17 @@ def request_cache(sketch: Sketch, demand: Demand) -> dict[str, int]:
 
 
 def pass_bytes(pair: PlannedPair, demand: Demand) -> PassBytes | None:
-    """The bytes that passes of a pair read; None if the size of a cache is not known, or where layers of
-    the target draft.
+    """Return the bytes that the passes of a pair read; None if the size of a cache is unknown, or if layers of
+    the target draft (early_exit).
     """
     exits_early = pair.draft_settings is not None and pair.draft_settings.method == "early_exit"
     if exits_early or not all(sketch.knows_cache for sketch in pair.sketches):
         return None
     target, *drafts = pair.sketches
-    # An average pass finds half of the new tokens in the cache.
+    # On average half of the new tokens are in the cache during a pass.
     context = demand.prompt_tokens + demand.new_tokens // 2
     most = None if pair.head is None else getattr(pair.head.config, "most_tokens", None)
-    # A verification may read more than a step: its tokens take different experts.
+    # A verification may read more weights than a step, because its tokens use different experts.
     number = demand.num_draft_tokens
     num_drafted = min(number, most or number)
     verification = target.pass_bytes(demand.batch_size, context, num_drafted + 1)
@@ -304,18 +311,18 @@ def pass_bytes(pair: PlannedPair, demand: Demand) -> PassBytes | None:
 
 
 def roofs(placed: PlacedPair, batch_size: int, num_tokens: int) -> list[Roof]:
-    """The target's roof, then the draft's where there is one.
+    """Return the target's roof, and then the draft's if it has weights.
 
     Args:
-        num_tokens: in the cache of each row, on average over the run.
+        num_tokens: the average number of tokens in each row's cache during the run.
     """
     found: list[Roof] = []
     for index, (sketch, placement) in enumerate(
         zip(placed.sketches, placed.placements, strict=True)
     ):
         step_bytes = sketch.pass_bytes(batch_size, num_tokens)
-        # A head, which is none of the models, may draft all tokens in one pass: a rate per drafted token would say
-        # little.
+        # A head has no floor (it is not among `models`): it may draft all tokens in one pass, so that a time per
+        # drafted token would mean little.
         devices = placement.devices if index < len(placed.models) else []
         rates = filter(None, map(copy_bandwidth, devices))
         fastest = max(rates, default=None)
@@ -324,9 +331,9 @@ def roofs(placed: PlacedPair, batch_size: int, num_tokens: int) -> list[Roof]:
 
 
 def copy_bandwidth(device: torch.device) -> float | None:
-    """Median bytes per second, read and written together, of a large copy in the device's memory.
+    """Return the median rate of a large copy in the device's memory, in bytes read and written per second.
 
-    Measured once per process. None where there is no room for the buffers.
+    It is measured once per process. None if there is no room for the buffers.
     """
     try:
         return _measure(device)
@@ -341,6 +348,6 @@ def _measure(device: torch.device) -> float:
     source = torch.ones(_BUFFER_BYTES, dtype=torch.uint8, device=device)
     copied = {"source": source, "target": torch.empty_like(source)}
     timer = Timer("target.copy_(source)", globals=copied, num_threads=torch.get_num_threads())
-    # The timer synchronises the current GPU; -1 changes nothing.
+    # The timer synchronises the current GPU, so this device is made the current one; -1 changes nothing.
     with torch.cuda.device(device if device.type == "cuda" else -1):
         return 2 * _BUFFER_BYTES / timer.blocked_autorange(min_run_time=_COPYING_S).median

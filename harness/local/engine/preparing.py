@@ -1,7 +1,7 @@
-"""Prepares the calls of a pair's arms for the questions of a run: compiled, and captured where there is a GPU.
+"""Prepares the calls of both arms for the questions of a run: compiles them, and captures them on a GPU.
 
-Where one of them does not allow it both arms run plainly, of which the user is told: a model in 8 bit or on several
-devices, a recurrent state, a rule of one's own that reads a value on the host.
+If a call cannot be prepared, both arms run plainly, and the user gets a line with the reason: a model in 8 bit or on
+several devices, a recurrent state, or a user's rule that reads a value on the host.
 """
 
 from __future__ import annotations
@@ -33,8 +33,10 @@ from harness.local.runners.static import StaticRunner
 
 @torch.inference_mode()
 def prepare(runners: PairRunners, preparation: Preparation) -> None:
-    """Prepare the calls of both arms, as the runner that was asked for has them, or of neither: arms that run by
-    different calls cannot be compared.
+    """Prepare the calls of both arms, if the run's runner is to have prepared calls. If one of them cannot be prepared,
+    neither is, because arms that run by different kinds of calls cannot be compared.
+
+    Sets the runners' names, `prepared`, `setup_seconds` and `is_spent`.
     """
     pair = runners.pair
     on_gpu = pair.target.input_device.type == "cuda"
@@ -42,11 +44,12 @@ def prepare(runners: PairRunners, preparation: Preparation) -> None:
     if runner == "auto":
         runner = preparation.gpu_runner if on_gpu else "static"
     compiles = runner == "compiled"
-    # Eager calls on a CPU know where each row is as numbers, which is faster there.
+    # On a CPU only compiled calls are prepared. Plain calls are faster than others there, because they know each row's
+    # length as a number.
     if not compiles and not (on_gpu and runner == "static"):
         return
     started = time.perf_counter()
-    # A proposal is verified together with the token before it.
+    # One token for a regular step, and K + 1 for a verification, which also reads the token before the proposal.
     widths = [1]
     if pair.draft_settings is not None:
         widths.append(preparation.decoding.most_draft_tokens + 1)
@@ -62,7 +65,8 @@ def prepare(runners: PairRunners, preparation: Preparation) -> None:
     if on_gpu and not runners.prepared:
         runners.target_name += NO_GRAPHS
         runners.draft_name += NO_GRAPHS
-    # Tracing leaves garbage with the caches in it, which would stay: `timing` freezes what exists.
+    # Tracing leaves garbage that holds caches. It is collected now, because `timing` exempts all existing objects from
+    # later collections.
     gc.collect()
     runners.setup_seconds = time.perf_counter() - started
 
@@ -74,7 +78,7 @@ def _fix(
     widths: Sequence[int],
     compiles: bool,
 ) -> bool:
-    """Give a runner fixed rows, and compile its passes -> whether it has them."""
+    """Give a runner fixed rows, and compile its passes if `compiles`. Returns whether it has fixed rows."""
     if not isinstance(runner, StaticRunner):
         return False
     name = loaded.settings.name
@@ -93,16 +97,16 @@ def _fix(
         preparation.say(f"{name} {reason}; it runs with runner=static")
         if loaded.input_device.type != "cuda":
             return False
-        # Its own kernels can be captured all the same.
+        # On a GPU the passes can be captured without being compiled.
         runner.fix(size, num_slots, widths)
     return True
 
 
 def _prepare_arms(runners: PairRunners, preparation: Preparation, compiles: bool) -> None:
-    """Prepare the calls of all arms; where one cannot be, of none."""
+    """Prepare the calls of all arms. If one arm's cannot be prepared, none are."""
     pair = runners.pair
     draft = pair.draft_settings
-    # By whether the arm drafts.
+    # The name of each arm's model, by whether the arm drafts.
     names = {False: pair.target.settings.name}
     if draft is not None:
         names[True] = draft.name
@@ -140,25 +144,26 @@ def prepare_calls(
     graphs: Preparer,
     refused: Callable[[UnsupportedModelError], None] | None,
 ) -> None:
-    """Prepare calls over the fixed slots that their runners have: compile them on a CPU, and capture them on a GPU.
+    """Prepare calls over the fixed rows of their runners: compile them on a CPU, and capture them on a GPU. Then
+    compare their outputs with those of plain calls.
 
     Args:
         target: the model that decides.
-        graphs: capture calls on a GPU.
-        refused: takes the reason why a part of a call is not compiled on a GPU; None to compile none there.
+        graphs: captures calls on a GPU.
+        refused: called with the reason if a part of a call cannot be compiled on a GPU. None to compile no parts there.
 
-    Raises UnsupportedModelError if they cannot be, or then decide by other numbers.
+    Raises UnsupportedModelError if the calls cannot be prepared, or if their outputs then differ.
     """
     decoding, batch_size = preparation.decoding, preparation.batch_size
     device = target.device
     num_slots = preparation.demand.slots
     count = calls.num_draft_tokens
-    # Both arms have rows of the same shapes: their regular step is compiled once.
+    # Both arms have rows of the same shapes, so that their regular step is compiled once.
     most = decoding.most_draft_tokens
     rows = RowState.resting(batch_size, num_random(decoding), most, device, num_slots)
     calls.rows = rows
     calls.warp.set_rows([warp_of(decoding)] * batch_size, device)
-    # A batch whose rows all only fill it up.
+    # A batch whose rows all rest.
     prompts = [[0, 0]] * batch_size
     step = calls.target.start(prompts, num_slots)
     if isinstance(calls.drafter, TensorDrafter):
@@ -183,8 +188,9 @@ def prepare_calls(
 
 
 def _decode(calls: Calls, rows: RowState) -> list[torch.Tensor]:
-    """Make each call once -> what must not depend on how it is made: logits, and the distribution of the first draft
-    token. Rounding may draw another one, and after it nothing is equal.
+    """Make each call once, and return the outputs that must be equal however the call is made: logits, and the
+    distribution of the first draft token. Because of rounding another token may be drawn from it, and after a different
+    token nothing is equal.
     """
     rows.clear()
     outputs = [calls.decide(rows, None).step.logits.clone()]

@@ -1,9 +1,10 @@
-"""Existing texts, read by both models of a pair: how often a draft is accepted on them (teacher forcing).
+"""Reads existing texts with both models of a pair, to compute how often the draft is accepted on them (teacher
+forcing).
 
-The target and a draft model read a text in passes of `CHUNK` tokens. Any other drafter replays it: after each token of
-an answer it proposes, taking the text's own tokens in place of those that it would draw. From the probabilities of
-both, `results.statistics.iterations` computes acceptance. `drafting_wrong` has the pair as an engine would have it that
-drafts with a known mistake.
+The target and a draft model read a text in passes of `CHUNK` tokens. Any other drafter replays the text: it proposes
+after each token of an answer, with the text's own tokens in place of those that it would draw.
+`results.statistics.iterations` computes acceptance from the probabilities of both. `drafting_wrong` changes a pair as
+an engine would that drafts with a known mistake.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from harness.local.engine.reference import changed_embeddings, not_finite, steps
 from harness.local.engine.runners import open_runners, warp_of
 from harness.results.statistics.iterations import acceptance_chances, cut
 
-# Tokens of a text that are read in one pass: their logits and probabilities are in memory at once.
+# The tokens of all texts together that are read in one pass. Their logits and probabilities are in memory at once.
 CHUNK = 256
 
 
@@ -51,11 +52,12 @@ class PairReader:
     """Reads texts with a pair.
 
     Args:
-        decoding: temperature, top-k, top-p and rule of acceptance.
+        pair: the loaded models.
+        decoding: the temperature, top-k, top-p and acceptance rule.
         most: the largest K.
-        greedy_draft: whether the draft proposes its likeliest tokens, whatever its settings say.
-        with_rounding: whether texts are read again after a change that is as small as rounding.
-        is_late: whether a head gets the hidden states of the token before each one.
+        greedy_draft: whether the draft proposes its likeliest tokens, even if its settings say otherwise.
+        with_rounding: whether texts are read a second time after a change that is as small as rounding.
+        is_late: whether a head gets, in place of each token's hidden states, those of the token before it.
     """
 
     def __init__(
@@ -82,15 +84,16 @@ class PairReader:
         self._drafter = self._runners.make_drafter(self._warp)
 
     def close(self) -> None:
-        """Give the caches back."""
+        """Free the caches."""
         self._runners.close()
 
     def read(self, transcripts: Iterable[Transcript]) -> Iterator[list[ReadText]]:
-        """Read the answers of transcripts; transcripts with one prompt that follow each other together.
+        """Read the answers of transcripts. Yields the answers of each transcript, in order. Consecutive transcripts
+        with the same prompt are read together.
 
         Raises:
-            SettingError: for a draft that draws its tokens and gives no probabilities to a text.
-            RunError: logits that are nan or infinite.
+            SettingError: the draft draws its tokens in a way that cannot replay a text.
+            RunError: a model gives logits that are nan or infinite.
         """
         by_prompt = itertools.groupby(transcripts, key=lambda transcript: list(transcript.prompt))
         for _, group in by_prompt:
@@ -109,7 +112,9 @@ class PairReader:
     def _rounded(
         self, transcripts: Sequence[Transcript], read: Sequence[Sequence[ReadText]]
     ) -> list[list[ReadText]]:
-        """The texts that were read, and how both models read them with slightly changed embeddings."""
+        """Read transcripts again with slightly changed embeddings of both models. Returns the texts of `read`, with
+        `rounded` set.
+        """
         with ExitStack() as changes:
             changes.enter_context(changed_embeddings(self._pair.target.model))
             if self._pair.draft is not None:
@@ -125,14 +130,14 @@ class PairReader:
 
     @torch.inference_mode()
     def _read_together(self, transcripts: Sequence[Transcript]) -> Iterator[list[ReadText]]:
-        """Read transcripts with one prompt, in one pass of the target over all of them."""
+        """Read transcripts that have the same prompt, together in each pass of the target."""
         texts = [transcript.token_ids for transcript in transcripts]
         prompt = transcripts[0].prompt
-        # Shorter texts go on with tokens that are not looked at.
+        # Shorter texts are padded with tokens whose figures are not used.
         rows = padded([text[len(prompt) :] for text in texts])
         hidden: list[Tensor] = []
-        # Of each token behind the prompt: its probability, and the mean and the variance of the log-probability if a
-        # token were drawn in its place.
+        # For each token after the prompt: its probability, and the mean and the variance of the log-probability of a
+        # token that the target draws in its place.
         parts: list[Tensor] = []
         prompts = [prompt] * len(texts)
         width = max(1, CHUNK // len(texts))
@@ -163,9 +168,9 @@ class PairReader:
     def _draft_probabilities(
         self, tokens: Sequence[int], answer: range, features: Tensor | None
     ) -> Tensor:
-        """The draft's probabilities [len(answer) - 1, K], as `draft_probabilities_by_replay` returns them."""
+        """Return the draft's probabilities [len(answer) - 1, K], as `draft_probabilities_by_replay` does."""
         settings = self._pair.draft_settings
-        # A draft model that drafts token by token.
+        # A draft model need not replay the text, because it drafts token by token.
         if type(self._drafter) is ModelDrafter:
             return draft_probabilities_by_chunk(
                 self._drafter.runner, self._drafter.warp, tokens, answer, self._most
@@ -189,7 +194,7 @@ class PairReader:
         chances = acceptance_chances(
             target.cpu().numpy(), draft.cpu().numpy(), block=self._is_block
         )
-        # Tokens that cannot be drawn have no log-probability: they count apart.
+        # Tokens of probability 0 have no log-probability, and are counted separately.
         possible = target > 0
         return ReadText(
             cut=cut(chances),
@@ -202,12 +207,12 @@ class PairReader:
 
 
 def _require_finite(role: str, figures: Tensor, first: int) -> None:
-    """Raise a NonFiniteError for figures [n, ...] of nan: they would stand for a token that is not offered, or cannot
-    be drawn.
+    """Raise a NonFiniteError if figures [n, ...] are not finite. Otherwise nan would be taken for a token that is not
+    offered, or cannot be drawn.
 
     Args:
-        role: of the model that gave them.
-        first: the index in its text of the first token.
+        role: the model that gave them, `model` or `draft`.
+        first: the index in the text of the first of these tokens.
     """
     are_finite = figures.unsqueeze(-1).flatten(1).isfinite().all(-1).tolist()
     if not all(are_finite):
@@ -215,7 +220,9 @@ def _require_finite(role: str, figures: Tensor, first: int) -> None:
 
 
 def _chosen(probabilities: Tensor, tokens: Tensor) -> Tensor:
-    """The probabilities [..., m] of m tokens [..., m] in distributions [..., m, V]; 0 of tokens beyond V."""
+    """Return the probabilities [..., m] of m tokens [..., m] in distributions [..., m, V]; 0 for tokens of V and
+    above.
+    """
     is_known = tokens < probabilities.shape[-1]
     index = tokens.where(is_known, 0).unsqueeze(-1)
     return probabilities.gather(-1, index).squeeze(-1) * is_known
@@ -224,15 +231,17 @@ def _chosen(probabilities: Tensor, tokens: Tensor) -> Tensor:
 def draft_probabilities_by_chunk(
     runner: Runner, warp: AnyWarp, tokens: Sequence[int], answer: range, most: int
 ) -> Tensor:
-    """Read a text with a draft model, whose probabilities do not depend on where an iteration began.
+    """Read a text with a draft model. Its probabilities do not depend on where an iteration began, so each token is
+    read once.
 
     Args:
-        tokens: all tokens, of prompt and answer.
-        answer: the answer's indices in `tokens`; the first token is not among them.
+        tokens: the tokens of prompt and answer.
+        answer: the answer's indices in `tokens`. Index 0 must not be among them.
+        most: the largest K.
 
     Returns:
-        Probabilities [len(answer) - 1, most] as `draft_probabilities_by_replay` returns them: entry (s, j) is entry
-        (s + j, 0).
+        Probabilities [len(answer) - 1, most], as `draft_probabilities_by_replay` returns them. Entry (s, j) equals
+        entry (s + j, 0): with token probabilities a, b, c and most=2, the rows are [a, b], [b, c] and [c, nan].
     """
     first = answer.start + 1
     parts = []
@@ -242,7 +251,7 @@ def draft_probabilities_by_chunk(
     probabilities = torch.cat(parts)
     _require_finite("draft", probabilities, first)
     beyond = probabilities.new_full((most - 1,), torch.nan)
-    # A view shares its entries.
+    # Copied, because the rows of the view share their entries.
     return torch.cat([probabilities, beyond]).unfold(0, most, 1).clone()
 
 
@@ -254,21 +263,22 @@ def draft_probabilities_by_replay(
     most: int,
     vocabulary_size: int,
 ) -> Tensor | None:
-    """Replay an answer: propose `most` tokens after each of its tokens but the last, of which the
-    text's next one is always kept.
+    """Replay an answer: let the drafter propose `most` tokens after each of the answer's tokens except the last, and
+    then decide the text's own next token.
 
     Args:
-        tokens: all tokens, of prompt and answer.
-        answer: the answer's indices in `tokens`; the first token is not among them.
-        hidden: [tokens but the last or more, L, D], the target's states of the L layers that the drafter
-            reads; None for none.
-        vocabulary_size: of the target's logits, which no drafter reads.
+        tokens: the tokens of prompt and answer.
+        answer: the answer's indices in `tokens`. Index 0 must not be among them.
+        hidden: [at least len(tokens) - 1, L, D], the target's states of the L layers that the drafter
+            reads; None if it reads none.
+        most: the largest K.
+        vocabulary_size: the width of the target's logits, whose values drafters do not read.
 
     Returns:
-        Probabilities [len(answer) - 1, most]. Entry (s, j) is of the token 1 + j after the s-th, as
-        the draft token number j of an iteration that has drafted the text's own tokens so far. It
-        is nan where nothing is offered, and beyond the text. None for a drafter that draws by other
-        means than `randomness.existing_index`, and so does not take the text's tokens.
+        Probabilities [len(answer) - 1, most]. In an iteration that begins after the answer's token s, entry (s, j) is
+        the draft's probability of the text's own token as draft token j, if the draft tokens before it were the text's
+        too. It is nan if nothing is offered there, and after the end of the text. None for a drafter that does not
+        draw by `randomness.existing_index`, and so does not replay the text's tokens.
     """
     first = answer.start
     logits = torch.empty(1, vocabulary_size)
@@ -277,7 +287,7 @@ def draft_probabilities_by_replay(
     replay = torch.full((len(answer) - 1, most), torch.nan)
     for number, index in enumerate(answer[:-1]):
         upcoming = tokens[index + 1 : index + 1 + most]
-        # Any token beyond the text.
+        # After the end of the text any token will do.
         wanted = torch.tensor([*upcoming, *[0] * (most - len(upcoming))])
         proposal = drafter.propose(most, wanted.unsqueeze(0))
         drafted = proposal.tokens[0].cpu()
@@ -286,7 +296,8 @@ def draft_probabilities_by_replay(
         if proposal.probabilities is not None:
             distributions = proposal.probabilities[0].cpu()
             probabilities = _chosen(distributions, wanted[: len(drafted)])
-            # Another token may be drawn only where the text's own cannot: what follows it is never accepted.
+            # The drafter may draw another token only if the text's own has probability 0, because then no later token
+            # can be accepted.
             if not is_taken.all() and probabilities[int(is_taken.int().argmin())] > 0:
                 return None
         num_offered = len(drafted) if proposal.lengths is None else int(proposal.lengths[0])
@@ -299,15 +310,18 @@ def draft_probabilities_by_replay(
 
 
 def drafting_wrong(pair: Pair, mistake: DraftMistake) -> Pair | None:
-    """The pair with a mistake; None if its draft cannot have it. What is drafted late, a `PairReader` reads late."""
+    """Return the pair with a mistake in its draft; None if its draft cannot have this mistake. The mistake `late`
+    changes no pair: `is_late` of `PairReader` makes it.
+    """
     if pair.head is None or not pair.head.config.layers:
         return None
-    # Shares all weights with the head.
+    # A shallow copy, which shares all weights with the head.
     head: Any = copy.copy(pair.head)
     if mistake == "no mapping":
         if head.d2t is None:
             return None
-        # A new dict, as the copy shares the head's. With offsets of 0, draft tokens are taken for the target's.
+        # A new dict, because the copy shares the head's. With offsets of 0, draft tokens are taken for the target's
+        # tokens.
         head._buffers = head._buffers | {"d2t": torch.zeros_like(head.d2t)}
     elif mistake != "late":
         layers = head.config.layers
@@ -315,7 +329,7 @@ def drafting_wrong(pair: Pair, mistake: DraftMistake) -> Pair | None:
         wrong_layers = {
             "layers before": tuple(layer - 1 for layer in layers),
             "layers behind": tuple(layer + 1 for layer in layers),
-            # Those of EAGLE-3's own heads.
+            # The layers that EAGLE-3's authors use.
             "usual layers": (2, last // 2, last - 3),
             "last layer": (last,) * len(layers),
         }[mistake]
@@ -329,12 +343,12 @@ def drafting_wrong(pair: Pair, mistake: DraftMistake) -> Pair | None:
 
 
 class OnHost(Drafter):
-    """A model or a head as a drafter that is told on the host what was decided. It keeps the rows of one batch that a
-    `TensorDrafter` follows, as a loop keeps its own.
+    """Makes a `TensorDrafter` a `Drafter`, which learns on the host what was decided. It keeps the state of one batch's
+    rows that the `TensorDrafter` reads, as a loop would.
 
     Args:
-        num_draft_tokens: K, at most.
-        num_slots: as of `TensorDrafter.make_room`.
+        num_draft_tokens: the largest K.
+        num_slots: as for `TensorDrafter.make_room`.
     """
 
     def __init__(self, drafter: TensorDrafter, num_draft_tokens: int, num_slots: int) -> None:
@@ -366,7 +380,9 @@ class OnHost(Drafter):
 
 
 def on_host(drafter: Drafter | TensorDrafter, num_draft_tokens: int, num_slots: int) -> Drafter:
-    """Return a drafter that proposes and observes on the host, which its own may do already."""
+    """Return a drafter that proposes and observes on the host: the drafter itself, or a `TensorDrafter` in an
+    `OnHost`.
+    """
     if isinstance(drafter, TensorDrafter):
         return OnHost(drafter, num_draft_tokens, num_slots)
     return drafter

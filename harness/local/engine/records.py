@@ -1,4 +1,4 @@
-"""The records of this wing's engines, our own decoding loop and transformers' `generate`, without importing torch."""
+"""The records of this wing's engines: our own decoding loop, and transformers' `generate`. They import no torch."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from harness.engines.protocol import Engine
     from harness.local.engine.pair import PlannedPair
 
-# Drafts without a cache of their own (Gemma 4's assistants).
+# The model types of drafts without their own cache, which read the target's (Gemma 4's assistants).
 _READ_TARGET_CACHE = ("gemma4_assistant", "gemma4_unified_assistant")
 
 
 class Local(EngineRecord):
-    """The only engine with every runner and rule of acceptance."""
+    """Our own decoding loop, the only engine with every runner and acceptance rule."""
 
     name = "local"
     summary = "our own loop"

@@ -1,12 +1,12 @@
-"""Exact logits of a loaded pair, which `recovery` and `latency` check an engine's texts against, and how far equal
-computations of them are apart on the model at hand.
+"""The logits of a loaded pair along texts, with which `recovery` and `latency` check an engine's texts. Also measures
+how much rounding changes these logits.
 
-Texts that our own loop decoded are read by the passes that verified them: other kernels round differently, which would
-look like a loss. Those of another engine are read by plain passes, and how far its kernels may be apart is seen with
-embeddings that are changed by at most the epsilon of their format, after which every later operation rounds
-differently.
+Texts that our own loop decoded are read by the same kind of passes that verified them, because other kernels round
+differently, which would look like a loss. Texts of another engine are read by plain passes. The deviation that its
+kernels may have is estimated by reading again with embeddings that are changed by at most the epsilon of their dtype,
+after which every later operation rounds differently.
 
-Where two greedy texts part, `margin` takes the larger of both deviations at the last positions.
+If two greedy texts diverge, `margin` uses the larger of both deviations at the last positions.
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ from harness.local.runners.base import Options
 from harness.local.runners.checks import plain_outputs
 from harness.results.statistics import Floats
 
-# Tokens of each row that are read at once where another engine decodes: the logits of 8 rows of 128,000 outputs take
-# 0.3 GB in float32.
+# The most tokens of each row that are read at once if another engine decodes. With 8 rows and a vocabulary of 128,000
+# their logits take 0.3 GB in float32.
 _WIDEST = 64
 
-# Positions at the end of a text, before the last one, at which rounding is measured for a margin.
+# How many positions at the end of a text, before the last one, are used to measure rounding for a margin.
 NUM_POSITIONS = 4
-# Standard deviations. Texts part where rounding is largest among all their tokens, thousands in a
-# run; of normal errors one of two million is larger.
+# The tolerance in standard deviations. Texts diverge where rounding is largest among all their tokens, thousands in a
+# run. Of normally distributed errors, one in two million is larger than this.
 _NUM_DEVIATIONS = 5.0
 
 
 class ModelReference:
-    """A `Reference` over runners of a loaded pair. Each call begins a new batch on them.
+    """A `Reference` over the runners of a loaded pair. Each call begins a new batch on these.
 
     Args:
-        verification_width: the tokens of each row in a pass that verifies, where these runners decode the texts; None
-            where another engine does.
-        num_rows: of such a pass.
-        never_drawn: tokens that the engine under test never draws: their logits are minus infinity.
+        verification_width: the tokens of each row in a pass that verifies, if these runners decode the texts; None
+            if another engine does.
+        num_rows: the rows of such a pass.
+        never_drawn: tokens that the engine under test never draws. Their logits are set to minus infinity.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class ModelReference:
         return self._pair.vocabulary_size
 
     def margin(self, token_ids: Sequence[int], wanted: int, other: int) -> Margin:
-        # The positions at the end of the text, the last one behind all of it.
+        # The last positions of the text, and the one after all of it.
         num_read = min(NUM_POSITIONS, len(token_ids) - 1)
         prompt = token_ids[: len(token_ids) - num_read]
         text = [*token_ids[len(prompt) :], wanted]
@@ -88,7 +88,7 @@ class ModelReference:
         return Margin(float(pair[0] - pair[1]), float(tolerance))
 
     def _mask_never_drawn(self, logits: Tensor) -> Tensor:
-        """Logits [..., V] in float32, without the tokens that are never drawn."""
+        """Return logits [..., V] in float32, with minus infinity for tokens that are never drawn."""
         never_drawn = torch.tensor(self._never_drawn, dtype=torch.long, device=logits.device)
         return logits.float().index_fill(-1, never_drawn, float("-inf"))
 
@@ -113,7 +113,7 @@ class ModelReference:
         width = self._verification_width
         if width is None:
             return self._eager_logits(prompt, text, is_changed=True)
-        # Beside other texts, and with another place of each token in its pass.
+        # In a batch with other texts, and with each token at another place in its pass.
         texts = [text[::-1]] * (self._num_rows - 1) + [text]
         prompts = [prompt] * self._num_rows
         return self._logits_along(prompts, texts, width, first_kept=(width + 1) // 2)[-1]
@@ -121,7 +121,8 @@ class ModelReference:
     def kernel_deviations(
         self, prompt: Sequence[int], text: Sequence[int], logits: Floats
     ) -> KernelDeviations | None:
-        # In 8 bits the columns that are not quantized, the outliers, depend on the other rows of a pass.
+        # In 8 bits, the columns that are not quantized (the outliers) depend on the other rows of a pass, so that
+        # there is no single result to compare with.
         is_in_8bit = getattr(self._pair.target.model, "is_loaded_in_8bit", False)
         if self._verification_width is None or is_in_8bit:
             return None
@@ -136,7 +137,7 @@ class ModelReference:
     def _eager_logits(
         self, prompt: Sequence[int], text: Sequence[int], is_changed: bool = False
     ) -> Floats:
-        """The model's own logits [n, V] before each token of a text, from one pass without a cache."""
+        """Return the model's own logits [n, V] before each token of a text, from one pass without a cache."""
         model = self._pair.target.model
         options: Options = {"vocabulary_size": self._pair.vocabulary_size}
         with changed_embeddings(model) if is_changed else nullcontext():
@@ -147,22 +148,24 @@ class ModelReference:
     def _logits_along(
         self, prompts: TokenRows, texts: TokenRows, width: int, first_kept: int | None = None
     ) -> Floats:
-        """Logits [B, n, V] before each token of the longest text, as `steps_along` reads them."""
+        """Return logits [B, n, V] before each token of the longest text, read by `steps_along`. Raises RunError if they
+        are not finite.
+        """
         pieces = []
         for step, _ in steps_along(self._runners.target, prompts, padded(texts), width, first_kept):
             pieces.append(self._mask_never_drawn(step.logits).cpu())
         logits = torch.cat(pieces, dim=1)
         finite = logits.amax(-1).isfinite().tolist()
         for are_finite, prompt, text in zip(finite, prompts, texts, strict=True):
-            # What follows a shorter text only fills its row up.
+            # Only a text's own tokens are checked, because a shorter text is followed by padding.
             if not all(are_finite[: len(text)]):
-                self._runners.close()  # a mask does not hide nan in a cache
+                self._runners.close()  # caches may hold nan, which a mask does not hide from later batches
                 place = f"token {len(prompt) + are_finite.index(False)} of prompt and text"
                 raise not_finite(self._pair, "model", place)
         return logits.numpy()
 
     def close(self) -> None:
-        """Give back the memory of the runners."""
+        """Free the memory of the runners."""
         self._runners.close()
 
 
@@ -173,17 +176,21 @@ def steps_along(
     width: int,
     first_kept: int | None = None,
 ) -> Iterator[tuple[Step, Tensor]]:
-    """Read texts in a new batch: prompts, of which equal ones are read once, and rows of one length
-    behind them, but the last token of each.
+    """Read texts in a new batch: their prompts, and then the tokens after these, except the last of each.
 
-    Yields steps with logits [B, n, V], and the tokens [B, n] that follow each of their n positions: n=1
-    behind the prompts, then `width`, and what is left.
+    Yields steps with logits [B, n, V], together with the tokens [B, n] that follow each of their n positions. n is 1
+    after the prompts, then `width`, and in the last step the remaining number. With rows of 6 tokens and width 4 the
+    steps have 1, 4 and 1 positions.
 
     Args:
-        first_kept: tokens after which the second pass begins, fewer than the width: it reads the others again.
+        prompts: B prompts. Equal ones are read once.
+        rows: B rows of tokens after the prompts, all of the same length.
+        width: the tokens of each row in a pass.
+        first_kept: how many positions of the first pass of `width` tokens are yielded, fewer than the width. The next
+            pass reads the others again.
     """
     num_slots = max(map(len, prompts)) + len(rows[0]) + width
-    # Each is read alone: beside others its numbers would be rounded otherwise.
+    # Each prompt is read alone, because in a batch with others its numbers would be rounded differently.
     begun = runner.start(prompts, num_slots, alone=True)
     logits = begun.logits.unsqueeze(1)
     upcoming = torch.tensor(rows, dtype=torch.long, device=logits.device)
@@ -205,14 +212,14 @@ def steps_along(
 def open_reference(
     pair: Pair, preparation: Preparation, never_drawn: Collection[int] = ()
 ) -> ModelReference:
-    """A reference over the target of a loaded pair: a draft of another engine needs none."""
+    """Return a reference over the target of a loaded pair, for texts of another engine. It has no draft."""
     preparation = replace(preparation, runner="static")
     target_alone = replace(pair, draft=None, head=None, draft_settings=None)
     return ModelReference(open_runners(target_alone, preparation), never_drawn=never_drawn)
 
 
 def loaded_weights(pair: Pair, reference: ModelReference) -> Weights:
-    """The weights of an engine over a loaded pair."""
+    """Return the `Weights` of an engine over a loaded pair."""
     used = pair.devices
     return Weights(
         reference,
@@ -224,11 +231,11 @@ def loaded_weights(pair: Pair, reference: ModelReference) -> Weights:
 
 
 def not_finite(pair: Pair, role: str, place: str) -> RunError:
-    """The error for logits that are no numbers.
+    """Return the error for logits that are nan or infinite.
 
     Args:
-        role: `model` or `draft`.
-        place: of the token before them, `new token 12`.
+        role: the model that gave them, `model` or `draft`.
+        place: the token that they are for, `new token 12`.
     """
     is_draft = role == "draft"
     loaded = pair.draft if is_draft and pair.draft is not None else pair.target
@@ -237,8 +244,8 @@ def not_finite(pair: Pair, role: str, place: str) -> RunError:
         name = pair.draft_settings.name
     held = str(loaded.dtype).removeprefix("torch.")
     what = f"{role}: {name} gives logits that are nan or infinite in {held}, at {place}"
-    # float16 overflows first; bfloat16 has float32's range, but rounds more. A draft that is no model computes in the
-    # target's format.
+    # float16 overflows first. bfloat16 has float32's range, but rounds more. A draft that is not a model computes in
+    # the target's dtype.
     wider = {"float16": "bfloat16 or float32", "bfloat16": "float32"}.get(held)
     if wider is None:
         return RunError(f"{what}; check its weights")
@@ -247,14 +254,16 @@ def not_finite(pair: Pair, role: str, place: str) -> RunError:
 
 
 def rounding_unit(logits: Floats, epsilon: float) -> Floats:
-    """The distance of each logit from the next number of its format."""
+    """Return the distance from each logit to the next number of its dtype, whose epsilon is given."""
     _, exponents = np.frexp(np.abs(logits))
     return np.asarray(epsilon * 2.0 ** (exponents - 1))
 
 
 @contextmanager
 def changed_embeddings(model: Any) -> Iterator[None]:
-    """Change what the model reads at random, by at most the epsilon of its format, relatively."""
+    """Within the block, change a model's embeddings at random, relatively by at most the epsilon of their dtype. The
+    changes are the same in every block.
+    """
     generator = torch.Generator().manual_seed(0)
 
     def change(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:

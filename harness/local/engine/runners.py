@@ -1,7 +1,7 @@
 """The runners of a loaded pair, and the calls of its arms.
 
-`compiled` and `static` keep a KV cache of fixed size; `eager` rolls back to a copy of the state, and every model can
-have it. A model that cannot have the runner that was asked for gets a plainer one.
+The runners `compiled` and `static` have a KV cache of fixed size. `eager` rolls back to a copy of the state, and works
+with every model. A model that cannot have the run's runner gets a plainer one.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from harness.local.runners.prepared import PreparedCalls
 from harness.local.runners.snapshot import SnapshotRunner
 from harness.local.runners.static import StaticRunner
 
-# The tokens of a row up to which each model's static runner was checked: a sweep runs many jobs
-# with the same model, and checks it once.
+# For each model, the most tokens of a row for which its static runner was checked. A sweep runs many jobs
+# with the same model, but checks it once.
 _checked: WeakKeyDictionary[PreTrainedModel, int] = WeakKeyDictionary()
 
 
 def warp_of(decoding: DecodingSettings) -> Warp:
-    """The warp that target and drafter share."""
+    """Return the warp for these settings."""
     return Warp(decoding.temperature, decoding.top_k, decoding.top_p)
 
 
 def num_random(decoding: DecodingSettings) -> int:
-    """The random numbers of a row for each purpose: one for each position, and one that a verification reads past the
-    end. Where a rule redraws, each iteration takes new ones for each draft token.
+    """Return how many random numbers a row needs for each purpose: one for each position, and one that a verification
+    reads after the end. If the rule redraws, each iteration needs K new ones in addition.
     """
     num_positions = decoding.max_new_tokens + 1
     if not RULES[decoding.rule].redraws:
@@ -61,12 +61,14 @@ class PairRunners:
         decoding: the settings of the questions that they are prepared for.
         target: the target's runner.
         draft: the runner of the draft model, if there is one.
-        target_name: of the target's runner.
-        draft_name: of the draft's; the target's where it has none.
+        target_name: the name of the target's runner.
+        draft_name: the name of the draft's runner; the target's name if it has none.
         setup_seconds: how long compiling and capturing took.
-        is_spent: as of `Engine`.
-        prepared: the calls of the regular arm (False) and of the speculative one (True), where these are prepared.
-        num_decided: the tokens that iterations have decided, by whether prepared calls did.
+        is_spent: as for `Engine`.
+        prepared: the prepared calls of the regular arm (False) and of the speculative one (True); empty if they could
+            not be prepared.
+        num_decided: the tokens that iterations have decided, those of prepared calls under True, the others under
+            False.
     """
 
     pair: Pair
@@ -81,8 +83,8 @@ class PairRunners:
     num_decided: Counter[bool] = field(default_factory=Counter)
 
     def calls(self, decoding: DecodingSettings, batch: BatchSize, *, drafts: bool) -> Calls:
-        """Return the calls of an arm for a batch with these settings, apart from each row's warp: prepared ones, if
-        they are for the same and have room for it.
+        """Return the calls of an arm for a batch: prepared calls if they have room for the batch and were prepared for
+        the same settings, and else plain calls. Settings of a row, such as its warp, need not be the same.
         """
         prepared = self.prepared.get(drafts)
         if (
@@ -101,7 +103,12 @@ class PairRunners:
         make: type[Calls] = Calls,
         warp: BatchWarp | None = None,
     ) -> Calls:
-        """Return calls that are not prepared."""
+        """Return an arm's calls, not prepared.
+
+        Args:
+            make: the class of the calls.
+            warp: the warp that the calls and the drafter share; None for a new one.
+        """
         warp = warp or BatchWarp()
         if not drafts:
             return make(self.target, warp=warp)
@@ -116,15 +123,17 @@ class PairRunners:
 
     @functools.cached_property
     def make_drafter(self) -> MakeDrafter:
-        """Makes a drafter, of a pair with a draft. What the method makes ready for all of them, such as a file that it
-        has read, it makes once.
+        """A function that makes a drafter. Only for a pair with a draft. It is created once, so that work which the
+        method does for all drafters, such as reading a file, is done once.
         """
         settings = self.pair.draft_settings
         assert settings is not None
         return drafters_of(settings, self.pair, self.draft)
 
     def close(self) -> None:
-        """Give back caches and compiled calls, even where something still refers to the runners."""
+        """Free caches and prepared calls, even if something still refers to the runners. They can be used again, with
+        plain calls.
+        """
         self.prepared.clear()
         self.target.close()
         if self.draft is not None:
@@ -132,7 +141,9 @@ class PairRunners:
 
 
 def verification_of(decoding: DecodingSettings) -> Callable[[Offer], Verdict]:
-    """The function that judges proposals."""
+    """Return the function that verifies proposals: acceptance at given rates (`synthetic_acceptance`), or the rule. A
+    user's rule is checked.
+    """
     rates = decoding.synthetic_rates
     if rates is not None:
         return AcceptByCoin(rates)
@@ -143,7 +154,9 @@ def verification_of(decoding: DecodingSettings) -> Callable[[Offer], Verdict]:
 
 
 def _judges_alike(first: DecodingSettings, second: DecodingSettings) -> bool:
-    """Whether calls for one of two settings do for the other: they differ in what rows or the host know."""
+    """Whether the calls for one of two settings can be used for the other: the settings differ only in values that are
+    kept for each row, or on the host.
+    """
     rows: dict[str, Any] = {
         "temperature": 1.0,
         "top_k": 0,
@@ -156,10 +169,11 @@ def _judges_alike(first: DecodingSettings, second: DecodingSettings) -> bool:
 
 @torch.inference_mode()
 def open_runners(pair: Pair, preparation: Preparation) -> PairRunners:
-    """Build the runners of a pair: one for the target, and one for a draft model.
+    """Build and check the runners of a pair: one for the target, and one for a draft model.
 
     Raises:
-        SettingError: for a model that the runner cannot read.
+        SettingError: no runner can read a model in the way that the run needs.
+        RunError: the draft method asks for layers that the target does not have, or a user's method fails.
     """
     settings = pair.draft_settings
     layers: tuple[int, ...] = ()
@@ -187,7 +201,7 @@ def open_runners(pair: Pair, preparation: Preparation) -> PairRunners:
         target=target,
         draft=draft,
         target_name=target.name,
-        # A draft without a runner, such as a text method, goes by the target's.
+        # A draft without a runner, such as a text method, has the name of the target's.
         draft_name=target.name if draft is None else draft.name,
     )
 
@@ -201,15 +215,15 @@ def _build(
     *,
     takes_back: bool,
 ) -> StaticRunner | SnapshotRunner:
-    """A runner for a model.
+    """Build a runner for a model and check it: the static runner unless `runner=eager`, or else the snapshot runner.
 
     Args:
-        role: `model` for the target, or `draft`; errors name it.
-        num_slots: `Demand.slots` of a row.
-        takes_back: whether it will be rolled back, and so reads several tokens at once.
+        role: `model` for the target, or `draft`, for errors.
+        num_slots: `Demand.slots`, the most tokens of a row.
+        takes_back: whether the runner will be rolled back, and so reads several tokens at once.
 
     Raises:
-        SettingError: for a model that cannot be read as the run would read it.
+        SettingError: the model cannot be read in the way that the run needs.
     """
     model = loaded.model
     name = loaded.settings.name

@@ -1,1 +1,3 @@
-"""From settings to models that run: loading, quantization, placement, tokenizers, devices."""
+"""Turns settings into models that run: configurations, sizes, placement on devices, quantization, loading,
+tokenizers.
+"""

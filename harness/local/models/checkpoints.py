@@ -1,4 +1,4 @@
-"""Models before their weights load: their configurations and number formats, and whether they can be used at all."""
+"""Models before their weights load: reads their configurations, chooses dtypes, and checks whether they can be used."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from harness.config.repositories import check_place
 from harness.config.settings import Dtype, ModelSettings
 from harness.local.models.cache_names import CACHE
 
-# Layers that keep keys and values by position, or keep nothing: forgetting the last tokens means
-# cutting the cache. Any other kind of layer folds tokens into a state that they cannot leave again.
+# Types of layers that keep keys and values by position, or keep nothing, so that cutting the cache removes the last
+# tokens. Any other type of layer folds tokens into a state, from which they cannot be removed.
 _NOT_RECURRENT = {
     "full_attention",
     "sliding_attention",
@@ -37,9 +37,9 @@ _NOT_RECURRENT = {
     "moe",
     "mlp",
 }
-# Files that say which file holds each tensor.
+# Index files, which name the file of each tensor.
 INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
-# More than any published model has.
+# The most layers of a model; no published model has as many.
 _MOST_LAYERS = 1000
 
 
@@ -49,7 +49,9 @@ class Checkpoint:
 
     Attributes:
         role: `model` or `draft`.
-        random: whether its weights are drawn, not read; `random_weights` sets it.
+        settings: the model's settings.
+        config: its configuration.
+        random: whether its weights are drawn at random, not read.
     """
 
     role: str
@@ -59,8 +61,8 @@ class Checkpoint:
 
 
 def source_arguments(settings: ModelSettings) -> dict[str, Any]:
-    """Arguments for every `from_pretrained` of the model's repository."""
-    # Always given: without it transformers asks on the terminal.
+    """Return the arguments for every `from_pretrained` of the model's repository."""
+    # `trust_remote_code` is always given, because without it transformers asks on the terminal.
     arguments: dict[str, Any] = {"trust_remote_code": settings.trust_remote_code}
     if settings.revision is not None:
         arguments["revision"] = settings.revision
@@ -72,16 +74,17 @@ def source_arguments(settings: ModelSettings) -> dict[str, Any]:
 def read_checkpoint(
     role: str, settings: ModelSettings, *, needs_weights: bool = True
 ) -> Checkpoint:
-    """Read the configuration and check what can be checked from it alone.
+    """Read a model's configuration, and check everything that it shows.
 
-    Where weights are not needed a preset's own architecture is enough, and a directory may hold a
-    configuration alone.
+    Args:
+        role: `model` or `draft`, for errors.
+        needs_weights: whether the stored weights will be needed. If not, a preset's own architecture is enough, and a
+            directory may hold only a configuration.
 
     Raises:
-        SettingError: a directory that is not there or holds no model; a model that is not a causal
-            language model, or that keeps no state from token to token.
-        RunError: a repository that is absent, gated or out of reach; GGUF without the `gguf`
-            package.
+        SettingError: the directory does not exist or holds no model, or the model is not a causal
+            language model, or keeps no state from token to token.
+        RunError: the repository is missing, gated or out of reach, or the `gguf` package is missing for a GGUF file.
     """
     if not needs_weights and settings.architecture is not None:
         config = AutoConfig.for_model(**settings.architecture)
@@ -107,16 +110,18 @@ def check_decoder(role: str, settings: ModelSettings, config: PreTrainedConfig) 
 
 
 def _broken_rule(role: str, config: PreTrainedConfig) -> str | None:
-    """The rule that a configuration, or its model class, breaks by what it declares; None for a usable model."""
+    """Return the rule for models that a configuration, or its model class, breaks; None for a usable model. The order
+    of the checks counts.
+    """
     num_layers = getattr(config.get_text_config(decoder=True), "num_hidden_layers", 1)
     if not 0 < num_layers <= _MOST_LAYERS:
-        # All layers are built before their memory is known.
+        # Checked first, because all layers are built before their memory is known.
         return f"has num_hidden_layers: {num_layers}, and 1 to {_MOST_LAYERS} are possible"
     if config.is_encoder_decoder:
         return "must be a decoder-only model; this is an encoder-decoder"
     if type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", True):
-        # BERT and the like have a causal class too, but no cache unless they are decoders.
-        # (GPT-NeoX is a decoder and declares that it is not.)
+        # BERT and similar models have a causal class too, but a cache only if they are decoders. `is_decoder` alone
+        # would not do: GPT-NeoX is a decoder, but declares that it is not.
         return "must be a decoder-only model; this is an encoder"
     remote = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not remote:
@@ -125,29 +130,31 @@ def _broken_rule(role: str, config: PreTrainedConfig) -> str | None:
         return None
     model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     inputs = inspect.signature(model_class.forward).parameters
-    # XLM has a dictionary of its own by this name.
+    # XLM's argument of this name is a dictionary of its own.
     if CACHE in inputs and "dict[" not in str(inputs[CACHE].annotation):
         return None
     if "shared_kv_states" not in inputs:
         reason = "keeps no KV cache; choose a newer transformer"
     elif role == "draft":
-        return None  # `engine=huggingface` takes it; `Local.check_pair` refuses it
+        return None  # engine=huggingface can use it, and `Local.check_pair` refuses it
     else:
         reason = "reads its target's KV cache, and can only be a draft"
     return f"cannot be used: {config.model_type} {reason}"
 
 
 def is_recurrent(config: PreTrainedConfig) -> bool:
-    """Whether a model folds tokens into a state; False for a KV cache alone."""
+    """Whether a model folds tokens into a state; False if it has only a KV cache."""
     text_config = config.get_text_config(decoder=True)
     layer_types = getattr(text_config, "layer_types", None) or ()
-    # transformers' own mark, by which `generate` refuses assistants for these models.
+    # transformers' own mark for such models, for which `generate` refuses assistants.
     stateful = getattr(MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None), "_is_stateful", False)
     return stateful or not _NOT_RECURRENT.issuperset(layer_types)
 
 
 def _check_directory(role: str, settings: ModelSettings, needs_weights: bool) -> None:
-    """Check that a directory exists and holds a configuration, and weights if they are needed."""
+    """Raise a SettingError unless a directory exists and holds a configuration, and weights if they are needed. A
+    repository on the hub is only checked by its name.
+    """
     repository = settings.repository
     check_place(role, repository)
     directory = Path(repository)
@@ -171,17 +178,16 @@ def _check_directory(role: str, settings: ModelSettings, needs_weights: bool) ->
         raise SettingError(role, rule, repository)
     for index in map(directory.joinpath, INDICES):
         try:
-            weight_map(index)  # raises for a damaged one, and one that names files elsewhere
+            weight_map(index)  # raises for a damaged index, and for one that names files elsewhere
         except Exception as error:
             raise SettingError(role, f"{index.name}: {first_line(error)}", repository) from error
 
 
 def weight_map(index: Path) -> dict[str, str]:
-    """Return the file of each tensor as an index file has it; empty where there is no such file.
+    """Return the file of each tensor according to an index file; {} if there is no such file.
 
     Raises:
-        ValueError: it names no tensors, or a file in another directory: whoever wrote the index does not decide what
-            is opened here.
+        ValueError: the index names no tensors, or a file outside its directory, which it must not make us open.
     """
     if not index.exists():
         return {}
@@ -195,7 +201,9 @@ def weight_map(index: Path) -> dict[str, str]:
 
 
 def check_model_access(settings: ModelSettings) -> None:
-    """Raise the hub's refusal of a model that is neither a directory nor downloaded yet."""
+    """Raise the hub's error if it refuses a model. A model in a directory, or one that is downloaded already, is not
+    asked for.
+    """
     name = settings.repository
     if not Path(name).is_dir():
         check_hub_access(name, settings.gguf_file or "config.json", settings.revision)
@@ -204,9 +212,10 @@ def check_model_access(settings: ModelSettings) -> None:
 def check_hub_access(
     repository: str, file: str, revision: str | None, kind: Literal["model", "dataset"] = "model"
 ) -> None:
-    """Ask the hub once for a repository whose file was never downloaded; raise its refusal.
+    """Ask the hub once for a repository, unless this file has been downloaded before. Raises the hub's error if it
+    refuses.
 
-    Without a network the hub's client would try for half a minute for each file; this gives up
+    Without a network the hub's client would try each file for half a minute. This gives up
     after 10 s.
     """
     if huggingface_hub.constants.HF_HUB_OFFLINE:
@@ -219,7 +228,7 @@ def check_hub_access(
 
 
 def stored_quantization(config: PreTrainedConfig) -> str | None:
-    """Quantization of the stored weights: `8bit`, `4bit`, another method's name, or None."""
+    """Return the quantization of the stored weights: `8bit`, `4bit`, another method's name, or None."""
     stored = _quantization_config(config)
     if stored is None:
         return None
@@ -232,21 +241,26 @@ def stored_quantization(config: PreTrainedConfig) -> str | None:
 
 
 def _quantization_config(config: PreTrainedConfig) -> Any:
-    """`quantization_config` of a model, or of its language part; None without one."""
+    """Return the `quantization_config` of a model, or of its language part; None without one."""
     text_config = getattr(config.get_text_config(decoder=True), "quantization_config", None)
     return getattr(config, "quantization_config", None) or text_config
 
 
 def resolve_dtype(dtype: Dtype, checkpoint: Checkpoint, device: torch.device) -> torch.dtype:
-    """The number format for a checkpoint on this kind of device."""
+    """Return the dtype for a checkpoint on this kind of device.
+
+    Args:
+        dtype: the setting. `auto` means float32 on a CPU, and on a GPU the checkpoint's half type, or bfloat16 for one
+            in float32.
+    """
     config = checkpoint.config
     if dtype != "auto":
         return getattr(torch, dtype)
     if device.type == "cpu":
         return torch.float32
-    # The meta device stands for GPUs that `plan` was told of: they count as recent.
+    # The meta device stands for GPUs that `plan` only pretends, which are taken for recent ones.
     is_old = device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False)
-    # LLM.int8() multiplies in float16, and would convert to it and back in every layer.
+    # LLM.int8() multiplies in float16. With bfloat16 it would convert to float16 and back in every layer.
     in_8bit = "8bit" in (stored_quantization(config), checkpoint.settings.quantization)
     if is_old or in_8bit or config.dtype in (torch.float16, "float16"):
         return torch.float16
@@ -254,7 +268,7 @@ def resolve_dtype(dtype: Dtype, checkpoint: Checkpoint, device: torch.device) ->
 
 
 def refuse_second_quantization(checkpoint: Checkpoint) -> None:
-    """Raise a SettingError for weights that are stored quantized and are to be quantized otherwise."""
+    """Raise a SettingError if weights that are stored quantized would be quantized again, in another way."""
     settings = checkpoint.settings
     stored = "GGUF" if settings.gguf_file else stored_quantization(checkpoint.config)
     if settings.quantization != "none" and stored not in (None, settings.quantization):
@@ -264,7 +278,7 @@ def refuse_second_quantization(checkpoint: Checkpoint) -> None:
 
 
 def check_quantizer(checkpoint: Checkpoint, device: torch.device) -> None:
-    """Raise a RunError if the library for quantized weights is missing or fails on `device`."""
+    """Raise a RunError if the library for a checkpoint's quantized weights is missing, or fails on `device`."""
     role = checkpoint.role
     settings = checkpoint.settings
     config = checkpoint.config
@@ -281,7 +295,7 @@ def check_quantizer(checkpoint: Checkpoint, device: torch.device) -> None:
         stored_config = _quantization_config(config)
         quantizer: Any = AutoHfQuantizer.from_config(stored_config, pre_quantized=True)
         quantizer.validate_environment(device_map={"": str(device)})
-        # Without kernels here transformers would unpack them, into several times the memory.
+        # Without kernels for this device, transformers would unpack the weights, which takes several times the memory.
         if getattr(quantizer.quantization_config, "dequantize", False):
             raise RuntimeError("this device has no kernels for it")
     except (ImportError, RuntimeError, ValueError) as exception:
@@ -290,7 +304,7 @@ def check_quantizer(checkpoint: Checkpoint, device: torch.device) -> None:
 
 
 def _try_bitsandbytes(role: str, quantization: str, device: torch.device) -> None:
-    """Quantize a small tensor on `device`."""
+    """Quantize a small tensor on `device`. Raises RunError if that fails."""
     try:
         import bitsandbytes
     except Exception as exception:  # a broken native library raises more than ImportError

@@ -1,4 +1,4 @@
-"""The GPUs that may be used, their queues, and the free memory on them and in main memory."""
+"""Devices: which GPUs may be used, free and peak memory, synchronisation, and the number of threads on a CPU."""
 
 from __future__ import annotations
 
@@ -18,25 +18,26 @@ from harness.config.machine import num_free_cores, num_usable_cores, threads_are
 from harness.config.settings import ModelSettings, PlacementSettings
 from harness.local.models.sketch import Device
 
-# `segment_pool_id` of the memory that belongs to no captured graph.
+# The `segment_pool_id` of memory that belongs to no captured graph.
 _SHARED_POOL = (0, 0)
-# Several threads are taken if their passes need less than this share of one thread's time: two runs choose alike.
+# Several threads are used if their passes take less than this share of one thread's time. Below 1, so that two runs
+# choose alike even if the times are nearly equal.
 _FASTER = 0.9
 _MOST_PASSES = 9
 _MOST_PASSES_S = 1.0
 
 
 def visible_gpus() -> list[int]:
-    """Indices of the GPUs of this machine, in order; empty without any.
+    """Return the indices of this machine's GPUs, in order; empty if there are none.
 
     Raises:
-        RunError: there are GPUs, and CUDA does not start.
+        RunError: there are GPUs, but CUDA does not start.
     """
     count = torch.cuda.device_count()
     if count == 0:
         return []
-    # The count comes from the driver's library and needs no CUDA. `is_available()` would turn a
-    # failed start into a warning and a silent run on the CPU.
+    # The count comes from the driver's library, without starting CUDA. `is_available()` would turn a
+    # failed start into a warning, and the run would silently use the CPU.
     try:
         torch.cuda.init()
     except RuntimeError as exception:
@@ -46,19 +47,19 @@ def visible_gpus() -> list[int]:
 
 
 def usable_gpus(placement: PlacementSettings, models: Mapping[str, ModelSettings]) -> list[int]:
-    """The GPUs of this machine on which a run may place its models; no others are touched.
+    """Return the GPUs of this machine on which a run may place its models. No other GPU is touched.
 
     Args:
-        models: by their roles.
+        models: the models by their roles.
 
     Raises:
-        SettingError: fewer GPUs than the settings ask for.
+        SettingError: there are fewer GPUs than the settings ask for.
     """
     if placement.strategy == "cpu":
         return []
     gpus = visible_gpus()
     check_gpu_numbers(placement, models, len(gpus))
-    # A model's own number says how many, not which.
+    # A model's own `gpus` is a number of GPUs, which may be any of them.
     if any(model.gpus for model in models.values()):
         return gpus
     return gpus[: placement.gpus]
@@ -67,11 +68,11 @@ def usable_gpus(placement: PlacementSettings, models: Mapping[str, ModelSettings
 def check_gpu_numbers(
     placement: PlacementSettings, models: Mapping[str, ModelSettings], num_gpus: int
 ) -> None:
-    """Raise a SettingError for more GPUs than there are; a model's own number is of no effect on a machine without any,
-    which uses the CPU and says so.
+    """Raise a SettingError if settings ask for more GPUs than there are. On a machine without GPUs a model's own number
+    has no effect: the CPU is used, and the user is told.
 
     Args:
-        models: by their roles.
+        models: the models by their roles.
     """
     numbers = {"placement": placement.gpus}
     numbers |= {role: model.gpus for role, model in models.items()}
@@ -83,9 +84,9 @@ def check_gpu_numbers(
 
 
 def free_memory(gpus: Iterable[int]) -> dict[Device, int]:
-    """Bytes that can still be allocated on each of `gpus` and, as `"cpu"`, in main memory.
+    """Return the bytes that can still be allocated on each of `gpus` and, under `"cpu"`, in main memory.
 
-    Unused memory in torch's cache counts as free. Without any GPU in `gpus`, CUDA does not start.
+    Unused memory in torch's cache counts as free. CUDA is not started if `gpus` is empty.
     """
     free: dict[Device, int] = {}
     for gpu in gpus:
@@ -96,15 +97,18 @@ def free_memory(gpus: Iterable[int]) -> dict[Device, int]:
 
 
 def limit_num_threads() -> None:
-    """Have no more threads than usable cores: beyond a cgroup's quota all would stop for the rest of each period."""
+    """Let torch use no more threads than usable cores. With more threads than a cgroup's quota allows, all of them
+    would stop for the rest of each period.
+    """
     if not threads_are_set():
         torch.set_num_threads(min(torch.get_num_threads(), num_usable_cores()))
 
 
 def choose_num_threads(model: PreTrainedModel) -> None:
-    """Have a model on the CPU compute with one thread, or with as many as cores are free where that is faster.
+    """Let torch use one thread for a model on the CPU, or as many as there are idle cores, if that is faster.
 
-    The threads of a pass wait for one another, so that beside another program several may be many times slower.
+    The threads of a pass wait for each other. So while another program runs, several threads may be many times slower
+    than one.
     """
     if threads_are_set():
         return
@@ -116,7 +120,7 @@ def choose_num_threads(model: PreTrainedModel) -> None:
 
 
 def _pass_seconds(model: PreTrainedModel, num_threads: int) -> float:
-    """Median time of a pass of one token by so many threads, which stay."""
+    """Return the median seconds of a pass over one token with this number of threads, which stays set."""
     torch.set_num_threads(num_threads)
     token = torch.zeros((1, 1), dtype=torch.long)
     times: list[float] = []
@@ -130,7 +134,7 @@ def _pass_seconds(model: PreTrainedModel, num_threads: int) -> float:
 
 
 def synchronize(devices: Sequence[torch.device]) -> None:
-    """Wait until every GPU among `devices` has finished its queue."""
+    """Wait until every GPU among `devices` has finished its queued work."""
     for gpu in _gpus(devices):
         torch.cuda.synchronize(gpu)
 
@@ -142,16 +146,16 @@ def reset_peak_memory(devices: Sequence[torch.device]) -> None:
 
 
 def peak_memory_bytes(devices: Sequence[torch.device]) -> int | None:
-    """The most bytes that torch had allocated since the last reset; None without a GPU.
+    """Return the most bytes that torch has allocated since the last reset; None without a GPU.
 
-    The sum of every GPU's own peak. It may exceed the total at any one moment.
-    Memory that CUDA graphs hold for their replays counts as well.
+    This is the sum of each GPU's own peak, which may exceed the total at any one moment.
+    Memory that CUDA graphs hold for their replays is included.
     """
     gpus = _gpus(devices)
     if not gpus:
         return None
     num_bytes = sum(torch.cuda.max_memory_allocated(gpu) for gpu in gpus)
-    # Torch does not count what pools of captured graphs hold as allocated.
+    # Torch does not count the memory in the pools of captured graphs as allocated.
     indices = {gpu.index or 0 for gpu in gpus}
     for segment in torch.cuda.memory_snapshot():
         is_of_graph = tuple(segment["segment_pool_id"]) != _SHARED_POOL
@@ -161,17 +165,16 @@ def peak_memory_bytes(devices: Sequence[torch.device]) -> int | None:
 
 
 def release_memory(devices: Iterable[torch.device]) -> None:
-    """Give memory that is no longer used back to the GPUs among `devices`."""
+    """Return unused memory to the GPUs among `devices`."""
     if _gpus(devices):
-        # torch refuses to after a capture that failed.
+        # After a failed capture torch refuses this.
         with suppress(RuntimeError):
             torch.cuda.empty_cache()
 
 
 def gpu_uuids(devices: Sequence[torch.device]) -> list[str]:
-    """UUIDs of the GPUs among these devices, for NVML, which counts GPUs in another order than CUDA.
-
-    [] without NVML.
+    """Return the UUIDs of the GPUs among these devices, for NVML, which numbers GPUs in another order than CUDA.
+    Empty without NVML.
     """
     gpus = _gpus(devices)
     if not gpus:

@@ -1,15 +1,15 @@
-"""Decides whether models fit, and on which device each layer goes: `fit` solves a `PlacementProblem`.
+"""Decides whether models fit into memory, and on which device each layer goes: `fit` solves a `PlacementProblem`.
 
-A problem holds numbers alone: sizes of the models, the run and the machine. So every what-if is a call of `fit` with a
-changed problem: `plan gpus=4 gpu_memory=40GB` changes `free`, advice changes one setting at a time (`remedies`), and
-`force=true` enlarges the memory.
+A problem consists of numbers: the sizes of the models, the run and the machine. So every what-if is a call of `fit`
+with a changed problem: `plan gpus=4 gpu_memory=40GB` changes `free`, advice changes one setting at a time
+(`remedies`), and `force=true` enlarges the memory.
 
     problem = PlacementProblem((target, draft), settings, free={0: 24 * GB, "cpu": 64 * GB}, demand=demand)
     fit(problem)                                                         # on one GPU of 24 GB
     fit(replace(problem, free={0: 24 * GB, 1: 24 * GB, "cpu": 64 * GB})) # and on two?
 
-One rule answers it: the draft whole on the GPU with the most room, the target over the fewest GPUs on which both fit.
-accelerate divides it between these.
+The rule: the draft is whole on the GPU with the most room, and the target is spread over the fewest GPUs on which both
+fit. accelerate divides its layers between these.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from harness.config.model_names import canonical_name
 from harness.config.settings import PlacementSettings, Quantization
 from harness.local.models.sketch import Device, DeviceMap, Sketch, device_name, owning_module
 
-# No more GPUs than these are advised: a smaller model is.
+# The most GPUs that are advised. If more would be needed, a smaller model is advised.
 _MOST_GPUS = 64
 
-# From the mildest to the strongest.
+# The order counts: the mildest quantization comes first.
 _QUANTIZATIONS: tuple[Quantization, ...] = ("8bit", "4bit")
 
 # Bytes by device.
@@ -45,7 +45,7 @@ Memory = Mapping[Device, int]
 
 
 class Misfit(RunError):
-    """There is no room for a model. The message has what it needs and what is free, in one line."""
+    """There is no room for the models. The message states in one line how much they need and how much is free."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,9 @@ class Placement:
     """The devices of one model.
 
     Attributes:
-        device_map: from module names to devices; `""` is the whole model.
-        bytes_per_device: weights and buffers, by `cuda:0` or `cpu`.
-        cache_per_device: keys and values at their largest.
+        device_map: the device of each module, by name; the name `""` means the whole model.
+        bytes_per_device: the bytes of weights and buffers, by device name, `cuda:0` or `cpu`.
+        cache_per_device: the bytes of caches at their largest, by device name.
     """
 
     device_map: DeviceMap
@@ -68,7 +68,7 @@ class Placement:
         return list(map(torch.device, self.bytes_per_device))
 
     def taken(self, device: Device) -> int:
-        """Bytes of weights and caches on a device."""
+        """Return the bytes of weights and caches on a device."""
         name = device_name(device)
         return self.bytes_per_device.get(name, 0) + self.cache_per_device.get(name, 0)
 
@@ -78,10 +78,11 @@ class PlacementProblem:
     """The models to place, the machine, and the run.
 
     Attributes:
-        models: the target, then a draft model or head.
-        settings: of the placement, for both models.
-        free: bytes on each usable GPU, and in main memory (`"cpu"`). Without a GPU everything goes
+        models: the sketch of the target, then that of a draft model or head if there is one.
+        settings: the settings of the placement, for both models.
+        free: the free bytes of each usable GPU, and of main memory (`"cpu"`). Without a GPU everything goes
             to the CPU.
+        demand: the settings of the run that its memory depends on.
     """
 
     models: tuple[Sketch, ...]
@@ -90,7 +91,7 @@ class PlacementProblem:
     demand: Demand
 
     def with_models(self, sketches: Iterable[Sketch]) -> PlacementProblem:
-        """Return the problem with these sketches in place of the models with the same roles."""
+        """Return the problem with these sketches in place of those with the same roles."""
         by_role = {sketch.role: sketch for sketch in (*self.models, *sketches)}
         return replace(self, models=tuple(by_role.values()))
 
@@ -101,7 +102,7 @@ class PlacementProblem:
 
     @property
     def room(self) -> dict[Device, int]:
-        """Bytes that may be filled: all that are free, on GPUs without the reserve."""
+        """The bytes of each device that may be filled: the free bytes, on GPUs minus the reserve."""
         room = dict(self.free)
         for gpu in self.gpus:
             room[gpu] = max(0, room[gpu] - self.reserve_bytes)
@@ -109,26 +110,33 @@ class PlacementProblem:
 
     @property
     def reserve_bytes(self) -> int:
-        """Bytes that stay free on each GPU: those of the settings, or more if reading prompts takes more."""
+        """The bytes that are kept free on each GPU: those of the settings, or those for reading prompts if these are
+        more.
+        """
         return max(self._set_reserve, self.prompt_bytes)
 
     @property
     def _set_reserve(self) -> int:
-        """`placement.reserve_gb`; in a server llama.cpp's own margin (`--fit-target`), if no other one is set."""
+        """`placement.reserve_gb` in bytes. For a server, if the setting has its default, llama.cpp's own margin
+        (`--fit-target`).
+        """
         if self.is_served and self.settings.reserve_gb == PlacementSettings.reserve_gb:
             return 2**30
         return int(self.settings.reserve_gb * 1e9)
 
     @property
     def whole_room(self) -> int:
-        """Bytes of all devices of the run beyond the reserve of the settings, for weights and requests' caches."""
+        """The free bytes of all devices of the run, minus the reserve of the settings on each GPU. Weights and
+        requests' caches can use them.
+        """
         free = sum(self.free[device] for device in self.devices)
         return free - self._set_reserve * len(self.run_gpus)
 
     @property
     def prompt_bytes(self) -> int:
-        """Estimated bytes to read all prompts, beyond weights and caches: a layer's activations, and the logits after
-        each prompt, also in float32. One model reads after the other, so the larger estimate counts.
+        """The estimated bytes for reading all prompts, in addition to weights and caches: a layer's activations, and
+        the logits after each prompt, in the model's dtype and in float32. The models read one after the other, so this
+        is the larger of their estimates.
         """
         num_rows = self.demand.batch_size
         num_tokens = num_rows * self.demand.prompt_tokens
@@ -141,8 +149,8 @@ class PlacementProblem:
 
     @property
     def run_gpus(self) -> list[int]:
-        """The GPUs of the run: the first `placement.gpus`, or all where a model has a number of its own, of which
-        `_roomiest` takes some.
+        """The GPUs of the run: the first `placement.gpus`. If a model has its own number of GPUs, all of the machine's,
+        from which `_roomiest` chooses.
         """
         if self.settings.strategy == "cpu":
             return []
@@ -156,13 +164,13 @@ class PlacementProblem:
         return self.run_gpus or ["cpu"]
 
     def cache_sizes(self, sketch: Sketch) -> list[int]:
-        """Return the bytes of each layer's cache at its largest, of all rows."""
+        """Return the bytes of each layer's cache at its largest, for all rows together."""
         demand = self.demand
         num_rows = demand.batch_size
         if sketch.is_served:
             return [num_rows * size for size in sketch.row_sizes(demand.row_tokens)]
         if sketch.state_bytes:
-            # With a draft there are two copies of all that a row has: before the draft tokens, and after them.
+            # With a draft there are two copies of each row's state: before the draft tokens, and after them.
             num_copies = num_rows * (2 if demand.num_draft_tokens else 1)
             return sketch.cache_sizes(num_copies * demand.row_tokens, num_copies)
         num_tokens = demand.runner_tokens
@@ -171,7 +179,7 @@ class PlacementProblem:
         return sketch.cache_sizes(num_rows * num_tokens, num_states=0)
 
     def placed(self, sketch: Sketch, device_map: DeviceMap) -> Placement:
-        """Return the placement of a model with such a map. Raises KeyError for a tensor that has no device in it."""
+        """Return the placement of a model with this map. Raises KeyError for a tensor that has no device in the map."""
         weights: Counter[str] = Counter()
         caches: Counter[str] = Counter()
         for tensor in sketch.tensors:
@@ -185,12 +193,12 @@ class PlacementProblem:
 
     @property
     def is_served(self) -> bool:
-        """Whether a server holds the models (`as_served`), and not this program's own loop."""
+        """Whether a server holds the models (`as_served`); if not, this program's own loop does."""
         return any(sketch.is_served for sketch in self.models)
 
     @property
     def program(self) -> str:
-        """The program whose memory this is, in words."""
+        """A phrase for messages that names the program which holds the models."""
         if self.is_served:
             return "a server that reads the GGUF file"
         demand = self.demand
@@ -224,13 +232,13 @@ class PlacementProblem:
 
 
 def fit(problem: PlacementProblem) -> list[Placement]:
-    """Place the target and the draft.
+    """Place the target and the draft. Returns one placement per model, in the order of the problem's models.
 
-    `placement.strategy=balanced` spreads the target over all GPUs. A model with `gpus` set takes the
-    roomiest GPUs of the machine.
+    `placement.strategy=balanced` spreads the target over all GPUs. A target with `gpus` set is spread over this number
+    of the machine's GPUs, those with the most room.
 
     Raises:
-        Misfit: there is no room for a model.
+        Misfit: there is no room for the models.
     """
     for devices, num_target_devices in _choices(problem):
         if placements := _place(problem, devices, num_target_devices):
@@ -239,7 +247,9 @@ def fit(problem: PlacementProblem) -> list[Placement]:
 
 
 def _choices(problem: PlacementProblem) -> Iterator[tuple[Sequence[Device], int]]:
-    """Yield what to try, the best first: devices for all models together, and how many of these the target gets."""
+    """Yield the choices to try, the best first: the devices for all models together, and how many of them the target
+    gets. Fewer devices are better than more, and fewer for the target.
+    """
     devices = problem.devices
     settings = problem.settings
     own_number = problem.models[0].settings.gpus
@@ -254,7 +264,7 @@ def _choices(problem: PlacementProblem) -> Iterator[tuple[Sequence[Device], int]
 def _place(
     problem: PlacementProblem, devices: Sequence[Device], num_target_devices: int
 ) -> list[Placement] | None:
-    """Place the draft whole, then the target in the room that is left; None if either lacks room."""
+    """Place the draft whole on one device, and then the target in the remaining room. None if either lacks room."""
     if len(devices) > 1:
         # On another GPU than the target a head holds copies of the target's matrices that it uses.
         models = [
@@ -266,7 +276,7 @@ def _place(
     target, *drafts = problem.models
     placements = []
     for draft in drafts:
-        # Of equal GPUs the last, because the target begins on the first.
+        # Of GPUs with equal room the last is taken, because the target begins on the first.
         home = max(reversed(room), key=room.__getitem__)
         placement = problem.placed(draft, {"": home})
         room[home] -= placement.taken(home)
@@ -282,7 +292,9 @@ def _place(
 
 
 def _maps(problem: PlacementProblem, sketch: Sketch, room: Memory) -> Iterator[DeviceMap]:
-    """Yield maps of a model over these devices, the most even one first."""
+    """Yield device maps of a model over these devices, the most even one first. Yields none if the model cannot be
+    divided, or does not fit.
+    """
     if len(room) == 1:
         [device] = room
         yield {"": device}
@@ -295,8 +307,9 @@ def _maps(problem: PlacementProblem, sketch: Sketch, room: Memory) -> Iterator[D
     if not indivisible or sketch.weight_bytes + sum(caches) > sum(room.values()):
         return
     model = copy.deepcopy(sketch.model)
-    assert model is not None  # a head has no layers to divide
-    # accelerate counts the bytes of tensors: each gets as many as it will take, and caches are buffers.
+    assert model is not None  # only a head has no model, and a head is never divided
+    # accelerate adds up the bytes of tensors. So each tensor is replaced by one with the bytes that it will take, and
+    # caches become buffers.
     tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers())
     for tensor in sketch.tensors:
         size = sketch.tensor_bytes(tensor)
@@ -304,7 +317,8 @@ def _maps(problem: PlacementProblem, sketch: Sketch, room: Memory) -> Iterator[D
     for number, (cache, size) in enumerate(zip(sketch.caches, caches, strict=True)):
         model.get_submodule(cache.module).register_buffer(f"cache_{number}", _bytes(size))
     for limits in (get_balanced_memory(model, dict(room), indivisible), room):
-        # accelerate keeps room for a layer free on the first device, which an imaginary GPU without any room is.
+        # accelerate keeps room for one layer free on the first device. An imaginary first GPU without any room avoids
+        # this.
         device_map = infer_auto_device_map(
             model, {-1: 0, **limits}, indivisible, clean_result=False, offload_buffers=True
         )
@@ -314,7 +328,9 @@ def _maps(problem: PlacementProblem, sketch: Sketch, room: Memory) -> Iterator[D
 
 
 def _map_of_file(sketch: Sketch, room: Memory) -> DeviceMap:
-    """Divide a GGUF file as llama.cpp does: layers in proportion to the room on each GPU, the output on the last."""
+    """Return the device map of a GGUF file as llama.cpp divides it: the layers in proportion to the room on each GPU,
+    the embedding on the first, and everything else, such as the output matrix, on the last.
+    """
     layers = [cache.module for cache in sketch.caches]
     first, *_, last = room
     devices: dict[str, Device] = {"": last, "token_embd": first}
@@ -330,19 +346,21 @@ def _bytes(number: int) -> torch.Tensor:
 
 
 def _roomiest(devices: Sequence[Device], room: Memory, count: int) -> list[Device]:
-    """Return the `count` devices with the most room, in their order; of equal ones the first."""
+    """Return the `count` devices with the most room, in their original order. Of devices with equal room the first are
+    taken.
+    """
     by_room = sorted(devices, key=room.__getitem__, reverse=True)
     return [device for device in devices if device in by_room[:count]]
 
 
-# Advice if models do not fit: changed settings with which they would, as the user types them ---------
+# Advice if models do not fit: changed settings with which they would fit, as the user types them ------
 
 
 def fit_or_explain(problem: PlacementProblem, *, force: bool = False) -> list[Placement]:
     """Place the models as `fit` does, or with `force` as `fit_regardless` does.
 
     Raises:
-        RunError: a model does not fit. The message has what it needs, what is free and what would fit.
+        RunError: the models do not fit. The message states how much they need, how much is free, and what would fit.
     """
     try:
         return fit(problem)
@@ -364,12 +382,12 @@ def fit_regardless(problem: PlacementProblem) -> list[Placement]:
 
 
 def remedies(problem: PlacementProblem) -> list[Remedy]:
-    """Return changes of the settings or of the machine, each of which makes the models fit."""
+    """Return changes of the settings or of the machine. Each of them alone makes the models fit."""
     return [*_smaller_batch(problem), *_fewer_bits(problem), *_more_gpus(problem)]
 
 
 def needed_instead(problem: PlacementProblem) -> str:
-    """What is needed where no change of settings makes the models fit."""
+    """Return a sentence about what is needed if no change of settings makes the models fit."""
     if sum(sketch.weight_bytes for sketch in problem.models) <= problem.whole_room:
         return "the weights alone fit: shorter prompts are needed"
     return "the weights alone do not fit: a smaller model is needed"
@@ -377,7 +395,7 @@ def needed_instead(problem: PlacementProblem) -> str:
 
 def _fits(problem: PlacementProblem) -> bool:
     target, *drafts = problem.models
-    # A remedy may turn the draft into its target, as 65B_4bit with 65B_4bit.
+    # A remedy may make the draft the same model as the target, such as 65B_4bit with 65B_4bit, which is no pair.
     if any(draft.model and draft.settings.is_same(target.settings) for draft in drafts):
         return False
     with suppress(Misfit):
@@ -387,25 +405,27 @@ def _fits(problem: PlacementProblem) -> bool:
 
 
 def _smaller_batch(problem: PlacementProblem) -> list[Remedy]:
-    """Return the largest batch that fits, if any does."""
+    """Return the largest batch that fits; an empty list if none does."""
 
     def is_too_large(batch_size: int) -> bool:
         demand = replace(problem.demand, batch_size=batch_size)
         return not _fits(replace(problem, demand=demand))
 
-    # Batches of 1, 2, ... rows fit up to the largest: as many as fit is its size.
+    # All batches of 1, 2, ... rows up to the largest fit, so the number of batches that fit is the largest size.
     rows = bisect.bisect_left(range(1, problem.demand.batch_size), True, key=is_too_large)
     return [Remedy(f"batch_size={rows}")] if rows else []
 
 
 def _fewer_bits(problem: PlacementProblem) -> list[Remedy]:
-    """Return each change of one model's bits that is enough, the draft's first; if none is, those of all models."""
+    """Return every quantization of a single model that is enough, those of the draft first. If none is, those of both
+    models together.
+    """
     for number in range(1, len(problem.models) + 1):
         enough = []
         for sketches in reversed([*itertools.combinations(problem.models, number)]):
             for quantization in _QUANTIZATIONS:
                 smaller = [_changed(sketch, "quantization", quantization) for sketch in sketches]
-                # Without bitsandbytes, or if its weights are stored in such a format, a model stays as large.
+                # A model does not become smaller without bitsandbytes, or if its weights are stored quantized.
                 helps = all(
                     new.weight_bytes < old.weight_bytes
                     for new, old in zip(smaller, sketches, strict=True)
@@ -420,9 +440,9 @@ def _fewer_bits(problem: PlacementProblem) -> list[Remedy]:
 
 
 def _more_gpus(problem: PlacementProblem) -> list[Remedy]:
-    """Return the smallest number of GPUs for the target that is enough.
+    """Return the smallest number of GPUs for the target that is enough; an empty list if none is.
 
-    GPUs beyond the machine's are assumed to have as much free memory as the one that has most.
+    GPUs that the machine does not have are assumed to have as much free memory as its GPU with the most.
     """
     if not problem.run_gpus:
         return []

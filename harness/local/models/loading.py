@@ -1,4 +1,6 @@
-"""Models with a placement, and how they load. Over several GPUs accelerate's hooks move the inputs of each module."""
+"""Loads models onto the devices of their placement. On several GPUs accelerate's hooks move the inputs of each
+module.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +20,18 @@ from harness.local.models.quiet import loading_bar
 from harness.local.models.random_weights import random_state
 from harness.local.models.sketch import Sketch
 
-# Times what quantized weights were planned to take.
+# Loading fails if quantized weights take more than this multiple of their planned bytes.
 _MOST_HELD = 1.2
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model that runs, in evaluation mode. Split over devices it moves its inputs itself.
+    """A loaded model in evaluation mode. If it is split over devices, it moves its inputs itself.
 
     Attributes:
-        dtype: format of everything that is not quantized.
-        input_device: for input ids and logits.
+        dtype: the dtype of everything that is not quantized.
+        devices: every device that has a layer, in the order of the layers.
+        input_device: the device for input ids and logits.
     """
 
     model: PreTrainedModel
@@ -41,14 +44,14 @@ class LoadedModel:
 
 @dataclass(frozen=True)
 class PlacedModel:
-    """A model that is ready to load."""
+    """A model whose devices are chosen, ready to load."""
 
     checkpoint: Checkpoint
     sketch: Sketch
     placement: Placement
 
     def describe(self) -> str:
-        """The model's format and devices, in one line."""
+        """Return a line for the user about the model's dtype and devices."""
         settings = self.sketch.settings
         facts = ["random weights"] if self.checkpoint.random else []
         if self.sketch.quantization != "none":
@@ -59,7 +62,7 @@ class PlacedModel:
         ]
         text = f"{self.sketch.role} {settings.name}: {', '.join(facts)} on {', '.join(sizes)}"
         if settings.gpus and not torch.cuda.is_available():
-            # A driver that does not work would otherwise be noticed late.
+            # Otherwise the user might only notice late that the driver does not work.
             text += f", because no GPU is visible (asked for: {settings.gpus})"
         return text
 
@@ -82,7 +85,7 @@ class PlacedModel:
             arguments = {"state_dict": state}
         quantization: Any = bitsandbytes_config(self.sketch.quantization, self.sketch.dtype)
         if settings.gguf_file is not None:
-            # Otherwise transformers would fetch kernels from the hub to keep it packed.
+            # Otherwise transformers would fetch kernels from the hub to keep the weights packed.
             quantization = GgufConfig(dequantize=True)
         if quantization is not None:
             arguments["quantization_config"] = quantization
@@ -101,7 +104,7 @@ class PlacedModel:
             raise explained(exception, checkpoint.role, settings) from exception
         missing = sorted(report["missing_keys"])
         if missing and not checkpoint.random:
-            # transformers fills them with random numbers and goes on.
+            # transformers would fill missing weights with random numbers.
             absent = f"{len(missing)} weights are not in {settings.repository}"
             reason = f"{absent} (the first: {missing[0]}); it does not hold this model"
             raise RunError(f"{checkpoint.role}: {reason}")
@@ -118,7 +121,7 @@ class PlacedModel:
 def bitsandbytes_config(
     quantization: Quantization, dtype: torch.dtype
 ) -> BitsAndBytesConfig | None:
-    """Settings with which transformers quantizes weights as they load; None for `none`.
+    """Return the settings with which transformers quantizes weights as they load; None for `none`.
 
     8-bit is LLM.int8() (Dettmers et al. 2022, https://arxiv.org/abs/2208.07339), 4-bit is NF4 with
     quantized scales (Dettmers et al. 2023, https://arxiv.org/abs/2305.14314), multiplied in

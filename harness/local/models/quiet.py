@@ -1,4 +1,4 @@
-"""Silence messages that libraries repeat thousands of times; every other warning stays."""
+"""Silences messages that libraries repeat thousands of times. All other warnings are still shown."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-# The start of a message by its logger. The user need do nothing about any of them.
+# By logger, how a message begins. The user need not act on any of them.
 _FLOODS = {
-    # From transformers' own assisted generation, about arguments that it adds itself.
+    # From transformers' assisted generation, about arguments that it adds itself.
     "transformers.generation.utils": (
         "Passing `generation_config` together with generation-related arguments"
     ),
-    # For a text that is cut, or refused in our own words: prompts are compared with the context.
+    # Not needed, because prompts are compared with the context: a longer text is cut, or refused with our own message.
     "transformers.tokenization_utils_base": "Token indices sequence length is longer than",
-    # Of a GPU on which a model is placed on paper.
+    # About a GPU that is only planned for.
     "accelerate.utils.modeling": "Device ",
     # Once per layer and forward pass.
     "bitsandbytes.autograd._functions": "MatMul8bitLt: inputs will be cast",
@@ -28,18 +28,18 @@ _FLOODS = {
 }
 
 
-# The head of the table in which transformers lists tensors that do not fit a model. Errors say the same in a line; the
-# model has no place for others, such as multi-token-prediction layers.
+# The title of the table in which transformers lists tensors that do not fit a model. If weights are missing, an error
+# of ours says so in one line. Other tensors, such as multi-token-prediction layers, are not part of the model.
 _REPORT = " LOAD REPORT"
 
-# The start of Python warnings.
+# How Python warnings begin.
 _WARNINGS = (
-    # With every compilation on a GPU, even of models in half precision; float32 is the user's choice.
+    # Shown with every compilation on a GPU, even for models in half precision. float32 is the user's choice.
     "TensorFloat32 tensor cores for float32",
 )
 
 
-# Weights of more bytes than this load for so long that a bar is worth a line.
+# Weights of more bytes than this load for so long that a progress bar is worth a line.
 _LONG_LOADING = 10**10
 
 
@@ -49,10 +49,14 @@ def _matters(record: logging.LogRecord) -> bool:
 
 
 def quiet_libraries(*, loads_weights: bool = True) -> None:
-    """Silence the known floods in this process; called before a model is planned or loaded, any number of times.
+    """Silence the known floods in this process. Called before a model is planned or loaded; may be called several
+    times.
 
-    Bars of weights that load would stay beside the one line that lives. Those of downloads, which may take an hour,
-    stay where stderr is a terminal.
+    The progress bars of weights that load are silenced too, because they would disturb our own line about progress. The
+    bars of downloads, which may take an hour, are shown if stderr is a terminal.
+
+    Args:
+        loads_weights: whether weights will be loaded, so that the bar of GGUF files is silenced, too.
     """
     for name in (*_FLOODS, "transformers.modeling_utils"):
         logging.getLogger(name).addFilter(_matters)
@@ -63,12 +67,12 @@ def quiet_libraries(*, loads_weights: bool = True) -> None:
     from huggingface_hub.utils import are_progress_bars_disabled, enable_progress_bars
 
     shows_downloads = sys.stderr.isatty() and not are_progress_bars_disabled()
-    # This switches both off.
+    # This switches off both kinds of bars.
     transformers.utils.logging.disable_progress_bar()
     if shows_downloads:
         enable_progress_bars()
     if loads_weights:
-        # The bar of GGUF files ignores that switch; its module imports torch.
+        # The bar of GGUF files ignores this switch. Only for runs that load weights, because its module imports torch.
         with contextlib.suppress(ImportError):
             gguf: Any = importlib.import_module("transformers.modeling_gguf_pytorch_utils")
             if not isinstance(gguf.tqdm, functools.partial):

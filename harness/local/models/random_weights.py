@@ -1,9 +1,9 @@
-"""Models of random numbers: a checkpoint's architecture and quantization without its weights.
+"""Models with random weights: a checkpoint's architecture and quantization, without its weights.
 
-Times do not depend on the weights' values, so a pair can be measured before it can be downloaded.
-Everything but the numbers is as in loading: transformers gets a state dict whose tensors are made,
+Times do not depend on the weights' values, so a pair can be measured before it is downloaded.
+Apart from the numbers, loading is the same: transformers gets a state dict whose tensors are made,
 each on its device, when it reads them. So the same code quantizes them, one at a time, and they are
-never in memory all at once.
+never all in memory at once.
 """
 
 from __future__ import annotations
@@ -28,17 +28,20 @@ from harness.local.models.checkpoints import (
 from harness.local.models.sketch import DeviceMap, bare_model, owning_module
 from harness.local.models.tokenizers import check_vocabularies, vocabulary_size
 
-# Most architectures start training with it.
+# The standard deviation of random weights, with which most architectures start training.
 _STANDARD_DEVIATION = 0.02
 
 
 def checkpoint_for(role: str, settings: ModelSettings, weights: WeightsSource | None) -> Checkpoint:
-    """A model for a run with such weights; None for a pair on paper, which needs none.
+    """Read the checkpoint of a model for a run with these weights.
 
-    With random ones a preset's own architecture or a configuration is enough. A repository whose
-    weights are quantized by bitsandbytes is built as it would be quantized here.
+    With random weights a preset's own architecture or a configuration is enough. If a repository's
+    weights are stored quantized by bitsandbytes, random weights are quantized in the same way as they load.
 
-    Raises SettingError or RunError as `read_checkpoint`, and for formats that random numbers cannot
+    Args:
+        weights: the run's `weights`; None for a pair that is only planned, which needs none.
+
+    Raises SettingError or RunError as `read_checkpoint` does, and SettingError for formats that random numbers cannot
     have.
     """
     if weights != "random":
@@ -64,9 +67,10 @@ def checkpoint_for(role: str, settings: ModelSettings, weights: WeightsSource | 
 def random_tokenizer(
     target: Checkpoint, draft: Checkpoint | None = None
 ) -> PreTrainedTokenizerBase:
-    """A tokenizer for text that nobody will read: a token for each byte, a name for every other id.
+    """Return a tokenizer for models with random weights, whose text nobody reads: it has a token for each byte, and a
+    name such as `<300>` for every other id.
 
-    Raises SettingError if the vocabularies differ by more than the padding within one family.
+    Raises SettingError if the models' vocabularies differ by more than a family's padding.
     """
     size = vocabulary_size(target.config)
     if draft is not None:
@@ -84,7 +88,7 @@ def random_tokenizer(
 def random_state(
     checkpoint: Checkpoint, device_map: DeviceMap, dtype: torch.dtype
 ) -> tuple[type[PreTrainedModel], dict[str, RandomTensor]]:
-    """The class of the model, and a reproducible state dict for `from_pretrained`."""
+    """Return the class of a model, and a reproducible state dict for its `from_pretrained`."""
     bare = bare_model(checkpoint, dtype)
     repository = checkpoint.settings.repository
     tensors = {}
@@ -96,11 +100,12 @@ def random_state(
 
 @dataclasses.dataclass(frozen=True)
 class RandomTensor:
-    """A tensor that is made when it is indexed, as one in a safetensors file is read.
+    """A tensor that is made when it is indexed, as a tensor in a safetensors file is read then.
 
-    Its name determines its numbers, independent of all other tensors.
+    Its numbers follow from its name alone.
 
     Attributes:
+        name: the seed of its numbers. Ends with the tensor's name in the model.
         device: a GPU's index, or `cpu`.
     """
 
@@ -110,7 +115,7 @@ class RandomTensor:
     device: int | str
 
     def get_shape(self) -> list[int]:
-        """The shape; safetensors' slices have this method."""
+        """Return the shape, as safetensors' slices do."""
         return list(self.shape)
 
     def __getitem__(self, index: Any) -> torch.Tensor:
@@ -119,7 +124,7 @@ class RandomTensor:
             device = torch.device("cuda", self.device)
         whole = torch.empty(self.shape, dtype=self.dtype, device=device)
         if len(self.shape) < 2:
-            # Norms let everything pass, so that activations stay finite through any number of
+            # Weights of 1 and biases of 0 make norms neutral, so that activations stay finite through any number of
             # layers.
             whole.fill_(0.0 if self.name.endswith("bias") else 1.0)
         else:
@@ -127,5 +132,5 @@ class RandomTensor:
             generator = torch.Generator(device).manual_seed(seed)
             whole.normal_(0.0, _STANDARD_DEVIATION, generator=generator)
         part = whole[index]
-        # A view would keep all of it.
+        # Cloned, because a view would keep the whole tensor in memory.
         return part if part.shape == whole.shape else part.clone()

@@ -1,11 +1,11 @@
-"""A model as numbers: the size of each tensor, and of each layer's cache.
+"""The sizes of a model: of each tensor, and of each layer's cache.
 
 A sketch is made before any weights load (`sketch_model`). The model is built once on the meta
 device, where tensors have no memory. So the sizes are those of the real modules, whatever the
-architecture, and one token that passes through shows the cache of each layer.
+architecture, and running one token through the model shows the cache of each layer.
 
 Whether the model fits, where its layers go (`fit`) and how much a step reads (`engine/planning.py`)
-is arithmetic on these numbers.
+are then computed from these numbers.
 """
 
 from __future__ import annotations
@@ -38,25 +38,25 @@ from harness.local.models.tokenizers import vocabulary_size
 
 # A GPU's index, or "cpu".
 Device = int | str
-# From module names to devices; "" is the whole model.
+# The device of each module, by name; the name "" means the whole model.
 DeviceMap = Mapping[str, Device]
 
-# Names that configurations have for the number of experts in a layer, and of those that a token takes.
+# The names in configurations for the number of experts in a layer, and for the number of experts that a token uses.
 _NUM_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 _NUM_USED = ("num_experts_per_tok", "top_k_experts", "moe_topk")
 
 
 @dataclass(frozen=True)
 class TensorSketch:
-    """A parameter or buffer as numbers.
+    """The sizes of a parameter or buffer.
 
     Attributes:
         count: how many numbers it has.
-        itemsize: bytes of each number; None for the model's dtype.
-        outputs: rows of a matrix that bitsandbytes would quantize; 0 for any other tensor.
-        read_per_token: share that a forward pass of one token reads: 0 for embeddings that are
+        itemsize: the bytes of each number; None for those of the model's dtype.
+        outputs: the number of outputs of a matrix that bitsandbytes would quantize; 0 for any other tensor.
+        read_per_token: the share that a forward pass of one token reads: 0 for embeddings that are
             looked up, less than 1 for experts.
-        name: in the model; empty in a head, which is never split over devices.
+        name: its name in the model; empty in a head, which is never split over devices.
     """
 
     count: int
@@ -66,7 +66,7 @@ class TensorSketch:
     name: str = ""
 
     def nbytes(self, dtype: torch.dtype, quantization: Quantization) -> int:
-        """Return the bytes in memory, scales of quantized matrices included."""
+        """Return its bytes in memory, including the scales of a quantized matrix."""
         if self.outputs and quantization == "8bit":
             return eight_bit_bytes(self.count, self.outputs)
         if self.outputs and quantization == "4bit":
@@ -76,21 +76,21 @@ class TensorSketch:
     def read_share(self, num_tokens: int) -> float:
         """Return the share of the tensor that a pass over `num_tokens` tokens reads.
 
-        If each token chooses its own experts: of E experts with k for each token, n tokens read
-        E (1 − (1 − k/E)^n) in expectation. Texts whose tokens agree on experts read fewer.
+        Each token is assumed to choose its experts independently. With E experts, k of them for each token, n tokens
+        then read E (1 − (1 − k/E)^n) experts on average. Texts whose tokens agree on experts read fewer.
         """
         return 1 - (1 - self.read_per_token) ** num_tokens
 
 
 @dataclass(frozen=True)
 class LayerCache:
-    """The size of one layer's cache: for each token of each row, and of a row's recurrent state.
+    """The size of one layer's cache: keys and values for each token of each row, and a recurrent state for each row.
 
     Attributes:
         numbers_per_token: how many numbers the keys and values of one token have.
-        state_bytes: bytes of one row's recurrent state.
-        window: of how many tokens of a row a pass reads the keys and values at most; None for all.
-        module: the one that fills it; empty in a head.
+        state_bytes: the bytes of one row's recurrent state.
+        window: the most tokens of a row whose keys and values a pass reads; None for all.
+        module: the name of the module that fills it; empty in a head.
     """
 
     numbers_per_token: int
@@ -99,7 +99,9 @@ class LayerCache:
     module: str = ""
 
     def nbytes(self, dtype: torch.dtype, num_tokens: int, num_states: int) -> int:
-        """Return the bytes for `num_tokens` tokens, of all rows, and `num_states` rows' states."""
+        """Return the bytes of keys and values for `num_tokens` tokens, those of all rows together, and of recurrent
+        states for `num_states` rows.
+        """
         token_bytes = self.numbers_per_token * dtype.itemsize
         return num_tokens * token_bytes + num_states * self.state_bytes
 
@@ -150,29 +152,31 @@ class Sketch:
 
     @functools.cached_property
     def weight_bytes(self) -> int:
-        """Weights and buffers."""
+        """The bytes of weights and buffers."""
         return sum(map(self.tensor_bytes, self.tensors))
 
     def cache_sizes(self, num_tokens: int, num_states: int) -> list[int]:
-        """Return the bytes of each layer's cache: of tokens and recurrent states of all rows together."""
+        """Return the bytes of each layer's cache, for this number of tokens and of recurrent states in all rows
+        together.
+        """
         return [cache.nbytes(self.dtype, num_tokens, num_states) for cache in self.caches]
 
     @property
     def cache_bytes(self) -> int:
-        """Keys and values of all layers for one token of one row."""
+        """The bytes of the keys and values of all layers for one token of one row."""
         return sum(self.cache_sizes(num_tokens=1, num_states=0))
 
     @property
     def state_bytes(self) -> int:
-        """The recurrent state of one row."""
+        """The bytes of one row's recurrent state in all layers."""
         return sum(self.cache_sizes(num_tokens=0, num_states=1))
 
     @property
     def knows_cache(self) -> bool:
         """Whether the size of the cache is known.
 
-        A model always has a cache, so that a size of zero means an unknown one. A head's size is
-        always known, and is zero for a head without attention.
+        A model always has a cache, so that a size of 0 means an unknown size. A head's size is
+        always known, and is 0 for a head without attention.
         """
         return self.is_head or bool(self.cache_bytes or self.state_bytes)
 
@@ -185,7 +189,7 @@ class Sketch:
         return f"the code of {name} does not tell the size of its KV cache: it is not counted"
 
     def read_bytes(self, num_tokens: int = 1) -> int:
-        """Return the bytes of weights that a pass of `num_tokens` tokens reads, on any device."""
+        """Return the bytes of weights that a pass over `num_tokens` tokens reads, on all devices together."""
         total = 0
         for tensor in (*self.tensors, *self.borrowed_tensors):
             total += round(tensor.read_share(num_tokens) * self.tensor_bytes(tensor))
@@ -195,8 +199,9 @@ class Sketch:
         """Return the bytes of weights and caches that a pass reads.
 
         Args:
-            context: tokens of each row in the cache.
-            num_tokens: of each row in the pass: 1 for a step, K + 1 for a verification.
+            num_rows: the number of rows.
+            context: the number of tokens of each row in the cache.
+            num_tokens: the number of tokens of each row in the pass: 1 for a step, K + 1 for a verification.
         """
         return self.read_bytes(num_rows * num_tokens) + num_rows * self.row_bytes(context)
 
@@ -214,7 +219,7 @@ class Sketch:
 
 
 def eight_bit_bytes(count: int, outputs: int) -> int:
-    """Return the bytes of `count` weights in LLM.int8(): int8, and a float32 scale per output."""
+    """Return the bytes of `count` weights in LLM.int8(): one byte for each, and a float32 scale for each output."""
     return count + 4 * outputs
 
 
@@ -222,15 +227,15 @@ def four_bit_bytes(count: int, block_size: int = 64, *, nested: bool = True) -> 
     """Return the bytes of `count` weights in NF4, with a scale for every `block_size` weights.
 
     Args:
-        nested: whether the scales are quantized as well.
+        nested: whether the scales are quantized too.
     """
     num_scales = math.ceil(count / block_size)
     scales = 4 * num_scales
     if nested:
-        # In 8 bits; every 256 of them share a float32 scale, and all share an offset and a table of
+        # Scales in 8 bits. Every 256 of them share a float32 scale, and all share an offset and a table of
         # 256 values.
         scales = num_scales + 4 * math.ceil(num_scales / 256) + 4 + 256 * 4
-    # Two weights to a byte, and the 16 values that they stand for, in float32.
+    # Two weights in each byte, and a table of the 16 values that they stand for, in float32.
     return math.ceil(count / 2) + 16 * 4 + scales
 
 
@@ -240,7 +245,7 @@ def owning_module(name: str, modules: Container[str]) -> str:
     `model.layers.3.weight` is held by `model.layers.3`, by `model` and by "".
 
     Raises:
-        KeyError: if none holds it.
+        KeyError: none of them holds it.
     """
     key = name
     while key not in modules:
@@ -251,7 +256,7 @@ def owning_module(name: str, modules: Container[str]) -> str:
 
 
 def device_name(device: Device) -> str:
-    """Return `cuda:0` for GPU 0; `cpu` as it is."""
+    """Return torch's name of a device: `cuda:0` for 0, and `cpu` for `cpu`."""
     return f"cuda:{device}" if isinstance(device, int) else device
 
 
@@ -259,9 +264,9 @@ def device_name(device: Device) -> str:
 
 
 def bare_model(checkpoint: Checkpoint, dtype: torch.dtype) -> PreTrainedModel:
-    """Build the configured model on the meta device, with nothing quantized."""
+    """Build a checkpoint's model on the meta device, with nothing quantized."""
     factory: Any = AutoModelForCausalLM
-    # A copy: the model writes into its configuration, and the checkpoint's is the one to load.
+    # A copy, because the model writes into its configuration, and the checkpoint's is needed unchanged for loading.
     config = copy.deepcopy(checkpoint.config)
     trust = checkpoint.settings.trust_remote_code
     try:
@@ -276,7 +281,7 @@ def bare_model(checkpoint: Checkpoint, dtype: torch.dtype) -> PreTrainedModel:
 
 
 def sketch_model(checkpoint: Checkpoint, dtype: torch.dtype) -> Sketch:
-    """Build the model on the meta device and record its sizes."""
+    """Build a checkpoint's model on the meta device, and return its sizes."""
     model = bare_model(checkpoint, dtype)
     settings = checkpoint.settings
     stored = stored_quantization(checkpoint.config)
@@ -285,7 +290,7 @@ def sketch_model(checkpoint: Checkpoint, dtype: torch.dtype) -> Sketch:
     caches = measured_caches(model)
     quantizable: set[str] = set()
     if stored is not None:
-        # As loading does for weights that are stored quantized.
+        # Replaces modules as loading does for weights that are stored quantized.
         quantizer: Any = AutoHfQuantizer.from_config(
             model.config.quantization_config, pre_quantized=True
         )
@@ -295,7 +300,7 @@ def sketch_model(checkpoint: Checkpoint, dtype: torch.dtype) -> Sketch:
         quantizable = _quantizable_modules(model)
     # By `id`, because modules may share tensors.
     tensors: dict[int, TensorSketch] = {}
-    # The module that fills each layer's cache: the first one with the layer's number.
+    # The module that fills each layer's cache is the first one with the layer's number.
     cache_modules: dict[object, str] = {}
     for module_name, module in model.named_modules(remove_duplicate=False):
         layer = getattr(module, "layer_idx", getattr(module, "layer_id", None))
@@ -323,8 +328,9 @@ def sketch_model(checkpoint: Checkpoint, dtype: torch.dtype) -> Sketch:
 
 
 def as_served(sketch: Sketch) -> Sketch:
-    """Return the sizes of a model in a server, which holds each request's cache once, at 16 bits and within the windows
-    of the layers, and reads prompts in pieces. Of a GGUF file each tensor counts as it is stored.
+    """Return the sizes of a model in a server. A server holds each request's cache once, in 16 bits and within the
+    windows of the layers, and reads prompts in pieces. The tensors of a GGUF file have the sizes in which they are
+    stored.
 
     Raises:
         OSError: a part of a divided file is missing.
@@ -334,7 +340,7 @@ def as_served(sketch: Sketch) -> Sketch:
         return served
     stored = [*_gguf_tensors(sketch.settings, sketch.settings.gguf_file)]
     names = {tensor.name for tensor in stored}
-    # Layers of multi-token prediction draft: a step of the target does not read them.
+    # Layers of multi-token prediction are for drafting. A step of the target does not read them.
     mtp_layers = {gguf_layer(name) for name in names if ".nextn." in name}
     looked_up = ["per_layer_token_embd", "position_embd"]
     if "output.weight" in names:
@@ -361,7 +367,9 @@ def as_served(sketch: Sketch) -> Sketch:
 
 
 def gguf_layer(name: str) -> str:
-    """The layer of a tensor of a GGUF file, `blk.3` of `blk.3.attn_q.weight`; of others the first part of the name."""
+    """Return the layer of a tensor in a GGUF file: `blk.3` for `blk.3.attn_q.weight`. For a tensor outside the layers,
+    the first part of its name.
+    """
     kind, number, *_ = name.split(".")
     return f"{kind}.{number}" if kind == "blk" else kind
 
@@ -380,10 +388,11 @@ def _gguf_tensors(settings: ModelSettings, file: str) -> Iterator[Any]:
 
 
 def _pass_numbers(model: PreTrainedModel) -> int:
-    """Estimate how many numbers a layer works with at once for each token of a pass.
+    """Estimate how many numbers a layer holds at once for each token of a pass.
 
-    These are the inputs of its widest matrix, what they are made of, and some copies of the state:
-    6 % too few for GPT-2, 20 % too many for Llama, up to 90 % too many for mixtures.
+    These are the inputs of its widest matrix, the tensors that these inputs are computed from, and some copies of the
+    state. Compared with measurements the estimate is 6 % too low for GPT-2, 20 % too high for Llama, and up to 90 % too
+    high for mixtures of experts.
     """
     config = model.config.get_text_config(decoder=True)
     hidden_size = getattr(config, "hidden_size", None) or 0
@@ -405,7 +414,9 @@ def _pass_numbers(model: PreTrainedModel) -> int:
 
 
 def _quantizable_modules(model: PreTrainedModel) -> set[str]:
-    """Names of modules that transformers would replace to quantize them with bitsandbytes."""
+    """Return the names of the modules that transformers would quantize with bitsandbytes; empty without
+    bitsandbytes.
+    """
     if importlib.util.find_spec("bitsandbytes") is None:
         return set()
     kept = HfQuantizer.get_modules_to_not_convert(
@@ -423,25 +434,24 @@ def _quantizable_modules(model: PreTrainedModel) -> set[str]:
 
 
 def measured_caches(model: PreTrainedModel) -> Sequence[LayerCache]:
-    """Pass one token through a model without memory, and look at the cache of each layer that it returns.
+    """Run one token through a model on the meta device, and measure the cache of each layer that it returns.
 
-    So grouped heads, latent attention and other kinds count as they are. The runner keeps every
-    slot, whatever the window.
+    So grouped heads, latent attention and other kinds have their real sizes.
 
     Returns:
-        The caches of all layers after one token; empty if the model does not run on the meta device, because its code
-        looks at numbers.
+        The caches of all layers; empty if the model does not run on the meta device, because its code reads values.
     """
     try:
         with torch.inference_mode():
-            # Some models look for padding in the tokens.
+            # These settings keep models from reading values, which tensors on the meta device do not have.
+            # With a padding token some models search the tokens for padding.
             model.config.pad_token_id = None
-            # Other attention may look for it in the mask.
+            # Other implementations of attention may search the mask for padding.
             model.set_attn_implementation("eager")
-            # Other implementations of experts count the tokens of each.
+            # Other implementations of experts count the tokens of each expert.
             model.set_experts_implementation("batched_mm")
             token = torch.zeros(1, 1, dtype=torch.long, device="meta")
-            # Without a mask Gemma 4 looks for several texts in the positions.
+            # Without a mask Gemma 4 searches the positions for several texts.
             output: Any = model(input_ids=token, attention_mask=token, use_cache=True)
         layers = cache_of(output).layers
     except Exception:
@@ -451,7 +461,7 @@ def measured_caches(model: PreTrainedModel) -> Sequence[LayerCache]:
         numbers_per_token = 0
         state_bytes = 0
         for name, value in vars(layer).items():
-            # A layer with several states has a dictionary of them.
+            # A layer with several states holds them in a dictionary.
             for tensor in value.values() if isinstance(value, dict) else [value]:
                 if isinstance(tensor, torch.Tensor) and name in ("keys", "values"):
                     numbers_per_token += tensor.numel()
@@ -466,7 +476,9 @@ def measured_caches(model: PreTrainedModel) -> Sequence[LayerCache]:
 
 
 def own_tensors(module: nn.Module, module_name: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """Full names and tensors of a module's parameters and buffers; none of modules inside."""
+    """Yield the full names and the tensors of a module's own parameters and buffers, without those of its
+    submodules.
+    """
     yield from module.named_parameters(module_name, recurse=False)
     yield from module.named_buffers(module_name, recurse=False)
 
@@ -474,11 +486,11 @@ def own_tensors(module: nn.Module, module_name: str) -> Iterator[tuple[str, torc
 def sketch_tensor(
     model: PreTrainedModel, module: nn.Module, name: str, tensor: torch.Tensor, quantizable: bool
 ) -> TensorSketch:
-    """The sizes of a parameter or buffer.
+    """Return the sizes of a parameter or buffer.
 
     Args:
-        module: owner of the tensor.
-        name: full name of the tensor.
+        module: the module that owns the tensor.
+        name: the full name of the tensor.
         quantizable: whether bitsandbytes would quantize the module's weight.
     """
     if not isinstance(tensor, nn.Parameter):
@@ -486,7 +498,7 @@ def sketch_tensor(
     is_weight = name.rpartition(".")[2] == "weight"
     count = tensor.numel()
     itemsize = None
-    # By name, so that nothing here imports bitsandbytes.
+    # Compared by name, so that bitsandbytes need not be imported.
     kind = type(module).__name__ if is_weight else ""
     if kind == "Linear8bitLt":
         count, itemsize = eight_bit_bytes(count, len(tensor)), 1
@@ -495,11 +507,11 @@ def sketch_tensor(
         is_nested = bool(weight.compress_statistics)
         count, itemsize = four_bit_bytes(count, int(weight.blocksize), nested=is_nested), 1
     elif not tensor.is_floating_point() or tensor.itemsize < 2:
-        # Another library has quantized it.
+        # The tensor is quantized by another library.
         itemsize = tensor.itemsize
     outputs = 0
     if is_weight and quantizable:
-        # Conv1D has its weight as [inputs, outputs], others as [outputs, inputs].
+        # The weight of Conv1D is [inputs, outputs], and that of others [outputs, inputs].
         outputs = tensor.shape[1] if isinstance(module, Conv1D) else tensor.shape[0]
     return TensorSketch(
         count,
@@ -513,9 +525,9 @@ def sketch_tensor(
 def _read_share(
     model: PreTrainedModel, module: nn.Module, name: str, parameter: torch.Tensor
 ) -> float:
-    """Share of a parameter that a forward pass of one token reads."""
+    """Return the share of a parameter that a forward pass of one token reads."""
     if isinstance(module, nn.Embedding):
-        # A lookup reads one row; the same matrix as output layer is read whole.
+        # A lookup reads one row. If the matrix is the output matrix too, all of it is read.
         output = getattr(model.get_output_embeddings(), "weight", None)
         return 1.0 if parameter is output else 0.0
     # JetMoE has all experts of a layer in one tensor, in a module of another name.
@@ -533,6 +545,6 @@ def _expert_share(model: PreTrainedModel) -> float:
 
 
 def _first_number(config: PreTrainedConfig, names: Sequence[str]) -> int | None:
-    """The first of these fields that a configuration has with a number."""
+    """Return the value of the first of these fields that is a number in a configuration; None if none is."""
     numbers = (getattr(config, name, None) for name in names)
     return next((number for number in numbers if isinstance(number, int)), None)

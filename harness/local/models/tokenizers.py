@@ -1,4 +1,4 @@
-"""Tokenizers, how they load, and what a configuration says of texts: the size of the vocabulary, the longest one."""
+"""Loads tokenizers, and reads the vocabulary size and the longest text from a model's configuration."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
     from harness.local.models.checkpoints import Checkpoint
 
-# A family pads its embeddings to different numbers of rows; sizes farther apart than this share are of other
-# vocabularies.
+# Models of one family pad their embeddings to different numbers of rows. Sizes that differ by more than this share
+# belong to different vocabularies.
 _MOST_PADDING = 0.02
-# Every directory with a tokenizer has one of these.
+# Every directory with a tokenizer has a file with one of these names.
 _TOKENIZER_FILES = ("tokenizer*", "*.model", "vocab*")
-# Names that configurations have for the longest sequence.
+# The names of the longest sequence in configurations. The order counts: the first that a configuration has is used.
 _CONTEXT_NAMES = (
     "max_position_embeddings",
     "n_positions",
@@ -32,14 +32,17 @@ _CONTEXT_NAMES = (
 
 
 def load_tokenizer(settings: ModelSettings, role: str = "model") -> PreTrainedTokenizerBase:
-    """The tokenizer in the weights' repository, or the one `settings.tokenizer` names.
+    """Load the tokenizer of a model: the one in its repository, or the one that `settings.tokenizer` names.
 
-    Raises SettingError or RunError if it is absent, gated or out of reach.
+    Args:
+        role: `model` or `draft`, for errors.
+
+    Raises SettingError or RunError if it is missing, gated or out of reach.
     """
     source = settings
     blamed_setting = role
     if settings.tokenizer is not None:
-        # Another repository has other revisions and files.
+        # The model's revision and file do not apply to another repository.
         source = dataclasses.replace(
             settings, repository=settings.tokenizer, revision=None, gguf_file=None
         )
@@ -55,9 +58,9 @@ def load_tokenizer(settings: ModelSettings, role: str = "model") -> PreTrainedTo
         if not has_own_files:
             raise explained(exception, blamed_setting, source) from exception
         if "trust_remote_code" in str(exception):
-            # The setting to blame is `model.trust_remote_code`, also for a tokenizer elsewhere.
+            # The error names `model.trust_remote_code`, even if the tokenizer is in another repository.
             raise explained(exception, role, source) from exception
-        # A directory may hold weights without a tokenizer: naming one elsewhere helps.
+        # A directory may hold weights without a tokenizer. The user can name another place.
         rule = "must name a directory or a repository with a tokenizer"
         cause = f"{source.repository} holds none"
         directory = Path(source.repository)
@@ -67,7 +70,7 @@ def load_tokenizer(settings: ModelSettings, role: str = "model") -> PreTrainedTo
 
 
 def check_vocabularies(target: Checkpoint, draft: Checkpoint) -> None:
-    """Raise a SettingError if the vocabularies differ by more than one family's padding."""
+    """Raise a SettingError if the sizes of two vocabularies differ by more than a family's padding."""
     size = vocabulary_size(target.config)
     other = vocabulary_size(draft.config)
     if abs(size - other) > _MOST_PADDING * max(size, other):
@@ -77,14 +80,14 @@ def check_vocabularies(target: Checkpoint, draft: Checkpoint) -> None:
 
 
 def vocabulary_size(config: PreTrainedConfig) -> int:
-    """Rows of the embedding and width of the logits, padding included."""
+    """Return the rows of the embedding, which are the width of the logits, padding included."""
     return int(config.get_text_config(decoder=True).vocab_size)
 
 
 def max_context(config: PreTrainedConfig) -> int | None:
-    """The longest sequence the model was made for, in tokens, prompt included.
+    """Return the most tokens of a sequence that the model was made for, prompt included.
 
-    None without a limit: ALiBi (BLOOM, MPT, some Falcon) and configurations that name none.
+    None without a limit: for ALiBi (BLOOM, MPT, some Falcon), and if the configuration names none.
     """
     text_config = config.get_text_config(decoder=True)
     if _has_alibi(text_config):
@@ -97,7 +100,7 @@ def max_context(config: PreTrainedConfig) -> int | None:
 
 
 def _has_alibi(config: PreTrainedConfig) -> bool:
-    # MPT has it inside its attention settings. BLOOM always has it, and no field that says so.
+    # MPT states it within its attention settings. BLOOM always uses it, without a field for it.
     attention: Any = getattr(config, "attn_config", None)
     if isinstance(attention, dict) and attention.get("alibi"):
         return True

@@ -1,17 +1,17 @@
-"""Runners: transformers models behind `decoding.protocols.Runner`. What they hide is hard about a KV
-cache: left padding, positions, masks, several devices, rows that keep different numbers of tokens.
+"""Runners: transformers models behind `decoding.protocols.Runner`. They hide the difficulties of a KV
+cache: padding, positions, masks, several devices, and rows that keep different numbers of tokens.
 
-- `StaticRunner` never moves a slot: a token's slot is its position. It costs the same at any
-  context and batch, and `compile` compiles its passes.
-- `SnapshotRunner` can run every model: a roll-back returns to a copy of the state, and tokens that
-  were kept since are read again with the next pass. It is for recurrent models, for those that make
-  masks or positions of their own (`runner=eager`).
+- `StaticRunner` never moves a slot, because a token's slot is its position. Rolling back costs nothing at any
+  context and batch size, and `compile` compiles its passes.
+- `SnapshotRunner` can run every model. A roll-back returns to a copy of the state, and tokens that
+  were kept since then are read again with the next pass. It is for recurrent models, and for models that make
+  their own masks or positions (`runner=eager`).
 
-A pass says where it begins, so that a roll-back is no call of its own: a verdict only changes the
-length in the state. A pass that `goes_on` may be taken back with the one before it, because a draft
-model makes K of them between two verdicts. Stopwatches time `decide` whole.
+A pass states where it begins, so that a roll-back needs no call: a verdict only changes the
+length in the state. A draft model makes several passes between two verdicts. So a pass that `goes_on` can be taken back
+together with the one before it.
 
-Before they decode, runners are compared with plain passes of the model that have no cache
-(`checks`), over rows longer than every window, chunk and block of the configuration that the run
-exceeds. A model that cannot have a runner gets a plainer one, with a line that says why.
+Before they decode, runners are compared with plain passes of the model without a cache
+(`checks`). The rows are longer than every window, chunk and block in the configuration that the run's rows
+exceed. A model that cannot have a runner gets a plainer one, and the user a line with the reason.
 """

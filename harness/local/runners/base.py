@@ -23,10 +23,10 @@ class Options(TypedDict, total=False):
     """Options of every runner over a transformers model.
 
     Attributes:
-        vocabulary_size: logits are cut to it; embeddings are often padded differently in target and
-            draft.
+        vocabulary_size: the width to which logits are cut, because target and draft often pad their embeddings
+            differently.
         hidden_layers: the layers in `Step.hidden`, as indices into transformers' `hidden_states`: i
-            is the input of layer i, 0 the embeddings, and the last one the output after the final
+            is the output of layer i counted from 1, 0 the embeddings, and the last index the output after the final
             norm.
     """
 
@@ -35,14 +35,14 @@ class Options(TypedDict, total=False):
 
 
 class UnsupportedModelError(RuntimeError):
-    """A model that needs a plainer runner, or can have none. The message says why and completes a
-    sentence that begins with its name.
+    """A model needs a plainer runner, or can have none. The message is the reason. It completes a
+    sentence that begins with the model's name.
     """
 
 
 def logits_to_keep(model: PreTrainedModel, count: int = 1) -> dict[str, int]:
-    """Return the argument that makes a model compute the logits of the last tokens alone, if it
-    can.
+    """Return the argument that makes a model compute only the logits after the last `count` tokens; {} if the model has
+    no such argument.
     """
     can_leave_out = "logits_to_keep" in inspect.signature(model.forward).parameters
     return {"logits_to_keep": count} if can_leave_out else {}
@@ -53,10 +53,10 @@ _KEEPS_LISTED_STATES = Version(transformers.__version__) >= Version("5.23")
 
 @contextmanager
 def logits_after(model: PreTrainedModel, indices: Tensor) -> Iterator[None]:
-    """Give the output matrix of a model the states at indices [B] alone within this block.
+    """Within this block, give the output matrix of a model only the states at indices [B], one in each row.
 
-    `logits_to_keep` has indices for all rows in common: of B rows with different ends, B logits for
-    each.
+    `logits_to_keep` has indices that all rows share. For B rows that end at different tokens it would compute B logits
+    in each row.
     """
     matrix: Any = model.get_output_embeddings()
     if matrix is None:
@@ -65,7 +65,9 @@ def logits_after(model: PreTrainedModel, indices: Tensor) -> Iterator[None]:
 
     def select(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         states, *others = inputs
-        if states.dim() != 3:  # rows and tokens in one: all logits are made, and cut afterwards
+        if (
+            states.dim() != 3
+        ):  # rows and tokens in one dimension: all logits are computed, and cut afterwards
             return inputs
         return gather_rows(states, indices.unsqueeze(1)), *others
 
@@ -77,7 +79,7 @@ def logits_after(model: PreTrainedModel, indices: Tensor) -> Iterator[None]:
 
 
 def gather_rows(states: Tensor, indices: Tensor) -> Tensor:
-    """Take those at indices [B] or [B, m] of each row from states [B, n, ...]."""
+    """Take from states [B, n, ...] those at indices [B] or [B, m] of each row. Returns [B, ...] or [B, m, ...]."""
     rows = torch.arange(len(states), device=states.device)
     if indices.dim() > 1:
         rows = rows.unsqueeze(1)
@@ -85,7 +87,10 @@ def gather_rows(states: Tensor, indices: Tensor) -> Tensor:
 
 
 def joined(steps: Sequence[Step], places: Sequence[int]) -> Step:
-    """Return the steps of prompts that were read one after the other as one, of the prompts at these places."""
+    """Join the steps of prompts that were read one after the other, and return the rows at these places.
+
+    With steps of the prompts p and q, and places [0, 1, 0], the rows are those of p, q and p.
+    """
     logits = torch.cat([step.logits for step in steps])
     hidden = None
     if steps[0].hidden is not None:
@@ -95,17 +100,16 @@ def joined(steps: Sequence[Step], places: Sequence[int]) -> Step:
 
 
 def capturing(options: Options) -> dict[str, Any]:
-    """Return the arguments with which a model returns the states of the captured layers."""
+    """Return the arguments that make a model return the hidden states of the captured layers; {} if there are none."""
     layers = list(options.get("hidden_layers", ()))
     if not layers:
         return {}
-    # A list keeps these alone. Before 5.23 transformers returned other layers than the list asked
-    # for.
+    # With a list, only these layers' states are kept. Before 5.23 transformers returned other layers than those listed.
     return {"output_hidden_states": layers if _KEEPS_LISTED_STATES else True}
 
 
 def captured(options: Options, output: Any) -> tuple[Tensor, ...]:
-    """Take logits [B, n, V] from a model's output; if layers are captured, also their states [B, n, L, D]."""
+    """Take from a model's output the logits [B, n, V] and, if layers are captured, their states [B, n, L, D]."""
     logits = output.logits
     size = options.get("vocabulary_size")
     if size is not None and size < logits.shape[-1]:
@@ -119,16 +123,20 @@ def captured(options: Options, output: Any) -> tuple[Tensor, ...]:
 
 
 def clamp_positions(positions: Tensor, end: int, context: int | None) -> Tensor:
-    """Give positions behind the context its last one. All are below `end`.
+    """Return positions in which those after the end of the context are replaced by its last one.
 
-    Rows of a batch are as wide as the longest offer. So tokens that no row keeps may be behind the
-    context; tables of learned positions end there.
+    A pass is as wide as the longest offer of a batch, so that padding of other rows may be after the end of the
+    context. Tables of learned positions end there. No row keeps these tokens.
+
+    Args:
+        end: all positions are below this number; known on the host, so that most calls need no operation.
+        context: the most tokens of the model's context; None without a limit.
     """
     return positions if context is None or end <= context else positions.clamp(max=context - 1)
 
 
 class Proxy:
-    """Hands every call on that a subclass does not have, so that a wrapped runner's compiled passes are what runs."""
+    """Passes every attribute that a subclass does not define on to the wrapped object."""
 
     def __init__(self, wrapped: Any) -> None:
         self._wrapped = wrapped

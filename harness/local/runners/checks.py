@@ -1,8 +1,8 @@
-"""Checks before decoding that a runner computes what plain forward passes of its model compute.
+"""Checks, before decoding, that a runner gives the same outputs as plain forward passes of its model.
 
 Plain passes have no cache, and so share nothing with a runner. Attention with windows, chunks or
-blocks can be wrong in long texts alone, so the text is longer than each of these that a run
-exceeds.
+blocks may be wrong only in long texts. So the tested text is longer than each window, chunk or block that the run's
+rows exceed.
 """
 
 from __future__ import annotations
@@ -30,28 +30,29 @@ from harness.local.runners.base import (
     logits_to_keep,
 )
 
-# A larger relative difference from the plain outputs is more than rounding: float32, and all
-# coarser types.
+# The largest relative difference from the plain outputs that passes for rounding: in float32, and in all coarser types.
 _TOLERANCE = 1e-3
 _COARSE_TOLERANCE = 0.1
-# The same share of the influence of earlier tokens (`_require_influence`); where that is small, of the logits.
+# The largest difference as a share of the influence of earlier tokens (`_require_influence`). A difference also passes
+# if it is within the last two shares of the logits, because the influence may be very small.
 _INFLUENCE_TOLERANCE = 0.01
 _COARSE_INFLUENCE_TOLERANCE = 0.1
 _LOGITS_TOLERANCE = 2e-6
 _COARSE_LOGITS_TOLERANCE = 0.02
 
-# Tokens of a row that may have any length.
+# A number of tokens for rows of any length: every window is tested.
 ANY_LENGTH = 2**62
 
-# Names of lengths in configurations, and what else has such names: counts, and sizes of matrices.
+# Matches the names of lengths in configurations. The second excludes counts and sizes of matrices with similar names.
 _LENGTH = re.compile(r"window|chunk|block|local_attention")
 _NO_LENGTH = re.compile(r"num_|layer|pattern|multiple|multiplier|feed_forward|_ff|topk|lm_head")
 
-# Two rows, each with its prompt and what extends it, twice: after the first time some is taken back.
+# Two rows: their prompts, and the tokens of two extensions. Between these, all but the first _KEPT tokens of the first
+# extension are taken back.
 _PROMPTS = ([11, 12, 13, 14, 15], [16, 17])
 _EXTENSIONS = (([20, 21, 22], [23, 24, 25]), ([26], [27]))
 _KEPT = (1, 2)
-# How many tokens of the longer row follow the text before its prompt, if all are kept.
+# The most tokens of a row after the filler: its prompt and both extensions.
 _NUM_BEHIND = len(_PROMPTS[0]) + sum(len(first_row) for first_row, _ in _EXTENSIONS)
 
 
@@ -65,20 +66,21 @@ def check_runner(
     takes_back: bool = True,
     by_influence: bool = False,
 ) -> None:
-    """Compare what a runner's `extend` gives over ragged rows and after a roll-back with the model's own outputs.
-    Starts a new batch.
+    """Compare the outputs of a runner's `extend`, over rows of different lengths and after a roll-back, with the
+    model's own. Starts a new batch.
 
     Args:
-        runner: one over `model` with `options`.
-        num_rows: that the runner may have, at least one; two at most are tested.
-        num_slots: the most tokens of a row: windows that no row exceeds are not tested.
+        runner: a runner over `model` with `options`.
+        num_rows: how many rows the runner may have, at least one. At most two are tested.
+        num_slots: the most tokens of a row. Windows that no row exceeds are not tested.
         takes_back: whether the runner can take tokens back.
-        by_influence: compare the influence of earlier tokens on the logits, which a state that
-            loses them changes, even where it is small against the logits.
+        by_influence: whether the influence of earlier tokens on the logits is compared, not the outputs themselves.
+            This finds a state that loses earlier tokens even if their influence is small compared with the logits.
+            Hidden states are not compared then.
 
     Raises:
-        UnsupportedModelError: outputs that differ by more than rounding, or a model that refuses
-            its masks or its cache.
+        UnsupportedModelError: the outputs differ by more than rounding, or the model fails with the runner's
+            masks or cache.
     """
     size = model.config.get_text_config(decoder=True).vocab_size
 
@@ -99,9 +101,9 @@ def check_runner(
             else:
                 require_close(outputs, expected, model, "differ from the model's own")
 
-    # Once at the beginning of a text, and once behind as many tokens as the longest window has.
+    # Once at the beginning of a text, and once after as many tokens as the longest window has.
     for num_before in sorted({0, longest_span(model, num_slots)}):
-        # Without a pattern, and the same in every run.
+        # Random tokens, the same in every run.
         chance = random.Random(num_before)
         filler = [chance.randrange(11, 27) for _ in range(num_before)]
         texts = fitted([[*filler, *_PROMPTS[0]], _PROMPTS[1]])
@@ -116,8 +118,8 @@ def check_runner(
 
 
 def longest_span(model: PreTrainedModel, num_tokens: int) -> int:
-    """The longest window, chunk or block in a configuration that rows of `num_tokens` exceed; 0
-    where there is none. Those that exceed the model's context do not count.
+    """Return the longest window, chunk or block in a configuration that rows of `num_tokens` exceed; 0
+    if there is none. Lengths that do not fit into the model's context are ignored.
     """
     context = max_context(model.config) or ANY_LENGTH
     longest = 0
@@ -134,8 +136,8 @@ def longest_span(model: PreTrainedModel, num_tokens: int) -> int:
 def plain_outputs(
     model: PreTrainedModel, options: Options, sequence: list[int], count: int
 ) -> list[Tensor]:
-    """Return outputs [count, ...] after the last `count` tokens of a sequence, from one pass without
-    a cache: the logits, and the states of the captured layers if there are any.
+    """Return the outputs after the last `count` tokens of a sequence, from one pass without
+    a cache: the logits [count, V] and, if layers are captured, their states [count, L, D].
     """
     arguments: dict[str, Any] = capturing(options) | logits_to_keep(model, count)
     tokens = torch.tensor([sequence], device=model.device)
@@ -145,8 +147,16 @@ def plain_outputs(
 
 @contextmanager
 def as_unsupported(reason: str) -> Iterator[None]:
-    """Turn errors of models, compilers and drivers into an UnsupportedModelError, because a plainer
-    runner works without them.
+    """Turn exceptions within the block into an UnsupportedModelError, because a plainer runner may work.
+
+    Meant are the exceptions that models, compilers and drivers raise: RuntimeError, and its subclasses in torch and
+    CUDA; TypeError and ValueError for arguments that a model's code does not take; AttributeError, KeyError and
+    IndexError for a cache that it does not understand; and those of torch's compilers. They have no common class, so
+    every Exception is caught, and a mistake of our own would become an unsupported model too. OutOfMemoryError and
+    UnsupportedModelError are raised unchanged.
+
+    Args:
+        reason: the beginning of the message, which completes a sentence that begins with the model's name.
     """
     try:
         yield
@@ -158,8 +168,10 @@ def as_unsupported(reason: str) -> Iterator[None]:
 
 
 def last_line(error: BaseException) -> str:
-    """Return the file, number and code of the last line outside torch in the traceback of an error and its cause."""
-    # An error in a rule of the user's is the cause of one that names the rule.
+    """Return the file, number and code of the last line in an error's traceback, or its cause's, that is not
+    torch's.
+    """
+    # An error in a user's rule is the cause of the error that names the rule.
     cause = error.__cause__ or error
     frames = [
         *traceback.extract_tb(error.__traceback__),
@@ -181,7 +193,12 @@ def require_close(
     model: PreTrainedModel,
     difference: str,
 ) -> None:
-    """Raise UnsupportedModelError, with `difference`, if outputs differ by more than rounding."""
+    """Raise UnsupportedModelError if outputs differ by more than rounding.
+
+    Args:
+        model: its dtype determines how much rounding is allowed.
+        difference: the verb of the message, `differ from the model's own`.
+    """
     tolerance = _TOLERANCE if _is_precise(model) else _COARSE_TOLERANCE
     for output, reference in zip(actual, expected, strict=True):
         error = float((output.float() - reference.float()).norm())
@@ -197,11 +214,15 @@ def require_close(
 def _require_influence(
     actual: Tensor, expected: Tensor, unrelated: Tensor, model: PreTrainedModel
 ) -> None:
-    """Raise UnsupportedModelError if logits [n, V] miss the plain ones (`expected`) by more than a little of the
-    influence of earlier tokens: the distance of the plain ones from those of the same tokens alone (`unrelated`).
+    """Raise UnsupportedModelError if logits [n, V] differ too much from the plain ones, compared with the influence of
+    earlier tokens. This influence is the distance between `expected` and `unrelated`.
+
+    Args:
+        expected: the plain logits of the tokens after all earlier ones.
+        unrelated: the plain logits of the same tokens without any earlier ones.
     """
     if not expected.isfinite().all():
-        return  # decoding reports the first such token
+        return  # decoding will report the first token with such logits
     precise = _is_precise(model)
     influence = (expected - unrelated).norm()
     error = (actual - expected).norm()

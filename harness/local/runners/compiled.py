@@ -1,10 +1,9 @@
-"""Calls that are compiled: functions of tensors of fixed shapes.
-
-Compiling fuses the many small kernels of norms and rotary embeddings.
+"""Compiles calls, which are functions of tensors with fixed shapes. Compiling fuses the many small kernels of norms and
+rotary embeddings.
 
 Equal layers are compiled once (`compile_call`): the graph of a forward pass is cut where a layer begins
-and ends, and parts that compute the same share their code. That is the regional compilation of
-PyTorch's recipes, without a new compilation for each layer's index.
+and ends, and parts that compute the same share their code. PyTorch's recipes call this regional compilation, but
+compile again for each layer's index.
 """
 
 from __future__ import annotations
@@ -27,23 +26,23 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from harness.local.runners.base import UnsupportedModelError
 from harness.local.runners.checks import last_line
 
-# A product of more rows than this is left to a library.
+# Products of up to this many rows are compiled as sums (`product`); larger ones are left to a library.
 _FEW_ROWS = 8
 # The largest matrix that stays in a core's cache: 512 KiB in float32.
 _MOST_NUMBERS_IN_CACHE = 1 << 17
 
 # Options of inductor, torch's compiler.
 _OPTIONS = {
-    # The tensors are the same in every pass: their sizes need no check.
+    # Sizes need no check, because the tensors are the same in every pass.
     "size_asserts": False,
-    # A multiplication and an addition become one instruction.
+    # Lets a multiplication and an addition become one instruction.
     "cpp.enable_floating_point_contract_flag": "fast",
-    # Do not test whether g++ knows the processor's vector instructions: that takes 3 s. If it does
-    # not, the first kernel fails.
+    # Skips the test whether g++ knows the processor's vector instructions, which takes 3 s. If g++ does
+    # not know them, the first kernel fails.
     "cpp.vec_isa_ok": True,
 }
 
-# Why inductor fails, by the name of its error, where that is not a fault of its own.
+# The reasons for inductor's failures that are not its own faults, by the name of its error.
 _REASONS = {
     "InvalidCxxCompiler": "this machine has no C++ compiler",
     "TritonMissing": "Triton is not installed",
@@ -52,20 +51,21 @@ _REASONS = {
 # The classes of tensors that `make_fx` knows.
 _HANDLED_TYPES: Any = proxy_tensor.HANDLED_TYPES
 
-# Compiled parts by their signatures. Models of the same sizes share them, so a process keeps them
-# until it ends; they hold code, but no weights.
+# Compiled parts by their signatures. Models of the same sizes share them, so the process keeps them
+# until it ends. They hold code, but no weights.
 _compiled: dict[str, Callable[..., Any]] = {}
 
 
 class Part:
-    """A function of tensors. In a `compiling` block it is compiled for the shapes it is called with; for others it runs
-    plainly.
+    """A function of tensors that can be compiled. Within a `compiling` block it is compiled for the shapes with which
+    it is called. With other shapes it runs plainly.
 
     Args:
-        function: of tensors, or None in place of one; returns new tensors, never an input, and may write to those that
-            it is given or holds.
-        models: whose layers it runs.
-        key: what it depends on besides the shapes of its inputs; by default nothing.
+        function: its inputs are tensors or None. It must return new tensors, never an input, and may write to tensors
+            that it is given or holds.
+        models: the models whose layers it runs.
+        key: returns a value on which the function depends, apart from the shapes of its inputs. There is one compiled
+            version for each value.
     """
 
     def __init__(
@@ -81,10 +81,10 @@ class Part:
 
     def __call__(self, *inputs: Tensor | None) -> Any:
         if get_proxy_mode() is not None:
-            # It is a part of a call that is being compiled, or all of it.
+            # A call that contains this part is being compiled, so the part is traced with it.
             with _layers_marked(self._models):
                 return self.function(*inputs)
-        # Compiled code assumes its inputs' layout, and does not check it.
+        # Compiled code assumes the layout of its inputs without checking it, so the layout is part of the key.
         layouts = [each if each is None else (each.shape, each.stride()) for each in inputs]
         key = (self._key(), *layouts)
         version = self._versions.get(key)
@@ -96,19 +96,19 @@ class Part:
         return version(*inputs)
 
 
-# Makes a version of a part for its inputs.
+# Returns a compiled version of a part for its inputs.
 Compiler = Callable[[Part, Sequence[Tensor | None]], Callable[..., Any]]
 
-# Those of the `compiling` blocks that are open.
+# The compilers of the open `compiling` blocks, the innermost last.
 _compilers: list[Compiler] = []
 
 
 @contextmanager
 def compiling(refused: Callable[[UnsupportedModelError], None] | None = None) -> Iterator[None]:
-    """In this block every part is compiled for the inputs that it is called with.
+    """Within this block, every part is compiled for the inputs with which it is called.
 
     Args:
-        refused: takes the reason why a part cannot be compiled, which then stays as it is.
+        refused: called with the reason if a part cannot be compiled. The part then runs plainly.
 
     Raises:
         UnsupportedModelError: a part cannot be compiled, and there is no `refused`.
@@ -131,31 +131,31 @@ def compiling(refused: Callable[[UnsupportedModelError], None] | None = None) ->
 
 
 def compile_call(call: Callable[..., Any], inputs: Sequence[Tensor | None]) -> Callable[..., Any]:
-    """Compile a call of parts: a function of tensors like the inputs, and over tensors that it holds
-    already, the same ones every time.
+    """Compile a call, which may contain parts. Returns a function of tensors with the shapes of `inputs`. It uses the
+    same weights and other tensors as the call does now, every time.
 
-    The result neither looks up the tensors again nor checks them; both would take a tenth of a
+    The result neither looks these tensors up again nor checks them, which would take a tenth of a
     small model's pass.
 
     For the tiny pair `torch.compile`, without guards and with layers as `nested_compile_region`, reaches about 0.9 of
     this speed, but dynamo traces every layer of every pass: it compiles in 29 s instead of 20, with warm caches in 12 s
-    instead of 4 (benchmarks/RESULTS.md). On a GPU it took half a minute for each width of a 7B. A pass has one kernel
-    more for each layer here, whose last sum is not fused with the next one's norm.
+    instead of 4 (benchmarks/RESULTS.md). On a GPU it took half a minute for each width of a 7B model. In return, a pass
+    here has one more kernel for each layer, whose last sum is not fused with the next layer's norm.
 
-    Raises UnsupportedModelError if the call depends on the values of tensors, which have none while the call is traced,
-    or if inductor fails.
+    Raises UnsupportedModelError if the call reads the values of tensors, which do not exist while it is traced, or if
+    inductor fails.
     """
-    structure: Any = None  # of the outputs, known once the call was traced
+    structure: Any = None  # the structure of the outputs, known once the call has been traced
 
     def flat(*tensors: Tensor) -> tuple[Tensor | None, ...]:
         nonlocal structure
         outputs, structure = tree_flatten(call(*tensors))
         return tuple(outputs)
 
-    # `make_fx` refuses subclasses of Parameter, such as the weights that bitsandbytes holds in 4 bit. They are tensors
-    # with further fields.
+    # `make_fx` refuses subclasses of Parameter, such as bitsandbytes' weights in 4 bit, which are tensors with further
+    # fields.
     proxy_tensor.HANDLED_TYPES = (*_HANDLED_TYPES, *nn.Parameter.__subclasses__())
-    # Before dispatch a product is one operation, not four: a third less to trace.
+    # Traced before dispatch, a product is one operation instead of four, which makes tracing a third shorter.
     tracer = make_fx(flat, tracing_mode="fake", pre_dispatch=True, _allow_non_fake_inputs=True)
     try:
         traced = tracer(*inputs)
@@ -185,7 +185,7 @@ def compile_call(call: Callable[..., Any], inputs: Sequence[Tensor | None]) -> C
 
 
 def _tensors_to_inputs(traced: fx.GraphModule) -> None:
-    """Turn the tensors that a graph refers to into inputs, one for each tensor."""
+    """Turn the tensors that a graph refers to into inputs, one for each tensor. Changes the graph in place."""
     graph = traced.graph
     fake = detect_fake_mode([node.meta.get("val") for node in graph.nodes])
     assert fake is not None
@@ -195,14 +195,14 @@ def _tensors_to_inputs(traced: fx.GraphModule) -> None:
         if name not in inputs:
             with graph.inserting_before(next(iter(graph.nodes))):
                 inputs[name] = graph.placeholder(name)
-            # A fake tensor, because compiled code outlives the model and must not keep its weights.
+            # A fake tensor, because compiled code outlives the model, and must not keep the model's weights.
             inputs[name].meta["val"] = fake.from_tensor(getattr(traced, name))
         node.replace_all_uses_with(inputs[name])
         graph.erase_node(node)
 
 
 def _split_by_layer(traced: fx.GraphModule) -> fx.GraphModule:
-    """Split a graph into parts: runs of consecutive nodes with the same mark; see `_mark`."""
+    """Split a graph into parts, each of which is a run of consecutive nodes with the same mark (`_mark`)."""
     calls = [node for node in traced.graph.nodes if node.op == "call_function"]
     runs = itertools.groupby(calls, lambda node: node.meta.get("layer"))
     part_of: dict[fx.Node, int] = {}
@@ -216,15 +216,15 @@ def _compile(part: fx.GraphModule) -> Callable[..., Any]:
     """Compile a part of a graph."""
     from torch._inductor.compile_fx import compile_fx  # loading it takes a second
 
-    # Inductor traces a Python function that is the target of a node. A product with factors (addmm's
-    # alpha and beta, as keywords) stays as it is.
+    # Products are replaced by Python functions, which inductor traces. A product with factors (addmm's
+    # alpha and beta, which are keywords) is not replaced.
     products = [node for node in part.graph.nodes if node.target in _PRODUCTS and not node.kwargs]
     for node in products:
         node.target = _PRODUCTS[node.target]
     output = part.graph.output_node()
     is_single = not isinstance(output.args[0], tuple)
     if is_single:
-        output.args = (output.args,)  # inductor knows tuples only
+        output.args = (output.args,)  # inductor accepts only a tuple of outputs
     part.recompile()
     examples = [node.meta["val"] for node in part.graph.find_nodes(op="placeholder")]
     try:
@@ -243,13 +243,14 @@ def _compile(part: fx.GraphModule) -> Callable[..., Any]:
 
 @contextmanager
 def _layers_marked(models: Sequence[nn.Module]) -> Iterator[None]:
-    """Mark each traced node with the path of its layer, such as `model.layers.3`, or with None.
+    """Within the block, mark each traced node with the path of its layer, such as `model.layers.3`, or with None if it
+    belongs to no layer.
 
-    A layer is the outermost numbered module on its path. A path with a digit before the number, as
-    in `tower2.layers.0`, is not recognised: its layers are compiled as one part.
+    A layer is the outermost module whose name is a number. A path with a digit before this number, as
+    in `tower2.layers.0`, is not recognised, and its layers are compiled as one part.
 
-    Marks are set later than nodes are traced: on entry of a layer, the nodes since the last mark belong to no layer;
-    on exit, those since the entry belong to this one.
+    Nodes are marked after they have been traced. When a layer begins, the nodes since the last mark belong to no layer.
+    When it ends, the nodes since its beginning belong to it.
     """
     with ExitStack() as hooks:
         for path, module in itertools.chain(*(model.named_modules() for model in models)):
@@ -261,10 +262,10 @@ def _layers_marked(models: Sequence[nn.Module]) -> Iterator[None]:
 
 
 def end_part() -> None:
-    """End a part here, while a call is traced; equal parts are compiled once.
+    """End a part of the call that is being traced. Equal parts are compiled once.
 
-    What drafts token by token calls it at each token, so that its K equal steps are K parts with the
-    same code. Without tracing it does nothing.
+    A drafter that drafts token by token calls this after each token, so that its K equal steps are K parts with the
+    same code. Does nothing if no call is being traced.
     """
     mode = get_proxy_mode()
     if mode is not None:
@@ -282,20 +283,20 @@ def _mark(layer: str | None) -> None:
 
 
 def product(rows: Tensor, matrix: Tensor) -> Tensor:
-    """Multiply rows [n, D] by a matrix [D, N] -> [n, N].
+    """Multiply rows [n, D] by a matrix [D, N]. Returns [n, N].
 
-    Few rows are multiplied as sums, which inductor fuses with what follows. A library's
-    product of few rows takes up to twice as long, and separates two kernels.
+    On a CPU in float32, up to `_FEW_ROWS` rows are multiplied as sums, which inductor fuses with the next operations. A
+    library's product of few rows takes up to twice as long, and cannot be fused.
     """
     is_transposed_weight = matrix.stride(0) == 1
     suits_sums = rows.dtype == torch.float32 and rows.is_cpu and is_transposed_weight
     if not suits_sums or len(rows) > _FEW_ROWS:
         return rows @ matrix
-    # as_strided forces the rows into memory; otherwise each sum would compute them again.
+    # as_strided makes inductor store the rows. Otherwise each sum would compute them again.
     rows = rows.contiguous().as_strided(rows.shape, (rows.shape[1], 1))
     if matrix.numel() <= _MOST_NUMBERS_IN_CACHE:
         return (rows.unsqueeze(1) * matrix.t()).sum(-1)
-    # A sum for each row reads a large matrix once: inductor computes sums over the same ranges in
+    # With one sum per row a large matrix is read only once, because inductor computes sums over the same ranges in
     # one loop.
     return torch.stack([(matrix.t() * row).sum(-1) for row in rows])
 
@@ -317,7 +318,7 @@ _PRODUCTS = {
 
 
 def _signature(graph: fx.Graph) -> str:
-    """Describe a graph by a text that is equal for graphs with the same operations and shapes."""
+    """Return a text that is equal for graphs with the same operations, shapes, strides, types and devices."""
     numbers: dict[fx.Node, str] = {}
     lines = []
     for node in graph.nodes:

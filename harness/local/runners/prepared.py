@@ -1,7 +1,8 @@
-"""The calls of an iteration, prepared for the rows of any batch that fits: compiled, or as CUDA graphs.
+"""Prepares the two calls of an iteration for any batch that fits into their tensors: compiles them, or captures them as
+CUDA graphs.
 
-Both take a call as a whole, whatever operations it has. A graph repeats the kernels of one call over the same tensors.
-So what it reads is in tensors that stay where they are, and what it returns is overwritten by its next replay.
+A call is prepared as a whole, whatever operations it has. A CUDA graph repeats the kernels of one call over the same
+tensors. So its inputs must be in tensors that are never moved, and its next replay overwrites its outputs.
 """
 
 from __future__ import annotations
@@ -22,18 +23,20 @@ from harness.local.runners.base import UnsupportedModelError
 from harness.local.runners.checks import last_line
 from harness.local.runners.compiled import Part
 
-# Makes a function that does what a call on a device does, with tensors of the same shapes as its inputs, and None where
-# these are None; it may make the call.
+# Prepares a call on a device: returns a function that does the same with inputs of the same shapes (None where an
+# input is None). It may make the call.
 Preparer = Callable[[Callable[..., Any], Sequence[Any], torch.device], Callable[..., Any]]
 
 
 class PreparedCalls(Calls):
-    """The same calls, for the rows and the warps for which they were prepared.
+    """The two calls of an iteration, prepared for one state of rows and for one kind of warp.
 
-    State, caches and features stay where they are: a batch has them all, or, if it has no room in them, other calls.
+    All batches use the same state, caches and features. A batch that does not fit into them needs other calls
+    (`has_room`). With another kind of warp the calls run plainly.
 
     Attributes:
-        rows: whoever prepares the calls makes them, and room for them in the runners and in the drafter.
+        rows: the state of the rows. Must be set before `prepare`, and the runners and the drafter must have room for
+            it.
     """
 
     rows: RowState
@@ -41,7 +44,7 @@ class PreparedCalls(Calls):
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._prepared: dict[Hashable, Callable[..., Any]] = {}
-        # What decides by the logits: on a GPU compiled apart from the pass.
+        # The judge as a part, which is compiled separately from the pass on a GPU.
         self._judging: Part | None = None
 
     def has_room(self, batch: BatchSize) -> bool:
@@ -57,13 +60,13 @@ class PreparedCalls(Calls):
         return self.rows
 
     def prepare(self, preparer: Preparer) -> None:
-        """Prepare the calls over their rows, with the warps that these have now."""
+        """Prepare the calls over `rows`, for the kind of warp that is set now."""
         rows = self.rows
         count = self.num_draft_tokens
         kind = self.warp.kind
         device = rows.numbers.device
         step = functools.partial(super().decide, rows, None)
-        # Decisions are found by the fields of the proposal: without one there are none.
+        # Prepared decisions are found by which fields of the proposal are not None. () means no proposal.
         self._prepared[(), kind] = preparer(step, [], device)
         if not count:
             return
@@ -76,8 +79,8 @@ class PreparedCalls(Calls):
         self._prepared[_given(proposal), kind] = preparer(decide, proposal, device)
 
     def _prepared_proposal(self, rows: RowState, preparer: Preparer) -> Callable[[], Proposal]:
-        """Prepare a proposal for these rows. A drafter on another device has a call there: before it what it must know
-        of the rows is copied, and what it proposes behind it.
+        """Prepare the call that makes a proposal for these rows. If the drafter is on another device, its own call is
+        prepared there: the rows' tensors are copied to it before, and the proposal is copied back after it.
         """
         drafter, count = self.drafter, self.num_draft_tokens
         assert isinstance(drafter, TensorDrafter)
@@ -128,37 +131,39 @@ class PreparedCalls(Calls):
         hidden = step.hidden
         is_on_host = self.drafter is not None and not isinstance(self.drafter, TensorDrafter)
         if hidden is not None and is_on_host:
-            # It may keep them for longer than to the next replay.
+            # A drafter on the host may keep them longer than until the next replay, which overwrites the original.
             hidden = hidden.clone()
         return Decided(packed, Step(step.logits, hidden))
 
     def _decide_fields(self, rows: RowState, *fields: Any) -> Decided:
-        """Decide about the proposal that has these fields."""
+        """Decide about a proposal, given as its fields."""
         return super().decide(rows, Proposal(*fields))
 
 
 def nothing_proposed(rows: RowState, count: int) -> Proposal:
-    """Tokens [B, K] of which no row is offered any, in the form of a drafter on the host."""
+    """Return a proposal of K tokens [B, K] that offers none of them to any row, in the form of a drafter on the
+    host.
+    """
     tokens = rows.numbers.new_zeros(rows.num_rows, count)
     return Proposal(tokens, lengths=tokens[:, 0].clone())
 
 
 def _given(fields: Sequence[object]) -> tuple[bool, ...]:
-    """Which fields of a proposal are not None."""
+    """Return which fields of a proposal are not None."""
     return tuple(field is not None for field in fields)
 
 
 def _judge(judge: Judge, rows: RowState, logits: Tensor, *fields: Any) -> Tensor:
-    """Judge the proposal that has these fields, if any."""
+    """Judge a proposal, given as its fields; without fields there is none."""
     return judge(rows, logits, Proposal(*fields) if fields else None)
 
 
 class Graphs:
-    """Captures calls as CUDA graphs. Those on a device share their memory: they run one after the other.
+    """Captures calls as CUDA graphs. Graphs on one device share their memory, because they run one after the other.
 
     Attributes:
-        is_capturing: whether a capture has begun and not ended. If it failed, torch refuses every later capture of the
-            process.
+        is_capturing: whether a capture has begun and not ended. It stays True after a failure, because torch then
+            refuses every later capture of the process.
     """
 
     def __init__(self) -> None:
@@ -168,9 +173,10 @@ class Graphs:
     def __call__(
         self, call: Callable[..., Any], inputs: Sequence[Any], device: torch.device
     ) -> Callable[..., Any]:
-        """Capture a call over these inputs, into which a replay copies others.
+        """Capture a call with these inputs. Returns a function that copies its own inputs into these tensors, and
+        replays the graph.
 
-        Raises UnsupportedModelError for a call that waits for the device.
+        Raises UnsupportedModelError if the call waits for the device.
         """
         if device not in self._pools:
             self._pools[device] = torch.cuda.graph_pool_handle()
@@ -178,9 +184,9 @@ class Graphs:
         stream = _capture_stream(device)
         with torch.cuda.device(device):
             stream.wait_stream(torch.cuda.current_stream())
-            # A capture that fails does not leave its stream: this block does.
+            # A failed capture does not switch back from its stream, but the end of this block does.
             with torch.cuda.stream(stream):
-                # Libraries make plans and workspaces in the first calls, which a capture must not see.
+                # In the first calls libraries make plans and workspaces, which must not be captured.
                 call(*inputs)
                 with _waits_refused():
                     call(*inputs)
@@ -202,14 +208,16 @@ class Graphs:
 
 @functools.cache
 def _capture_stream(device: torch.device) -> torch.cuda.Stream:
-    """The stream of a device on which calls are captured: cuBLAS keeps a workspace for each that it has met."""
+    """Return the stream of a device on which calls are captured. There is only one, because cuBLAS keeps a workspace
+    for each stream that it has seen.
+    """
     return torch.cuda.Stream(device)
 
 
 @contextmanager
 def _waits_refused() -> Iterator[None]:
-    """In this block a line that waits for a device ends with an UnsupportedModelError that names it, before a capture
-    would fail there without a name.
+    """Within this block, a line that waits for a device raises an UnsupportedModelError that names the line. A capture
+    would fail at it without naming it.
     """
     torch.cuda.set_sync_debug_mode("error")
     try:

@@ -1,12 +1,12 @@
-"""Runs any model, and rolls it back by a snapshot: for models that fold tokens into a state (Mamba,
-linear attention, short convolutions), and for those that make their own masks or positions.
+"""The runner for every model, which rolls back to a snapshot of the state. It is for models that fold tokens into a
+state (Mamba, linear attention, short convolutions), and for models that make their own masks or positions.
 
-A state cannot give tokens back, so a copy from before an extension is kept. After a rejection the
-runner goes back to the copy, and reads the accepted tokens again together with the next extension, in
+Tokens cannot be removed from such a state, so a copy from before an extension is kept. After a rejection the
+runner returns to the copy, and reads the accepted tokens again together with the next extension, in
 the same forward pass.
 
-All rows of a state have read the same number of tokens. The tokens that a row has kept beyond that
-are read again in every pass, padded on the right, where padding has no influence on what comes before
+All rows of a state have read the same number of tokens. If a row has kept more tokens, these
+are read again in every pass. They are padded on the right, where padding has no influence on the tokens before
 it.
 """
 
@@ -40,41 +40,41 @@ from harness.local.runners.base import (
 )
 from harness.local.runners.checks import ANY_LENGTH, check_runner
 
-# Names in transformers of the state that a model hands on from one call to the next.
+# The names in transformers of the state that a model passes from one call to the next.
 _STATE_NAMES = (*CACHES, "state")
 
-# The most kept tokens that are read again in every pass. When all rows have more, a separate pass
+# The most kept tokens that are read again in every pass. When every row has more, a separate pass
 # reads them into the state.
 _MOST_UNREAD = 16
 
-# Names in transformers of the keys and values in a state.
+# The names in transformers of the keys and values in a state.
 _KV_NAMES = ("keys", "values")
 
 
 class SnapshotRunner(Runner):
-    """A `Runner` over any transformers model, which makes its state itself and gets it back with the
+    """A `Runner` over any transformers model. The model returns its state, and gets it again with the
     next call.
 
-    Not every model reads several tokens as it reads them one by one, or keeps padding out of its
-    state: `check` finds out.
+    Not every model gives the same outputs for several tokens in one pass as for one after the other, and not every
+    model keeps padding out of its state. `check` finds this out.
 
-    A row is the tokens that `_state` has read, and its `_unread` tokens behind them: those kept
-    earlier, then those that may still be taken back. `extend` reads all of these into a copy of the
-    state, `_ahead`. If the next pass begins behind them, `_ahead` becomes the state. Otherwise it is
-    dropped, and the tokens before that pass stay unread:
+    A row consists of the tokens that `_state` has read, followed by its `_unread` tokens: tokens that were kept
+    earlier, and then those that may still be taken back. `extend` reads all of these into a copy of the
+    state, `_ahead`. If the next pass begins at their end, `_ahead` becomes the state. Otherwise it is
+    dropped, and those before the next pass stay unread:
 
         start([1 2 3])           _state has read 1 2 3
         extend([4 5 6], from 3)  _ahead has read 1 2 3 4 5 6
         extend([7 8], from 4)    _state has read 1 2 3; 4 is unread; _ahead has read 1 2 3 4 7 8
         extend([9], from 6)      _state is what _ahead was, and _ahead has read 9, too
 
-    A row that rests keeps all that it reads, so that no other row waits for it.
+    A row that rests keeps all tokens that it reads, so that it never prevents `_ahead` from becoming the state.
 
-    If rows have unequally many unread tokens, the copy has read padding, so it is dropped at once.
-    Where no token will be taken back, nothing is copied: the state itself becomes `_ahead`.
+    If rows have different numbers of unread tokens, the copy has read padding, and is dropped at once.
+    If no token will be taken back, nothing is copied: the state itself becomes `_ahead`.
     """
 
-    name: RunnerName = "eager"  # as it is typed: runner=eager
+    name: RunnerName = "eager"  # its name in settings: runner=eager
 
     def __init__(
         self,
@@ -87,11 +87,11 @@ class SnapshotRunner(Runner):
         """Wrap a model.
 
         Args:
-            takes_back: whether a pass may begin before the end of the last one. False, for a target
-                without a draft: the state is never copied, and tokens are read one by one, as every
-                model can.
-            keeps_first: the first token of a pass is always kept, as a target's is; one
-                alone, as in regular decoding, then needs no copy of the state.
+            takes_back: whether a pass may begin before the end of the last one. If False, as for a target
+                without a draft, the state is never copied, and tokens are read one by one, which every
+                model can do.
+            keeps_first: whether the first token of every pass is kept, as in a target's passes. A pass of one token, as
+                in regular decoding, then needs no copy of the state.
         """
         self._model = model
         self._options = options
@@ -100,26 +100,27 @@ class SnapshotRunner(Runner):
         self._device = model.device
         self._parameters = inspect.signature(model.forward).parameters
         self._context = max_context(model.config)
-        # None behind a pass for which it was not copied.
+        # None after a pass for which it was not copied.
         self._state: ModelState | None = None
-        # None if nothing was extended, or rows were padded for it.
+        # None if nothing was extended, or if rows were padded in the last pass.
         self._ahead: ModelState | None = None
         self._no_tokens = torch.empty(0, dtype=torch.long, device=self._device)
         self._unread: list[Tensor] = []
-        self._num_extended = 0  # of each row's unread tokens, those that may be taken back
-        self._kept: list[int] = []  # tokens of each row before these
+        self._num_extended = 0  # how many of each row's last unread tokens may be taken back
+        self._kept: list[int] = []  # the number of each row's tokens before these
 
     def close(self) -> None:
         self._state = None
         self._ahead = None
 
     def start(self, prompts: TokenRows, num_slots: int = 0, *, alone: bool = False) -> Step:
-        """Begin a new batch. Its state grows as it needs to, and prompts are read together.
+        """Begin a new batch. The state grows as needed, whatever `num_slots` is, and prompts are read together, even
+        with `alone`.
 
         Raises:
-            UnsupportedModelError: the model hands no state on.
+            UnsupportedModelError: the model returns no state.
         """
-        self.close()  # before the prompts take memory
+        self.close()  # frees the old batch before the prompts need memory
         self._state, step = self._read_prompts(prompts)
         self._unread = [self._no_tokens] * len(prompts)
         self._num_extended = 0
@@ -127,10 +128,11 @@ class SnapshotRunner(Runner):
         return step
 
     def extend(self, tokens: Tensor, starts: Starts, *, goes_on: bool = False) -> Step:
-        """Read tokens.
+        """Read tokens as `Runner.extend` does.
 
         Raises:
-            ValueError: a row begins where it cannot, or tokens must be taken back whose state was not copied.
+            ValueError: a row begins before or after the tokens of its last pass, or tokens must be taken back without a
+                copy of the state.
         """
         assert not isinstance(starts, Tensor), "a state has no fixed slots"
         if not goes_on:
@@ -141,7 +143,9 @@ class SnapshotRunner(Runner):
         return Step(*(torch.cat(parts, dim=1) for parts in zip(*outputs, strict=True)))
 
     def _extend(self, tokens: Tensor) -> Sequence[Tensor]:
-        """Read tokens [B, n] behind the unread ones -> logits [B, n, V], and any captured states [B, n, L, D]."""
+        """Read tokens [B, n] after the unread ones. Returns logits [B, n, V] and, if layers are captured, their states
+        [B, n, L, D].
+        """
         self._shorten_unread()
         num_new = tokens.shape[1]
         self._unread = [torch.cat(row) for row in zip(self._unread, tokens, strict=True)]
@@ -167,7 +171,7 @@ class SnapshotRunner(Runner):
         return [gather_rows(output, places) for output in outputs]
 
     def _keep(self, starts: Sequence[int | None]) -> None:
-        """Keep what each row has read before the place where it goes on."""
+        """Keep the tokens of each row before the index at which its next pass begins."""
         num_extended = self._num_extended
         rows = zip(starts, self._kept, strict=True)
         counts = [num_extended if start is None else start - kept for start, kept in rows]
@@ -186,8 +190,12 @@ class SnapshotRunner(Runner):
         self._num_extended = 0
 
     def check(self, num_rows: int, num_slots: int = ANY_LENGTH) -> None:
-        """Compare outputs, also after a roll-back, with those without a state (`check_runner`). Starts
+        """Compare the outputs, also after a roll-back, with those of passes without a state (`check_runner`). Starts
         a new batch.
+
+        Args:
+            num_rows: the number of rows in the run's batches.
+            num_slots: the most tokens of a row.
 
         Raises:
             UnsupportedModelError: the influence of earlier tokens differs by more than rounding.
@@ -217,7 +225,7 @@ class SnapshotRunner(Runner):
     def _forward(
         self, state: ModelState, tokens: Tensor, *, only_last: bool = False
     ) -> tuple[ModelState, tuple[Tensor, ...]]:
-        """Read tokens [B, n] -> the state after them, which may be the old one written over, and
+        """Read tokens [B, n]. Returns the state after them, which may overwrite the old one, and
         the outputs.
         """
         arguments: dict[str, Any] = {**state.values, **capturing(self._options)}
@@ -226,7 +234,9 @@ class SnapshotRunner(Runner):
         padding = to_device(state.padding, self._device).unsqueeze(1)
         if any(state.padding):
             arguments["attention_mask"] = (slots >= padding).long()
-        if "position_ids" in self._parameters:  # Bamba would begin at 0 in every pass
+        if (
+            "position_ids" in self._parameters
+        ):  # without positions, Bamba would begin at 0 in every pass
             arguments["position_ids"] = clamp_positions(
                 (positions - padding).clamp(min=0), len(slots), self._context
             )
@@ -243,7 +253,7 @@ class SnapshotRunner(Runner):
     def _shorten_unread(self) -> None:
         """Read kept tokens into the state for good, if every row has more than `_MOST_UNREAD`."""
         count = min(map(len, self._unread))
-        # Extended tokens may still be taken back.
+        # Not while extended tokens may still be taken back.
         if count <= _MOST_UNREAD or self._num_extended:
             return
         assert self._state is not None
@@ -257,9 +267,9 @@ class ModelState:
     """The state of a model after the same number of tokens in each row.
 
     Attributes:
-        values: by the names of a model's arguments in transformers.
-        padding: how many tokens on the left of each row only fill it up.
-        num_read: tokens of each row, padding included.
+        values: the parts of the state, by the names of the model's arguments for them.
+        padding: the number of padding tokens on the left of each row.
+        num_read: the number of tokens that each row has read, padding included.
     """
 
     values: dict[str, Any]
@@ -267,7 +277,9 @@ class ModelState:
     num_read: int = 0
 
     def copied(self) -> ModelState:
-        """Copy the state. Keys and values are shared: models replace them, and never write into them."""
+        """Copy the state. Keys and values are shared with the copy, because models replace these tensors, and never
+        write into them.
+        """
         values = map_tensors(
             lambda name, tensor: tensor if name in _KV_NAMES else tensor.clone(), self.values
         )
@@ -281,7 +293,7 @@ def map_tensors(change: Callable[[str, Tensor], Tensor], structure: Any, name: s
     {"keys": a, "width": 3} becomes {"keys": change("keys", a), "width": 3}.
     """
     if isinstance(structure, Tensor):
-        # A tensor without dimensions is the same in all rows, such as the width of a window.
+        # A tensor without dimensions, such as the width of a window, is shared by all rows, and not copied.
         return change(name, structure) if structure.dim() else structure
     if isinstance(structure, dict):
         return {key: map_tensors(change, value, key) for key, value in structure.items()}

@@ -2,7 +2,8 @@
 earlier.
 
 Nothing is moved or copied as a text grows, and attention reads no more slots than the longest row
-has. Over fixed slots (`fix`) a pass is a function of tensors, which can be compiled and captured.
+has. With fixed rows (`fix`), which every batch shares, a pass is a function of tensors that can be compiled and
+captured.
 """
 
 from __future__ import annotations
@@ -41,20 +42,20 @@ from harness.local.runners.checks import ANY_LENGTH, check_runner
 from harness.local.runners.compiled import Part, compiling, end_part
 from harness.local.runners.slots import KeysAndValues, SlotCache
 
-# Names of attention in transformers: torch's own, and `packed_attention`.
+# Names of attention implementations in transformers: torch's own, and `packed_attention`.
 _PLAIN = "sdpa"
 _PACKED = "sdpa_packed"
 
-# Layer types that `SlotForward` has masks for, by their names in transformers' configurations.
+# The layer types that `SlotForward` makes masks for, by their names in transformers' configurations.
 _FULL = "full_attention"
 _SLIDING = "sliding_attention"
-# In place of a layer type where all layers share one mask, which is then given alone.
+# Stands for the layer type if all layers share one mask. The model then gets this mask itself, not masks by type.
 _SHARED = ""
 
 
 class SlotForward:
-    """Runs a model over slots, as a function of tensors alone, so that it can be compiled. Every
-    call stands in a `with` block of `packing`.
+    """Runs a model over the slots of a cache, as a function of tensors that can be compiled. Every
+    call must be within a `with` block of `packing`.
 
     Raises UnsupportedModelError if positions or masks cannot be given to the model explicitly.
     """
@@ -73,12 +74,13 @@ class SlotForward:
     def __call__(
         self, cache: SlotCache, width: int, tokens: Tensor, starts: Tensor | int
     ) -> tuple[Tensor, ...]:
-        """Write tokens [B, n] into the slots from starts [B] on; returns what `captured` does.
+        """Read tokens [B, n], and write their keys and values into the slots from `starts` on. Returns the logits, and
+        the states of captured layers if there are any, as `captured` does.
 
         Args:
             width: how many slots of each row attention reads.
-            starts: a number where it is the same for all rows, which is faster. A single token
-                then has no mask, so that `width` must be `starts + 1`.
+            starts: [B], or one number for all rows, which is faster. With one number, a single token has no mask, so
+                that `width` must be `starts + 1`.
         """
         num_tokens = tokens.shape[1]
         are_alike = isinstance(starts, int)
@@ -88,7 +90,7 @@ class SlotForward:
             cache.place(starts, num_tokens)
         cache.width = width
         masks: Any = None
-        # Kernels are faster without a mask, and a single token sees all slots that attention
+        # Kernels are faster without a mask. A single token needs none, because it sees every slot that attention
         # reads.
         if num_tokens > 1 or self._single_token_needs_masks or not are_alike:
             dtype = cache.buffers[0][0].dtype
@@ -109,13 +111,13 @@ class SlotForward:
 
 
 def _attention_windows(model: PreTrainedModel) -> dict[str, int | None]:
-    """Return the sliding window of each type of layer, None without one; under `_SHARED`
-    where all share a mask.
+    """Return the sliding window of each layer type, None for a type without one. If all layers share one mask, the only
+    key is `_SHARED`.
+
+    Follows the way in which `generate` chooses masks for static caches,
+    `transformers.masking_utils.create_masks_for_generate`.
 
     Raises UnsupportedModelError for a model that makes its own masks or positions.
-
-    Mirrors how `generate` chooses masks for static caches,
-    `transformers.masking_utils.create_masks_for_generate`.
     """
     config = model.config.get_text_config()
     if "position_ids" not in inspect.signature(model.forward).parameters:
@@ -137,18 +139,17 @@ def _attention_windows(model: PreTrainedModel) -> dict[str, int | None]:
 
 
 class HeadPacking:
-    """Within its `with` block a model whose heads share keys takes masks [1 or B, 1, heads per key
-    * n, S] for n queries: heads that share their keys count as more queries of one head.
+    """Within its `with` block, a model whose attention heads share keys computes heads with the same keys as further
+    queries of one head. For n queries it takes masks [1 or B, 1, heads per key * n, S].
 
-    transformers copies keys and values for each such head wherever there are a mask and several
-    queries. Over a long context that takes longer than the attention itself, and every kernel
-    computes the same without.
+    Otherwise transformers copies keys and values for each such head if there are a mask and several
+    queries. Over a long context this takes longer than the attention itself, and is not needed for any kernel.
 
-    With 8 heads on 2 keys and 5 tokens, attention gets 20 queries for each of 2 heads instead of 5
-    queries for each of 8. Outside the block the model is as it was.
+    With 8 heads, 2 keys and 5 tokens, attention gets 20 queries for each of 2 heads instead of 5
+    queries for each of 8. Outside the block the model is unchanged.
 
     Attributes:
-        heads_per_key: 1 if they share none.
+        heads_per_key: how many heads share their keys; 1 if none do.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -160,7 +161,7 @@ class HeadPacking:
         }
         is_plain = model.config.get_text_config()._attn_implementation == _PLAIN
         self.heads_per_key = int(groups.pop()) if is_plain and len(groups) == 1 else 1
-        # The attributes of each configuration that attention asks for its implementation.
+        # The attributes of each configuration object that names the implementation of attention.
         self._configs: dict[int, dict[str, Any]] = {}
         if self.heads_per_key > 1:
             for module in modules:
@@ -177,8 +178,8 @@ class HeadPacking:
 
     def _set_attention(self, name: str) -> None:
         for config in self._configs.values():
-            # The property would also set it for configurations inside, which may have other users, and
-            # huggingface_hub's attributes check each value.
+            # Not by the property: it would also set nested configurations, which may have other users. And not by
+            # setattr, because huggingface_hub's attributes check each value.
             config["_attn_implementation_internal"] = name
 
 
@@ -191,31 +192,31 @@ def packed_attention(
     scaling: float | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Attend from queries [B, heads, n, D] to keys and values [B, key heads, S, D] -> [B, n, heads,
-    D].
+    """Attend from queries [B, heads, n, D] to keys and values [B, key heads, S, D]. Returns [B, n, heads, D], and None
+    in place of the weights.
 
     Args:
-        attention_mask: of packed heads; None for a single query, which sees all.
+        attention_mask: the mask for packed heads; None for a single query, which sees all keys.
     """
     num_rows, num_heads, num_queries, size = query.shape
     packed = query.reshape(num_rows, key.shape[1], -1, size)
     output = scaled_dot_product_attention(
         packed, key, value, attn_mask=attention_mask, scale=scaling
     )
-    # Kernels on a GPU leave the heads behind the queries in memory, so that these two are split
+    # Kernels on a GPU return tensors in which heads come after queries in memory. So these two dimensions are split
     # before they are joined.
     output = output.view(num_rows, key.shape[1], -1, num_queries, output.shape[-1])
     output = output.permute(0, 3, 1, 2, 4)
     return output.reshape(num_rows, num_queries, num_heads, -1), None
 
 
-# The width of a mask is a multiple of this number: 16 bytes in half precision.
+# The width of a mask is a multiple of this number. It makes 16 bytes in half precision.
 _MASK_ALIGNMENT = 8
 
 
 class StaticRunner(Runner):
-    """A `Runner` over any transformers model, in evaluation mode, that takes explicit positions and
-    masks and has no state but its KV cache, wholly on a CPU or on GPUs.
+    """A `Runner` over a transformers model in evaluation mode, which is wholly on the CPU or on GPUs. The model must
+    accept explicit positions and masks, and have no state but its KV cache.
 
     Raises UnsupportedModelError if the model needs the snapshot runner.
     """
@@ -230,7 +231,7 @@ class StaticRunner(Runner):
     def close(self) -> None:
         self.name: RunnerName = "static"
         self._cache = SlotCache()
-        # Those of fixed rows, a pass over them, and its widths, ascending.
+        # The cache of fixed rows, the pass over them, and the widths of this pass, ascending.
         self._fixed_cache = SlotCache()
         self._pass = Part(self._forward, [self._model])
         self._widths: Sequence[int] = ()
@@ -242,7 +243,7 @@ class StaticRunner(Runner):
             self._cache = self._fixed_cache
         elif not self._cache.has_room(len(prompts), num_slots):
             self._cache = SlotCache(len(prompts), round_up(num_slots))
-        # Many samples of one prompt: it is read once.
+        # Equal prompts, such as many samples of one, are read once.
         distinct = list(dict.fromkeys(map(tuple, prompts)))
         places = [distinct.index(tuple(prompt)) for prompt in prompts]
         steps = []
@@ -260,7 +261,7 @@ class StaticRunner(Runner):
                 return Step(*self._fixed_pass(tokens, starts))
             known = [start for start in starts if start is not None]
             longest = max(known)
-            # A row that rests goes with the longest one.
+            # A row that rests begins where the longest row does.
             places = [longest if start is None else start for start in starts]
             if self._cache is self._fixed_cache:
                 outputs = self._extend_fixed(tokens, places)
@@ -271,31 +272,32 @@ class StaticRunner(Runner):
             assert self._cache.has_room(len(tokens), num_seen), "more tokens than were said"
             are_equal = min(known) == longest
             if num_tokens > 1 or not are_equal:
-                # A GPU's kernel copies a mask of any other width, in every layer. The mask hides the
-                # slots that this adds.
+                # A GPU's kernel copies masks of any other width, in every layer. The mask hides the
+                # slots that are added here.
                 num_seen = round_up(num_seen, _MASK_ALIGNMENT)
             first = longest if are_equal else to_device(places, self._device)
             return Step(*self._forward(self._cache, num_seen, tokens, first))
 
     def _fixed_pass(self, tokens: Tensor, starts: Tensor) -> Sequence[Tensor]:
-        """Extend all fixed rows by tokens [B, n] from the slots `starts` [B] on: a function of tensors alone."""
+        """Extend all fixed rows by tokens [B, n] from the slots `starts` [B] on. A function of tensors alone."""
         assert self._cache is self._fixed_cache, "the batch has other slots than were prepared"
-        # So that it has the same code, and numbers, as a pass by itself.
+        # A part of its own, so that it has the same code, and gives the same numbers, within a call and by itself.
         end_part()
         outputs: Sequence[Tensor] = self._pass(tokens, starts)
         end_part()
         return outputs
 
     def _extend_fixed(self, tokens: Tensor, places: Sequence[int]) -> Sequence[Tensor] | None:
-        """Extend by a pass of fixed rows, of more rows and tokens where there is none of these; None where there is no
-        room for it.
+        """Extend the batch's rows by a pass over all fixed rows, with the tokens padded to the next of its widths.
+        Returns the outputs of the batch's rows and tokens; None if the pass is too narrow or the cache has no room for
+        it.
         """
         num_rows, num_tokens = tokens.shape
         cache = self._fixed_cache
         width = next((width for width in self._widths if width >= num_tokens), None)
         if width is None or max(places) + width > cache.num_slots:
             return None
-        # Rows that only fill up the batch write from slot 0, unread.
+        # Rows that only fill up the batch write from slot 0 on, and nobody reads them.
         num_missing = cache.num_rows - num_rows
         filled = pad(tokens, (0, width - num_tokens, 0, num_missing))
         starts = to_device([*places, *[0] * num_missing], self._device)
@@ -304,25 +306,28 @@ class StaticRunner(Runner):
     def check(self, num_slots: int = ANY_LENGTH) -> None:
         """Compare the outputs with the model's own (`check_runner`). Starts a new batch.
 
-        Raises UnsupportedModelError if they differ by more than rounding, or if the model refuses
-        its masks.
+        Args:
+            num_slots: the most tokens of a row.
+
+        Raises UnsupportedModelError if they differ by more than rounding, or if the model fails with
+        the runner's masks.
         """
-        # Masks are rounded up, so that windows a little longer than a row are tested, too.
+        # Masks are rounded up, so windows that are a little longer than a row are tested, too.
         check_runner(self, self._model, self._options, num_slots=num_slots + _MASK_ALIGNMENT)
-        self._cache = SlotCache()  # those of the check may have more rows than the batch
+        self._cache = SlotCache()  # the check's cache may have more rows than the batch
 
     def fix(self, batch_size: int, num_slots: int, widths: Sequence[int]) -> None:
-        """Make room for fixed rows, whose slots every batch takes that finds room in them.
+        """Allocate fixed rows. Every later batch that fits into their slots uses them.
 
-        A pass from numbers on is one of theirs then, too, so that what reads a text gets the numbers of those that
-        decoded it.
+        A pass that begins at numbers, not at a tensor, then runs over the fixed rows too, if one of the widths
+        suffices. So reading a text gives the same numbers as decoding it did.
 
         Args:
             batch_size: the most rows of a batch.
-            num_slots: of a row.
-            widths: of the passes, in tokens.
+            num_slots: the slots of each row.
+            widths: the widths of the passes, in tokens.
 
-        Raises UnsupportedModelError for a model whose passes read values on the host.
+        Raises UnsupportedModelError for a model whose passes read values on the host, or that is on several devices.
         """
         if getattr(self._model, "is_loaded_in_8bit", False):
             raise UnsupportedModelError(
@@ -332,16 +337,16 @@ class StaticRunner(Runner):
             raise UnsupportedModelError("is on several devices")
         states, _ = self._read_prompts([[0]])
         cache = SlotCache(batch_size, round_up(num_slots))
-        cache.write(states, [0], [0])  # which makes its buffers, where they stay
+        cache.write(states, [0], [0])  # makes the buffers, which are never moved again
         self._fixed_cache = self._cache = cache
         self._pass = Part(functools.partial(self._forward, cache, cache.num_slots), [self._model])
         self._widths = sorted(set(widths))
 
     def compile(self) -> None:
-        """Compile the passes of fixed rows, and compare their outputs with the model's own.
+        """Compile the passes over fixed rows, and compare their outputs with the model's own. Needs `fix`.
 
-        Raises UnsupportedModelError if the model cannot be compiled, or then gives other outputs.
-        The runner then has no fixed rows.
+        Raises UnsupportedModelError if the model cannot be compiled, or if its outputs then differ. The runner has no
+        fixed rows after that.
         """
         starts = torch.zeros(self._fixed_cache.num_rows, dtype=torch.long, device=self._device)
         try:
@@ -349,8 +354,8 @@ class StaticRunner(Runner):
                 for width in self._widths:
                     self.extend(starts.unsqueeze(1).repeat(1, width), starts)
             self.name = "compiled"
-            # Short rows are enough: compiled passes see all slots, so that a model that counts from
-            # their end differs at any length.
+            # Short rows are enough. Compiled passes see all slots, so a model that counts from
+            # their end is wrong at any length.
             num_rows = min(2, self._fixed_cache.num_rows)
             check_runner(self, self._model, self._options, num_rows, num_slots=0)
         except UnsupportedModelError:
@@ -358,20 +363,20 @@ class StaticRunner(Runner):
             raise
 
     def _read_prompts(self, prompts: TokenRows) -> tuple[KeysAndValues, Step]:
-        """Run the model over prompts -> the keys and values of each layer, and the step."""
-        # Without the model's configuration no layer drops slots behind a sliding window: a
+        """Run the model over prompts. Returns the keys and values of each layer, and the step."""
+        # Made without the model's configuration, so that no layer drops slots before a sliding window. A
         # roll-back may need them.
         cache: Any = DynamicCache()
         lengths = list(map(len, prompts))
-        # Padding follows a prompt, which therefore never sees it: positions and masks are the
-        # model's own.
+        # Padding comes after a prompt, which therefore never sees it. So the model's own positions and masks are
+        # right.
         tokens = to_device(padded(prompts, least=1), self._device)
         last_tokens = to_device(lengths, self._device) - 1
         arguments: dict[str, Any] = {cache_name(self._model): cache, **capturing(self._options)}
         with logits_after(self._model, last_tokens):
             output = self._model(input_ids=tokens, use_cache=True, **arguments)
         logits, *hidden = captured(self._options, output)
-        # A model without an output matrix of its own gives logits after all tokens.
+        # A model without an output matrix that can be hooked gives logits after all tokens.
         outputs = [gather_rows(logits, last_tokens) if logits.shape[1] > 1 else logits[:, 0]]
         for of_rows in hidden:
             rows = [row[:length] for row, length in zip(of_rows, lengths, strict=True)]

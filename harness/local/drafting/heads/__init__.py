@@ -1,1 +1,1 @@
-"""Draft heads: how each kind is stored and drafts, and what all have in common."""
+"""Draft heads: how each kind is stored, how it drafts, and the parts that all kinds share."""

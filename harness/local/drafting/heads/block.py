@@ -1,29 +1,29 @@
 """DFlash (Chen et al. 2026): a head that drafts a block of tokens in one pass. DSpark is DFlash with a Markov head.
 
-A block is the token just decided, its anchor, and masks after it: these are the queries of a pass.
-Every layer sees, as keys and values, the target's features at all decided tokens, and the other
-queries of the block in both directions. Say the text ends with `a b`, and a block has four queries:
+A block is the token just decided, called its anchor, followed by masks. These are the queries of a pass.
+As keys and values, every layer sees the target's features at all tokens before the anchor, and the block's
+queries, those after a query too. Say the text ends with `a b`, and a block has four queries:
 
     features of ... a | b <mask> <mask> <mask>
                            c      d      e
 
-Each mask predicts the token at its own index, without knowing the others. In DeepSpec's format and
-in DSpark the anchor predicts too: then b predicts c, the first mask d, and so on (`from_anchor`).
+Each mask predicts the token at its own index, without knowing the tokens drawn at the other masks. In DeepSpec's format
+and in DSpark the anchor predicts a token too: then b predicts c, the first mask d, and so on (`from_anchor`).
 
-DSpark's Markov head adds to the logits of each token a bias that depends on the token drawn before it, without another
-pass.
+DSpark's Markov head adds a bias to the logits of each token, which depends on the token drawn before it. It needs no
+further pass.
 
-A layer with a sliding window of w sees as many keys as in the code that trained it:
+A layer with a sliding window of w sees the keys that it saw in its training code:
 
-- speculators: the w tokens before the block, for all of its queries. These see each other up to
-  their own position, unless `sliding_window_non_causal`.
-- z-lab: w positions up to each query's own, and nothing after it, unless `is_causal` or
-  `dflash_config.causal` say otherwise (then for all layers).
+- speculators: all queries of a block see the w tokens before the block. They see each other up to
+  their own position, or all of each other with `sliding_window_non_causal`.
+- z-lab: each query sees w positions up to its own, and nothing after it. If `is_causal` or
+  `dflash_config.causal` is set, it decides for all layers whether a query sees what comes after it.
 
-vLLM counts from each query in both formats.
+vLLM counts windows from each query in both formats.
 
                           speculators                  z-lab                      DeepSpec
-    known by              `speculators_model_type`     `dflash_config`            neither of them
+    recognised by         `speculators_model_type`     `dflash_config`            neither of them
     first token drafted   by a mask (DSpark: anchor)   by a mask (DSpark: anchor) by the anchor
     sliding window from   the anchor                   each query                 there is none
 """
@@ -49,12 +49,12 @@ class DFlashConfig(HeadConfig):
     """A configuration with the options of DFlash.
 
     Attributes:
-        block_size: queries of one pass, as in training.
-        mask_token_id: the token of a mask.
-        from_anchor: whether the anchor predicts a token too, and not only the masks do.
-        causal: whether a query sees only those of the block before it.
-        causal_windows: the same in layers with a sliding window alone.
-        windows_follow: whether a sliding window is counted from each query.
+        block_size: the number of queries of one pass, as in training.
+        mask_token_id: the token id of a mask.
+        from_anchor: whether the anchor predicts a token as the masks do.
+        causal: whether, in all layers, a query of the block sees only the queries before it and itself.
+        causal_windows: `causal` for the layers with a sliding window.
+        windows_follow: whether a sliding window is counted from each query; if not, from the anchor.
         markov_rank: the width of the Markov head's embeddings; 0 without a Markov head.
     """
 
@@ -68,16 +68,16 @@ class DFlashConfig(HeadConfig):
 
     @property
     def most_tokens(self) -> int:
-        """The most tokens that one pass drafts; K may be less."""
+        """The most tokens that one pass can draft."""
         return self.block_size - (not self.from_anchor)
 
 
 class DFlash(LayeredHead):
-    """DFlash and DSpark, as speculators, z-lab, DeepSpec and SpecForge (in z-lab's format) store them. The layers are
+    """DFlash and DSpark, as speculators, z-lab, DeepSpec and SpecForge (in z-lab's format) store them. Their layers are
     always in Qwen3's style.
 
-    The block always has the size it was trained with: fewer masks would change what the others
-    predict.
+    The block always has the size it was trained with, because with fewer masks the remaining ones would predict
+    differently.
     """
 
     name = "dflash"
@@ -94,7 +94,7 @@ class DFlash(LayeredHead):
         layer_config = fields["transformer"]
         kinds = getattr(layer_config, "layer_types", None) or ()
         if any("sliding" in kind for kind in kinds) and layer_config.sliding_window is None:
-            # transformers drops the window of a Qwen3 configuration; MiMo's heads name it again.
+            # transformers drops the window of a Qwen3 configuration, which MiMo's heads repeat under another name.
             layer_config.sliding_window = named.get("swa_window_size")
         causal = named.get("is_causal", named.get("causal"))
         causal_windows = False
@@ -150,11 +150,11 @@ class DFlash(LayeredHead):
         return stacked(drawn)
 
     def num_written(self, num_unread: int, num_draft_tokens: int) -> int:
-        """A whole block is written, however few tokens are drafted."""
+        """Count a whole block, which is written however few tokens are drafted."""
         return num_unread + self.config.block_size
 
     def read(self, unread: Unread, cache: SlotCache) -> None:
-        """Write keys and values of the target's features to `cache`."""
+        """Write the keys and values of the target's unread features to `cache`."""
         cache.place(unread.starts, unread.features.shape[1])
         states = self.hidden_norm(self.fc(unread.features))
         cosine, sine = self.rotary_emb(states, cache.positions)
@@ -168,9 +168,9 @@ class DFlash(LayeredHead):
             cache.update(keys, values, index)
 
     def forward(self, states: Tensor, cache: SlotCache) -> Tensor:
-        """Pass embedded queries [B, block, width] of one block per row, at `cache.positions`.
+        """Run the layers over one block of embedded queries per row [B, block, width], at `cache.positions`.
 
-        Returns their states [B, block, width], after the norm.
+        Returns the queries' states [B, block, width], after the final norm.
         """
         config = self.config
         positions = cache.positions

@@ -1,9 +1,8 @@
-"""Draft heads before and after their weights load: which repositories are heads, of which kind, and
-for which target.
+"""Recognises the repositories that hold draft heads, checks a head against its target, and loads it.
 
-`read_head` decides that from a repository's config.json and the names and shapes of its tensors;
-its `HeadCheckpoint` is planned with (`sketch`), and later loads the module (`load`). A head must
-match its target exactly, down to the shape of every tensor.
+`read_head` finds the kind of a head from the repository's config.json and the names and shapes of its tensors.
+Its result, a `HeadCheckpoint`, gives the sizes to plan with (`sketch`), and later loads the module (`load`). A head
+must match its target exactly, down to the shape of every tensor.
 """
 
 from __future__ import annotations
@@ -34,7 +33,8 @@ from harness.local.models.checkpoints import Checkpoint
 from harness.local.models.random_weights import RandomTensor
 from harness.local.models.sketch import Sketch, TensorSketch
 
-# By the names of `StoredHead.kind`. Other kinds are measured with the servers that run them.
+# The kinds of heads that run here, by the names that `StoredHead.kind` returns. Other kinds can only be measured with
+# the servers that run them.
 KINDS: dict[str, type[Head]] = {
     "eagle3": Eagle3,
     "dflash": DFlash,
@@ -48,10 +48,10 @@ class HeadCheckpoint:
     """A head before its weights load.
 
     Attributes:
-        kind: its class.
-        settings: the draft's, as the user gave them.
-        config: its sizes and options, checked against the target.
-        files: the files with its tensors; empty for random weights.
+        kind: the head's class.
+        settings: the draft's settings, as the user gave them.
+        config: the head's sizes and options, checked against the target.
+        files: the files with the head's tensors; empty for random weights.
     """
 
     kind: type[Head]
@@ -61,17 +61,18 @@ class HeadCheckpoint:
 
     def build(self) -> Head:
         """Build the module, without memory for its weights."""
-        # Each kind is made of its configuration alone, unlike `Head`, which the type names.
+        # A kind's constructor takes only a configuration. `Head`, which the annotation names, takes a width too.
         make_head: type = self.kind
         with torch.device("meta"):
             head: Head = make_head(self.config)
             return head
 
     def sketch(self, dtype: torch.dtype) -> Sketch:
-        """Return its sizes.
+        """Return the sizes of the head's weights and caches.
 
-        What the head borrows of the target counts as bytes that a pass reads: the output matrix. It counts as memory
-        where the head is on another device (`copied_tensors`): both matrices.
+        A head without an output matrix reads the target's in each pass (`borrowed_tensors`). It needs memory for the
+        target's matrices only on another device, where it has copies of the embedding and the output matrix if it lacks
+        its own (`copied_tensors`).
         """
         head = self.build()
         config = self.config
@@ -97,21 +98,22 @@ class HeadCheckpoint:
     def load(
         self, device: torch.device, dtype: torch.dtype, target: PreTrainedModel | None = None
     ) -> Head:
-        """Return the head on a device.
+        """Load the head onto a device.
 
         Args:
-            dtype: of the target's hidden states.
-            target: lends what the head lacks; None for a head that is not to draft.
+            dtype: the dtype of the target's hidden states, and so of the head's weights.
+            target: the model whose embedding and output matrix the head uses if it lacks its own; None for a head that
+                will not draft.
 
         Raises:
-            RunError: a file that cannot be read; a d2t (see `Head`) that names a token twice, or one
+            RunError: a file cannot be read, or the d2t (see `Head`) names a token twice, or a token
                 that does not exist.
         """
         head = self.build()
         if self.files:
             state = read_tensors(self.settings, self.files, "cpu")
         else:
-            # The same random weights in every run and process.
+            # Random weights from a seed, so that they are the same in every run and process.
             state = {}
             for name, tensor in head.state_dict().items():
                 seeded = f"{self.settings.repository} {self.kind.name} {name}"
@@ -134,8 +136,13 @@ class HeadCheckpoint:
 
 
 def ready(head: Head, device: torch.device, target: PreTrainedModel | None) -> Head:
-    """Return a head with its weights for drafting."""
-    # Buffers that no checkpoint holds, such as a rotary embedding's, were made on the CPU.
+    """Make a head that has its weights ready to draft: on its device, and with the target's matrices if it lacks its
+    own. Returns the head.
+
+    Args:
+        target: as for `HeadCheckpoint.load`.
+    """
+    # Buffers that no checkpoint holds, such as a rotary embedding's, are still on the CPU.
     head.to(device).eval().requires_grad_(False)
     if target is not None:
         head.borrow(target)
@@ -149,20 +156,21 @@ def read_head(
     layers: Sequence[int] | None = None,
     weights: bool = True,
 ) -> HeadCheckpoint | None:
-    """Return the head that a repository holds; None where it holds no head, or nothing that can be
+    """Return the head that a repository holds; None if it holds a draft model, or a configuration that cannot be
     read.
 
     Args:
         target: the model that the head must match.
-        layers: `draft.layers`, as `StoredHead.chosen_layers`.
-        weights: False where none are read, of random ones or a pair on paper: the configuration alone then says which
-            tensors the head has.
+        layers: `draft.layers`, as for `StoredHead.chosen_layers`.
+        weights: whether the stored weights are read. Pass False for random weights and for a pair that is only planned:
+            the configuration alone then determines the head's tensors.
 
     Raises:
-        SettingError: a head for another target, of an unknown kind, or with other tensors.
-        RunError: weights that cannot be fetched.
+        SettingError: the head is for another target, or of a kind that does not run here, or its tensors do not match
+            its configuration; or the repository holds neither a head nor a model.
+        RunError: the weights cannot be fetched or read.
     """
-    # Random weights of a preset need no download: its own architecture is enough.
+    # A preset with random weights needs no download, because the preset states the architecture.
     preset = None if weights else settings.architecture
     raw = dict(preset) if preset else read_configuration(settings)
     stored = StoredHead(settings, target, raw, layers)
@@ -174,7 +182,7 @@ def read_head(
         return _checked_head(kind, stored, weights)
     except HarnessError:
         raise
-    # Values of other types, and what the layers of transformers refuse, raise anything.
+    # A wrong type of value, or a value that transformers' layers refuse, can raise any exception.
     except Exception as error:
         cause = f"{type(error).__name__}: {first_line(error)}"[:200]
         rule = f"has a config.json from which no head can be built ({cause})"
@@ -182,8 +190,8 @@ def read_head(
 
 
 def _kind(stored: StoredHead) -> type[Head] | None:
-    """Return the kind of a head; None for what is no head of a kind in `KINDS`."""
-    # SpecForge names its kinds so: EdsdDraftModel, which has EAGLE-3's settings.
+    """Return the class of a head; None if there is no head, or one of a kind that is not in `KINDS`."""
+    # SpecForge names its kinds in `architectures`: EdsdDraftModel has EAGLE-3's settings, but is no EAGLE-3.
     names = str(stored.raw.get("architectures")).lower()
     is_other = "draftmodel" in names and not any(known in names for known in KINDS)
     if is_other and not stored.is_speculators:
@@ -192,7 +200,9 @@ def _kind(stored: StoredHead) -> type[Head] | None:
 
 
 def _checked_head(kind: type[Head], stored: StoredHead, weights: bool) -> HeadCheckpoint:
-    """Return a head of this kind. Raises SettingError or RunError as `read_head`."""
+    """Return the checkpoint of a head of this kind, checked against its target and its tensors. Raises SettingError or
+    RunError as `read_head` does.
+    """
     settings = stored.settings
     rule = "must be none for a head"
     require(settings.quantization == "none", "draft.quantization", rule, settings.quantization)
@@ -205,17 +215,17 @@ def _checked_head(kind: type[Head], stored: StoredHead, weights: bool) -> HeadCh
         shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         stored = dataclasses.replace(stored, shapes=shapes)
     head = HeadCheckpoint(kind, settings, kind.config_type(**kind.fields(stored)), files)
-    # Layers of a size that cannot be are refused here, of random weights too.
+    # Impossible sizes of layers raise here, with random weights too.
     module = head.build()
     if not weights:
         return head
-    # A head with the target's whole vocabulary may be stored with a d2t all the same.
+    # A head with the target's whole vocabulary needs no d2t, but may be stored with one.
     if module.d2t is None:
         tensors.pop("d2t", None)
     try:
         module.load_state_dict(tensors, assign=True)
     except RuntimeError as error:
-        # "Error(s) in loading state_dict for Eagle3:", and a line for each.
+        # The message begins with the line "Error(s) in loading state_dict for Eagle3:"; each further line is one error.
         _, _, causes = str(error).partition("\n")
         causes = " ".join(causes.split())[:300]
         raise stored.refused(f"holds no {kind.title} head: {causes}") from None
@@ -223,7 +233,7 @@ def _checked_head(kind: type[Head], stored: StoredHead, weights: bool) -> HeadCh
 
 
 def _check_model(stored: StoredHead) -> None:
-    """Raise a SettingError for what is neither a head nor a model, and for what only servers run."""
+    """Raise a SettingError if the repository holds neither a head nor a model, or a draft that only servers run."""
     if stored.kind not in (None, *KINDS):
         raise stored.refused(
             f"is a draft of kind {stored.kind}, measured with the server that runs it: harness latency -- COMMAND"

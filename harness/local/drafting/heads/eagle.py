@@ -1,8 +1,8 @@
 """EAGLE-3 (Li et al. 2025, arXiv:2503.01840), and its version 3.1.
 
 Entry i of the head pairs the embedding of token i + 1 with the target's features at token i, and
-predicts token i + 2. Beyond the decided tokens there are no features yet: there the head takes the
-state that came out of its own last entry. Say the text is `a b c`, and the target has read `a b`:
+predicts token i + 2. Drafted tokens have no features yet. In their place the head takes the
+state that its own last entry gave. Say the text is `a b c`, and the target has read `a b`:
 
     entry 0   features of a, embedding of b
     entry 1   features of b, embedding of c       predicts d
@@ -30,13 +30,13 @@ _OPTIONS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 
 @dataclass(frozen=True, kw_only=True)
 class EagleConfig(HeadConfig):
-    """A configuration with the options of EAGLE-3, by their names in speculators' configurations.
+    """A configuration with the options of EAGLE-3, under their names in speculators' configurations.
 
     Attributes:
         norm_before_residual: whether the first layer's residual is the normalised state.
-        norm_before_fc: whether one norm over all features comes before they are joined.
-        fc_norm: whether the features of each layer have a norm of their own before that. No head that we
-            know has both.
+        norm_before_fc: whether one norm is applied to the features of all layers together, before `fc` joins them.
+        fc_norm: whether a separate norm is applied to the features of each layer, before `fc` joins them. No head that
+            we know has both this and `norm_before_fc`.
         norm_output: whether the next entry takes the normalised state.
     """
 
@@ -47,9 +47,9 @@ class EagleConfig(HeadConfig):
 
 
 class Eagle3(LayeredHead):
-    """EAGLE-3, as speculators, SafeAILab and DeepSpec store it: a token for each pass.
+    """EAGLE-3, as speculators, SafeAILab and DeepSpec store it. It drafts one token per pass.
 
-    Entries of drafted tokens follow the decided ones in the cache, and are overwritten later.
+    In the cache, the entries of drafted tokens follow those of decided tokens. The next proposal overwrites them.
     """
 
     name = "eagle3"
@@ -62,7 +62,7 @@ class Eagle3(LayeredHead):
     def fields(cls, stored: StoredHead) -> dict[str, Any]:
         has_embedding = stored.is_speculators or stored.is_deepspec
         usually_stored = ["lm_head", "embed_tokens"] if has_embedding else ["lm_head"]
-        # SafeAILab's has one layer, whatever number its configuration states.
+        # SafeAILab's heads have one layer, whatever number their configuration states.
         num_layers = None if has_embedding else 1
         fields = stored.layered(usually_stored, num_layers)
         return fields | {option: bool(stored.named.get(option)) for option in _OPTIONS}
@@ -91,7 +91,7 @@ class Eagle3(LayeredHead):
     def draft(self, unread: Unread, uniforms: Tensor, cache: SlotCache, draw: Draw) -> Draft:
         logits, states = self.predict(self.read(unread, cache))
         drawn = [draw(logits[:, 0], uniforms[:, 0])]
-        # Drafted tokens take the slots behind the text.
+        # The entries of drafted tokens take the slots after the text's.
         slots = unread.starts + unread.counts
         for numbers in uniforms[:, 1:].unbind(1):
             end_part()  # equal steps share their compiled code
@@ -103,21 +103,21 @@ class Eagle3(LayeredHead):
         return stacked(drawn)
 
     def read(self, unread: Unread, cache: SlotCache) -> Tensor:
-        """Read the new features -> the state [B, 1, width] of each row's last one."""
+        """Read the unread features. Returns the state [B, 1, width] of each row's last entry."""
         states = self.join(unread.features)
         cache.place(unread.starts, states.shape[1])
         states = self(self.embed(unread.following), states, cache)
         return gather_rows(states, unread.last().unsqueeze(1))
 
     def predict(self, states: Tensor) -> tuple[Tensor, Tensor]:
-        """Return logits [B, n, V of the head] after entries with these states [B, n, width], and
-        the states that the entries after them take.
+        """Return the logits [B, n, V of the head] that entries with these states [B, n, width] give, and
+        the states [B, n, width] that the next entries take.
         """
         normed = self.norm(states)
         return self.logits(normed), normed if self.config.norm_output else states
 
     def join(self, features: Tensor) -> Tensor:
-        """Join the target's features [B, n, L * D] -> states [B, n, width of the head]."""
+        """Join the target's features [B, n, L * D] to states [B, n, width of the head]."""
         if self.input_norm is not None:
             features = self.input_norm(features)
         if self.fc_norm is not None:
@@ -127,11 +127,12 @@ class Eagle3(LayeredHead):
         return self.fc(features)
 
     def forward(self, embedded: Tensor, states: Tensor, cache: SlotCache) -> Tensor:
-        """Write entries to `cache`, where it has placed them -> their states, before the final
-        norm.
+        """Run the layers over entries, at the slots where `cache` has placed them. Returns the entries' states
+        [B, n, width], before the final norm.
 
         Args:
-            embedded, states: [B, n, width], the two parts of each entry.
+            embedded: [B, n, width], the embedding of each entry's token.
+            states: [B, n, width], each entry's joined features, or the state that the entry before it gave.
         """
         rotary = self.rotary_emb(states, cache.positions)
         for index, (layer, window) in enumerate(zip(self.layers, self.windows, strict=True)):

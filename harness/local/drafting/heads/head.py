@@ -1,7 +1,7 @@
-"""A draft head: a few layers that were trained to continue from the target's own hidden states.
+"""A draft head: a few layers that were trained to predict tokens from the target's hidden states.
 
-A kind of head is one subclass: `fields` reads its published configuration, the constructor makes its
-modules, `draft` draws tokens. The weights have the names of the published formats, so a checkpoint
+Each kind of head is a subclass of `Head`: `fields` reads its published configuration, the constructor makes its
+modules, `draft` draws tokens. The modules are named as in the published formats, so that a checkpoint
 loads without a table of names.
 """
 
@@ -22,7 +22,7 @@ from harness.local.drafting.heads.stored import LAYER_STYLES, StoredHead
 from harness.local.models.sketch import LayerCache, TensorSketch
 from harness.local.runners.slots import SlotCache
 
-# Tables from which a pass reads one row per token: they do not count as weights that it reads.
+# Tables from which a pass reads only one row per token, so that their bytes do not count as read.
 _LOOKED_UP = (
     "embed_tokens.weight",
     "markov_head.markov_w1.weight",
@@ -32,17 +32,17 @@ _LOOKED_UP = (
 
 @dataclass(frozen=True, kw_only=True)
 class HeadConfig:
-    """The sizes and options of a head; a kind with further ones has a subclass.
+    """The sizes and options of a head. A kind with further options has a subclass.
 
     Attributes:
-        layers: L layers of the target, whose hidden states the head reads: 0 is the embedding, i
-            what comes out of layer i.
+        layers: the L layers of the target whose hidden states the head reads: 0 is the embedding, i
+            the output of layer i.
         target_size: D, the width of these hidden states.
         vocabulary_size: V, the width of the target's logits.
-        draft_vocabulary_size: the width of the head's logits. If it is smaller, `Head.d2t` says
-            which of the target's tokens they are for.
-        own_embedding: whether the head has an embedding; otherwise it uses the target's.
-        own_output: whether it has an output matrix; otherwise it uses the target's.
+        draft_vocabulary_size: the width of the head's logits. If it is smaller than V, `Head.d2t` maps the head's
+            tokens to the target's.
+        own_embedding: whether the head has an embedding; if not, it uses the target's.
+        own_output: whether the head has an output matrix; if not, it uses the target's.
         transformer: the configuration of the head's own layers; None for Medusa, which has none.
     """
 
@@ -56,13 +56,13 @@ class HeadConfig:
 
 
 class Unread(NamedTuple):
-    """The features that a head has not read yet, of a batch: what a proposal begins with.
+    """The features of a batch that the head has not read yet. A proposal begins with them.
 
     Attributes:
-        features: [B, n, L * D], of which the first `counts` of each row are unread.
-        following: [B, n], the token after each.
-        counts: [B]; 0 in rows that rest, and of a prompt of one token.
-        starts: [B], the slots of the first ones in the head's cache.
+        features: [B, n, L * D], the target's features, of which the first `counts` of each row are unread.
+        following: [B, n], the token after each of these features' tokens.
+        counts: [B], the number of unread features; 0 in rows that rest, and for prompts of one token as a batch begins.
+        starts: [B], the slot of each row's first unread feature in the head's cache.
     """
 
     features: Tensor
@@ -71,7 +71,7 @@ class Unread(NamedTuple):
     starts: Tensor
 
     def last(self) -> Tensor:
-        """Return the index of each row's last unread feature, [B]."""
+        """Return the index of each row's last unread feature, [B]; 0 in rows without one."""
         return (self.counts - 1).clamp(min=0)
 
 
@@ -79,37 +79,40 @@ class Draft(NamedTuple):
     """Tokens drawn by a head.
 
     Attributes:
-        tokens: [B, K], the target's.
-        probabilities: [B, K, V], the distributions that they were drawn from.
+        tokens: [B, K], ids of the target's vocabulary. In a draft of one token, [B].
+        probabilities: [B, K, V], the distributions that the tokens were drawn from. In a draft of one token, [B, V].
     """
 
     tokens: Tensor
     probabilities: Tensor
 
 
-# Draws tokens by logits [B, ..., V of the head] and uniforms [B, ...].
+# Draws tokens, given logits [B, ..., V of the head] and uniforms [B, ...].
 Draw = Callable[[Tensor, Tensor], Draft]
 
 
 def stacked(drawn: Sequence[Draft]) -> Draft:
-    """Stack K drafts of one token [B] each."""
+    """Join K drafts of one token each, tokens [B], to one of K tokens, [B, K]."""
     tokens = torch.stack([draft.tokens for draft in drawn], dim=1)
     return Draft(tokens, torch.stack([draft.probabilities for draft in drawn], dim=1))
 
 
 class Head(nn.Module):
-    """A head, here with what maps tokens to states of `width` numbers and back.
+    """A head. This base class has the embedding and the output matrix, the head's own or the target's.
+
+    Args:
+        width: the width of the head's states.
 
     Class attributes:
-        name: of its kind, as speculators and vLLM call it.
-        title: its name in tables and documents.
+        name: the kind, as speculators and vLLM call it.
+        title: the kind's name in tables and documents.
         one_pass: whether one forward pass drafts all tokens.
-        config_type: of `config`, whose fields `fields` reads.
-        weight_files: names of files with its weights, in the order in which they are looked for.
+        config_type: the class of `config`, whose fields `fields` returns.
+        weight_files: the names of files that may hold the weights, in the order in which they are looked for.
 
     Attributes:
-        d2t: [V of the head], which of the target's tokens the head has; None if all. Its token i is
-            the target's token i + d2t[i]: d2t = [0, 0, 3] maps the tokens 0, 1, 2 to 0, 1, 5.
+        d2t: [V of the head], the map from the head's tokens to the target's; None if they are the same. Token i of the
+            head is the target's token i + d2t[i]: d2t = [0, 0, 3] maps the tokens 0, 1, 2 to 0, 1, 5.
     """
 
     name: ClassVar[str]
@@ -134,36 +137,37 @@ class Head(nn.Module):
 
     @classmethod
     def fields(cls, stored: StoredHead) -> dict[str, Any]:
-        """Return the fields of its `config_type`, from a published configuration.
+        """Return the fields of `config_type`, read from a published configuration.
 
         Raises:
-            SettingError: for another target, or a format that is not known completely. Any other
-                exception is reported as a configuration from which no such head can be built.
+            SettingError: the head is for another target, or its format is not fully supported. `read_head` reports any
+                other exception as a config.json from which no head can be built.
         """
         raise NotImplementedError
 
     def draft(self, unread: Unread, uniforms: Tensor, cache: SlotCache, draw: Draw) -> Draft:
-        """Read the features, and draft up to K tokens with uniforms [B, K], on the head's device.
+        """Read the unread features, and draft up to K tokens with uniforms [B, K], on the head's device.
 
-        It never waits for the device, and changes nothing but the entries of `cache`. It may write and see the first
-        `cache.width` slots.
+        An implementation must not wait for the device. It may change only the entries of `cache`, and it may write and
+        read only the first `cache.width` slots.
         """
         raise NotImplementedError
 
     def read(self, unread: Unread, cache: SlotCache) -> Any:
-        """Read the features into the cache without drafting: as a batch begins, those of the prompts, all but the last.
-        A head without a cache has nothing to do. What it returns is for the kind's own `draft`.
+        """Read the unread features into the cache, without drafting. Called as a batch begins, for the features of the
+        prompts, except the last one of each. A head without a cache does nothing. The result is only used by a kind's
+        own `draft`.
         """
 
     def num_written(self, num_unread: int, num_draft_tokens: int) -> int:
-        """Return how many slots of its cache a proposal may write, from the first unread feature on."""
+        """Return the most slots of the cache that a proposal writes, from that of the first unread feature on."""
         return num_unread + num_draft_tokens
 
     def borrow(self, target: PreTrainedModel) -> None:
-        """Use the target's embedding and output matrix where the head has none.
+        """Use the target's embedding and output matrix if the head lacks its own.
 
-        A matrix on another device is copied: a target on several GPUs has one on the first, the other
-        on the last.
+        A matrix on another device is copied: a target on several GPUs has its embedding on the first, and its output
+        matrix on the last.
         """
         device = next(self.parameters()).device
         moved: dict[int, Any] = {}
@@ -174,35 +178,35 @@ class Head(nn.Module):
         ):
             weight: Any = module.weight
             if head_module is None and weight.device != device:
-                # Tied matrices become one copy.
+                # Tied matrices are copied once.
                 for parameter in module.parameters():
                     copied = nn.Parameter(parameter.to(device), requires_grad=False)
                     moved.setdefault(id(parameter), copied)
                 module = remove_hook_from_module(copy.deepcopy(module, moved)).to(device)
             modules.append(head_module or module)
-        # Modules in a tuple are no part of the head, which neither saves nor moves them.
+        # Modules in a tuple are not submodules of the head, so that the target's are neither saved nor moved with it.
         self._matrices = tuple(modules)
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Embed tokens, by the head's matrix or the target's."""
+        """Embed tokens, by the head's own matrix or the target's."""
         return self._matrices[0](tokens)
 
     def logits(self, states: Tensor) -> Tensor:
         """Turn states [..., D], after the final norm, into logits [..., V of the head]."""
-        # Outputs beyond the vocabulary only pad the matrix.
+        # Outputs beyond the vocabulary are padding of the matrix.
         return self._matrices[1](states)[..., : self.config.draft_vocabulary_size]
 
     @property
     def num_outputs_borrowed(self) -> int:
-        """How often a pass reads the target's output matrix."""
+        """How many times a pass reads the target's output matrix."""
         return 0 if self.config.own_output else 1
 
     def caches(self) -> list[LayerCache]:
-        """Return the sizes of the caches of its layers."""
+        """Return the size of each layer's cache; an empty list for a head without caches."""
         return []
 
     def sketches(self) -> list[TensorSketch]:
-        """Return the sizes of its own tensors."""
+        """Return the sizes of the head's own tensors, without those of the target."""
         return [
             TensorSketch(
                 count=tensor.numel(),
@@ -217,11 +221,11 @@ class LayeredHead(Head):
     """A head with transformer layers.
 
     Args:
-        style: of the layers, a key of `LAYER_STYLES`.
+        style: the style of the layers, a key of `LAYER_STYLES`.
 
     Attributes:
-        fc: joins the target's features [..., L * D] to the width of the layers.
-        windows: as of `sliding_windows`.
+        fc: a matrix that joins the target's features [..., L * D] to the width of the layers.
+        windows: the sliding window of each layer, as `sliding_windows` returns them.
     """
 
     norm: nn.Module
@@ -239,8 +243,8 @@ class LayeredHead(Head):
             layer(layer_config, index) for index in range(layer_config.num_hidden_layers)
         )
         self.norm = LlamaRMSNorm(layer_config.hidden_size, layer_config.rms_norm_eps)
-        # Its buffers are in no checkpoint, so they need numbers although the module may be built on
-        # the meta device.
+        # No checkpoint holds the rotary embedding's buffers. They are computed on the CPU, even if the module is built
+        # on the meta device.
         with torch.device("cpu"):
             self.rotary_emb = LlamaRotaryEmbedding(layer_config)
         self.windows = sliding_windows(layer_config)

@@ -1,9 +1,9 @@
-"""Medusa-1 (Cai et al. 2024, arXiv:2401.10774): heads on the target's last hidden state, one for
-each token ahead.
+"""Medusa-1 (Cai et al. 2024, arXiv:2401.10774): several heads on the target's last hidden state, each of
+which predicts one token further ahead.
 
-After `a b` the target has read a, and decided b from its last state there. From the same state head
-0 predicts the token after b, head 1 the one after that, and so on, each without knowing the others.
-Their tokens form one chain. A "head" of this project is all of them together.
+Say the text is `a b`. The target has read a, and its last hidden state at a decided b. From the same state, head
+0 predicts the token after b, head 1 the token after that, and so on, each without knowing the others' tokens.
+Their tokens form one chain. What this project calls a head is all of them together.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class MedusaConfig(HeadConfig):
     """A configuration with the options of Medusa.
 
     Attributes:
-        num_heads: the most tokens that can be proposed.
-        num_blocks: residual blocks of each head.
-        output_per_head: whether each head has an output matrix of its own; otherwise the target's is used.
+        num_heads: the number of heads, which is the most tokens that can be proposed.
+        num_blocks: the number of residual blocks in each head.
+        output_per_head: whether each head has its own output matrix; if not, all use the target's.
     """
 
     num_heads: int
@@ -38,8 +38,8 @@ class MedusaConfig(HeadConfig):
 class Medusa(Head):
     """Medusa-1, as its authors and speculators store it.
 
-    The names of its weights are those of the published format: `1.0.linear.weight` is in the first
-    block of head 1, and with one block for each head `1.1.weight` is its output matrix.
+    The weights are named as in the published format: `1.0.linear.weight` belongs to the first
+    block of head 1. If each head has one block, `1.1.weight` is the output matrix of head 1.
     """
 
     name = "medusa"
@@ -50,8 +50,8 @@ class Medusa(Head):
 
     @classmethod
     def fields(cls, stored: StoredHead) -> dict[str, Any]:
-        """Heads are counted in the weights, because stored configurations often state another
-        number.
+        """Return the fields of the configuration. Heads are counted in the stored weights, because published
+        configurations often state another number.
         """
         text_config = stored.target.config.get_text_config(decoder=True)
         fields = stored.sizes([text_config.num_hidden_layers])
@@ -63,7 +63,7 @@ class Medusa(Head):
             first_head = [name for name in stored.shapes if name.startswith("0.")]
             num_blocks = sum(name.endswith(".linear.weight") for name in first_head)
             output_per_head = f"0.{num_blocks}.weight" in stored.shapes
-        else:  # random weights: as the authors' heads
+        else:  # random weights: the same tensors as the authors' heads
             num_heads = stored.required("medusa_num_heads")
             num_blocks = stored.named.get("medusa_num_layers", 1)
             output_per_head = True
@@ -91,7 +91,7 @@ class Medusa(Head):
         return draw(torch.stack(logits, dim=1), uniforms[:, :count])
 
     def _logits_ahead(self, number: int, states: Tensor) -> Tensor:
-        """Return the logits [..., V] of one head, from the target's states [..., D]."""
+        """Return the logits [..., V] of head `number`, from the target's states [..., D]."""
         parts = list(self.get_submodule(str(number)).children())
         for block in parts[: self.config.num_blocks]:
             states = block(states)

@@ -1,9 +1,9 @@
-"""Multi-token prediction (DeepSeek-AI 2024, arXiv:2412.19437): a layer after the target's last one,
-stored in its own checkpoint.
+"""Multi-token prediction (MTP; DeepSeek-AI 2024, arXiv:2412.19437): an extra layer after the target's last one,
+stored in the target's checkpoint.
 
-Entry i of the layer pairs the target's last state at token i with the embedding of token i + 1, and
-predicts token i + 2. It drafts every token, as in other engines: a chain like EAGLE's. All published
-targets that transformers reads such layers of have one.
+Entry i of the layer pairs the target's last hidden state at token i with the embedding of token i + 1, and
+predicts token i + 2. As in other engines, this one layer drafts all K tokens, in a chain like EAGLE's. Every published
+target whose MTP layers transformers can read has exactly one.
 """
 
 from __future__ import annotations
@@ -44,24 +44,24 @@ from harness.local.models.sketch import (
 from harness.local.models.tokenizers import vocabulary_size
 from harness.local.runners.slots import SlotCache
 
-# Types of targets of which transformers knows the MTP layer's tensors but not its number, and what
-# their configurations call that.
+# For targets whose MTP tensors transformers knows, but not the number of their MTP layers: the model type, and the
+# field of the configuration that holds this number.
 _NUMBER_OF_LAYERS = {
     "qwen3_next": "mtp_num_hidden_layers",
     "qwen3_5_text": "mtp_num_hidden_layers",
     "qwen3_5_moe_text": "mtp_num_hidden_layers",
     "glm4_moe_lite": "num_nextn_predict_layers",
 }
-# Files that name a checkpoint's tensors.
+# Files that list the names of a checkpoint's tensors, in the order in which they are looked for.
 _FILES = ("model.safetensors.index.json", "model.safetensors")
 
 
 class MtpHead(Eagle3):
-    """transformers' layer for multi-token prediction, in the place of an EAGLE head's: it drafts as
-    EAGLE-3 does. The embedding and the output matrix are the target's.
+    """transformers' multi-token-prediction layer, used as an EAGLE-3 head is: it drafts in the same way, with another
+    layer. The embedding and the output matrix are the target's.
 
-    In its configuration `layers` is the target's last one, and `transformer` is what
-    `get_mtp_config()` of the target's configuration returns.
+    In its configuration, `layers` is the target's last layer, and `transformer` is the result of
+    the target configuration's `get_mtp_config()`.
     """
 
     name = "mtp"
@@ -69,18 +69,18 @@ class MtpHead(Eagle3):
     config_type = HeadConfig
 
     def __init__(self, config: HeadConfig, model: MtpModel) -> None:
-        # As `Head` alone: its layer comes from `model`.
+        # Only the constructor of `Head`, because the layer comes from `model`.
         super(LayeredHead, self).__init__(config, config.target_size)
         layer_config: Any = config.transformer
         self._model = [model]  # in a list, because it holds the target's matrices too
         self.layers = model.layers
-        # The layer ends with its own norm, or with a shared one.
+        # The layer's output is normalised by the layer itself, or by a norm that all MTP layers share.
         self.shared_norm = model.shared_post_norm if model.use_shared_post_norm else nn.Identity()
         rotary: Any = type(model.rotary_emb)
         with torch.device("cpu"):
             self.rotary_emb = rotary(layer_config)  # the target's may be on another device
         self.windows = sliding_windows(layer_config)
-        # The rotary embedding's further argument, where angles differ by layer.
+        # The rotary embedding's additional argument, for models whose angles differ by layer.
         self._rotary_arguments: dict[str, Any] = {}
         if getattr(model, "has_per_layer_rope", False):
             self._rotary_arguments["layer_type"] = layer_config.layer_types[0]
@@ -89,14 +89,16 @@ class MtpHead(Eagle3):
         return self.logits(states), states
 
     def join(self, features: Tensor) -> Tensor:
-        """Return the features as they are: the layers normalise them."""
+        """Return the features unchanged, because the layer normalises them itself."""
         return features
 
     def forward(self, embedded: Tensor, states: Tensor, cache: SlotCache) -> Tensor:
-        """Write entries to `cache`, where it has placed them -> their states, normalised.
+        """Run the layer over entries, at the slots where `cache` has placed them. Returns the entries' normalised
+        states [B, n, width].
 
         Args:
-            embedded, states: [B, n, width], the two parts of each entry.
+            embedded: [B, n, width], the embedding of each entry's token.
+            states: [B, n, width], the target's last state for each entry, or the state that the entry before it gave.
         """
         rotary = self.rotary_emb(states, cache.positions, **self._rotary_arguments)
         states = self.layers[0](
@@ -110,8 +112,8 @@ class MtpHead(Eagle3):
         return self.shared_norm(states)
 
     def caches(self) -> list[LayerCache]:
-        # A token that passes through the layer shows what it caches for one. Its contents do not
-        # matter, so the same tensor stands for its embedding and for the target's state.
+        # Running one token through the layer shows how much the layer caches per token. The values do not
+        # matter, so that the same tensor serves as the token's embedding and as the target's state.
         cache = SlotCache(1, 1)
         cache.place(torch.zeros(1, dtype=torch.long, device="meta"), 1)
         states = torch.zeros(1, 1, self.config.target_size, device="meta")
@@ -136,8 +138,8 @@ class MtpCheckpoint(HeadCheckpoint):
     """An MTP layer before its weights load.
 
     Attributes:
-        target: the model whose layer it is.
-        files: the file that names the target's tensors; its directory holds the weights. Empty for
+        target: the checkpoint of the model that the layer belongs to.
+        files: one file, which lists the names of the target's tensors, and whose directory holds the weights. Empty for
             random weights.
     """
 
@@ -145,7 +147,7 @@ class MtpCheckpoint(HeadCheckpoint):
 
     def build(self) -> MtpHead:
         bare = bare_model(self.target, torch.float32)
-        # Other implementations of experts look at numbers, which meta tensors lack.
+        # Other implementations of experts read values, which tensors on the meta device do not have.
         bare.set_experts_implementation("batched_mm")
         with init_empty_weights(include_buffers=True):
             return MtpHead(self.config, MtpModel(bare, 1))
@@ -153,16 +155,17 @@ class MtpCheckpoint(HeadCheckpoint):
     def load(
         self, device: torch.device, dtype: torch.dtype, target: PreTrainedModel | None = None
     ) -> Head:
-        """`target` is the loaded model. Raises RunError for tensors that are missing."""
+        """Load the layer as `HeadCheckpoint.load` does. Stored weights need `target`, the loaded model. Raises RunError
+        if tensors are missing.
+        """
         if not self.files:
             return super().load(device, dtype, target)
         assert target is not None
-        # What transformers is to know of the layers goes into a shallow copy of the target.
+        # transformers reads settings for these layers from the target. They are set on a shallow copy of it.
         stand_in = copy.copy(target)
         stand_in.config = copy.copy(target.config)
-        # transformers takes their directory from the target's configuration. It finds their tensors
-        # by the patterns of names that the target's class ignores, which are those of one published
-        # depth (`layers.61`).
+        # transformers takes the weights' directory from the target's configuration. It finds the layers' tensors by
+        # the name patterns that the target's class ignores, and these fit only one published depth (`layers.61`).
         stand_in.config.name_or_path = str(self.files[0].parent)
         stand_in._keys_to_ignore_on_load_unexpected = self.patterns
         with reading(self.target.settings, "draft", "a file"):
@@ -171,8 +174,8 @@ class MtpCheckpoint(HeadCheckpoint):
 
     @property
     def patterns(self) -> list[str]:
-        """Patterns for the names of tensors in the layer: numbered behind those of the target, as in
-        `model.layers.61`, and what the target's class names.
+        """Regular expressions for the names of the layer's tensors: the layer after the target's last one, as in
+        `model.layers.61`, and the patterns with `mtp` that the target's class has.
         """
         number = self.target.config.get_text_config(decoder=True).num_hidden_layers
         model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(self.target.config)]
@@ -182,20 +185,21 @@ class MtpCheckpoint(HeadCheckpoint):
 
 
 def read_mtp(draft: str, target: Checkpoint, *, weights: bool) -> MtpCheckpoint:
-    """Return the multi-token-prediction layers of a target.
+    """Return the checkpoint of a target's multi-token-prediction layer.
 
     Args:
-        draft: its name, for errors.
-        weights: False with random weights: whether the checkpoint holds such layers is not checked.
+        draft: the draft's name, for errors.
+        weights: whether the stored weights are used. If not, nobody checks that the checkpoint holds such a layer.
 
     Raises:
-        SettingError: a target without such layers, or with layers that transformers does not read.
-        RunError: weights that cannot be fetched.
+        SettingError: the target has no such layer, or more than one, or a quantized one, or one that transformers
+            cannot read.
+        RunError: the weights cannot be fetched.
     """
     text_config = target.config.get_text_config(decoder=True)
     name_layers(text_config)
     size = vocabulary_size(text_config)
-    # They draft as an EAGLE head does that reads the states after the target's last layer alone.
+    # The layer drafts as an EAGLE head that reads only the output of the target's last layer.
     config = HeadConfig(
         layers=(text_config.num_hidden_layers,),
         target_size=text_config.hidden_size,
@@ -224,11 +228,12 @@ def read_mtp(draft: str, target: Checkpoint, *, weights: bool) -> MtpCheckpoint:
 
 
 def name_layers(text_config: Any) -> None:
-    """Add the attributes by which transformers finds MTP layers whose number it does not read.
+    """Add to a target's configuration the attributes by which transformers finds MTP layers, for model types whose
+    number of MTP layers it does not read. Changes the configuration in place.
 
-    Qwen3-Next and its successors store one attention layer as `mtp.layers.0`, with `mtp.fc`,
-    `mtp.pre_fc_norm_embedding`, `mtp.pre_fc_norm_hidden` and `mtp.norm` beside it, which
-    transformers renames. Qwen3-Next's configuration does not mention it. GLM-4.7 Flash has
+    Qwen3-Next and its successors store one attention layer as `mtp.layers.0`, and next to it `mtp.fc`,
+    `mtp.pre_fc_norm_embedding`, `mtp.pre_fc_norm_hidden` and `mtp.norm`, which
+    transformers renames. Qwen3-Next's configuration does not mention this layer. GLM-4.7 Flash uses
     DeepSeek's layout.
     """
     setting = _NUMBER_OF_LAYERS.get(text_config.model_type)
@@ -242,7 +247,7 @@ def name_layers(text_config: Any) -> None:
 
 
 def _layers_config(draft: str, target: Checkpoint) -> PreTrainedConfig:
-    """The configuration of a target's MTP layers. Raises SettingError where they cannot be used."""
+    """Return the configuration of a target's MTP layer. Raises SettingError if the layer cannot be used."""
     text_config = target.config.get_text_config(decoder=True)
     model = f"model={target.settings.name}"
     kind = text_config.model_type

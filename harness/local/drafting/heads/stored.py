@@ -1,7 +1,7 @@
-"""A stored head: its published configuration by field names, and its files.
+"""Reads published heads: the fields of their configuration, and their files.
 
-Writers are speculators, SafeAILab (EAGLE-3), z-lab (DFlash; SpecForge's DSpark), DeepSpec (EAGLE-3, DFlash, DSpark) and
-Medusa. transformers' own DFlash is read as z-lab's.
+The formats are those of speculators, SafeAILab (EAGLE-3), z-lab (DFlash; DSpark as SpecForge stores it), DeepSpec
+(EAGLE-3, DFlash, DSpark) and Medusa's authors. transformers' own DFlash is converted to z-lab's format.
 """
 
 from __future__ import annotations
@@ -32,20 +32,21 @@ from harness.local.models.checkpoints import (
 )
 from harness.local.models.tokenizers import vocabulary_size
 
-# The styles of layers that heads have, by transformers' name.
+# The layer classes that heads use, by transformers' model type.
 LAYER_STYLES: dict[str, type[nn.Module]] = {"llama": LlamaDecoderLayer, "qwen3": Qwen3DecoderLayer}
 
-# Parts of the names of tensors that no head needs: t2d, [target vocabulary] bool, says which of the
-# target's tokens the draft has, as d2t does too (see `Head`); the verifier's are copies of the
-# target's tensors for training; rotary_emb follows from the configuration; DSpark's confidence head
-# estimates the chance of acceptance, by which servers shorten a proposal.
+# Tensors are ignored if their names contain one of these. t2d, [target vocabulary] bool, marks the target's tokens that
+# the head has, which d2t states too (see `Head`). The verifier's tensors are copies of the target's for training.
+# rotary_emb is computed from the configuration. DSpark's confidence head estimates the chance of acceptance, and
+# servers shorten a proposal by it.
 _UNUSED = ("t2d", "verifier_lm_head", "verifier_norm", "rotary_emb", "confidence_head")
-# The masks of a draft model that drafts all tokens in one pass, in the order in which vLLM looks for them.
+# Fields that hold the mask token of a draft model that drafts all tokens in one pass (PARD), in the order in which vLLM
+# looks for them.
 _PARALLEL_KEYS = ("pard_token", "ptd_token_id")
-# What transformers calls its own DFlash.
+# The model type of transformers' own DFlash.
 _TRANSFORMERS_DFLASH = "muse_glimmer_assistant"
-# Other names of heads' tensors: of transformers' DFlash, of SafeAILab's only layer, and of what
-# corrects logits in early heads of SpecForge.
+# Parts of tensor names that are replaced, and their replacements: two of transformers' DFlash, that of SafeAILab's only
+# layer, and the prefix of the tensors that correct logits in early heads of SpecForge.
 _RENAMED = (
     ("encoder.fc.weight", "fc.weight"),
     ("encoder.output_norm_enc.weight", "hidden_norm.weight"),
@@ -59,13 +60,13 @@ class StoredHead:
     """A head's configuration as its writer stored it, and the target that it must match.
 
     Attributes:
-        settings: the draft's, as the user gave them.
-        target: the model that the head must match.
+        settings: the draft's settings, as the user gave them.
+        target: the checkpoint of the model that the head must match.
         raw: the contents of config.json, as `read_configuration` returns them.
-        chosen_layers: `draft.layers`, indices into the target's hidden states that override those of
-            the configuration; None for these. 0 is the embedding, i what comes out of layer i.
-        shapes: of the stored tensors, under the modules' names; None with random weights, of which only the
-            configuration is read.
+        chosen_layers: `draft.layers`, the target's hidden states that the head reads: 0 is the embedding, i the output
+            of layer i. None to use those that the configuration names.
+        shapes: the shapes of the stored tensors, under the names of the head's modules; None if no weights are read,
+            and the configuration determines the tensors.
     """
 
     settings: ModelSettings
@@ -76,7 +77,7 @@ class StoredHead:
 
     @cached_property
     def named(self) -> dict[str, Any]:
-        """All fields by their names, whether nested or not; null counts as absent."""
+        """All fields by their names, those in nested sections too. Fields that are null are left out."""
         nested = [self.raw.get(key) or {} for key in ("eagle_config", "dflash_config")]
         named: dict[str, Any] = {}
         for fields in (self.raw, *nested):
@@ -84,7 +85,7 @@ class StoredHead:
         return named
 
     def required(self, key: str) -> Any:
-        """Return the value of a field without which there is no head."""
+        """Return the value of a field that the head needs. Raises SettingError if it is missing."""
         if key not in self.named:
             raise self.refused(f"names no {key}")
         return self.named[key]
@@ -99,7 +100,10 @@ class StoredHead:
 
     @property
     def kind(self) -> str | None:
-        """The name of its kind, a key of `checkpoint.KINDS` if it is read here; None for what is no head."""
+        """The name of the head's kind, a key of `checkpoint.KINDS` if that kind can run here; None if this is no head.
+
+        The order of the conditions counts: several kinds share field names.
+        """
         named = self.named
         if self.is_speculators:
             kind = str(self.raw["speculators_model_type"])
@@ -115,14 +119,14 @@ class StoredHead:
         if "medusa_num_heads" in named or named.get("model_type") == "medusa":
             return "medusa"
         names = str(named.get("architectures")).lower()
-        # vLLM names P-EAGLE heads EAGLE-3; only theirs have a mask token.
+        # vLLM calls P-EAGLE heads EAGLE-3 too, but only P-EAGLE heads have a mask token.
         if "peagle" in names or ("eagle3" in names and "mask_token_id" in named):
             return "P-EAGLE"
         if "eagle3" in names or "draft_vocab_size" in named:
             return "eagle3"
         if any(key in named for key in _PARALLEL_KEYS):
             return "PARD"
-        # The one layer of EAGLE-1 and 2 has no name but this field.
+        # The configurations of EAGLE-1 and 2 state no kind. They have this field, and one layer.
         is_eagle = "bias" in named and named.get("num_hidden_layers") == 1
         return "EAGLE" if is_eagle else None
 
@@ -130,7 +134,11 @@ class StoredHead:
         """Return the fields of `HeadConfig` that follow from the target.
 
         Args:
-            usual_layers: the hidden states that the head reads unless the user says otherwise.
+            usual_layers: the target's hidden states that the head reads, unless the user chose others
+                (`chosen_layers`).
+
+        Raises:
+            SettingError: the target has no such layer.
         """
         text_config = self.target.config.get_text_config(decoder=True)
         layers = tuple(usual_layers if self.chosen_layers is None else self.chosen_layers)
@@ -153,10 +161,14 @@ class StoredHead:
         """Return the fields of `HeadConfig` for a head with transformer layers, checked against the
         target.
 
+        Both arguments are used only without `shapes`, which show the same.
+
         Args:
-            usually_stored: which of `embed_tokens` and `lm_head` the head's writer stores, for a
-                head without `shapes`.
-            num_layers: of such a head; None for the number in its configuration.
+            usually_stored: which of `embed_tokens` and `lm_head` this format stores.
+            num_layers: the head's number of layers; None for the number in its configuration.
+
+        Raises:
+            SettingError: the head is for another target.
         """
         named = self.named
         text_config = self.target.config.get_text_config(decoder=True)
@@ -164,7 +176,7 @@ class StoredHead:
         stored = usually_stored
         if self.shapes is not None:
             stored = [name.removesuffix(".weight") for name in self.shapes]
-            # Some configurations state the target's number of layers.
+            # Layers are counted in the weights, because some configurations state the target's number of layers.
             num_layers = len({name.split(".")[1] for name in stored if name.startswith("layers.")})
         layer_config = self._transformer(num_layers)
         size = fields["vocabulary_size"]
@@ -178,7 +190,7 @@ class StoredHead:
                     f"is a head for a model of {what} {made_for}; {self._target_name} has {present}"
                 )
         draft_size = named.get("draft_vocab_size", size)
-        # The target's matrices do not fit everywhere.
+        # The target's matrices do not fit a head with states of another width.
         differs_in_size = layer_config.hidden_size != text_config.hidden_size
         return fields | {
             "draft_vocabulary_size": draft_size,
@@ -188,10 +200,10 @@ class StoredHead:
         }
 
     def _layer_ids(self, num_layers: int) -> list[int]:
-        """Return which hidden states the head reads, 0 for the embedding.
+        """Return the target's hidden states that the head reads: 0 for the embedding, i for the output of layer i.
 
-        z-lab and DeepSpec count from the output of the first layer instead, which is hidden state
-        1.
+        z-lab and DeepSpec (`target_layer_ids`) count from 0 at the output of the first layer, which is hidden state
+        1 here: their [1, 9] becomes [2, 10].
         """
         named = self.named
         if named.get("use_aux_hidden_state") is False:
@@ -204,18 +216,19 @@ class StoredHead:
             return [layer + 1 for layer in named["target_layer_ids"]]
         if self.chosen_layers is None and self.kind != "eagle3":
             raise self.refused("names no target_layer_ids (draft.layers=[...] does)")
-        # What EAGLE-3 reads where its configuration names nothing.
+        # An EAGLE-3 head whose configuration names no layers reads these.
         return [2, num_layers // 2, num_layers - 3]
 
     def _transformer(self, num_layers: int | None) -> PreTrainedConfig:
         """Return the configuration of the head's own layers.
 
         Args:
-            num_layers: in place of the number in it, from which transformers derives more; None or 0 to keep that.
+            num_layers: replaces the stored number of layers before transformers derives other fields from it; None or 0
+                keeps the stored number.
         """
         nested = self.raw.get("transformer_layer_config")
         raw = nested or self.raw
-        # What each format means by a configuration without a type.
+        # A configuration without a model type means Qwen3 in speculators' format, and Llama in the others.
         style = raw.get("model_type") or ("qwen3" if nested else "llama")
         if style not in LAYER_STYLES:
             supported = ", ".join(sorted(LAYER_STYLES))
@@ -234,15 +247,15 @@ class StoredHead:
         return f"model={self.target.settings.name}"
 
     def refused(self, rule: str) -> SettingError:
-        """Return the error for a head that breaks a rule."""
+        """Return the error for a head that breaks a rule, to be raised."""
         return SettingError("draft", rule, self.settings.name)
 
 
 def read_configuration(settings: ModelSettings) -> dict[str, Any]:
-    """Return the contents of the repository's config.json; {} if there is none, or none within
-    reach.
+    """Return the contents of the repository's config.json; {} if there is none, or if it cannot be fetched or read.
 
-    Then the draft is no head, and `read_checkpoint` says why it is no model either.
+    An empty configuration is no head. The draft is then read as a model, by `read_checkpoint`, whose error tells the
+    user the reason.
     """
     try:
         check_model_access(settings)
@@ -255,13 +268,13 @@ def read_configuration(settings: ModelSettings) -> dict[str, Any]:
 
 
 def _as_z_lab_stores(content: dict[str, Any]) -> dict[str, Any]:
-    """The configuration of transformers' own DFlash in z-lab's format."""
+    """Return the configuration of transformers' own DFlash in z-lab's format. Removes fields from `content`."""
     nested = {key: content.pop(key) for key in ("target_layer_ids", "mask_token_id")}
     window = content.get("sliding_window")
     return content | {
         "model_type": "qwen3",
         "use_sliding_window": True,
-        # Theirs is of tokens at each side, z-lab's of those up to a query's own.
+        # transformers counts the tokens at each side of a query; z-lab counts those up to the query, itself included.
         "sliding_window": window and window + 1,
         "dflash_config": nested | {"causal": False},
     }
@@ -269,10 +282,15 @@ def _as_z_lab_stores(content: dict[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def reading(settings: ModelSettings, role: str, name: str) -> Iterator[None]:
-    """Explain what reading a repository's file raises.
+    """Turn exceptions that reading a repository's file raises, within the block, into errors for the user.
 
     Args:
         role: `draft` or `model`, for the message.
+        name: the file's name.
+
+    Raises:
+        HarnessError: the file cannot be fetched. An exception without an explanation becomes a RunError that calls the
+            file damaged.
     """
     try:
         yield
@@ -285,7 +303,9 @@ def reading(settings: ModelSettings, role: str, name: str) -> Iterator[None]:
 
 
 def fetch(settings: ModelSettings, name: str) -> Path | None:
-    """Return a file of the repository, downloaded if need be; None if it has no such file."""
+    """Return the path of a repository's file, which is downloaded if need be; None if the repository has no such
+    file.
+    """
     path = cached_file(
         settings.repository,
         name,
@@ -296,11 +316,11 @@ def fetch(settings: ModelSettings, name: str) -> Path | None:
 
 
 def find_weights(settings: ModelSettings, names: Sequence[str]) -> tuple[Path, ...]:
-    """Return the files with the tensors of a head: those of an index, or the first of these names.
+    """Return the files with a head's tensors: all files of an index, or the first of these names that exists.
 
     Raises:
-        SettingError: the repository has none of them.
-        RunError: a file that cannot be fetched or read.
+        SettingError: the repository has none of these files.
+        RunError: a file cannot be fetched or read.
     """
     for name in (*INDICES, *names):
         with reading(settings, "draft", name):
@@ -321,9 +341,13 @@ def find_weights(settings: ModelSettings, names: Sequence[str]) -> tuple[Path, .
 def read_tensors(
     settings: ModelSettings, files: Sequence[Path], device: Literal["cpu", "meta"]
 ) -> dict[str, Tensor]:
-    """Return the tensors that a head's modules need, under the modules' names.
+    """Return the tensors that a head's modules need, under the names of the modules. Tensors that no head needs are
+    left out.
 
-    On the meta device they have shapes, but no memory.
+    On the meta device tensors have shapes, but no memory.
+
+    Raises:
+        RunError: a file cannot be read, or holds no tensors by name.
     """
     used: dict[str, Tensor] = {}
     for file in files:
