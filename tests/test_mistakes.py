@@ -22,7 +22,7 @@ MISTAKES = {
     "-- llama-server": "--: no such command; there are: latency,",
     "map": "map: is gone: harness latency -m batch_size=1,4,16 K=2,4 ends with a schedule",
     "regress a.csv b.csv": "regress: is gone: harness latency -- OLD_COMMAND -- NEW_COMMAND measures two versions",
-    "latency 7B": "7B: must be setting=value, in quotes if it has spaces; a server's command is typed behind --",
+    "latency 7B": "7B: must be setting=value, in quotes if it has spaces; a server's command is typed after --",
     "latency model = 7B": "model: must be setting=value",
     "latency numprompts=3 temprature=0 K=4": "numprompts: no such setting (did you mean num_prompts?);"
     " temprature: no such setting (did you mean decoding.temperature?); harness help latency all lists them",
@@ -43,10 +43,10 @@ MISTAKES = {
     "latency K=2,4": "decoding.num_draft_tokens=2,4: has several values: -m measures each",
     "latency hydra/launcher=joblib -m K=2,4": "hydra/launcher=joblib: is not installed, only basic, ",
     "latency -- llama-server -m a.gguf":
-        "the command behind --: no flag of it makes llama.cpp speculate: "
+        "the command after --: no flag of it makes llama.cpp speculate: "
         "add --spec-type draft-simple -md DRAFT.gguf",
     "latency -m K=2,4 -- sh -c 'exec vllm serve A --port {port} --n {K} --api-key X'":
-        "the command behind --: --api-key: what is typed is written into files",
+        "the command after --: --api-key: what is typed is written into files",
     "report nowhere": "nowhere: no such file or directory",
     "report empty": "empty: holds no CSV file of latency",
     "report notes.csv": "notes.csv: is no CSV file of latency",
@@ -54,13 +54,13 @@ MISTAKES = {
     "report latency.csv --pdf": "--pdf: no such argument; --help lists them",
     "report": "results: no such directory here",
     "latency --": "--: is followed by the command of a server",
-    "latency -m K=3,4 -- ./serve.sh {port}": "K=3,4: the command behind -- has no {K}",
-    "latency K=8 -- llama-server -m a -md b --spec-draft-n-max 4": "K=8: the command behind -- has no {K}",
+    "latency -m K=3,4 -- ./serve.sh {port}": "K=3,4: the command after -- has no {K}",
+    "latency K=8 -- llama-server -m a -md b --spec-draft-n-max 4": "K=8: the command after -- has no {K}",
     "latency engine=local -- llama-server -m a.gguf": "--: is for engine=server",
-    "latency -- sh ./serve.sh {port}": "the command behind --: sh is not known here, nor what makes it speculate",
+    "latency -- sh ./serve.sh {port}": "the command after --: sh is not known here, nor what makes it speculate",
     "latency -- ./serve.sh {port}": "./serve.sh: no such program on this machine",
-    "latency draft=lookup -- llama-server -m a -md b": "draft=lookup: the command behind -- drafts with b",
-    "latency -- llama-server -m a -md b K=4": "K: is no word of a server: type it before --",
+    "latency draft=lookup -- llama-server -m a -md b": "draft=lookup: the command after -- drafts with b",
+    "latency -- llama-server -m a -md b K=4": "K: is not a flag of a server: type it before --",
     "latency url=http://h/v1 -- sh {port} -- sh {port}": "engine.url=http://h/v1: is for a server that runs already",
     "serve -m seed=1": "-m: serve has no sweeps: leave it out",
     # Names of presets, and paths

@@ -81,7 +81,7 @@ def settings_of(
             if name in ("draft", "decoding.num_draft_tokens") or name.startswith("draft."):
                 rule = (
                     f"cannot vary with engine={settings.engine.name}, which drafts as its command says: write {{K}} in"
-                    " a command behind --"
+                    " a command after --"
                 )
                 raise SettingError(name, rule)
     # `typed.read` turns a typed repeats=5 into a sweep over `repeat`. A number that arrives here came from elsewhere.

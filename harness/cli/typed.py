@@ -98,7 +98,7 @@ def read(words: Words, command: str) -> Typed:
             full = f"engine.{name}" if name.startswith("vary.") else _meant_by(name, known)
             settings.append(f"{full}={value}" if equals else word)
         else:
-            rule = "must be setting=value, in quotes if it has spaces; a server's command is typed behind --"
+            rule = "must be setting=value, in quotes if it has spaces; a server's command is typed after --"
             raise SettingError(word, rule)
     if "cfg" in options and "multirun" in options:
         raise SettingError("-m", "has no --cfg: leave one of them out")
@@ -229,7 +229,7 @@ def _server_settings(
         names["decoding.num_draft_tokens"] = "K"
     for setting, name in names.items():
         if not any(f"{{{name}}}" in word for word in words):
-            rule = f"the command behind -- has no {{{name}}}: write it where the value goes"
+            rule = f"the command after -- has no {{{name}}}: write it where the value goes"
             raise SettingError(name, rule, typed[setting])
     if len(servers) > 2:
         added.append(f"+{SERVER}={','.join(map(str, range(1, len(servers))))}")

@@ -15,7 +15,7 @@ from harness.config.secrets import secrets_in, secrets_in_word
 
 _VARIABLE = "HARNESS_COMMAND_LINE"
 # What errors call a server's command, in the place where they name a setting.
-COMMAND = "the command behind --"
+COMMAND = "the command after --"
 # The name of the setting in a word that was typed.
 _NAME = re.compile(r"[\w.+~]+(?==)")
 _WRITTEN = "what is typed is written into files: leave it out, or set it in the environment"
@@ -88,7 +88,7 @@ class Words:
             for word in server:
                 name, equals, _ = word.partition("=")
                 if equals and name in _TYPED_TOO_LATE:
-                    raise SettingError(name, "is no word of a server: type it before --")
+                    raise SettingError(name, "is not a flag of a server: type it before --")
 
     def note(self) -> None:
         """Store the words in the environment for this process and those that it starts, which have other arguments."""

@@ -53,7 +53,7 @@ _UNREACHABLE_ERRORS = (
 _REPOSITORY = {
     # The message of torch advises loading the file without that protection.
     "weights_only": (
-        "{name} holds pickled code, which could do anything: fetch or convert it as safetensors"
+        "{name} holds pickled code, which can run any code: fetch or convert it as safetensors"
     ),
     # The repository was reached, but lacks the file.
     "does not appear to have a file named": "{name} cannot be loaded: {line}",

@@ -45,9 +45,9 @@ class RunSettings:
             checkpoint's own half format on a GPU, with 8-bit weights float16.
         seed: the seed of all random numbers.
         batch_size: rows decoded at once.
-        chat_template: whether prompts go through the tokenizer's template; `auto` where it has one.
+        chat_template: whether prompts go through the tokenizer's template; `auto` if it has one.
         resume: in a sweep, reuse earlier measurements under the same circumstances; `always` also those of a server
-            that the harness started, that does not report when it started, or that has started anew since.
+            that the harness started, of one that does not report when it started, and of one that has restarted since.
         job_timeout_s: a sweep ends a job that takes longer; None for no limit.
         force: load the pair even if the plan says that it does not fit.
         weights: `random` builds the models from their configurations alone, without a download, to measure times.

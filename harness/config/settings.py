@@ -223,8 +223,8 @@ class PlacementSettings:
             balances the layers over them; `balanced` spreads them over all GPUs; `cpu` takes none.
             A draft is whole on the GPU with the most room.
         gpus: how many GPUs may be used, starting with the first visible one; None for all.
-        reserve_gb: kept free on each GPU, on top of weights and KV cache, for activations and CUDA
-            graphs, in GB (10^9 bytes); more where reading all prompts at once needs more.
+        reserve_gb: memory that is kept free on each GPU, on top of weights and KV cache, for activations and CUDA
+            graphs, in GB (10^9 bytes); more if reading all prompts at once needs more.
     """
 
     strategy: Literal["auto", "balanced", "cpu"] = "auto"
@@ -250,14 +250,14 @@ class DecodingSettings:
         top_k: keep the k likeliest tokens; 0 keeps all.
         top_p: keep the smallest set of likeliest tokens whose mass reaches this; 1 keeps all.
         max_new_tokens: the most new tokens of an answer.
-        rule: the acceptance rule: `deepmind` and `google` agree but for the lenience that only
+        rule: the acceptance rule: `deepmind` and `google` agree except for the lenience, which only
             `google` has; `block` accepts whole blocks, and is lossless too; `./file.py:Name` is a rule of
             your own.
         lenience: Leviathan's l in (0, 1]: accept with min(1, target(x) / (l draft(x))). Below 1 the output is no
             longer the target's.
-        synthetic_acceptance: accept each draft token with this probability instead of by the rule:
-            how fast if the draft agreed that often? A list is by position, its last for all later
-            ones; None for the rule.
+        synthetic_acceptance: accept each draft token with this probability instead of by the rule, to see how fast the
+            pair would be if the draft agreed that often. A list has a probability for each position, the last one
+            for all later positions; None for the rule.
         ignore_eos: continue after end-of-sequence so that every arm generates the same number of tokens; `auto` does so
             unless prompts go through a chat template.
     """
@@ -357,10 +357,10 @@ class PromptSettings:
         system: a system prompt before every prompt.
         lengths: numbers of tokens that texts of the set are cut to, one after another; without a
             chat template.
-        turns: `first` answers the first turn of a conversation alone, `all` every one, each arm going on
-            from its own answers.
-        seed: takes prompts of each category at random; None takes the first.
-        licence: of the texts; each run prints it.
+        turns: `first` answers only the first turn of a conversation, `all` every turn; each arm continues from its own
+            answers.
+        seed: seed for taking prompts of each category at random; None takes the first ones.
+        licence: licence of the texts; each run prints it.
         source: where a file comes from that the hub does not have; printed where it is absent.
         too_long: where prompts do not fit into a model's context, the run is refused, they are left
             out, or only their last tokens (or turns) are read.
@@ -424,8 +424,8 @@ class ResultSettings:
 
     Attributes:
         file: collects the rows of every run; relative to the working directory; None collects none.
-        details: print every figure, not the answer alone; `summary.txt` of the run has them in any case.
-        format: `json` prints the run's `result.json` in place of the page, of a sweep a line for each job.
+        details: print every figure, not only the answer; `summary.txt` of the run has them in any case.
+        format: `json` prints the run's `result.json` instead of the page; for a sweep, one line per job.
     """
 
     file: str | None

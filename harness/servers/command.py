@@ -254,7 +254,7 @@ class ServerCommand:
             raise SettingError(SETTING, rule)
         reads_words = any(re.fullmatch("-[a-z]*c", word) for word in self.words)
         if reads_words and not launchers.isdisjoint(_SHELLS) and (self.is_known or not has_port):
-            rule = "a shell starts the server: type the server's own words behind --"
+            rule = "a shell starts the server: type the server's own words after --"
             raise SettingError(SETTING, rule)
         if not self.is_known and not has_port:
             meant = nearest(PurePosixPath(self.program).name, known_programs())
@@ -315,7 +315,7 @@ class ServerCommand:
                 continue
             if _canonical_flag(name, speculating, startup) is None:
                 meant = nearest(name, speculating)
-                rule = f"{name} is not known here{meant}: the command without speculation cannot be told; {_BOTH}"
+                rule = f"{name} is not known here{meant}: its command without speculation cannot be derived; {_BOTH}"
                 raise SettingError(SETTING, rule)
 
     def _check_model(self) -> None:

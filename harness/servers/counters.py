@@ -151,7 +151,7 @@ class CounterPage:
                     whose = "others"
                     self._num_others = counts.running
                 number = counted(round(counts.running), "request")
-                self._say(f"the server still answers {number} of {whose}")
+                self._say(f"the server is still answering {number} of {whose}")
             time.sleep(_DRAIN_LOOK_S)
             counts = self.read()
         self._before = counts and replace(counts, restarts=self._restarts_reported)

@@ -87,7 +87,7 @@ def _client(url: str, key: str | None, timeout_s: float, **settings: Any) -> htt
     async def check(request: httpx2.Request) -> None:
         there = request.url
         if (there.host, there.port) != (home.host, home.port):
-            reason = f"{url} sends requests on to {there}, another server: name that one"
+            reason = f"{url} redirects to {there}, another server: use that address"
             raise RequestFailed(reason, MISDIRECTED)
 
     return httpx2.AsyncClient(
@@ -244,7 +244,9 @@ def _why_unanswered(url: str, error: Exception) -> str:
     reason = f"nothing answers at {url} ({cause}): is the server running?"
     proxies = [name for name in os.environ if name.lower() in _PROXIES]
     if proxies:
-        reason += f" The proxy of {proxies[0]} is not asked: a server behind it needs a tunnel"
+        reason += (
+            f" Proxies ({proxies[0]}) are not used: reach a server behind one through a tunnel"
+        )
     return reason
 
 

@@ -90,7 +90,7 @@ class TextScorer:
                 raise AnswerError(f"log-probabilities of a text are no numbers: {numbers[:3]}")
             mass = sum(math.exp(min(number, _MOST_LOGPROB)) for number in numbers)
             if mass > 1 + _MASS_TOLERANCE:
-                about = f"log-probabilities of a text make {mass:.3g} together at one place"
+                about = f"log-probabilities of a text make {mass:.3g} together at one position"
                 raise AnswerError(f"{about}, more than 1")
         return scored
 

@@ -118,7 +118,7 @@ class Sender:
             was_answered = False
             request.error = RequestError(TIMED_OUT, f"Timeout: no end after {timeout_s:g} s")
         except asyncio.CancelledError:
-            request.error = RequestError(CANCELLED, "Cancelled: not read to its end")
+            request.error = RequestError(CANCELLED, "Cancelled before the answer ended")
             # Set here, because `settle` is not reached.
             num_shown = max(len(request.token_ids), len(request.shown_ids))
             request.num_tokens = max(num_shown, len(request.arrivals))
@@ -144,7 +144,7 @@ class Sender:
         else:
             self._num_unanswered += 1
         if self._num_unanswered > _MOST_UNANSWERED + self.num_in_flight:
-            number = f"{self._num_unanswered} requests in a row had no answer"
+            number = f"{self._num_unanswered} requests in a row got no answer"
             self.given_up = f"{number}, the last with {request.error}; no more are sent"
         settle(request, self._tokenizer, self._settings.chat, outgoing.may_be_empty)
 

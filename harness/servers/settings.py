@@ -44,12 +44,12 @@ class ServerSettings(EngineSettings):
     """Settings of `engine=server`.
 
     Attributes:
-        url: of the server's API, `http://host:8000/v1`. With `regular_url` it is the server that speculates.
-        regular_url: of a server with the same model that does not; None to measure `url` alone.
-        start_command: what is typed behind `--`, as a list of words: the command that starts the
+        url: address of the server's API, `http://host:8000/v1`. With `regular_url` it is the server that speculates.
+        regular_url: address of a server with the same model that does not speculate; None to measure `url` alone.
+        start_command: what is typed after `--`, as a list of words: the command that starts the
             server that speculates; the regular one has no flags of speculation. `{K}`, `{port}` and
             the names under `vary` are filled in.
-        first_command: with two commands behind `--` the first one, which the second is compared with.
+        first_command: with two commands after `--` the first one, which the second is compared with.
         vary: values for names in braces in the commands, by name; a sweep varies them: `-m vary.ubatch=512,1024`.
         model: the name under which the server that speculates serves the model; None for the one in its command, or the
             only one in its list.
@@ -57,7 +57,7 @@ class ServerSettings(EngineSettings):
         metrics_url: the page of the Prometheus counters of `url`, where it is not /metrics or
             /prometheus/metrics on the server itself (Dynamo: on the port of a worker); those of
             several pages are added up.
-        timeout_s: of a request, from its start to its last token.
+        timeout_s: time limit of a request, from its start to its last token.
         chat: ask the chat endpoint, so that the server applies its own template and parsers;
             otherwise prompts are sent as token ids or text. `auto` asks for chats where no model is
             named.
@@ -69,10 +69,10 @@ class ServerSettings(EngineSettings):
             (`{response_format: {type: json_object}}`) greedy answers are compared with the regular
             server's.
         lossy: whether the server that speculates may write other texts than the target, by its flags or its draft.
-        start_timeout_s: until a server that is started here must be ready.
-        blocks: how often each server is started, in turns on the same devices; a block is the unit
-            of the interval. 0 starts both at once, and once; `auto` is 4 where both at once do not
-            fit, with `precision` at most 24, else in `latency` up to 8 if that takes less than 20
+        start_timeout_s: how long a server that is started here may take to become ready.
+        blocks: how often each server is started, in turns on the same devices. A block is a start of each server, and
+            the unit of the interval. 0 starts both once, side by side. `auto` is 4 if both do not fit side by side,
+            with `precision` at most 24; otherwise `latency` starts them up to 8 times if that takes less than 20
             seconds.
     """
 
@@ -103,7 +103,7 @@ class ServerSettings(EngineSettings):
                 value = getattr(self, name)
                 require(not value, name, rule, value)
         else:
-            rule = "is for servers that the harness starts, by a command behind --"
+            rule = "is for servers that the harness starts, by a command after --"
             require(not self.first_command, "first_command", rule, self.first_command)
             require(not self.vary, "vary", rule, self.vary)
             require(self.blocks == "auto", "blocks", rule, self.blocks)

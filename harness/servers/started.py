@@ -83,7 +83,7 @@ def _check_label(draft: DraftSettings, measured: ServerCommand) -> None:
         return
     typed = {draft.name, draft.repository if isinstance(draft, ModelSettings) else ""}
     if typed.isdisjoint({measured.draft, measured.value(measured.startup.draft)}):
-        rule = f"the command behind -- drafts with {measured.draft}: leave draft= out"
+        rule = f"the command after -- drafts with {measured.draft}: leave draft= out"
         raise SettingError("draft", rule, draft.name)
 
 

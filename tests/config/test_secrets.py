@@ -52,7 +52,7 @@ def test_a_key_leaves_no_trace(
         if kind.endswith("command"):
             command = ["server", "--port", "{port}", *typed]
             refused = harness.refused("latency", *sweep, "--", *command)
-            assert refused.startswith("the command behind --: ")
+            assert refused.startswith("the command after --: ")
             assert not list(tmp_path.rglob("*"))
         else:
             # A sweep has no use for the directory of a single run.

@@ -128,7 +128,7 @@ def test_methods_that_learn_from_all_requests(typed: str, has_pool: bool) -> Non
         ("sglang serve --model A --speculative-draft-mod X", "(did you mean --speculative-draft-model?)"),
         ("llama-server -m X --spec-type", "--spec-type needs a value behind it"),
         ("llama-server --spec-type ngram-mod --spec-new 3", "--spec-new is not known here"),
-        ("vllm serve A -sc {method:ngram}", "behind --: -sc must be JSON"),
+        ("vllm serve A -sc {method:ngram}", "after --: -sc must be JSON"),
         ("vllm serve A --spec-tokens {k}", "{k} has no value: vary.k=VALUE sets one"),
         ("llama-server --fim-qwen-14b-spec --spec-default", "a preset that names its port"),
         ("HF_TOKEN=secret vllm serve A -sc {}", "HF_TOKEN: what is typed is written into files"),

@@ -102,8 +102,8 @@ def test_a_page_of_another_server_is_not_read() -> None:
         with pages(models=LIST, version=f"{other}/version") as url:
             report = server_report(url, None)
         with pages(models=f"{other}/models") as url:
-            assert f"sends requests on to {other}/models" in str(why_not_ready(url, None))
-    assert f"sends requests on to {other}/models, another server: name" in str(refused.value)
+            assert f"redirects to {other}/models" in str(why_not_ready(url, None))
+    assert f"redirects to {other}/models, another server: use that address" in str(refused.value)
     assert report is not None
     assert "/version version" not in report.about
 

@@ -1,4 +1,4 @@
-"""Real programs: the tables of their flags, and commands behind `--` that start them."""
+"""Real programs: the tables of their flags, and commands after `--` that start them."""
 
 import json
 import math

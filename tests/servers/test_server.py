@@ -357,7 +357,7 @@ def test_a_server_that_answers_others_is_waited_for(
     monkeypatch.setattr(CounterPage, "read", lambda page: Counts(running=3.0))
     for _ in range(2):
         assert timed_answer(engine, arm, ask(1)).counted == Counts(running=3.0)
-    assert said == ["regular: the server still answers 3 requests of others"]
+    assert said == ["regular: the server is still answering 3 requests of others"]
 
 
 def test_a_request_that_timed_out_is_not_of_others(
@@ -374,7 +374,7 @@ def test_a_request_that_timed_out_is_not_of_others(
     monkeypatch.setattr(CounterPage, "read", lambda page: Counts(running=1.0))
     answered = timed_answer(engine, arm_of(engine), ask(1), allow_failures=True)
     assert answered.counted == Counts(running=0.0)
-    assert said == ["regular: the server still answers 1 request of this run"]
+    assert said == ["regular: the server is still answering 1 request of this run"]
 
 
 def test_a_server_that_refuses_a_top_p_of_1_does_not_get_it() -> None:

@@ -25,11 +25,11 @@ class PlanSettings(RunSettings):
     effect, so that another command's settings can be planned unchanged.
 
     Attributes:
-        gpus: how many GPUs to plan for, in place of those here and of the number in `gpu_memory`; `8xA100` is
+        gpus: how many GPUs to plan for, instead of those here and of the number in `gpu_memory`; `8xA100` is
             `gpu_memory=8xA100`.
-        gpu_memory: of each, with its unit: `40GB` (10^9 bytes), `80GiB` (2^30 bytes); or a GPU's name, `A100` or
-            `8xH100`. Of several sizes the smallest counts, unless it is named: `'A100 80GB'`.
-        bandwidth: of a GPU's memory, or of main memory, in GB/s.
+        gpu_memory: memory of each GPU with its unit, `40GB` (10^9 bytes), `80GiB` (2^30 bytes) or `8x40GB`; or a GPU's
+            name, `A100` or `8xH100`. Of several sizes the smallest counts, unless it is named: `'A100 80GB'`.
+        bandwidth: bandwidth of a GPU's memory, or of main memory, in GB/s.
         prompt_length: tokens of the longest prompt.
         acceptance: for a speed-up below the highest one: the chance that a draft token is accepted if those before it
             were, `0.7` or `70%`; or as engines print it at one K, tokens per iteration, `3.2@4`, or the rate of

@@ -171,7 +171,7 @@ def _reference_check(arm: Arm, checks: Sequence[Columns]) -> Columns:
 
 
 _LOSSY = "by definition this is lossy, although the check shows no loss"
-_REGULAR = "a server of the same model that does not speculate, by regular_url= or behind --"
+_REGULAR = "a server of the same model that does not speculate, by regular_url= or after --"
 
 
 class RecoveryExperiment(Experiment[RecoverySettings, RecoveryRow]):

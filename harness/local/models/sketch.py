@@ -186,7 +186,7 @@ class Sketch:
         if self.knows_cache:
             return None
         name = f"{self.role}={self.settings.name}"
-        return f"the code of {name} does not tell the size of its KV cache: it is not counted"
+        return f"the code of {name} does not show the size of its KV cache: it is not counted"
 
     def read_bytes(self, num_tokens: int = 1) -> int:
         """Return the bytes of weights that a pass over `num_tokens` tokens reads, on all devices together."""

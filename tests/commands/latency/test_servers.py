@@ -205,7 +205,7 @@ def test_an_arm_without_an_answer_fails_the_run_and_keeps_the_other(
     addresses = serve(EchoServer(), EchoServer(die_after=1))
     outcome = harness("latency", *QUICK, *addresses, "num_warmup=0", code=1)
     # After five of nine prompts: the others would have no partners.
-    assert outcome.complaint.startswith("speculative: 5 requests in a row had no answer")
+    assert outcome.complaint.startswith("speculative: 5 requests in a row got no answer")
     regular, speculative = results().to_dict("records")
     assert (regular["status"], regular["num_tokens"]) == ("failed", 5 * 8)
     assert speculative["num_failed"] == 5

@@ -217,7 +217,7 @@ def test_a_server_whose_texts_are_not_those_of_its_log_probabilities_is_no_refer
 @pytest.mark.parametrize(
     ("shown", "complaint"),
     [
-        ([0.0, 0.0], "make 2 together at one place, more than 1"),
+        ([0.0, 0.0], "make 2 together at one position, more than 1"),
         ([5.0], "make 148 together"),
         ([-0.7, math.nan], "are no numbers"),
         ([-math.inf, -0.1], "are no numbers"),
