@@ -124,6 +124,7 @@ def run(command: str, *overrides: str, verbose: bool = False, **settings: Any) -
     """
     from harness.cli import conversion, typed
     from harness.commands.registry import configured, with_settings
+    from harness.measuring import progress
     from harness.results.schema import frame
 
     kind = configured(_checked(command, with_settings())).settings
@@ -136,8 +137,6 @@ def run(command: str, *overrides: str, verbose: bool = False, **settings: Any) -
             raise SettingError(word, f"is for the command line: harness {command}")
     divided = Words.divide([command, *words])
     invocation = Invocation(divided.servers, quiet=True)
-    from harness.measuring import progress
-
     stdout = sys.stdout if verbose else io.StringIO()
     with (
         _run_lock,

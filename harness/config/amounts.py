@@ -62,6 +62,13 @@ def quantity(text: str, units: Mapping[str, float]) -> float | None:
     return float(parts[1]) * units[parts[2]]
 
 
+def as_share(typed: str | float | None) -> float | None:
+    """Return the share that a setting means: `2%` is 0.02, and a number is itself; None for any other text, and for
+    None.
+    """
+    return quantity(typed, {"%": 0.01}) if isinstance(typed, str) else typed
+
+
 def rates_by_position(text: str, length_at_k: str) -> str:
     """Return the rule that a list of acceptance rates by position breaks, such as `0.763,0.623,0.459`.
 

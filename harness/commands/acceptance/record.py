@@ -8,7 +8,7 @@ from typing import Literal
 
 from harness.commands.command import Command
 from harness.config.acceptance_rules import RULES, changed_parameters
-from harness.config.amounts import quantity
+from harness.config.amounts import as_share
 from harness.config.engines import Abilities
 from harness.config.errors import CANNOT_TELL, SettingError, VerdictError
 from harness.config.model_names import SERVED
@@ -67,7 +67,7 @@ class AcceptanceSettings(PromptedSettings):
                 self.num_prompts >= 1, "num_prompts", "must be auto or at least 1", self.num_prompts
             )
         if isinstance(self.card, str):
-            rate = quantity(self.card, {"%": 0.01})
+            rate = as_share(self.card)
             rule = "must be an acceptance length, 3.24, or a rate of proposed tokens, 56% or 0.56"
             require(rate is not None and 0 < rate <= 1, "card", rule, self.card)
         else:
@@ -108,12 +108,9 @@ class AcceptanceSettings(PromptedSettings):
     @property
     def promised_tokens(self) -> float | None:
         """The tokens per iteration that the card promises at this K; None without a card."""
-        rate = self.card
-        if isinstance(rate, str):
-            rate = quantity(rate, {"%": 0.01})
-        elif rate is not None and rate >= 1:
-            return rate
-        return None if rate is None else 1 + rate * self.decoding.most_draft_tokens
+        rate = as_share(self.card)
+        is_length = not isinstance(self.card, str) and rate is not None and rate >= 1
+        return rate if rate is None or is_length else 1 + rate * self.decoding.most_draft_tokens
 
     @property
     def chosen_causes(self) -> set[str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from harness.commands.command import Command
-from harness.config.amounts import SECONDS, quantity
+from harness.config.amounts import SECONDS, as_share, quantity
 from harness.config.engines import Abilities
 from harness.config.run import PromptedSettings, RepeatedSettings
 from harness.config.settings import require, require_at_least
@@ -92,8 +92,7 @@ class LatencySettings(PromptedSettings, RepeatedSettings):
         """Half of the width at which the speed-up's interval is narrow enough, as a share of the speed-up; None without
         `precision`.
         """
-        asked = self.precision
-        return quantity(asked, {"%": 0.01}) if isinstance(asked, str) else asked
+        return as_share(self.precision)
 
     @property
     def budget_s(self) -> float | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from harness.measuring.acceptance import counted_acceptance
 from harness.measuring.figures.measured import Group, MeasuredArm, MeasuredRun
 from harness.measuring.figures.server import impossible_counts, traffic_columns
 from harness.results.drafts import DraftColumns, Drafts
@@ -58,8 +59,6 @@ def reported_drafts(run: MeasuredRun, arm: MeasuredArm) -> tuple[Drafts, str | N
     Returns:
         The counts, and `metrics` if they come from counters, else None.
     """
-    from harness.measuring.acceptance import counted_acceptance
-
     reported = drafts_of(row for row in run.rows_of(arm) if row.is_answered)
     # The answers are better than counters, which include the requests that only keep up the load.
     if reported.drafting or (arm.keeps_up_load and reported.proposed):

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.config.amounts import counted, length_in_common
-from harness.engines.counts import Counts
+from harness.engines.counts import Counts, ImpossibleCounts
 from harness.engines.requests import RequestRecord
+from harness.measuring.acceptance import counted_drafts
 from harness.measuring.figures.measured import Group, MeasuredArm, MeasuredRun
 from harness.results.row import pooled
 from harness.results.schema import MaybeBool, MaybeFloat, MaybeInt
@@ -133,9 +134,6 @@ def impossible_counts(arm: MeasuredArm) -> str | None:
     """Counts of an arm's answers or of its server's counters that cannot be true, in words; None if none is known to be
     impossible.
     """
-    from harness.engines.counts import ImpossibleCounts
-    from harness.measuring.acceptance import counted_drafts
-
     impossible = [request.impossible for request in arm.answered if request.impossible]
     if impossible:
         return f"{impossible[0]} in {len(impossible)} of {counted(len(arm.answered), 'answer')}"

@@ -146,5 +146,5 @@ def _judged(rows: Sequence[Any], lossy_by: str) -> tuple[Relation, str]:
         )
     return "open", (
         f"{num_draws:,} drawn tokens would detect a shift of {percent(shift)} between parts of their distribution with"
-        f" only {percent(weakest.power or 0.0, 1)} probability; {advice}"
+        f" a guaranteed probability of only {percent(weakest.power or 0.0, 1)}; {advice}"
     )
