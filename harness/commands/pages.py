@@ -1,4 +1,4 @@
-"""The pages about many runs: real measurements by command, then runs without a verdict, then made-up runs."""
+"""The pages about many runs: real measurements by command, then made-up runs, then runs without a verdict."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def pages_about(
             for part in page.parts or [page]:
                 table = (part.full_tables or part.tables)[0].as_faint()
                 made_up.append(Page(f"{command.name}: {part.title}", tables=[table]))
+    if made_up:
+        title = "random weights, synthetic acceptance or planted costs: no measurement of a pair"
+        pages["Made up"] = Page(title, parts=made_up)
     without_verdict = [*dict.fromkeys([*without_verdict, *failures])]
     if without_verdict:
         title = f"{counted(len(without_verdict), 'run')}, each with its reason"
         table = without_verdict_table(without_verdict)
         pages["Without a verdict"] = Page(title, tables=[table])
-    if made_up:
-        title = "random weights, synthetic acceptance or planted costs: no measurement of a pair"
-        pages["Made up"] = Page(title, parts=made_up)
     return pages
 
 
