@@ -45,7 +45,7 @@ def pages_about(
                 table = (part.full_tables or part.tables)[0].as_faint()
                 made_up.append(Page(f"{command.name}: {part.title}", tables=[table]))
     if made_up:
-        title = "random weights, synthetic acceptance or planted costs: no measurement of a pair"
+        title = "random weights, synthetic acceptance or made-up costs: no measurement of a pair"
         pages["Made up"] = Page(title, parts=made_up)
     without_verdict = [*dict.fromkeys([*without_verdict, *failures])]
     if without_verdict:

@@ -66,7 +66,7 @@ def _is_replaced(name: str, by: str) -> bool:
 
 def device_of(row: RunRow) -> str:
     if row.is_simulated:
-        return "planted costs, no measurement"
+        return "made-up costs, no measurement"
     if row.devices:
         return row.devices
     return f"{row.url}, device not known" if row.url else "device not known"
@@ -172,7 +172,7 @@ def explained_by_rounding(excess: float | None) -> str:
 
 
 def disturbed_runs(runs: Sequence[Run[Any]]) -> str | None:
-    """`3 of 5 runs drifted, or shared the processor with other programs`; None if all were quiet."""
+    """`3 of 5 runs drifted, or shared the processor with other programs`; None if neither."""
     number = sum(not run.last.was_quiet for run in runs)
     if not number:
         return None
@@ -272,7 +272,7 @@ def _prompts(row: RunRow) -> str | None:
         return ""
     different = getattr(row, "num_different_prompts", None)
     if different is not None:
-        return f"{counted(different, 'prompt')} ({name}) asked {number} times in all"
+        return f"{counted(different, 'prompt')} ({name}) sent {number} times in all"
     return f"{counted(number, 'prompt')} ({name})"
 
 

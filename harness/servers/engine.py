@@ -146,7 +146,7 @@ class ServerEngine(Engine):
         """Tell the user how long starting one server after the other takes. A run that becomes precise ends earlier."""
         num_starts = number * len(self.arms)
         self.say(
-            f"engine.blocks={number}: the servers take turns on the same devices;"
+            f"engine.blocks={number}: the servers run alternately on the same devices;"
             f" up to {num_starts} starts take about {num_starts * start_s / 60:.1f} min"
         )
 

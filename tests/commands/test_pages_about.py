@@ -26,7 +26,7 @@ def test_a_terminal_shows_five_series(tmp_path: Path) -> None:
     write(tmp_path / "deeper" / "mine.csv", latency_run(model="another"))
     report = build([tmp_path])
     shown = as_text(on_terminal(report))
-    assert shown.count("Highest that pays") == 5
+    assert shown.count("Best significant speed-up") == 5
     assert "3 more: report.md" in shown
     assert markdown(report, "").count("### ") == 8
 

@@ -194,9 +194,9 @@ def _reasons(row: AcceptanceRow, found: AcceptanceFinding) -> list[tuple[str, st
     served, arrived = row.served_tokens_per_iteration, row.arrived_tokens_per_iteration
     if served is not None and arrived is not None and believed(row) != served:
         counts = (
-            f"the server counts {served:.2f} tokens per iteration, {arrived:.2f} arrive at once"
+            f"the server counts {served:.2f} tokens per iteration, {arrived:.2f} arrive together"
         )
-        reasons.append(("Counts", f"{counts}, as its weights say: the counts are not believed"))
+        reasons.append(("Counts", f"{counts}, as the weights predict: the counts are not believed"))
     if row.repeated_share is not None:
         share = percent(row.repeated_share)
         reasons.append(("Texts", f"{share} of the text repeats itself (four tokens in a row)"))

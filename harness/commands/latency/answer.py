@@ -48,11 +48,11 @@ def headline(verdict: Statement) -> Line:
         return Line(verdict.why, "strong", f"{speedup:×} in this run")
     covers = f", over {speedup.covers}" if speedup.covers else ""
     if coverage is not None and coverage.unit == "block":
-        covers += ", each with a start of both arms"
+        covers += ", each with a new start of both servers"
     elif coverage is not None and coverage.num_runs is None:
         # Two starts of the same program differ, so an interval over one start says so.
         is_served = row.engine == "server" and not row.has_one_server
-        covers += " of one start of each server" if is_served else " of one run"
+        covers += " from one start of each server" if is_served else " of one run"
     if verdict.family > 1:
         covers += f", for {verdict.family} pairs at once"
     style = style_of(verdict)
@@ -64,7 +64,7 @@ def headline(verdict: Statement) -> Line:
         more = f"95 % interval {slowdown.bounds()}{covers}; speed-up {speedup:×}"
         return Line(f"{times(1 / speedup.estimate)} slower", style, more)
     because = verdict.why or f"95 % interval{covers}, includes 1"
-    # Where the interval leaves it open, it includes 1; else the interval itself is not to be read.
+    # If the interval leaves the verdict open, the interval includes 1; otherwise something else made it unreliable.
     words = "not judged" if verdict.why else "cannot tell"
     return Line(f"{words}: {speedup:×}", style, because)
 
@@ -100,12 +100,12 @@ def reasons(run: Run[LatencyRow], verdict: Statement) -> list[str]:
     price = "per iteration"
     if costs is not None and costs.verify > 0:
         steps = (row.mean_num_draft_tokens or 0.0) * costs.draft + costs.verify
-        price = f"in the time of {steps:.2f} steps"
+        price += f", which costs {steps:.2f} regular steps"
         if row.decode_speedup is not None:
-            price += f", decode-only {row.decode_speedup.estimate:.2f}×"
+            price += f"; decode-only speed-up {row.decode_speedup.estimate:.2f}×"
     yielded = _yielded(row, price)
     if share is not None:
-        yielded += f"; a regular step is {percent(share)} of an iteration's time"
+        yielded += f"; a regular step takes {percent(share)} of an iteration's time"
     if row.draft == SECOND_COMMAND and regular.acceptance_rate is not None:
         return [f"first: {_yielded(regular, 'per iteration')}", f"second: {yielded}"]
     limit = held_back(regular, row) if verdict.relation == "below" else None
@@ -151,11 +151,11 @@ def end(row: LatencyRow) -> list[str]:
         "budget": "the budget was spent",
         "blocks": "all blocks were measured",
         "num_prompts": f"num_prompts={row.num_prompts} was reached",
-        "prompts": "all prompts were asked",
+        "prompts": "all prompts were sent",
     }
     reached = "no interval"
     if row.speedup.has_bounds:
         reached = f"half of the interval's width is {percent(half_width(row.speedup), 1)}"
-    asked = "" if row.precision is None else f", {percent(row.precision, 1)} were asked for"
+    asked = "" if row.precision is None else f" (target: {percent(row.precision, 1)})"
     ended = ends.get(row.stopped_by, row.stopped_by)
     return [f"{ended} after {counted(row.num_prompts or 0, 'prompt')}: {reached}{asked}"]

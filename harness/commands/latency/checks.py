@@ -329,7 +329,7 @@ def _otherwise_by_answer(run: _Run) -> str | None:
     apart = abs(math.log(by_answer / speedup))
     if apart < math.log(_OTHERWISE_BY_ANSWER):
         return None
-    return f"the speed-up over all tokens is {speedup:.2f}×, the mean over answers {by_answer:.2f}×"
+    return f"over all tokens the speed-up is {speedup:.2f}×, with equal weights for all answers {by_answer:.2f}×"
 
 
 def _same_prompts(run: _Run) -> str | None:
@@ -361,14 +361,14 @@ CHECKS = (
     Check(
         "setting against",
         _takes_turns,
-        "The target's layers take turns on {found} GPUs: with tensor parallelism a step is several times as fast, and"
-        " the same draft pays less.",
+        "The target's layers are split over {found} GPUs, which work one after the other: with tensor parallelism a"
+        " step is several times as fast, and the same draft gains less.",
     ),
     # It explains several of the findings below.
     Check(
         "against",
         _busy,
-        "The machine was not quiet: this run got {found}.",
+        "The machine was busy: this run got {found}.",
     ),
     Check(
         "against",
@@ -378,13 +378,13 @@ CHECKS = (
     Check(
         "setting against",
         lambda run: run.last.is_simulated,
-        "engine=simulated: costs and acceptance are planted, and nothing was measured.",
+        "engine=simulated: costs and acceptance are made up, and nothing was measured.",
     ),
     Check("setting against", lambda run: lossy_rule(run.last), f"{{found}}: {LOSSY}."),
     Check(
         "setting against",
         lambda run: run.last.synthetic and synthetic_value(run.last),
-        "decoding.synthetic_acceptance={found}: draft tokens were accepted at random, this often.",
+        "decoding.synthetic_acceptance={found}: draft tokens were accepted at random with this probability.",
     ),
     Check(
         "setting against",
@@ -424,7 +424,7 @@ CHECKS = (
     Check(
         "against",
         _busy_gpus,
-        "The GPUs were not quiet: {found}.",
+        "The GPUs were busy: {found}.",
     ),
     Check(
         "comparison",
@@ -436,7 +436,7 @@ CHECKS = (
         lambda run: run.last.rare_units,
         "{found}: they cause most of the interval's width.",
     ),
-    Check("no verdict", _unequal_work, "", held="equal work"),
+    Check("no verdict", _unequal_work, "", held="equal token counts"),
     Check("no verdict", _unequal_texts, "", held="equal texts"),
     Check("note", _cached, "Prompt tokens from a cache: {found}.", held="caches cold"),
     Check(
@@ -446,7 +446,7 @@ CHECKS = (
         held="no other client",
     ),
     Check("no verdict", _regular_drafts, "", held="regular arm drafted nothing"),
-    Check("against", _not_quiet, "", held="machine quiet"),
+    Check("against", _not_quiet, "", held="machine otherwise idle"),
     Check("against", _lowered_clocks, "", held="clocks not lowered"),
     Check(
         "against",
@@ -482,14 +482,13 @@ CHECKS = (
     Check(
         "against",
         lambda run: run.last.draft_remembers and run.last.num_different_prompts,
-        "{found} prompts were asked {row.num_prompts} times, and the server drafts from its earlier answers: new"
+        "{found} prompts were sent {row.num_prompts} times, and the server drafts from its earlier answers: new"
         " prompts gain less.",
     ),
     Check(
         "against",
         _otherwise_by_answer,
-        "Answers have {row.shortest_answer} to {row.longest_answer} tokens: {found}, where every answer counts"
-        " equally.",
+        "Answers have {row.shortest_answer} to {row.longest_answer} tokens: {found}.",
     ),
     Check("setting note", lambda run: too_long(run.last), f"{{found}} {TOO_LONG}."),
     Check(
@@ -500,7 +499,7 @@ CHECKS = (
     Check(
         "against",
         lambda run: run.last.speedup and run.last.speedup.has_bounds and _same_prompts(run),
-        "{found} prompts are identical: the interval only covers repeating that one.",
+        "{found} prompts are identical: the interval only shows how repeated measurements of that prompt vary.",
     ),
     Check(
         "setting note",
@@ -510,7 +509,7 @@ CHECKS = (
     Check(
         "setting note",
         lambda run: run.last.url,
-        "The servers ran already: their share of CPU time is unknown.",
+        "The servers were already running: their share of CPU time is unknown.",
     ),
     Check(
         "note",

@@ -29,12 +29,12 @@ from harness.results.statistics.interval import Interval
 
 # The most rivals that a sentence names.
 _MOST_NAMED = 3
-# The sentences about runs by their standing compared with the reference, in this order. Runs with any other standing
-# get no sentence.
+# The beginning of a sentence about other runs, by how they compare with the reference, in this order. Runs that
+# compare in another way get no sentence.
 _STANDINGS = {
-    "gains more": "Gains significantly more, but is not shown to pay",
-    "cannot be told apart": "Cannot be told apart from it",
-    "gains less": "Gains significantly less",
+    "gains more": "Significantly more than {first}, but not significantly faster than regular decoding",
+    "not significantly different": "Not significantly different from {first}",
+    "gains less": "Significantly less than {first}",
     "not ranked": "Not ranked",
 }
 
@@ -80,10 +80,10 @@ class RankedRun(Member):
 
     @property
     def remark(self) -> str:
-        """`not quiet` if its machine was busy; otherwise `best` if it gains significantly more than all others of its
+        """`busy` if its machine was; otherwise `best` if it gains significantly more than all others of its
         series. A run that is compared with no other also shows its verdict.
         """
-        disturbed = "" if self.row.was_quiet else "not quiet"
+        disturbed = "" if self.row.was_quiet else "busy"
         if self.series.standings:
             is_best = self.is_reference and self.series.is_reference_best
             return disturbed or ("best" if is_best else "")
@@ -169,8 +169,8 @@ def shared_details(pairs: Sequence[RankedRun]) -> list[str]:
 
 
 def answers(pairs: Sequence[RankedRun]) -> list[Line]:
-    """Sentences about one series: its reference, bold if there is a conclusion about it, and how the others compare
-    with it; about single runs, one sentence each.
+    """Sentences about one series: one about its reference, bold if there is a conclusion about it, and one about each
+    way in which others compare with it. Single runs get one sentence each.
 
     They include the time per token, because the speed-ups of different series are relative to different times.
     """
@@ -185,12 +185,12 @@ def answers(pairs: Sequence[RankedRun]) -> list[Line]:
     if first.series.is_reference_best and first.is_shown:
         beginning = "Fastest"
     elif first.is_shown:
-        beginning = "Highest that pays"
+        beginning = "Best significant speed-up"
     elif any(pair.is_shown for pair in others):
         # A run on a busy machine is shown to pay, but it cannot be the reference.
-        beginning = "None that ran quietly is shown to pay; the highest of those"
+        beginning = "No run on an idle machine is significantly faster; the highest of these"
     else:
-        beginning = "None is shown to pay; the highest"
+        beginning = "None is significantly faster; the highest"
     answer = headline(first.verdict)
     style = answer.style if first.verdict.is_conclusion else "plain"
     lines = [Line(f"{beginning}: {_with_time(first)}: {answer.text}", style, answer.more)]
@@ -198,7 +198,9 @@ def answers(pairs: Sequence[RankedRun]) -> list[Line]:
         by_reason = grouped(by_words.get(words, []), attrgetter("standing.why"))
         for why, rivals in by_reason.items():
             because = f" ({why})" if why else ""
-            lines.append(Line(f"{sentence}{because}: {_named(rivals, first)}."))
+            is_same_pair = {rival.name.group for rival in rivals} == {first.name.group}
+            beginning = sentence.format(first=_label(first, is_same_pair))
+            lines.append(Line(f"{beginning}{because}: {_named(rivals, is_same_pair)}."))
     return lines
 
 
@@ -207,15 +209,19 @@ def _with_time(pair: RankedRun) -> str:
     return f"{name}, {pair.row.ms_per_token:.3g} ms/token" if pair.row.ms_per_token else name
 
 
-def _named(rivals: Sequence[RankedRun], first: RankedRun) -> str:
+def _label(pair: RankedRun, is_same_pair: bool) -> str:
+    """`K=2`; the pair as well, if a sentence is about several."""
+    if is_same_pair and pair.k is not None:
+        return ", ".join([f"K={pair.k}", *pair.name.circumstances])
+    return pair.name.label(", ")
+
+
+def _named(rivals: Sequence[RankedRun], is_same_pair: bool) -> str:
     """`K=2: 0.81 (0.74 to 0.88) of its speed-up; K=8`, followed by the kind of these intervals."""
     names = []
     has_bounds = False
-    is_same_pair = {rival.name.group for rival in rivals} == {first.name.group}
     for rival in rivals:
-        name = rival.name.label(", ")
-        if is_same_pair and rival.k is not None:
-            name = ", ".join([f"K={rival.k}", *rival.name.circumstances])
+        name = _label(rival, is_same_pair)
         share = rival.standing.interval if rival.standing else Interval()
         if share.has_bounds:
             name += f": {share:.2f} of its speed-up"

@@ -163,4 +163,4 @@ class Latency(Command[LatencySettings, LatencyRow]):
         """The speed-up, or the time per token without one; the speculative arm's row is the last."""
         from harness.commands.latency.answer import result_line
 
-        return result_line(rows[-1]) + ("" if rows[-1].was_quiet else ", not quiet")
+        return result_line(rows[-1]) + ("" if rows[-1].was_quiet else ", busy")

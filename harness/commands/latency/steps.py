@@ -17,14 +17,14 @@ _MOST_PROMPTS = 500
 
 
 def steps_after_run(row: LatencyRow, verdict: Statement) -> list[NextStep]:
-    """Without a conclusion, the step to a better interval; with one, other drafts or K and further runs.
+    """The steps to suggest: a better interval as long as there is no conclusion, then other drafts or K, and more runs.
 
     Args:
         row: the row of the speculative arm.
         verdict: whether it pays.
     """
     if row.status != "ok" or row.speedup is None or row.max_new_tokens == 1:
-        # A run that failed would fail again, and speculation cannot decide the first token.
+        # A run that failed would fail again. With one token per answer there is nothing to speculate about.
         return []
     if not verdict.is_conclusion:
         return _better_interval(row, verdict)
@@ -33,8 +33,8 @@ def steps_after_run(row: LatencyRow, verdict: Statement) -> list[NextStep]:
     return [*_another_draft(row, verdict), *([] if is_repeated else [_OTHER_RUNS])]
 
 
-_OTHER_RUNS = NextStep("how far off another run is", "repeats=5")
-_QUIET = NextStep("a quiet machine", "resume=false")
+_OTHER_RUNS = NextStep("how much runs vary", "repeats=5")
+_QUIET = NextStep("an idle machine", "resume=false")
 
 
 def _better_interval(row: LatencyRow, verdict: Statement) -> list[NextStep]:
@@ -42,13 +42,13 @@ def _better_interval(row: LatencyRow, verdict: Statement) -> list[NextStep]:
 
     The order of the conditions counts: the first that applies decides.
 
-        interval from a busy machine                measure again, reusing nothing
-        identical arms                              nothing
-        nothing was drafted                         another draft
-        the budget ended the run                    no budget
-        several runs, or blocks                     more of these, because prompts do not narrow what varies between
-        them batches or laps                             more prompts prompts                                     more
-        prompts, so far as the set has any; then more runs
+        interval from a busy machine    measure again, reusing nothing
+        identical arms                  nothing
+        nothing was drafted             another draft
+        the budget ended the run        no budget
+        several runs, or blocks         more of these, because prompts do not narrow what varies between them
+        batches or laps                 more prompts
+        prompts                         more prompts, as far as the set has any; then more runs
     """
     coverage = Coverage.of(row.speedup)
     has_bounds = verdict.interval.has_bounds
@@ -72,7 +72,7 @@ def _better_interval(row: LatencyRow, verdict: Statement) -> list[NextStep]:
         num_units = math.ceil(num_units * coverage.num_units / coverage.num_effective)
     if coverage.unit in ("lap", "batch"):
         return [NextStep(aim, f"num_prompts={num_units * (row.batch_size or 1)}")]
-    # Asking the same prompts again gives no further units.
+    # Sending the same prompts again gives no further units.
     num_units = min(num_units, row.num_prompts_in_set or _MOST_PROMPTS, _MOST_PROMPTS)
     if num_units > coverage.num_units and (has_bounds or num_units >= FEWEST_FOR_INTERVAL):
         return [NextStep(aim, f"num_prompts={num_units}")]
@@ -85,7 +85,7 @@ def _another_draft(row: LatencyRow, verdict: Statement) -> list[NextStep]:
         return _free_draft([row])
     # A server's K is set in its command.
     is_fixed = row.is_elsewhere or not isinstance(row.num_draft_tokens, int)
-    return [] if is_fixed else [NextStep("which K gains most", "-m K=2,4,8")]
+    return [] if is_fixed else [NextStep("which K is fastest", "-m K=2,4,8")]
 
 
 def _free_draft(rows: Sequence[LatencyRow]) -> list[NextStep]:

@@ -55,7 +55,7 @@ def _speedup(row: LatencyRow) -> str:
         text += f", cannot tell: {verdict.why}"
     if row.status not in ("ok", None):
         text += f", {row.status}"
-    return text if row.was_quiet else f"{text}, not quiet"
+    return text if row.was_quiet else f"{text}, busy machine"
 
 
 _COLUMNS: Mapping[str, Callable[[LatencyRow], str]] = {

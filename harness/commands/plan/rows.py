@@ -19,7 +19,7 @@ class PlanRow(RunRow):
     temperature: MaybeFloat = setting("temperature; 0 is greedy", "decoding.temperature")
     prompt_length: MaybeInt = setting("tokens of the longest prompt", "prompt_length", "tokens")
     program: MaybeText = figure(
-        "whose memory this is: this program's own loop, or for a GGUF file a server that reads it"
+        "whose memory this is: that of harness's own decoding loop, or for a GGUF file a server that reads it"
     )
     num_gpus: MaybeInt = figure("GPUs that were planned for; 0 is main memory")
     free_bytes: MaybeInt = figure(

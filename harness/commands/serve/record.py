@@ -57,7 +57,7 @@ class ServeSettings(RunSettings):
         return 1 + self.max_waiting
 
     def check_engine(self, engine: Abilities) -> None:
-        rule = "must be local: serve runs our own loop"
+        rule = "must be local: serve runs harness's own decoding loop"
         require(engine.own_loop, "engine", rule, self.engine.name)
 
 

@@ -21,7 +21,7 @@ class Local(EngineRecord):
     """Our own decoding loop, the only engine with every runner and acceptance rule."""
 
     name = "local"
-    summary = "our own loop"
+    summary = "harness's own decoding loop"
     own_loop = True
     loads_pair = True
 

@@ -206,7 +206,7 @@ class PlacementProblem:
         once = sum(
             demand.batch_size * sketch.row_bytes(demand.row_tokens) for sketch in self.models
         )
-        own_loop = "this program's own loop"
+        own_loop = "harness's own decoding loop"
         return f"{own_loop}, which holds each cache twice" if held > 1.5 * once else own_loop
 
     def misfit(self) -> Misfit:

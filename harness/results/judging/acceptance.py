@@ -228,13 +228,13 @@ def _guess(rows: Sequence[AcceptanceRow]) -> Statement | None:
 
 
 def engine_in_words(engine: Statement) -> str:
-    """`as its weights say, no difference above 8 %: the engine decides 3.96 tokens per iteration at K=4, its weights
-    4.05 (3.80 to 4.31)`.
+    """`as the weights predict, no difference above 8 %: the engine decides 3.96 tokens per iteration at K=4, the
+    weights predict 4.05 (3.80 to 4.31)`.
     """
     row = engine.subject
     texts = texts_statement(row)
     if texts is not None and texts.is_conclusion:
-        return "the texts are not the model's, so its weights say nothing of the engine"
+        return "the texts are not the model's, so the weights predict nothing about the engine"
     weights = row.weights_tokens_per_iteration or Interval()
     words = engine.words
     figures = row.engine_unknown
@@ -244,4 +244,4 @@ def engine_in_words(engine: Statement) -> str:
         words += f", {excluded(engine, weights)}"
     elif engine.why and row.engine_unknown is None:
         words += f" ({engine.why})"
-    return f"{words}: {figures}, its weights {weights:.2f}"
+    return f"{words}: {figures}, the weights predict {weights:.2f}"

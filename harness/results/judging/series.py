@@ -329,7 +329,7 @@ def schedule_of(members: Sequence[Member]) -> tuple[Sequence[Range], str]:
             ranges.append(Range(load, load, ranges[-1].k if shown is None else shown))
         before = shown
     if not any(entry.k for entry in ranges):
-        return [], "no K is shown to pay at any load"
+        return [], "no K is significantly faster at any load"
     return ranges, ""
 
 

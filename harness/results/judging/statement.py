@@ -35,7 +35,7 @@ WORDS: Mapping[Kind, Mapping[str, str]] = {
     "compared": {
         "above": "gains more",
         "below": "gains less",
-        "open": "cannot be told apart",
+        "open": "not significantly different",
         "unknown": "not ranked",
     },
     "changed": {
@@ -46,9 +46,9 @@ WORDS: Mapping[Kind, Mapping[str, str]] = {
     },
     "lossless": {"lossless": "lossless", "lossy": "lossy", "open": "undecided"},
     "engine": {
-        "above": "accepts more than its weights",
-        "below": "accepts less than its weights",
-        "open": "as its weights say",
+        "above": "accepts more than the weights predict",
+        "below": "accepts less than the weights predict",
+        "open": "as the weights predict",
         "unknown": "cannot tell",
     },
     "texts": {"above": "not the model's", "below": "not the model's", "open": "the model's"},
@@ -122,7 +122,7 @@ class Statement:
 
     @property
     def words(self) -> str:
-        """`faster`, `gains less`, `cannot be told apart`."""
+        """`faster`, `gains less`, `not significantly different`."""
         words = WORDS[self.kind]
         if self.why and "unknown" in words:
             return words["unknown"]

@@ -73,7 +73,7 @@ class AcceptanceRow(PromptedRow):
         "tokens",
     )
     engine_unknown: MaybeText = figure(
-        "why it is not known whether the engine accepts what its weights do"
+        "why it is not known whether the engine accepts what the weights predict"
     )
 
 

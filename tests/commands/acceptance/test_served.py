@@ -67,10 +67,10 @@ def compared(directory: Path) -> Planted:
 @pytest.mark.parametrize(
     ("plant", "words"),
     [
-        (honest, "as its weights say"),
-        (greedily, "as its weights say"),
-        (without_its_window, "accepts more than its weights"),
-        (compared, "accepts less than its weights"),
+        (honest, "as the weights predict"),
+        (greedily, "as the weights predict"),
+        (without_its_window, "accepts more than the weights predict"),
+        (compared, "accepts less than the weights predict"),
         (without_the_last, "explained by the last draft token left out"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
@@ -178,28 +178,28 @@ TOTALS: dict[str, Any] = {"drafts": DraftCounts(proposed=27, accepted=13), "max_
 
 def test_a_drafter_is_judged_by_what_its_server_reports() -> None:
     for is_own, answer, words in [
-        (True, TOTALS, "as its weights say"),
-        (True, {"outcomes": [(1, 1)] * 13 + [(1, 0)] * 14}, "as its weights say"),
-        (True, {"outcomes": [(1, 1)] * 5 + [(1, 0)] * 30}, "accepts less than its weights"),
+        (True, TOTALS, "as the weights predict"),
+        (True, {"outcomes": [(1, 1)] * 13 + [(1, 0)] * 14}, "as the weights predict"),
+        (True, {"outcomes": [(1, 1)] * 5 + [(1, 0)] * 30}, "accepts less than the weights predict"),
         # It drafts where it expects to be right, and not in every iteration.
         (True, {"outcomes": [(1, 1)] * 5 + [(0, 0)] * 30}, "cannot tell"),
         (
             True,
             TOTALS | {"drafts": DraftCounts(proposed=22, accepted=18)},
-            "accepts more than its weights",
+            "accepts more than the weights predict",
         ),
         (True, {}, "cannot tell"),
         # It ended by itself: what was accepted may be behind its end.
         (True, TOTALS | {"max_new_tokens": 64}, "cannot tell"),
         # A burst for each iteration.
-        (True, {"arrivals": [0.0, *np.arange(1.0, 28.0)]}, "as its weights say"),
+        (True, {"arrivals": [0.0, *np.arange(1.0, 28.0)]}, "as the weights predict"),
         # What arrives together is no report: it accuses nobody.
         (True, {"arrivals": [0.0, *np.arange(1.0, 36.0)]}, "cannot tell"),
         # Counts that the weights and what arrived contradict.
         (
             True,
             {"outcomes": [(1, 0)] * 40, "arrivals": [0.0, *np.arange(1.0, 28.0)]},
-            "as its weights say",
+            "as the weights predict",
         ),
         (False, TOTALS, "cannot tell"),
         (False, {}, "cannot tell"),

@@ -264,7 +264,7 @@ def test_the_page_of_messages_explains_each_of_them_and_no_other() -> None:
 # By figures of the regular and of the speculative arm: what is said, `` for no sentence at all.
 Changes = dict[str, Any]
 SERVED = {"engine": "server", "url": "http://gpu:1/v1", "regular_url": "http://gpu:2/v1"}
-RUNNING = "The servers ran already: their share of CPU time is unknown."
+RUNNING = "The servers were already running: their share of CPU time is unknown."
 BUSY = {"processor_share": 0.4, "load": 9.0, "num_cores": 4}
 FAILED = {"status": "failed", "ms_per_token": 100.0, "num_prompts": 15}
 SLOW = {"time_to_first_token_ms": 170.0, "server_time_to_first_token_ms": 100.0}
@@ -277,13 +277,13 @@ SAID: list[tuple[Changes, Changes, str]] = [
     (BUSY, {}, "this run got 40 % of the CPU time it wanted (load"),
     ({}, BUSY, "got 40 % of the CPU time it wanted (load 9.0 on 4 cores)."),
     ({}, BUSY | {"processor_share": 0.9}, ""),
-    ({}, BUSY | {"speedup": None}, "The machine was not quiet: this run got 40 %"),
+    ({}, BUSY | {"speedup": None}, "The machine was busy: this run got 40 %"),
     (FAILED, FAILED | {"num_failed": 2}, "15 regular and 13 speculative prompts."),
     ({}, FAILED | {"status": "no_verdict"}, ""),
-    ({}, {"engine": "simulated"}, "engine=simulated: costs and acceptance are planted"),
+    ({}, {"engine": "simulated"}, "engine=simulated: costs and acceptance are made up"),
     ({"num_failed": 1}, {"num_failed": 2}, "failed: 1 of 15 regular and 2 of 15 speculative."),
     ({"num_empty": 2}, {"num_empty": 1}, "left out: 2 of 15 regular and 1 of 15 speculative."),
-    ({}, {"synthetic_acceptance": 0.8}, "=0.8: draft tokens were accepted at random, this often."),
+    ({}, {"synthetic_acceptance": 0.8}, "=0.8: draft tokens were accepted at random with this probability."),
     ({}, {"lossy": True, "lenience": 0.5}, "lenience 0.5: the speculative output no longer follows"),
     ({}, {"runner": "eager", "draft_runner": "compiled"}, "which inflates the speed-up."),
     ({}, {"runner": "eager", "draft_runner": "static"}, ""),
@@ -295,9 +295,9 @@ SAID: list[tuple[Changes, Changes, str]] = [
     ({}, SERVED | {"speedup": None}, RUNNING),
     ({}, SERVED | {"url": "http://gpu:2/v1"}, "Both URLs are the same server"),
     ({}, {"server_command": ["vllm A", "vllm A"]}, "Both commands are the same"),
-    ({}, {"other_gpu_processes": 1}, "not quiet: 1 other process computed on them."),
+    ({}, {"other_gpu_processes": 1}, "busy: 1 other process computed on them."),
     ({}, {"gpu_throttled": "heat", "lowest_gpu_clock_mhz": 900}, "lowered to 900 MHz (heat)."),
-    ({"num_throttled_units": 1}, {}, "The GPUs were not quiet: clocks were lowered."),
+    ({"num_throttled_units": 1}, {}, "The GPUs were busy: clocks were lowered."),
     ({}, {"gpu_throttled": "heat", "other_gpu_processes": 2}, "computed on them and clocks were"),
     ({}, DRIFT | {"drifted": True}, "of the second half is 0.80 times"),
     ({}, DRIFT, ""),
@@ -325,10 +325,10 @@ SAID: list[tuple[Changes, Changes, str]] = [
     ({}, AFTER | {"share_after_end": 0.05}, ""),
     ({}, AFTER | {"ignore_eos": False}, ""),
     ({}, AFTER | {"share_after_end": 0.994}, "99 %"),
-    ({}, {"draft_remembers": True, "num_different_prompts": 3}, "3 prompts were asked 15 times"),
-    ({"ms_per_token_per_answer": 72.0}, BY_ANSWER, "tokens is 2.00×, the mean over answers 1.20×"),
+    ({}, {"draft_remembers": True, "num_different_prompts": 3}, "3 prompts were sent 15 times"),
+    ({"ms_per_token_per_answer": 72.0}, BY_ANSWER, "2.00×, with equal weights for all answers 1.20×"),
     ({"ms_per_token_per_answer": 108.0}, BY_ANSWER, ""),
-    ({"ms_per_token_per_answer": 156.0}, BY_ANSWER, "the mean over answers 2.60×"),
+    ({"ms_per_token_per_answer": 156.0}, BY_ANSWER, "with equal weights for all answers 2.60×"),
     ({"ms_per_token_per_answer": 156.0}, BY_ANSWER | {"speedup": None}, ""),
     ({}, {"num_skipped": 3}, "3 prompts were left out (too long for the context)."),
     ({}, {"salted": False}, "takes no cache salt"),
@@ -398,8 +398,8 @@ def test_a_check_whose_figures_are_unknown_has_no_tick() -> None:
     run = Run([replace(rows[0], drafted=False), rows[1]])
     (held,) = checked(run)
     assert held.split(" · ") == [
-        "equal work", "equal texts", "caches cold", "no other client", "regular arm drafted nothing",
-        "machine quiet", "clocks not lowered",
+        "equal token counts", "equal texts", "caches cold", "no other client", "regular arm drafted nothing",
+        "machine otherwise idle", "clocks not lowered",
     ]  # fmt: skip
     for index, name in itertools.product((0, 1), [*known, "num_tokens"]):
         arms = list(run.rows)
@@ -430,7 +430,7 @@ def test_equal_work_of_several_runs_is_that_of_each() -> None:
     assert checked(run(920, 920, parts=unequal, repeat="all")) == []
     assert checked(run(920, 920, repeat="all")) == [], "its runs were not read"
     equal = [run(960, 960), run(880, 880)]
-    assert checked(run(920, 920, parts=equal, repeat="all")) == ["equal work"]
+    assert checked(run(920, 920, parts=equal, repeat="all")) == ["equal token counts"]
 
 
 def test_two_servers_that_draft_have_a_reason_each() -> None:

@@ -133,7 +133,7 @@ def test_the_best_pays_and_all_others_gain_less(gains: Sequence[float], is_best:
         # Both runs have the same prompts, and the fewest that an interval needs.
         (FEWEST_FOR_INTERVAL, 1.03, "gains less"),
         # Intervals of both runs overlap, or do not.
-        (FEWEST_FOR_INTERVAL - 1, 1.03, "cannot be told apart"),
+        (FEWEST_FOR_INTERVAL - 1, 1.03, "not significantly different"),
         (FEWEST_FOR_INTERVAL - 1, 1.5, "gains less"),
     ],
 )
