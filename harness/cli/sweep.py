@@ -432,10 +432,8 @@ def _outlook(command: ConfiguredCommand[Any], settings: RunSettings) -> tuple[st
 
 
 def _server_lines(settings: RunSettings) -> list[tuple[str, str]]:
-    """Return the arms whose servers a run starts, each with the command."""
-    engine = vars(settings.engine)
-    if not engine.get("start_command"):
+    """Return the labels of the servers that a run starts, each with its command."""
+    if not vars(settings.engine).get("start_command"):
         return []
     commands = engine_of(settings).server_setup(settings).commands
-    arms = ("first", "second") if engine["first_command"] else ("regular", "speculative")
-    return [*zip(arms[-len(commands) :], map(shlex.join, commands), strict=True)]
+    return [(label, shlex.join(words)) for label, words in commands.items()]

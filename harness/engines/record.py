@@ -99,14 +99,15 @@ class ServerSetup:
     Attributes:
         servers: descriptions of the servers that already run; empty if any of them gave none.
         all_answer: whether every running server described itself.
-        commands: the words of each command that starts a server. Files that the words name count as part of them.
+        commands: the words of each command that starts a server, by the label of the command. Files that the words name
+            count as part of them.
         variables: environment variables that decide how and on which devices the started servers run; secret keys are
             left out.
     """
 
     servers: Sequence[ServerIdentity] = ()
     all_answer: bool = True
-    commands: Sequence[Sequence[str]] = ()
+    commands: Mapping[str, Sequence[str]] = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -213,7 +213,7 @@ def _digest(
         "prompts": prompts,
         "weights": weights,
         "servers": [server.about for server in setup.servers],
-        "commands": [_of_command(words) for words in setup.commands],
+        "commands": [_of_command(words) for words in setup.commands.values()],
         "variables": setup.variables,
         "machine": gpu_names() or cpu,
         "versions": {name: package_version(name) for name in _PACKAGES},

@@ -15,7 +15,13 @@ from harness.engines.record import EngineRecord, Opening, ServerSetup
 from harness.servers.dialects import startups
 from harness.servers.identity import server_report
 from harness.servers.settings import ServerSettings
-from harness.servers.started import check_program, commands_of, start, with_names_of_commands
+from harness.servers.started import (
+    check_program,
+    commands_of,
+    labels_of,
+    start,
+    with_names_of_commands,
+)
 
 if TYPE_CHECKING:
     from harness.config.run import RunSettings
@@ -59,12 +65,10 @@ class ServerRecord(EngineRecord):
 
     def check(self, run: RunSettings) -> None:
         super().check(run)
-        rule = (
-            "must not be none: engine.url speculates, and draft names with what in tables "
-            "(draft=server)"
-        )
-        is_possible = ServerSettings.of(run).regular_url is None or run.draft is not None
-        require(is_possible, "draft", rule, "none")
+        settings = ServerSettings.of(run)
+        has_two = settings.regular_url is not None or bool(settings.first_command)
+        rule = "must not be none with two servers, of which the second is compared with the first"
+        require(not has_two or run.draft is not None, "draft", rule, "none")
 
     def columns(self, run: RunSettings) -> Mapping[str, Any]:
         settings = ServerSettings.of(run)
@@ -83,8 +87,10 @@ class ServerRecord(EngineRecord):
     def server_setup(self, run: RunSettings) -> ServerSetup:
         settings = ServerSettings.of(run)
         if settings.start_command:
-            commands = [command.words for command in commands_of(run)]
-            return ServerSetup(commands=commands, variables=_variables())
+            commands = commands_of(run)
+            words = [command.words for command in commands]
+            labelled = dict(zip(labels_of(run, commands), words, strict=True))
+            return ServerSetup(commands=labelled, variables=_variables())
         key = api_key("engine.api_key_variable", settings.api_key_variable)
         # The regular server first; both addresses may be the same.
         urls = dict.fromkeys(url for url in (settings.regular_url, settings.url) if url is not None)

@@ -34,7 +34,8 @@ _MOST_BLOCKS = 24
 
 
 def commands_of(run: RunSettings) -> list[ServerCommand]:
-    """The commands of a run as they are started, the regular one first; a single one without a draft.
+    """The commands of a run as they are started, the regular one first. A single one without a draft, and if only the
+    speculative arm is asked.
 
     Raises:
         SettingError: if the server cannot be started in this way, or not without speculation.
@@ -54,6 +55,16 @@ def commands_of(run: RunSettings) -> list[ServerCommand]:
     return [*(regular or [measured.regular()]), measured]
 
 
+def labels_of(run: RunSettings, commands: Sequence[ServerCommand]) -> list[str]:
+    """The names of the commands that users see. In rows the arms of two typed commands are still `regular` and
+    `speculative`.
+    """
+    if len(commands) == 2:
+        is_typed_twice = bool(ServerSettings.of(run).first_command)
+        return ["first", "second"] if is_typed_twice else ["regular", "speculative"]
+    return ["regular" if run.draft is None else "speculative"]
+
+
 def check_program(command: ServerCommand) -> None:
     """Raise a SettingError if the command's program is not on this machine."""
     if shutil.which(command.program) is None:
@@ -61,7 +72,12 @@ def check_program(command: ServerCommand) -> None:
 
 
 def with_names_of_commands(run: RunSettings, commands: Sequence[ServerCommand]) -> RunSettings:
-    """The settings, with the names of model and draft from the commands unless the user named them."""
+    """The settings, with the names of model and draft from the commands unless the user named them. The draft of two
+    typed commands is `SECOND_COMMAND`.
+
+    Raises:
+        SettingError: if the user named another draft than the command.
+    """
     settings = ServerSettings.of(run)
     measured = commands[-1]
     if run.model.repository == SERVED and measured.model:
@@ -98,11 +114,10 @@ def start(opening: Opening, settings: ServerSettings) -> Engine:
     has_gpus = bool(gpu_names())
     if len(commands) > 1 and settings.blocks == "auto" and not has_gpus:
         commands = [command.without_core_binding() for command in commands]
-    names = ["regular", "speculative"][-len(commands) :] if run.draft is not None else ["regular"]
-    # The names that users see; in rows the arms of two commands are still `regular` and `speculative`.
-    shown = ["first", "second"] if settings.first_command else names
+    labels = labels_of(run, commands)
+    names = ["regular", "speculative"] if len(commands) == 2 else labels
     served = []
-    for name, label, command in zip(names, shown, commands, strict=True):
+    for name, label, command in zip(names, labels, commands, strict=True):
         log = opening.directory.resolve() / f"{name}_server.log"
         launch = Launch(label, command, log, settings.start_timeout_s)
         model = (settings.regular_model if name == "regular" else None) or settings.model

@@ -267,6 +267,8 @@ def test_a_dry_run_needs_neither_the_program_nor_the_weights(harness: Harness) -
     shown = harness("latency", "-m", "K=2,4", "dry_run=true", "--", *served).stdout
     assert "[2/2] K=4: 15 prompts\n      regular: vllm serve a/b" in shown
     assert "\n      speculative: vllm serve a/b --spec-method ngram --spec-tokens 4" in shown
+    shown = harness("latency", "draft=none", "dry_run=true", "--", "vllm", "serve", "a").stdout
+    assert "\n      regular: vllm serve a" in shown
     shown = harness("recovery", "model=65B", "draft=7B", "dry_run=true").stdout
     assert "[1/1] model=65B draft=7B" in shown
 

@@ -126,6 +126,7 @@ def _identity(row: CompareRow) -> str:
         samples = f"At temperature {row.temperature:g} two samples differ; both are valid"
         return f"{samples}. At temperature 0 there is one text."
     if row.logit_margin is None:
-        return f"{differ}, where one of them ends."
+        shorter = min(row.regular_num_tokens or 0, row.speculative_num_tokens or 0)
+        return f"{differ}, where one of them ends." if row.parted_at == shorter else f"{differ}."
     differ += f", where the logits differ by {row.logit_margin:.2g}"
     return f"{differ}{explained_by_rounding(row.margin_over_rounding)}."

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -117,7 +118,11 @@ class HuggingFaceArm(Arm):
         There is one iteration per pass of the target. The first one, over the prompt, may already decide draft tokens.
         """
         clock = LoopClock(requests, self.weights)
-        recorders = [_Recorder(request, row, clock.note) for row, request in enumerate(requests)]
+        # Each request is a batch of its own, whose time begins when the one before ends.
+        recorders = [
+            _Recorder(request, partial(clock.note, first=index))
+            for index, request in enumerate(requests)
+        ]
         runs = [self._prepared(recorder) for recorder in recorders]
         with clock.running():
             for number, run in enumerate(runs, 1):
@@ -205,14 +210,12 @@ class _Recorder(BaseStreamer):
 
     Attributes:
         request: the request that is answered.
-        row: its index among the question's requests.
         note: called with each iteration.
         proposed: the candidates that are being verified.
         num_generated: the number of new tokens so far; None before `generate` has passed the prompt on.
     """
 
     request: Request
-    row: int
     note: Callable[[list[RowStep]], None]
     proposed: list[int] = field(default_factory=list)
     num_generated: int | None = None
@@ -228,7 +231,7 @@ class _Recorder(BaseStreamer):
         self.num_generated += len(tokens)
         self.proposed = []
         num_accepted = length_in_common(proposed, tokens)
-        self.note([RowStep(self.row, tokens, proposed, num_accepted)])
+        self.note([RowStep(0, tokens, proposed, num_accepted)])
         if self.num_generated >= (self.request.leave_after or math.inf):
             raise _LeftError
 

@@ -54,12 +54,12 @@ def load_tokenizer(settings: ModelSettings, role: str = "model") -> PreTrainedTo
     try:
         return AutoTokenizer.from_pretrained(source.repository, **source_arguments(source))
     except Exception as exception:
+        # `model.trust_remote_code` also holds for a tokenizer in another repository.
+        needs_trust = "trust_remote_code" in str(exception)
         has_own_files = Path(source.repository).is_dir() and source.gguf_file is None
-        if not has_own_files:
-            raise explained(exception, blamed_setting, source) from exception
-        if "trust_remote_code" in str(exception):
-            # The error names `model.trust_remote_code`, even if the tokenizer is in another repository.
-            raise explained(exception, role, source) from exception
+        if needs_trust or not has_own_files:
+            blamed = role if needs_trust else blamed_setting
+            raise explained(exception, blamed, source) from exception
         # A directory may hold weights without a tokenizer. The user can name another place.
         rule = "must name a directory or a repository with a tokenizer"
         cause = f"{source.repository} holds none"

@@ -93,7 +93,6 @@ def judged_output(rows: Sequence[Any], findings: str, lossy_by: str = "") -> Sta
     """
     relation, reason = _judged(rows, lossy_by)
     evidence = reason or findings
-    # In a damaged file no row may have a verdict.
     if relation == "open" or not evidence:
         why = evidence or "no check was finished"
         return Statement("lossless", "open", why=why, subject=rows[0], figure="output")
@@ -109,6 +108,8 @@ def _judged(rows: Sequence[Any], lossy_by: str) -> tuple[Relation, str]:
         return "lossy", ""
     if lossy_by:
         return "lossy", f"{lossy_by} is lossy by definition, although these checks do not show it"
+    if any(row.verdict is None for row in rows):
+        return "open", "a check has no verdict"
     undecided = [row for row in rows if row.verdict == "undecided"]
     for row in undecided:
         if row.num_cut_short:

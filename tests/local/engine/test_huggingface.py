@@ -131,6 +131,11 @@ def test_a_reader_may_leave_after_some_tokens(engine: HuggingFaceEngine) -> None
         assert stays.token_ids[: leaves.num_tokens] == leaves.token_ids
 
 
+def test_the_time_of_a_request_begins_when_the_one_before_ends(engine: HuggingFaceEngine) -> None:
+    answered = engine.arms[0].answer([*ask().requests, *ask().requests], 1)
+    assert sum(record.arrivals[-1] for record in answered.requests) <= answered.seconds
+
+
 def test_a_failure_in_generate_is_raised_and_leaves_the_model_as_it_was(
     pair: Pair, engine: HuggingFaceEngine
 ) -> None:

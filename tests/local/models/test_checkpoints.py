@@ -209,6 +209,18 @@ def test_unknown_architecture_and_foreign_code(save_model: SaveModel) -> None:
         read_checkpoint("model", settings)
 
 
+def test_the_code_of_a_tokenizer_on_the_hub_needs_the_trust_of_its_model(
+    save_model: SaveModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise ValueError("contains custom code: pass trust_remote_code=True")
+
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", refuse)
+    settings = settings_of(save_model().repository, tokenizer="org/tokenizer")
+    with pytest.raises(SettingError, match=r"^model\.trust_remote_code=false: must be true"):
+        load_tokenizer(settings)
+
+
 def test_weights_that_are_damaged_missing_or_of_another_shape(
     save_model: SaveModel, capfd: pytest.CaptureFixture[str]
 ) -> None:

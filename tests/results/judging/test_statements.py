@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from harness.commands.eval.rows import EvalRow
+from harness.commands.recovery.rows import RecoveryRow
 from harness.measuring.rows import LatencyRow
 from harness.results.judging.acceptance import AcceptanceFinding, excluded, finding_of
-from harness.results.judging.answers import judged_differences
+from harness.results.judging.answers import judged_differences, judged_output
 from harness.results.judging.series import Range, for_vllm, in_words, judged_at_once, schedule_of
 from harness.results.judging.statement import Statement
 from harness.results.rows.acceptance import AcceptanceCauseRow, AcceptanceRow
@@ -50,6 +51,15 @@ def test_no_conclusion_stands_without_bounds_or_against_a_reason() -> None:
         with pytest.raises(ValueError, match="without bounds or evidence"):
             Statement("pays", "above", interval, why)
         assert Statement("lossless", "lossless", evidence="15 of 15 texts identical").is_conclusion
+
+
+def test_a_check_without_a_verdict_leaves_the_output_undecided() -> None:
+    rows = [
+        RecoveryRow(check=check, verdict=verdict)
+        for check, verdict in (("greedy", "lossless"), ("sampled", None))
+    ]
+    assert judged_output(rows[:1], "20 of 20 texts").relation == "lossless"
+    assert judged_output(rows, "20 of 20 texts").relation == "open"
 
 
 def test_evaluations_that_are_read_together_are_one_family() -> None:
