@@ -94,7 +94,7 @@ MISTAKES = {
     "latency results.file=./.bash_aliases": "results.file=./.bash_aliases: must name a file that ends in .csv",
     "plan acceptance=7@4": "acceptance=7@4: must be from 1 to 5 tokens per iteration at K=4",
     "plan acceptance=0.56@4": "acceptance=0.56@4: must be from 1 to 5 tokens per iteration at K=4, or a rate",
-    "plan acceptance=0%": "acceptance=0%: must be a draft token's chance",
+    "plan acceptance=0%": "acceptance=0%: must be the probability that a draft token",
     "plan acceptance=3@4 K=2": "acceptance=3@4: is of another K than K=2: leave one of them out",
     "plan acceptance=0.7 draft=none": "acceptance=0.7: must be null without a draft",
     "recovery samplings=[]": "samplings=[]: must name at least one",

@@ -46,23 +46,25 @@ class SimulatedSettings(EngineSettings):
     """Settings of `engine=simulated`: what an iteration costs and yields, and what disturbs it.
 
     Attributes:
-        step_ms: a regular step, one pass of the target over one token of one row.
-        width_ms: added to a pass for each further token of a row that it verifies, K in all.
-        row_ms: added to a pass for each further row in flight.
-        jumps: by the tokens of a row that a pass verifies, milliseconds that it takes more from there on: `{9: 8.0}`.
-        draft_ms: drafting one token, of all rows together.
-        prompt_ms: reading one token of a prompt.
-        first_ms: added to each prompt, such as network time.
-        acceptance: the chance that a draft token is accepted if those before it were: one number, or one for each
+        step_ms: time of a regular step: one pass of the target over one token of one row.
+        width_ms: time added to a pass for each draft token of a row that it verifies.
+        row_ms: time added to a pass for each further row in flight.
+        jumps: milliseconds added to a pass from a number of tokens per row on: `{9: 8.0}` adds 8 to passes over at
+            least nine tokens of a row.
+        draft_ms: time to draft one token, for all rows together.
+        prompt_ms: time to read one token of a prompt.
+        first_ms: time added to each prompt, as by a network.
+        acceptance: probability that a draft token is accepted if the earlier ones were: one number, or one for each
             position.
-        prompts_differ: how far prompts differ in that, as a standard deviation of its log-odds.
-        lengths: tokens of answers where they may end by themselves (`decoding.ignore_eos=false`), one after the other.
+        prompts_differ: how much prompts differ in acceptance: the standard deviation of its log-odds.
+        lengths: lengths of the answers in tokens, used in turn, if answers may end by themselves
+            (`decoding.ignore_eos=false`).
         noise: standard deviation of the logarithm of each iteration's time.
-        start_noise: the same from start to start, of each arm.
+        start_noise: standard deviation of the logarithm of a factor on all times, drawn anew for each start of an arm.
         stall_every: one in this many iterations stalls, at random; 0 for none.
         stall_ms: how long a stall lasts.
-        drift: how much slower everything is after a minute of the engine's clock, as a share.
-        blocks: how often each arm is started; 0 for once, without blocks.
+        drift: share by which everything is slower after a minute of the engine's clock.
+        blocks: number of starts of each arm; 0 for one start, without blocks.
     """
 
     name: str = SIMULATED

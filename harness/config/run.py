@@ -43,17 +43,18 @@ class RunSettings:
         results: where rows go.
         dtype: number format of weights that are not quantized; `auto` is float32 on a CPU and the
             checkpoint's own half format on a GPU, with 8-bit weights float16.
-        seed: the seed of all random numbers.
-        batch_size: rows decoded at once.
-        chat_template: whether prompts go through the tokenizer's template; `auto` if it has one.
-        resume: in a sweep, reuse earlier measurements under the same circumstances; `always` also those of a server
-            that the harness started, of one that does not report when it started, and of one that has restarted since.
-        job_timeout_s: a sweep ends a job that takes longer; None for no limit.
+        seed: seed of all random numbers.
+        batch_size: number of rows that are decoded together.
+        chat_template: whether prompts go through the tokenizer's chat template; `auto` means: if it has one.
+        resume: in a sweep, reuse earlier measurements made under the same circumstances; `always` also reuses those of
+            a server that the harness started, that does not report when it started, or that has restarted since.
+        job_timeout_s: time after which a sweep ends a job; None for no limit.
         force: load the pair even if the plan says that it does not fit.
-        weights: `random` builds the models from their configurations alone, without a download, to measure times.
-        runner: what runs the models. `eager` as they are; `static` on a cache of fixed size; `compiled` by torch on
-            such a cache. On a GPU `static` and `compiled` run as CUDA graphs, and `auto` is `compiled` for latency and
-            recovery and `static` for the others; elsewhere it is `static`.
+        weights: `random` builds models with random weights from their configurations alone, to measure times without a
+            download.
+        runner: how the models run. `eager` runs them as they are; `static` uses a cache of fixed size; `compiled`
+            compiles them for such a cache. On a GPU `static` and `compiled` run as CUDA graphs, and `auto` is
+            `compiled` for latency and recovery and `static` for the others; elsewhere it is `static`.
         engine: who generates.
     """
 
@@ -157,8 +158,8 @@ class RepeatedSettings(RunSettings):
     """Settings of the commands that are measured several times.
 
     Attributes:
-        repeats: how often the run is measured, each time in a new process.
-        repeat: the number of this one among them, from 1; `repeats` sets it.
+        repeats: number of times that the run is measured, each time in a new process.
+        repeat: which of these repetitions a run is, from 1; `repeats` sets it.
     """
 
     repeats: int = 1

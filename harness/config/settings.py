@@ -219,9 +219,9 @@ class PlacementSettings:
     """Placement of the layers on devices.
 
     Attributes:
-        strategy: `auto` takes the fewest GPUs that hold the model with its cache and draft, and
+        strategy: `auto` uses the fewest GPUs that hold the model with its cache and draft, and
             balances the layers over them; `balanced` spreads them over all GPUs; `cpu` takes none.
-            A draft is whole on the GPU with the most room.
+            A draft is placed whole on the GPU with the most room.
         gpus: how many GPUs may be used, starting with the first visible one; None for all.
         reserve_gb: memory that is kept free on each GPU, on top of weights and KV cache, for activations and CUDA
             graphs, in GB (10^9 bytes); more if reading all prompts at once needs more.
@@ -349,21 +349,20 @@ class PromptSettings:
         repository: data set on the hub that has the file; None for a file on this machine.
         revision: branch, tag or commit of the repository; None for its main branch. A branch is read
             as it was last fetched.
-        columns: names of a table's columns, where they are not `prompt`, `turns`, `messages`,
+        columns: names of a table's columns, if they are not `prompt`, `turns`, `messages`,
             `conversations`, `question`, `instruction` or `category`: `{turns: ask}`.
-        template: the text of a prompt, with names of columns in braces; None where a column has it.
+        template: the text of a prompt, with names of columns in braces; None if a column holds it.
         template_arguments: variables of the chat template, `{enable_thinking: false}`, here and, with
             `engine.chat=true`, on servers.
-        system: a system prompt before every prompt.
-        lengths: numbers of tokens that texts of the set are cut to, one after another; without a
-            chat template.
+        system: a system prompt that precedes every prompt.
+        lengths: numbers of tokens to which the texts of the set are cut, used in turn; without a chat template.
         turns: `first` answers only the first turn of a conversation, `all` every turn; each arm continues from its own
             answers.
-        seed: seed for taking prompts of each category at random; None takes the first ones.
+        seed: seed for drawing the prompts of each category at random; None takes the first ones.
         licence: licence of the texts; each run prints it.
-        source: where a file comes from that the hub does not have; printed where it is absent.
-        too_long: where prompts do not fit into a model's context, the run is refused, they are left
-            out, or only their last tokens (or turns) are read.
+        source: where to get a file that is not on the hub; printed if the file is absent.
+        too_long: if prompts do not fit into a model's context: refuse the run, skip these prompts, or truncate them to
+            their last tokens (or turns).
     """
 
     name: str

@@ -113,10 +113,8 @@ def _print_text(text: str, style: str, console: Console, more: str = "") -> None
         joined = f"{text}     {more}"
         # Below the text if there is no room next to it.
         if cell_len(joined) > console.width:
-            text = textwrap.fill(
-                text, console.width, subsequent_indent=_INDENT, break_long_words=False
-            )
-            joined = f"{text}\n{textwrap.fill(more, console.width, initial_indent=_INDENT, subsequent_indent=_INDENT)}"
+            text = _filled(text, console)
+            joined = f"{text}\n{_filled(f'{_INDENT}{more}', console)}"
         shown = Text(visible(joined))
         shown.stylize(style, 0, len(visible(text)))
         console.print(shown, soft_wrap=True)
@@ -125,10 +123,21 @@ def _print_text(text: str, style: str, console: Console, more: str = "") -> None
     if len(parts) > 2 and max(map(cell_len, parts)) < console.width - 2:
         text = in_lines(text, console.width)
     if text.startswith(_INDENT):
-        text = textwrap.fill(text, console.width, subsequent_indent=_INDENT, break_long_words=False)
+        text = _filled(text, console)
     # A path that is longer than a line would be useless in pieces.
     longest = max(map(len, text.split()), default=0)
     console.print(Text(visible(text), style), soft_wrap=longest > console.width)
+
+
+def _filled(text: str, console: Console) -> str:
+    """The text in lines of the console's width, whose words stay whole."""
+    return textwrap.fill(
+        text,
+        console.width,
+        subsequent_indent=_INDENT,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def _print_table(table: Table, console: Console) -> None:

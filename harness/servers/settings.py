@@ -49,31 +49,29 @@ class ServerSettings(EngineSettings):
         start_command: what is typed after `--`, as a list of words: the command that starts the
             server that speculates; the regular one has no flags of speculation. `{K}`, `{port}` and
             the names under `vary` are filled in.
-        first_command: with two commands after `--` the first one, which the second is compared with.
-        vary: values for names in braces in the commands, by name; a sweep varies them: `-m vary.ubatch=512,1024`.
+        first_command: with two commands after `--`, the first one, with which the second is compared.
+        vary: values for the names in braces in the commands; a sweep varies them: `-m vary.ubatch=512,1024`.
         model: the name under which the server that speculates serves the model; None for the one in its command, or the
             only one in its list.
-        regular_model: as `model`, of the server that does not speculate; None for the same name.
-        metrics_url: the page of the Prometheus counters of `url`, where it is not /metrics or
-            /prometheus/metrics on the server itself (Dynamo: on the port of a worker); those of
-            several pages are added up.
+        regular_model: as `model`, for the server that does not speculate; None for the same name.
+        metrics_url: the page with the Prometheus counters of `url`, if it is not /metrics or /prometheus/metrics on the
+            server itself (Dynamo: on the port of a worker); counters of several pages are added up.
         timeout_s: time limit of a request, from its start to its last token.
-        chat: ask the chat endpoint, so that the server applies its own template and parsers;
-            otherwise prompts are sent as token ids or text. `auto` asks for chats where no model is
-            named.
+        chat: use the chat endpoint, so that the server applies its own template and parsers; otherwise prompts are sent
+            as token ids or text. `auto` uses it if no model is named.
         api_key_variable: name of the environment variable with the API key; None for servers
             without one.
-        dialect: the kind of server, where it is not the one that its list of models names: `vllm`,
+        dialect: the kind of server, if it is not the one that its list of models names: `vllm`,
             `llamacpp`, ..., or a `Dialect` in a file, `./my_server.py:MINE`.
         extra: further entries of every request's body: `{priority: 2}`. With a grammar
             (`{response_format: {type: json_object}}`) greedy answers are compared with the regular
             server's.
-        lossy: whether the server that speculates may write other texts than the target, by its flags or its draft.
-        start_timeout_s: how long a server that is started here may take to become ready.
-        blocks: how often each server is started, in turns on the same devices. A block is a start of each server, and
-            the unit of the interval. 0 starts both once, side by side. `auto` is 4 if both do not fit side by side,
-            with `precision` at most 24; otherwise `latency` starts them up to 8 times if that takes less than 20
-            seconds.
+        lossy: whether the flags or the draft of the server that speculates let it write texts that do not follow the
+            target's distribution.
+        start_timeout_s: how long a started server may take to become ready.
+        blocks: number of blocks. A block is a start of each server, one after the other on the same devices, and the
+            unit of the interval. 0 starts both once, side by side. `auto` is 4 if both do not fit side by side, with
+            `precision` at most 24; otherwise `latency` starts them up to 8 times if that takes less than 20 seconds.
     """
 
     name: str = "server"

@@ -19,7 +19,7 @@ _SHORT_PROMPT = 512
 _FAULTS: tuple[tuple[str, DraftMistake, str], ...] = (
     ("positions", "late", "hidden states one position late"),
     ("layers", "layers before", "hidden states of the layers before"),
-    ("layers", "layers behind", "hidden states of the layers behind"),
+    ("layers", "layers behind", "hidden states of the layers after"),
     ("layers", "usual layers", "hidden states of EAGLE-3's usual layers"),
     ("layers", "last layer", "hidden states of the last layer"),
     ("vocabulary", "no mapping", "the draft's tokens read as the target's"),
@@ -57,7 +57,7 @@ def reread_conditions(settings: AcceptanceSettings, has_template: bool) -> list[
         if settings.decoding.temperature != temperature:
             changed = _at(settings, temperature)
             conditions.append(
-                Condition("temperature", f"texts of temperature {temperature:g}", changed)
+                Condition("temperature", f"sampled at temperature {temperature:g}", changed)
             )
     conditions.append(_template(settings, has_template))
     why = "" if is_installed("bitsandbytes") else "needs bitsandbytes"

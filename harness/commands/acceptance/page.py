@@ -199,7 +199,12 @@ def _reasons(row: AcceptanceRow, found: AcceptanceFinding) -> list[tuple[str, st
         reasons.append(("Counts", f"{counts}, as the weights predict: the counts are not believed"))
     if row.repeated_share is not None:
         share = percent(row.repeated_share)
-        reasons.append(("Texts", f"{share} of the text repeats itself (four tokens in a row)"))
+        reasons.append(
+            (
+                "Texts",
+                f"{share} of the tokens end a sequence of four tokens that occurred earlier in the text",
+            )
+        )
     is_counted = row.served_tokens_per_iteration is not None and (row.batch_size or 1) > 1
     places = [place.served for place in found.typed if place.position]
     if is_counted and places and not any(places):
@@ -240,7 +245,7 @@ _BY_K = (
     Column("K", of="num_draft_tokens"),
     _TOKENS,
     Column("accepted", percent, "acceptance_rate"),
-    Column("of tested", percent, "conditional_acceptance_rate"),
+    Column("accepted\nof tested", percent, "conditional_acceptance_rate"),
 )
 
 

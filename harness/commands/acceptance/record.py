@@ -40,13 +40,14 @@ class AcceptanceSettings(PromptedSettings):
     """`acceptance`: how often would this draft be accepted on these texts, for every K?
 
     Attributes:
-        num_prompts: how many prompts of the set are taken; `auto` is at most 15, or 256 of those that have answers.
+        num_prompts: number of prompts to take from the set; `auto` takes at most 15, or at most 256 if they have
+            answers.
         texts_per_prompt: texts that are written for each prompt where the set has no answers; one at temperature 0,
             where all would be the same.
         up_to: K from 1 to this number, or to a larger one that is typed or that a server drafts with.
         batch_size: texts that the target writes together, where there are no answers.
         card: what the draft's card promises at K: the acceptance length, or a rate, `82.2%` or below 1; None for none.
-        causes: conditions to measure as well: names divided by commas, `all` or `none`; `auto` measures all where an
+        causes: conditions to measure as well: names separated by commas, `all` or `none`; `auto` measures all where an
             engine does not accept what its weights do, a card is missed, or less than 20 % is accepted.
     """
 

@@ -19,10 +19,10 @@ class EvalSettings(RunSettings):
     """`eval`: correct answers of both arms to the same questions.
 
     Attributes:
-        operands: the lowest and the highest operand of a question.
-        replacement: draw a question again before all others were drawn, as published tables did.
-        seeds: of the questions and of sampling; each seed has its own questions.
-        num_prompts: questions per seed.
+        operands: the smallest and the largest operand of a question.
+        replacement: draw questions with replacement, as for published tables.
+        seeds: seeds of the questions and of sampling; each seed has its own questions.
+        num_prompts: number of questions per seed.
         margin: a difference in accuracy that matters; *no significant difference* excludes it.
         resume: also reuse the answers of an earlier run with the same settings.
     """

@@ -54,7 +54,7 @@ def headline(verdict: Statement) -> Line:
         is_served = row.engine == "server" and not row.has_one_server
         covers += " from one start of each server" if is_served else " of one run"
     if verdict.family > 1:
-        covers += f", for {verdict.family} pairs at once"
+        covers += f", simultaneous for {verdict.family} pairs"
     style = style_of(verdict)
     if verdict.relation == "above":
         bounds = speedup.bounds()

@@ -472,7 +472,7 @@ CHECKS = (
     Check(
         "comparison",
         lambda run: run.last.interleaved is False,
-        "The arms did not take turns (interleaved=false): a machine that slowed down would look like a slower arm.",
+        "The arms did not alternate (interleaved=false): a machine that slowed down would look like a slower arm.",
     ),
     Check(
         "comparison",

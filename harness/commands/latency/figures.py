@@ -81,7 +81,7 @@ _PAIRS = (
         "runs",
         of=lambda pair: pair.row.repeats if pair.row.repeat == "all" else pair.run.times,
         varies=True,
-        meaning="how often this was measured: all runs together, or the newest where these have no units in common",
+        meaning="number of runs: pooled, or the newest alone is shown if the runs have no units in common",
     ),
 )
 
@@ -138,7 +138,7 @@ _REASONS = (
         number(),
         "verify",
         optional=True,
-        meaning="time of a verification, in the same",
+        meaning="time of a verification, in regular steps",
     ).at(_costs),
     Column("predicted", times, "row.predicted_speedup", optional=True),
     Column("of\npredicted", percent, share_of_predicted, optional=True).at("row"),
@@ -224,7 +224,7 @@ def _divided(key: str, column: str, title: str, pairs: Sequence[RankedRun]) -> T
     )
     # A single value would only repeat the whole.
     shown = itertools.chain(*by_name.values()) if len(by_name) > 1 else []
-    about = "Speed-ups are of four prompts or more, intervals of eight."
+    about = "A speed-up needs at least four prompts, an interval at least eight."
     return Table.of(key, title, shown, columns, about=about)
 
 

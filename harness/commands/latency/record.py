@@ -26,16 +26,16 @@ class LatencySettings(PromptedSettings, RepeatedSettings):
     """`latency`: regular against speculative decoding on the same prompts.
 
     Attributes:
-        num_prompts: how many prompts of the set are measured. If the set has fewer, they are asked again, in another
-            order each time. `auto` is 15; for larger batches, several requests in flight or a rate, as many as an
-            interval needs; with `precision`, all.
-        precision: stop as soon as the speed-up's interval is within this share of it, `2%`; at the
-            latest after `num_prompts`.
-        budget: the longest that prompts are asked, `10min`; what is measured by then counts. Loading and the starts of
-            servers are not counted.
-        num_warmup: batches that every arm decodes first and that are not counted.
-        laps: how often the arms of an engine that keeps requests in flight take turns; `auto` depends on the number of
-            prompts and the batch size.
+        num_prompts: number of prompts to measure. If the set has fewer, they are sent again, in another order each
+            time. `auto` is 15; for larger batches, several requests in flight or a rate, it is as many as an interval
+            needs; with `precision`, the whole set.
+        precision: stop once half of the interval's width is at most this share of the speed-up, `2%`; at the latest
+            after `num_prompts`.
+        budget: time limit for measuring, `10min`, without loading and the starts of servers; the result rests on what
+            has been measured by then.
+        num_warmup: number of batches that each arm decodes first, without counting them.
+        laps: for an engine that keeps requests in flight: number of laps, between which the arms alternate; `auto`
+            depends on the number of prompts and the batch size.
     """
 
     num_prompts: int | Literal["auto"] = "auto"

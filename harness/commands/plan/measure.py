@@ -70,9 +70,9 @@ class PlanExperiment(Experiment[PlanSettings, PlanRow]):
             if settings.rate is not None:
                 as_printed = (1 + k * settings.rate) / plan.reads.iteration_steps
                 notes.append(
-                    f"{settings.acceptance} is read as a draft token's chance given those before it; as the rate of"
-                    f" proposed tokens that engines print, acceptance={100 * settings.rate:g}%@{k}, it gives"
-                    f" {as_printed:.2f}×"
+                    f"{settings.acceptance} is read as the probability that a draft token is accepted if the earlier"
+                    " ones were; as the rate that engines print, accepted ÷ proposed"
+                    f" (acceptance={100 * settings.rate:g}%@{k}), it gives {as_printed:.2f}×"
                 )
         self.figures["note"] = notes or None
 

@@ -25,15 +25,15 @@ class PlanSettings(RunSettings):
     effect, so that another command's settings can be planned unchanged.
 
     Attributes:
-        gpus: how many GPUs to plan for, instead of those here and of the number in `gpu_memory`; `8xA100` is
+        gpus: number of GPUs to plan for, instead of those of this machine or the number in `gpu_memory`; `8xA100` is
             `gpu_memory=8xA100`.
         gpu_memory: memory of each GPU with its unit, `40GB` (10^9 bytes), `80GiB` (2^30 bytes) or `8x40GB`; or a GPU's
             name, `A100` or `8xH100`. Of several sizes the smallest counts, unless it is named: `'A100 80GB'`.
         bandwidth: bandwidth of a GPU's memory, or of main memory, in GB/s.
         prompt_length: tokens of the longest prompt.
-        acceptance: for a speed-up below the highest one: the chance that a draft token is accepted if those before it
-            were, `0.7` or `70%`; or as engines print it at one K, tokens per iteration, `3.2@4`, or the rate of
-            proposed tokens, `56%@4`.
+        acceptance: for a speed-up below the highest one: the probability that a draft token is accepted if the earlier
+            ones were, `0.7` or `70%`; or as engines print it at one K: tokens per iteration, `3.2@4`, or the rate
+            accepted ÷ proposed, `56%@4`.
     """
 
     IGNORES_OTHERS = True
@@ -55,7 +55,9 @@ class PlanSettings(RunSettings):
         number, _, _ = self._chosen_gpus
         require(1 <= number <= 1024, "gpus", "must be from 1 to 1024", number)
         if self.gpus is not None and self.gpu_memory is None and not gpu_names():
-            rule = "must say what each of the pretended GPUs has, such as gpu_memory=40GB or A100"
+            rule = (
+                "must say what each of the hypothetical GPUs has, such as gpu_memory=40GB or A100"
+            )
             raise SettingError("gpu_memory", rule)
         rule = "must be an amount with its unit, such as 40GB or 80GiB, or a GPU: A100, 8xH100"
         is_amount = self.gpu_memory is None or bool(self.gpu_memory_bytes)
@@ -75,8 +77,9 @@ class PlanSettings(RunSettings):
             return
         by_position = typed if isinstance(typed, str) else ",".join(map(str, typed))
         rule = rates_by_position(by_position, "acceptance={:.3f}@{}") or (
-            "must be a draft token's chance given those before it, 0.7 or 70%, or as engines print it at one K:"
-            " tokens per iteration, 3.24@4, or the rate of proposed tokens, 56%@4"
+            "must be the probability that a draft token is accepted if the earlier ones were, 0.7 or 70%, or as"
+            " engines print it at one K:"
+            " tokens per iteration, 3.24@4, or the rate accepted ÷ proposed, 56%@4"
         )
         rate = self.rate
         require(rate is not None and 0 < rate <= 1, "acceptance", rule, typed)
@@ -92,7 +95,7 @@ class PlanSettings(RunSettings):
 
     @property
     def rate(self) -> float | None:
-        """The chance from `acceptance=0.7` or `acceptance=70%`; None for any other form."""
+        """The probability from `acceptance=0.7` or `acceptance=70%`; None for any other form."""
         typed = str(self.acceptance)
         try:
             share = quantity(typed, {"%": 0.01})

@@ -19,7 +19,7 @@ from harness.reporting.table import Column, Line, Table, TableRow, number, times
 from harness.reporting.words import in_words, typed_again
 from harness.results.runs import Run
 
-_NO_GPU = "Which GPU? None is here, so this is for main memory: type gpu_memory=4xA100, or 40GB."
+_NO_GPU = "Which GPU? This machine has none, so main memory is planned for: give gpu_memory=4xA100, or 40GB."
 # A verification that reads this many times the bytes of a step costs noticeably more than one.
 _COSTLY_VERIFICATION = 1.2
 # A verification that reads more than this uses further experts. Their number is an expectation, because texts may agree
@@ -53,7 +53,7 @@ def plan_page(runs: Sequence[Run[PlanRow]]) -> Page | None:
         num_fitting = f"{len(fitting)} of {len(rows)} fit"
         finding = Line(num_fitting, "good" if fitting else "bad", " or ".join(programs))
         slowest = sorted({_rates(row)[-1][0] for row in rows if row.bandwidths})
-        least = f"the least that reading the weights takes on {' or '.join(slowest)}"
+        least = f"the least time for reading the weights on {' or '.join(slowest)}"
         if any((row.num_gpus or 0) > 1 for row in rows):
             least += ", one GPU at a time"
         others = [rates[0][0] for row in rows if len(rates := _rates(row)) > 1]
@@ -110,41 +110,39 @@ def _why(row: PlanRow) -> Iterator[tuple[str, str]]:
     of its line.
     """
     if row.read_bytes is None:
-        yield "Time", f"what a forward of {row.model} must read is not known: its KV cache is not"
+        yield "Time", f"unknown: the size of the KV cache of {row.model} is not known"
         return
     if row.most_requests:
-        alone = f", {row.regular_most_requests:,} without the draft" if row.draft else ""
+        alone = f" ({row.regular_most_requests:,} without the draft)" if row.draft else ""
         yield (
             "Load",
-            f"{row.most_requests:,} such requests fit beside the weights at once in a server{alone}",
+            f"a server has room for {row.most_requests:,} such requests at a time next to the weights{alone}",
         )
     if row.request_caches:
         at_16, at_8 = (
             [amount(size[bits]) for size in row.request_caches.values()] for bits in ("16", "8")
         )
-        roles = [
-            f"{size} of the {role}" for role, size in zip(row.request_caches, at_16, strict=True)
-        ]
+        roles = [f"{size} ({role})" for role, size in zip(row.request_caches, at_16, strict=True)]
         caches = f"{' and '.join(roles)} at 16 bits, {' and '.join(at_8)} at 8 bits"
-        yield "Cache", f"one such request takes {caches}"
+        yield "Cache", f"one such request needs {caches}"
     batch = f" for the {row.batch_size} rows of a batch" if (row.batch_size or 1) > 1 else ""
     is_mixture = (row.verification_steps or 1) > _OTHER_EXPERTS
     about = "about " if is_mixture and batch else ""
-    reader = f", in {row.program.partition(',')[0]}" if row.program else ""
+    reader = f" in {row.program.partition(',')[0]}" if row.program else ""
     if row.dtype in _HALF and row.quantization == "none":
-        reader = ", by any implementation with 16-bit caches"
-    yield "Time", f"a forward must read {about}{amount(row.read_bytes)}{batch}{reader}"
+        reader = " in any implementation with 16-bit caches"
+    yield "Time", f"one forward pass must read {about}{amount(row.read_bytes)}{batch}{reader}"
     num_gpus = row.num_gpus or 1
-    at_a_time = ", one GPU at a time" if num_gpus > 1 else ""
+    at_a_time = ", with one GPU working at a time" if num_gpus > 1 else ""
     rates = _rates(row) or [("at bandwidth=100, as none is known", 100.0)]
     for name, rate in rates:
-        least = f"{least_ms(row.read_bytes, rate):.2f} ms/token at least{at_a_time}"
+        least = f"at least {least_ms(row.read_bytes, rate):.2f} ms/token{at_a_time}"
         if row.speculative_read_bytes is not None:
             with_draft = least_ms(row.speculative_read_bytes, rate)
-            least += f", {with_draft:.2f} with all drafts accepted"
+            least += f"; at least {with_draft:.2f} if all draft tokens are accepted"
         yield "Time", f"{least} ({name}, {rate:g} GB/s)"
     if num_gpus > 1:
-        at_once = f"{least_ms(row.read_bytes, num_gpus * rates[0][1]):.2f} ms/token at least"
+        at_once = f"at least {least_ms(row.read_bytes, num_gpus * rates[0][1]):.2f} ms/token"
         yield (
             "Time",
             f"{at_once} with each layer split over all {num_gpus} (tensor parallelism, {rates[0][0]})",
@@ -153,9 +151,12 @@ def _why(row: PlanRow) -> Iterator[tuple[str, str]]:
         gain = "about" if is_mixture else "at most"
         if row.predicted_speedup is not None:
             tokens = f"{row.predicted_tokens_per_iteration:.2f} tokens per iteration"
-            gain += f" {times(row.predicted_speedup)} at the acceptance typed ({tokens}),"
-        yield "Gain", f"{gain} {times(row.highest_speedup)} with all drafts accepted{at_a_time}"
-        yield "Gain", f"pays only above {row.break_even_tokens:.2f} tokens per iteration"
+            gain += f" {times(row.predicted_speedup)} at the given acceptance ({tokens}),"
+        yield (
+            "Gain",
+            f"{gain} {times(row.highest_speedup)} if all draft tokens are accepted{at_a_time}",
+        )
+        yield "Gain", f"pays off only above {row.break_even_tokens:.2f} tokens per iteration"
     if (row.verification_steps or 1) > _COSTLY_VERIFICATION:
         cause = "the tokens that it checks take different experts"
         yield (

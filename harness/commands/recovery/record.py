@@ -31,18 +31,19 @@ class RecoverySettings(PromptedSettings):
 
     Attributes:
         draft: None tests the regular arm.
-        num_prompts: of the requests, with five greedy texts each: of the prompt, of parts of it, and after an answer.
-        num_draws: sampled tokens of all sampling settings together, however many prompts there are; `auto` takes as
-            many as a verdict needs, and at least 2,000.
-        false_alarm_rate: chance that the sampled tests of one run call a lossless pair lossy.
-        shift: change of the tokens' distribution, as total variation between parts of them, which the tests must see.
-        samplings: the sampling settings of drawn requests; `as_asked` is the run's own. One that is known to end an
-            engine is left out unless it is named.
-        reference: what answers are checked against: the model's `weights`, loaded here, or the
-            `regular` arm's log-probabilities of them; `auto` takes the weights where they can be
-            loaded, else the regular arm.
-        top_logprobs: with the regular arm as the reference, the likeliest tokens that it is asked for
-            at each place; -1 asks for all.
+        num_prompts: number of prompts for the requests. Each also gets five greedy texts: after the whole prompt, after
+            parts of it, and after an answer.
+        num_draws: number of sampled tokens over all sampling settings and prompts; `auto` takes as many as a verdict
+            needs, and at least 2,000.
+        false_alarm_rate: probability that the sampled tests of one run call a lossless pair lossy.
+        shift: the change of the tokens' distribution that the tests must detect, as total variation between parts of
+            it.
+        samplings: the sampling settings of the sampled requests; `as_asked` means those of the run. A setting that is
+            known to end an engine is left out unless it is named.
+        reference: what answers are checked against: the model's `weights`, loaded here, or the log-probabilities that
+            the `regular` arm reports; `auto` takes the weights if they can be loaded, else the regular arm.
+        top_logprobs: with the regular arm as the reference: how many of the likeliest tokens it is asked for at each
+            place; -1 asks for all.
         batch_size: requests in flight, of mixed lengths, with prompts that begin alike, second turns,
             different sampling settings beside each other, and some that are left midway; 1 asks them one
             at a time.

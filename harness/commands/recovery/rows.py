@@ -85,22 +85,24 @@ class RecoveryRow(PromptedRow):
     num_draws_until: MaybeInt = figure(
         "sampled tokens until that was enough to call it lossy", "tokens"
     )
-    p_value: MaybeFloat = figure("chance that bets ever win so much by luck, at most")
+    p_value: MaybeFloat = figure(
+        "upper bound of the probability that bets ever win so much by luck"
+    )
     power: MaybeFloat = figure(
-        "chance, at least, that the test sees any change as large as `shift` between 2 to 16 equal parts of"
-        " the tokens, sorted from the likeliest down"
+        "lower bound of the probability that the test detects any change as large as `shift` between 2 to 16 equal"
+        " parts of the tokens, sorted from the likeliest down"
     )
     visible_shift: MaybeFloat = figure(
-        "smallest such shift that the test sees with a chance of at least 99 %"
+        "smallest such shift that the test detects with a probability of at least 99 %"
     )
     num_draws_needed: MaybeInt = figure(
-        "of an undecided check: the `num_draws` that it needs, at least"
+        "for an undecided check: the least `num_draws` that it needs"
     )
     refused: MaybeText = figure("sampling settings that the engine refused, or that may end it")
     rounding: MaybeFloat = figure("largest such shift that rounding explains")
     shift: MaybeFloat = setting(
-        "total variation between parts of the tokens' distribution that must be seen", "shift"
+        "total variation between parts of the tokens' distribution that must be detected", "shift"
     )
     false_alarm_rate: MaybeFloat = setting(
-        "chance that a lossless pair is called lossy", "false_alarm_rate"
+        "probability that a lossless pair is called lossy", "false_alarm_rate"
     )

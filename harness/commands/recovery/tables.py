@@ -159,8 +159,8 @@ def _notes(checks: Checks) -> list[str]:
     notes.append(
         f"The sampled tests call a lossless pair lossy in at most {sampled.false_alarm_rate:.2g} of such runs,"
         f" however often one looks; any shift of {percent(sampled.shift or 0.0)} between 2, 4, 8, 10 or 16 equal parts"
-        f" of the tokens, sorted from the likeliest down, is seen within {sampled.num_draws:,} tokens with a chance of"
-        f" {chance}{smallest}. They attribute shifts of up to {sampled.rounding or 0.0:.2g} to"
+        f" of the tokens, sorted from the likeliest down, is detected within {sampled.num_draws:,} tokens with a"
+        f" probability of {chance}{smallest}. They attribute shifts of up to {sampled.rounding or 0.0:.2g} to"
         " rounding."
     )
     return notes
@@ -193,7 +193,7 @@ def verdicts_table(every: Sequence[Checks]) -> Table:
             "power",
             _share,
             "sampled.power",
-            meaning="chance, at least, of seeing any change of `shift` between parts of the tokens' distribution",
+            meaning="lower bound of the probability of detecting a change of `shift` between parts of the distribution",
         ),
     )
     return Table.of(
@@ -231,9 +231,11 @@ def _identical(row: RecoveryRow | None) -> str | None:
 
 
 def _kernel_findings(row: RecoveryRow) -> str:
-    """`0.04 apart from the eager model's logits, rounding of bfloat16 0.05`."""
-    rounding = f"rounding of {row.dtype or 'the format'} {row.rounding_deviation or 0.0:.2g}"
-    return f"{row.kernel_deviation or 0.0:.2g} apart from the eager model's logits, {rounding}"
+    """`logits differ from the eager model's by 0.04; rounding of bfloat16 explains 0.05`."""
+    rounding = (
+        f"rounding of {row.dtype or 'the format'} explains {row.rounding_deviation or 0.0:.2g}"
+    )
+    return f"logits differ from the eager model's by {row.kernel_deviation or 0.0:.2g}; {rounding}"
 
 
 def _greedy_findings(row: RecoveryRow) -> str:

@@ -362,7 +362,7 @@ def write(report: ReportContents, output: Path) -> list[Path]:
     drawing = _optional_plots()
     note = f"Plots need matplotlib: {install_command('report')}"
     if drawing is not None:
-        note = "The plots are in report.html, and beside it as SVG files."
+        note = "The plots are in report.html, and in SVG files next to it."
         drawn = {question: drawing.as_svgs(page.plots) for question, page in report.pages.items()}
     texts = {"report.md": markdown(report, note), "report.html": html_page(report, drawn)}
     contents = {

@@ -21,7 +21,7 @@ class ServeSettings(RunSettings):
         host: address to listen on.
         port: port to listen on; 0 takes a free one.
         api_key_variable: name of the environment variable with the key that requests must bring.
-        max_waiting: answers that may wait for the one that is generated.
+        max_waiting: number of answers that may wait for the one being generated.
         max_prompt_tokens: the most tokens of a prompt.
         max_new_tokens: the most new tokens of an answer.
     """

@@ -352,8 +352,8 @@ class LookupSettings(DraftSettings):
     """Settings of `draft=lookup`.
 
     Attributes:
-        max_ngram: tokens that must have occurred before, at most.
-        min_ngram: tokens that must have occurred before, at least.
+        max_ngram: length of the longest n-gram that is looked up.
+        min_ngram: length of the shortest n-gram that is looked up.
     """
 
     max_ngram: int = 3

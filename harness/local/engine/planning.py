@@ -139,7 +139,7 @@ def _pretended_machine(pretended: PretendedGpus) -> Machine:
     gpus = "GPU" if pretended.number == 1 else "GPUs"
     size = pretended.size or f"{memory / 1e9:.1f} GB"
     return Machine(
-        free, f"{pretended.number} pretended {gpus} of {size}", bandwidths, pretended=True
+        free, f"{pretended.number} hypothetical {gpus} of {size}", bandwidths, pretended=True
     )
 
 

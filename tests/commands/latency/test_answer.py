@@ -320,7 +320,7 @@ SAID: list[tuple[Changes, Changes, str]] = [
     (READ, READ, ""),
     ({}, {"read_prompt_tokens": 16}, "16 prompt tokens in the speculative arm, where 0 are"),
     ({}, {"read_prompt_tokens": 15}, ""),
-    ({}, {"interleaved": False}, "The arms did not take turns"),
+    ({}, {"interleaved": False}, "The arms did not alternate"),
     ({}, AFTER, "after the end of their texts: 6 %; decoding.ignore_eos=false stops there."),
     ({}, AFTER | {"share_after_end": 0.05}, ""),
     ({}, AFTER | {"ignore_eos": False}, ""),

@@ -222,8 +222,7 @@ def test_requests_that_fit_beside_the_weights(plan: Plan) -> None:
     beside = left // (1068 * 2 * token)
     assert (row["regular_most_requests"], row["most_requests"]) == (alone, beside)
     said = (
-        f"{row['most_requests']} such requests fit beside the weights at once in a server,"
-        f" {alone:.0f} without"
+        f"{row['most_requests']} such requests at a time next to the weights ({alone:.0f} without"
     )
     assert mentions(outcome.stdout, said)
     # In a server neither a batch nor the reading of its prompts changes them.
@@ -409,7 +408,12 @@ def test_whether_a_gguf_file_fits_is_said_of_a_server(plan: Plan, tmp_path: Path
     files = [f"model={tmp_path}/target.gguf", f"draft={tmp_path}/draft.gguf"]
     planned = plan(*files, "gpu_memory=8GB", "prompt_length=2000")
     assert mentions(planned.stdout, "fits in a server that reads the GGUF file", "6.17 GB")
-    own = ["own loop, which holds each cache twice", "bfloat16", "16.1 GB + 2.47 GB", "not fit"]
+    own = [
+        "own decoding loop, which holds each cache twice",
+        "bfloat16",
+        "16.1 GB + 2.47 GB",
+        "not fit",
+    ]
     assert mentions(planned.stdout, *own)
     # llama.cpp's margin is a GiB; another is typed.
     plan(*files, "gpu_memory=8GB", "prompt_length=2000", "placement.reserve_gb=1.9", code=1)
