@@ -277,7 +277,9 @@ def rows_of(path: str | Path, kind: type[AnyRow], measurement: Measurement) -> l
 def measured_rows(
     path: str | Path, kind: type[AnyRunRow], measurement: Measurement
 ) -> list[AnyRunRow]:
-    """The rows of a measurement's newest complete run, in a file and its numbered siblings; [] if there is no such run."""
+    """The rows of a measurement's newest complete run, in a file and its numbered siblings; [] if there is no
+    such run.
+    """
     same = rows_of(path, kind, measurement)
     incomplete = {row.run for row in same if row.status != "ok" or not measurement.includes(row)}
     complete = [row for row in same if row.run not in incomplete]

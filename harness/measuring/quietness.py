@@ -137,7 +137,9 @@ class Quietness:
 
     @property
     def processor_share(self) -> float | None:
-        """CPU time received / CPU time requested since this object was created; None if the system does not report it."""
+        """CPU time received / CPU time requested since this object was created; None if the system does not
+        report it.
+        """
         now = _time_of_run()
         if now is None or self._first is None:
             return None

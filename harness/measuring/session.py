@@ -131,7 +131,9 @@ class Session:
 
     @property
     def planned(self) -> AnyPair:
-        """The pair before its weights are loaded. If a server has the weights, it is only a tokenizer (`ServedPair`)."""
+        """The pair before its weights are loaded. If a server has the weights, it is only a tokenizer
+        (`ServedPair`).
+        """
         return self._keeper.plan(self.settings)
 
     @property

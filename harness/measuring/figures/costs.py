@@ -19,7 +19,7 @@ class CostFigures(Group):
 
     predicted_speedup: MaybeFloat = pooled(
         "mean",
-        "tokens per iteration / (K c + v); c and v: measured time of a draft token and of verification, in regular steps",
+        "tokens per iteration / (K c + v); c, v: measured times of a draft token and of verification, in regular steps",
         per="iteration_ms",
     )
     draft_ms: MaybeFloat = pooled("mean", "drafting per iteration", "ms", per="num_iterations")
@@ -87,7 +87,9 @@ def _iteration_ms(arm: MeasuredArm) -> float | None:
 
 
 def _host_share(arm: MeasuredArm) -> float | None:
-    """The share of the time after the prompts were read that is spent outside of the models' calls; None if not known."""
+    """The share of the time after the prompts were read that is spent outside of the models' calls; None if
+    not known.
+    """
     whole_ms = _iteration_ms(arm)
     forward_ms = arm.phases.ms_per_iteration("forward")
     if not whole_ms or forward_ms is None or not arm.phases.knows_host:
