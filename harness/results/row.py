@@ -64,18 +64,18 @@ class ColumnDescription:
     Attributes:
         field: name of the row's field.
         part: for a column of an interval: `estimate`, `low`, `high` or `covers`; empty for any other field.
-        kind: `setting` for settings of the user, `figure` for values that were measured or computed, `circumstance` for the
-            place, time and tools of the measurement.
+        kind: `setting` for settings of the user, `figure` for values that were measured or computed, `circumstance` for
+            the place, time and tools of the measurement.
         text: one line for `harness help columns`.
         unit: unit of the values; empty if they have none.
         pools: the rule by which figures of several runs are pooled (`pooling.py`); None if they never are. Of an
             interval, only the estimate is pooled: means of bounds would not be an interval over several runs.
-        per: for a rate, the field that is its denominator. The mean over runs is weighted by this field, and so becomes a
-            total divided by a total.
+        per: for a rate, the field that is its denominator. The mean over runs is weighted by this field, and so becomes
+            a total divided by a total.
         path: the name of the setting in the command's settings, such as `decoding.top_k`; empty if the command fills in
             the column.
-        phrase: the words with which a page shows a value, such as `{} new tokens`; empty to show the column's name and the
-            value.
+        phrase: the words with which a page shows a value, such as `{} new tokens`; empty to show the column's name and
+            the value.
         said_as: for single values that need other words, these words; `""` for a value that a page does not mention.
         type: type of the values: str, int, float, bool, list or dict.
         hint: the same type, including the types of its entries.

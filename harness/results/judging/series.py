@@ -69,7 +69,8 @@ class Member:
     Attributes:
         verdict: whether the run is faster than regular decoding, by an interval that holds simultaneously with those of
             all runs of the series.
-        standing: how the run compares with the reference. None for the reference itself, and for a run without a speed-up.
+        standing: how the run compares with the reference. None for the reference itself, and for a run without a
+            speed-up.
         is_same_setting: whether a run with a smaller K drafts as many tokens; the verdict's reason names that K.
     """
 
@@ -322,7 +323,9 @@ def schedule_of(members: Sequence[Member]) -> tuple[Sequence[Range], str]:
     draft (K=0), which is assumed to cost nothing. Loads between two ranges were not measured, so nothing is said about
     them. For the same reason, a load at which nothing is shown is a range by itself.
 
-    K=5 is best at loads 1 and 4, K=2 at 16, and every K is slower at 64:    [(1, 4, 5), (16, 16, 2), (64, 64, 0)]
+    For example:
+
+        K=5 is best at loads 1 and 4, K=2 at 16, and every K is slower at 64:    [(1, 4, 5), (16, 16, 2), (64, 64, 0)]
         K=3 is best at loads 1 and 16, and nothing is shown at 8:                [(1, 1, 3), (8, 8, 3), (16, 16, 3)]
 
     Args:

@@ -26,8 +26,8 @@ class LatencyPromptRow(DraftColumns, Row):
     recognised_by = ("prompt_index", "prompt", "completion", "time_to_first_token_ms")
 
     prompt_index: MaybeInt = figure(
-        "number of the request; the number and the seed determine its random numbers: for first turns the prompt's place;"
-        " for later turns and repetitions higher numbers"
+        "number of the request, which determines its random numbers, together with the seed: for first turns the"
+        " prompt's place; for later turns and repetitions higher numbers"
     )
     prompt_place: MaybeInt = figure(
         "place of the prompt in the prompt set, from 0: the same for every turn and repetition"
