@@ -28,8 +28,11 @@ class Drafts:
     4 tokens, which are all accepted. The third drafts nothing:
 
         Drafts.of([(4, 2), (4, 4), (0, 0)]).columns()
-            acceptance_rate 6 / 8, mean_acceptance_length 4 = (2 + 6) / 2, tokens_per_iteration 3 = 9 / 3
-            acceptance_by_position [1, 1, 1/2, 1], marginal_acceptance_by_position [1, 1, 1/2, 1/2]
+            acceptance_rate                    6 / 8
+            mean_acceptance_length             (2 + 6) / 2 = 4
+            tokens_per_iteration               (3 + 6) / 3 = 3
+            acceptance_by_position             [2/2, 2/2, 1/2, 1/1]
+            marginal_acceptance_by_position    [2/2, 2/2, 1/2, 1/2]
 
     Attributes:
         answers: number of answers that report anything about drafts. If some answers report drafts and others do not,

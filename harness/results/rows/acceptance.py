@@ -30,14 +30,15 @@ class AcceptanceRow(PromptedRow):
         "tokens that iterations decide: all but the first of each text", "tokens"
     )
     is_in_question: bool | None = figure(
-        "whether this is the K that the run is about: the K of a tested engine, of a card, or of the settings"
+        "whether the run is about this K (the K of a tested engine, of a card, or of the settings)"
     )
     tokens_per_iteration: Interval | None = figure(
         "expected tokens per iteration, over all iterations",
         "tokens",
     )
     marginal_acceptance_by_position: list[float | None] | None = figure(
-        "for each position, expected share of the iterations that proposed something that accept the draft token there"
+        "expected share of the iterations that drafted in which the draft token at each position is"
+        " accepted"
     )
     log_probability: MaybeFloat = figure(
         "mean log-probability, under the target, of the texts' tokens that it can draw", "nats"
@@ -70,8 +71,8 @@ class AcceptanceRow(PromptedRow):
         "tokens per iteration, from the tokens that arrived together; empty if none did", "tokens"
     )
     weights_tokens_per_iteration: Interval | None = figure(
-        "tokens per iteration that the weights predict for the same texts; an engine with these weights is outside of the"
-        " interval in two of a million runs",
+        "tokens per iteration that the weights predict for the same texts; an engine with these weights is outside of"
+        " the interval in two of a million runs",
         "tokens",
     )
     engine_unknown: MaybeText = figure(
@@ -102,7 +103,7 @@ class AcceptanceTextRow(Row):
     token_ids: list[int] | None = figure("token ids of the text; empty if only a server knows them")
     num_tokens: MaybeInt = figure("tokens that iterations decide: all but the first", "tokens")
     iterations_by_num_draft_tokens: list[float] | None = figure(
-        "expected iterations for K from 1 on"
+        "expected number of iterations for each K, from 1"
     )
 
     def iterations(self, k: int) -> float:
@@ -130,8 +131,8 @@ class AcceptanceCauseRow(Row):
     )
     weights: Interval | None = figure("the same figure as the weights predict it")
     relative: Interval | None = figure(
-        "for new answers, tokens per iteration / tokens per iteration of the same prompts as typed; for a position, the"
-        " same ratio of accepted / tested draft tokens"
+        "for new answers, tokens per iteration / tokens per iteration of the same prompts as typed; for a position,"
+        " the same ratio of accepted / tested draft tokens"
     )
     own_texts: bool | None = figure(
         "whether, under this condition, the texts are as likely as the model's own"
