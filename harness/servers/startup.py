@@ -22,7 +22,6 @@ class Startup:
         programs: the words that start it, such as `vllm serve`. If the program is a path, only its last part counts.
             `llama-server` also stands for `llama-server-vulkan` and the like.
         images: parts of the names of container images that start it.
-
         speculation: flags with one value that are about speculation, and have no meaning without it.
         switches: flags without a value that are about speculation.
         drafts_by: those of these flags and switches that turn speculation on unless their value is `none`; and
