@@ -86,7 +86,7 @@ def laps_to_ask(
     - the set makes enough laps for an interval, and more prompts make more laps.
 
     Otherwise, laps are filled with repeated prompts. They then share prompts, and each lap is a unit of its own, so
-    that an interval does not cover other prompts. This happens with a fixed number of laps (`laps=`, or blocks),
+    that an interval does not cover other prompts. This happens with a fixed number of laps (blocks),
     because sending the same laps again would make more laps.
 
     For example, the set has 20 prompts, and 40 are sent:

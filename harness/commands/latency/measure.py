@@ -74,11 +74,9 @@ def asks_again(settings: LatencySettings, prompt_set: PromptSet) -> bool:
 
 
 def lap_count(settings: LatencySettings, engine: Engine, num_prompts: int) -> int:
-    """Return the number of laps for this many prompts: a fixed one with `laps=` or blocks, otherwise one that grows
-    with the prompts.
+    """Return the number of laps for this many prompts: a fixed one with blocks, otherwise one that grows with the
+    prompts.
     """
-    if settings.laps != "auto":
-        return settings.laps
     if engine.blocks is not None:
         return engine.blocks.number
     # Laps let the arms take turns, but fewer requests are in flight at their ends. A single arm needs no turns.
@@ -244,8 +242,6 @@ class LatencyExperiment(Experiment[LatencySettings, LatencyRow]):
         enough = f"num_prompts={FEWEST_FOR_INTERVAL * size}"
         if blocks not in ("auto", 0):
             covers, enough = Coverage(blocks, "block"), f"engine.blocks={FEWEST_BLOCKS}"
-        elif settings.laps != "auto":
-            covers, enough = Coverage(settings.laps, "lap"), f"laps={FEWEST_FOR_INTERVAL}"
         elif size == 1:
             covers = Coverage(num_different, "prompt")
         elif engine_of(settings).queues:

@@ -24,7 +24,6 @@ Relation = Literal["above", "below", "open", "lossless", "lossy"]
 #     engine     the draft tokens that an engine accepts  those that its weights predict
 #     texts      the engine's texts                       the model's own texts
 #     card       a draft                                  the figures that its card promises
-#     guess      a draft                                  always proposing the same token
 #     cause      answers under another condition          answers under the condition as typed
 Kind = Literal[
     "pays",
@@ -34,7 +33,6 @@ Kind = Literal[
     "engine",
     "texts",
     "card",
-    "guess",
     "cause",
 ]
 
@@ -64,7 +62,6 @@ WORDS: Mapping[Kind, Mapping[str, str]] = {
     },
     "texts": {"above": "not the model's", "below": "not the model's", "open": "the model's"},
     "card": {"above": "above its card", "below": "below its card", "open": "as its card says"},
-    "guess": {"above": "learned", "below": "no better than a guess", "open": "cannot tell"},
     "cause": {
         "above": "accepts more",
         "below": "accepts less",

@@ -54,9 +54,6 @@ class AcceptanceRow(PromptedRow):
     repeated_share: MaybeFloat = figure(
         "share of the texts' tokens that complete a sequence of four tokens that occurred in the text before"
     )
-    relative_to_guess: Interval | None = figure(
-        "at K=1: tokens per iteration / tokens per iteration if the texts' most frequent token is always proposed"
-    )
     fits: MaybeText = figure(
         "parts of the draft's stored files that fit the model's files, and parts that do not"
     )
