@@ -90,9 +90,8 @@ class SpeedupFigures(Group, WithSpeedup):
 class PairedTimes(NamedTuple):
     """Length-adjusted times of both arms in ms, [num_units] each, in the order in which they were measured.
 
-    The times of units with longer answers are adjusted (`ratios.at_equal_lengths`), so that the mean of an arm's values
-    is its ms per token over all units, and the ratio of the arms' totals is the speed-up. A single value is not the ms
-    per token of its unit.
+    The adjustment (`ratios.at_equal_lengths`) makes the mean of an arm's values its ms per token over all units, and
+    the ratio of the arms' totals the speed-up. A single value is not the ms per token of its unit.
 
     Attributes:
         unit: the name of a unit: `prompt`, `batch`, `lap` or `block`.
@@ -107,7 +106,7 @@ class PairedTimes(NamedTuple):
     rejections: Rejections | None
 
     def speedup(self, confidence: float = CONFIDENCE) -> Interval:
-        """The ratio of the arms' total times, with an interval over units."""
+        """The speed-up: the ratio of the totals of both arms' values, with an interval over units."""
 
         return ratio_of_totals(
             [self.regular],

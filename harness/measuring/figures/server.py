@@ -81,6 +81,8 @@ class ServerFigures(Group):
             return cls(**columns)
         answered = arm.answered
         rows = [row for row in run.rows_of(arm) if row.is_answered]
+        # Cached and read tokens are columns of the rows. The server's own totals of drafts (`RequestRecord.drafts`) and
+        # its clock (`prompt_ms`) are only in the records of requests.
         cached = [row.cached_tokens for row in rows if row.cached_tokens is not None]
         read = [row.read_tokens for row in rows if row.read_tokens is not None]
         drafted = [request.drafts.proposed for request in answered if request.drafts is not None]
@@ -100,6 +102,7 @@ class ServerFigures(Group):
             traffic = traffic_columns(arm.counted, arm.counted_requests)
             columns |= traffic
             if not traffic.get("unseen_tokens"):
+                # The right side of `|` takes precedence: counters only fill in what answers do not report.
                 columns = counter_columns(arm.counted) | columns
         if impossible_counts(arm) is not None:
             columns |= {"cached_tokens": None, "drafted": None}
@@ -151,6 +154,7 @@ def impossible_counts(arm: MeasuredArm) -> str | None:
     if traffic.get("unseen_tokens"):
         return None
     try:
+        # Only requests on which the server has worked (`begun_requests`) can have draft tokens.
         counted_drafts(arm.counted, arm.begun_requests, bool(traffic.get("foreign_tokens")))
     except ImpossibleCounts as error:
         words = arm.counted.in_words("generated", "drafts", "proposed", "accepted")

@@ -80,6 +80,8 @@ def judged_differences(rows: Sequence[Any]) -> Sequence[Statement]:
             why = f"not significant{among}"
             statement = replace(statement, relation="open", why=why)
         margin = row.margin or MARGIN
+        # An open statement without a reason is shown as "no significant difference". So a reason is set here, unless
+        # the interval excludes every difference larger than the margin.
         if statement.is_judged_open and max(-difference.low, difference.high) > margin:
             why = f"a difference of {100 * margin:g} points is not excluded"
             statement = replace(statement, why=why)
@@ -114,6 +116,7 @@ def judged_output(rows: Sequence[Any], findings: str, lossy_by: str = "") -> Sta
 
 def _judged(rows: Sequence[Any], lossy_by: str) -> tuple[Relation, str]:
     """The relation, and its reason; the reason is empty if the figures of the checks are the reason."""
+    # All rows of a run have the status of the run.
     status = rows[-1].status or "ok"
     if status != "ok":
         return "open", status
@@ -145,6 +148,7 @@ def _judged(rows: Sequence[Any], lossy_by: str) -> tuple[Relation, str]:
     shift, rounding = weakest.shift or 0.0, weakest.rounding or 0.0
     evidence, num_draws = weakest.evidence or 0.0, weakest.num_draws or 0
     num_needed = max(row.num_draws_needed or 0 for row in rows)
+    # No number of draws is known to be enough, and the row has a shift that rounding nearly hides.
     if not num_needed and rounding >= _ROUNDING_OF_SHIFT * shift > 0:
         return "open", (
             f"rounding ({rounding:.2g}) is nearly as large as the shift ({shift:g}) that is to be detected: a larger"

@@ -85,6 +85,7 @@ def bets_on_parts(
             prior = concentration / num_parts
             ratios = (before + prior) / (expected + prior)
             gains = share * (ratios / (ratios * mass).sum(-1, keepdims=True) - 1)
+            # The most that the bets gain on average if the mass of every part is wrong by as much as is tolerated.
             allowance = np.log1p((np.abs(gains) * tolerated[at]).sum(-1))
             row[at] = np.log1p((gains * drawn).sum(-1)) - allowance
     return factors
