@@ -101,7 +101,7 @@ def hub_commit(repository: str, revision: str | None, repo_type: str = "model") 
     try:
         name = repo_folder_name(repo_id=repository, repo_type=repo_type)
     except HFValidationError:
-        # The name of a missing directory, which is no valid repository name: reading the model reports it.
+        # This is the name of a missing directory, and not a valid repository name. Loading the model reports the error.
         return None
     cache = Path(constants.HF_HUB_CACHE) / name
     if revision and (cache / "snapshots" / revision).is_dir():
@@ -245,7 +245,8 @@ def _departures(settings: Any, in_columns: Collection[str], prefix: str) -> dict
 
     Args:
         in_columns: names of settings to leave out, because they have columns.
-        prefix: the beginning of the names of these settings, such as `placement.`; empty for the command's own.
+        prefix: the beginning of the names of these settings, such as `placement.`; empty for the settings outside of
+            groups.
     """
     changed: dict[str, Any] = {}
     for field in dataclasses.fields(settings):

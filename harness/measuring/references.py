@@ -98,10 +98,10 @@ class ReportedReference:
     def draft_logits_along(
         self, prompts: Sequence[Sequence[int]], texts: Sequence[Sequence[int]]
     ) -> None:
-        """None, because servers do not report the probabilities of a draft."""
+        """Return None, because servers do not report the probabilities of a draft."""
 
     def kernel_deviations(self, prompt: Sequence[int], text: Sequence[int], logits: Floats) -> None:
-        """None, because servers do not report the results of another kernel."""
+        """Return None, because servers do not report the results of another kernel."""
 
     def tolerance(self, likeliest: Floats, deviation: float) -> Floats:
         return np.full(likeliest.shape, self.rounding)

@@ -185,7 +185,7 @@ def _header(path: Path) -> list[str]:
 
 
 def _numbered(path: Path) -> Iterator[Path]:
-    """`latency.csv`, `latency-2.csv`, `latency-3.csv` and so on."""
+    """Yield `latency.csv`, `latency-2.csv`, `latency-3.csv` and so on, without end."""
     yield path
     for number in itertools.count(2):
         yield path.with_name(f"{path.stem}-{number}{path.suffix}")

@@ -106,8 +106,8 @@ class Encoder:
         A prompt with `num_tokens` is cut to that number. The length is not checked against the models' contexts.
 
         Raises:
-            SettingError: if the chat template refuses a prompt, if a prompt is shorter than its `num_tokens`, or if it
-                has a token that a model lacks.
+            SettingError: if the chat template refuses a prompt, if a prompt is shorter than its `num_tokens` or cannot
+                be cut because there is no tokenizer, or if it has a token that a model lacks.
         """
         if _have_lengths(prompts) and isinstance(self.planned.tokenizer, TextTokenizer):
             remedy = (

@@ -225,8 +225,10 @@ def _card(row: AcceptanceRow) -> Statement | None:
 
 
 def engine_in_words(engine: Statement) -> str:
-    """`as the weights predict, no difference above 8 %: the engine decides 3.96 tokens per iteration at K=4, the
-    weights predict 4.05 (3.80 to 4.31)`.
+    """The statement about an engine in words, with its figures.
+
+    For example, `as the weights predict, no difference above 8 %: the engine decides 3.96 tokens per iteration at K=4,
+    the weights predict 4.05 (3.80 to 4.31)`.
     """
     row = engine.subject
     texts = texts_statement(row)

@@ -84,7 +84,7 @@ def row_in_question(rows: Sequence[AcceptanceRow]) -> AcceptanceRow:
 
 @dataclass(frozen=True, kw_only=True)
 class AcceptanceTextRow(Row):
-    """`acceptance_texts.csv`: one row per text, or turn of a conversation; `prompts=` reads texts."""
+    """`acceptance_texts.csv`: one row per text, or turn of a conversation; `prompts=` can read texts from it."""
 
     kind = "acceptance_texts"
     recognised_by = ("prompt_index", "token_ids", "iterations_by_num_draft_tokens")

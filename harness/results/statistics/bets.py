@@ -60,8 +60,8 @@ def bets_on_parts(
     draws with the same key.
 
     For example, there are two parts of mass 0.5, the concentration is 2, and nothing is tolerated. Two draws from part
-    0 then multiply the capital by 1 and by 4/3: before the second draw, the bettor expects part 0 with (1 + 1) / (0.5 +
-    1) = 4/3 times its mass.
+    0 then multiply the capital by 1 and by 4/3: before the second draw, the bettor expects part 0 with 4/3 of its mass,
+    because (1 + 1) / (0.5 + 1) = 4/3.
 
     Args:
         parts: [n], the part of each draw, from 0 to k - 1.

@@ -64,7 +64,7 @@ _LEAST_OUTSIDE = 1e-4
 # Nothing is bet on a recovered token if the mass of its residual, before it is normalised, is below this: such a
 # residual is mostly rounding.
 _LEAST_RESIDUAL = 0.01
-# The numbers of draws that `needed` tries, 3 % apart.
+# The numbers of draws that `needed` tries; each is 3 % larger than the one before.
 _TRIED_DRAWS = np.geomspace(10, 4_000_000, 437)
 
 
@@ -395,7 +395,7 @@ class TokenTest:
         num_impossible: int = 0,
         num_explained: int = 0,
     ) -> TokenResult:
-        """The result from the bettors' log factors [b, n]."""
+        """Make the result, from the logarithms [b, n] of the factors of the bettors' capital."""
         num_draws = bettors.shape[-1]
         best_log_capital = np.maximum.accumulate(np.append(0.0, log_capital(bettors)))
         num_until = int(np.searchsorted(best_log_capital, self._log_wanted))

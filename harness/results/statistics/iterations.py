@@ -1,5 +1,7 @@
-"""Computes, without decoding, into which iterations speculative decoding would cut a text that the target wrote, for
-every K. The result is exact.
+"""Computes, without decoding, the expected iterations into which speculative decoding cuts a text that the target
+wrote.
+
+The result is exact, for every K.
 
 Speculative decoding with a lossless rule emits a text with the same probability as the target alone. Suppose that an
 iteration begins after token s. The probability that the draft's next token is accepted *and* equals the text's next
@@ -15,17 +17,23 @@ tokens before it were accepted. With these probabilities, the cut is a renewal p
 In an iteration that begins after token s, m draft tokens are accepted, and so m + 1 tokens decided, with the
 probability
 
-    P(s, m) = a(s, 0) ... a(s, m - 1) (1 - a(s, m)) for m < k,  a(s, 0) ... a(s, k - 1) for m = k,
+    P(s, m) = a(s, 0) ... a(s, m - 1) (1 - a(s, m))    for m < k
+            = a(s, 0) ... a(s, k - 1)                    for m = k
 
-and an iteration begins after token t with the probability v(t) = sum over s of v(s) P(s, t - s - 1). v(t) is also the
-probability that token t comes from the target and not from the draft. The sum of v is the expected number of
+An iteration begins after token t with the probability
+
+    v(t) = sum over s of v(s) P(s, t - s - 1)
+
+v(t) is also the probability that token t comes from the target and not from the draft. The sum of v is the expected number of
 iterations. The mean and the mean square of the number of iterations are computed in the same pass. They give its
 variance, which comes from the randomness of accepting.
 
-Block verification (Sun et al. 2024, arXiv:2403.10444) has the same form. Start with h = 1, and after each token let h'
-= min(1, h target(y) / draft(y)). The probability that the first i draft tokens are y_1 to y_i and are accepted is
-draft(y_1..i) h_i. The token after them is still y with the probability target(y). So a = min(1, draft(y) / (h
-target(y))).
+Block verification (Sun et al. 2024, arXiv:2403.10444) has the same form. h is 1 at the beginning of an iteration. The
+probability that the first i draft tokens are y_1 to y_i and are accepted is draft(y_1..i) h_i. The token after them is
+still y with the probability target(y). So each token is accepted with the probability a, and h' is the next h:
+
+    a  = min(1, draft(y) / (h target(y)))
+    h' = min(1, h target(y) / draft(y))
 
 If the draft's probabilities do not depend on where the iteration began, as for a draft model, then a(s, j) = a(s + j).
 Greedy decoding is the case in which all probabilities are 0 or 1. Lenience below 1 (a rule that accepts more draft

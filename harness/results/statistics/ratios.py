@@ -451,7 +451,7 @@ def drift(numerators: ArrayLike, denominators: ArrayLike, unit: str = "prompt") 
 
 
 def drift_matters(change: Interval) -> bool:
-    """Whether a drift is significant and larger than the tolerated one."""
+    """Whether a drift is significant, and larger than `_TOLERATED_DRIFT`."""
     return change.excludes(1) and abs(change.estimate - 1) > _TOLERATED_DRIFT
 
 

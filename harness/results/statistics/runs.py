@@ -64,7 +64,7 @@ def product_ratio_over_runs(numerators: ArrayLike, denominators: ArrayLike) -> R
 
 
 def _with_runs(over_units: RatioEstimate, tops: Floats, bottoms: Floats) -> RatioEstimate:
-    """The estimate over units with the variance between runs added; unchanged for a single run.
+    """Add the variance between runs to an estimate over units. For a single run, the estimate is returned unchanged.
 
     Args:
         tops, bottoms: [num_totals, num_runs, num_units].
