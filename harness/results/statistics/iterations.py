@@ -24,9 +24,9 @@ An iteration begins after token t with the probability
 
     v(t) = sum over s of v(s) P(s, t - s - 1)
 
-v(t) is also the probability that token t comes from the target and not from the draft. The sum of v is the expected number of
-iterations. The mean and the mean square of the number of iterations are computed in the same pass. They give its
-variance, which comes from the randomness of accepting.
+v(t) is also the probability that token t comes from the target and not from the draft. The sum of v is the expected
+number of iterations. The mean and the mean square of the number of iterations are computed in the same pass. They give
+its variance, which comes from the randomness of accepting.
 
 Block verification (Sun et al. 2024, arXiv:2403.10444) has the same form. h is 1 at the beginning of an iteration. The
 probability that the first i draft tokens are y_1 to y_i and are accepted is draft(y_1..i) h_i. The token after them is
