@@ -117,7 +117,7 @@ def distinct_names(rows: Sequence[RunRow]) -> list[Name]:
     For example, these are three rows of one pair. A batch size of 1 has no words, and neither have the defaults of
     decoding:
 
-    batch_size=1 seed=0    13B with 7B · seed 0
+        batch_size=1 seed=0    13B with 7B · seed 0
         batch_size=4 seed=0    13B with 7B · batches of 4 · seed 0
         batch_size=4 seed=1    13B with 7B · batches of 4 · seed 1
     """

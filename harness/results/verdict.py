@@ -372,11 +372,11 @@ def _unequal_lengths(regular: ArmEvidence, speculative: ArmEvidence) -> str | No
 def _answered_by_caches(regular: ArmEvidence, speculative: ArmEvidence) -> str | None:
     """The reason why prefix caches make the arms incomparable; None if no reason is known.
 
-    If many prompt tokens were in a cache before the run, the arms are refused. A difference in cached tokens between
-    the arms is refused only if the cache ignores salts, because the second arm's prompts were then in the cache from
-    the first arm. With salts it is not refused: a server's settings may let only one arm cache the common beginnings of
-    the run's prompts. In conversations it is not refused either, because reading more tokens may be a cost of
-    speculation.
+    If many prompt tokens were in a cache before the run, the comparison is refused. A difference in cached tokens
+    between the arms is refused only if the cache ignores salts, because the second arm's prompts were then in the cache
+    from the first arm. With salts it is not refused: a server's settings may let only one arm cache the common
+    beginnings of the run's prompts. In conversations it is not refused either, because reading more tokens may be a
+    cost of speculation.
     """
     for arm in (regular, speculative):
         if arm.cached_from_before > MOST_CACHED * arm.num_prompt_tokens:

@@ -5,7 +5,8 @@ thoughts of earlier turns. The text of the whole conversation then does not begi
 answered. The earlier answer therefore needs a separate text, which ends with this answer. For the conversation "Hi",
 "Hello" (answer), "Why?", "So" (answer), such a template writes two texts:
 
-    Hi <think>…</think>Hello contains the first answer Hi Hello Why? <think>…</think>So contains the second answer
+    Hi <think>…</think>Hello                 contains the first answer
+    Hi Hello Why? <think>…</think>So         contains the second answer
 
 If the template keeps thoughts, or there are none, the second text begins with the first text and contains both answers.
 So answers are visited from the last to the first. An answer shares the text of the previously visited answer if that
