@@ -1,9 +1,11 @@
 """Rows of CSV files as dataclasses. The fields of a dataclass describe the columns of its file:
 
-batch_size: int | None = setting("rows decoded at once", "batch_size")
-ms_per_token: float | None = figure("time per token of a row", "ms")
-speedup: Interval | None = pooled("mean", "regular time / speculative time")
-devices: str | None = circumstance("names of the devices that computed")
+    batch_size: int | None = setting("rows decoded at once", "batch_size")
+    ms_per_token: float | None = figure("time per token of a row", "ms")
+    speedup: Interval | None = pooled("mean", "regular time / speculative time")
+    devices: str | None = circumstance("names of the devices that computed")
+
+`setting`, `figure`, `pooled` and `circumstance` make the fields, with descriptions of their columns.
 """
 
 from __future__ import annotations
@@ -55,8 +57,8 @@ class ColumnDescription:
     """A column of a CSV file, as the field of a row describes it.
 
     The field `num_draft_tokens: int | Literal["auto"] | None` has the type and the hint int, the words ("auto",), and
-    is optional. The field `acceptance_by_position: list[float | None] | None` has the type list and the hint list[float
-    | None].
+    is optional. The field `acceptance_by_position: list[float | None] | None` has the type list and the hint
+    `list[float | None]`.
 
     The field `speedup: Interval | None` is described as four columns: `speedup`, `speedup_low`, `speedup_high` and
     `speedup_covers`. The text describes the estimate.

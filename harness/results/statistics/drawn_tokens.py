@@ -137,7 +137,7 @@ class DrawnText:
         setting: the name of its sampling setting.
         is_at_place: whether the text follows the one prefix after which `recovery` draws many texts. Nothing is bet on
             the support there, because a single tie would count in every text.
-        tokens: [n].
+        tokens: [n], the ids of the tokens.
         widths: [n], the mass of each token and of all tokens that are equally likely.
         is_impossible: [n], whether the token has no mass, and rounding does not explain the token.
         parts: [n], the part that contains each token, from 0 to `NUM_FINE` - 1.
@@ -363,8 +363,8 @@ class TokenTest:
     ) -> Floats:
         """A lower bound of the probability of detecting a shift in this many tokens that speculation decides.
 
-        It is the power of the bettor on the finest parts alone; bettors on coarser parts detect shifts between these
-        sooner.
+        It is the power of the bettor on the finest parts alone; bettors on coarser parts detect shifts between coarser
+        parts sooner.
 
         Args:
             rounding: the shift that rounding is allowed to explain.
