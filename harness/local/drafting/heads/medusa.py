@@ -1,7 +1,7 @@
 """Medusa-1 (Cai et al. 2024, arXiv:2401.10774): several heads that read the target's last hidden state. Each head
 predicts a token one position further ahead than the head before it.
 
-Suppose that the text is `a b`. The target has read a, and from its last hidden state at a came b. From the same state,
+Suppose that the text is `a b`. The target has read a, and b was drawn from its last hidden state at a. From this state,
 head 0 predicts the token after b, head 1 predicts the next one, and so on. No head knows the tokens of the others.
 Their tokens form one chain. Elsewhere in this project, *a head* means all of Medusa's heads together.
 """
