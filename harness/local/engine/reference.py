@@ -36,8 +36,8 @@ from harness.local.runners.base import Options
 from harness.local.runners.checks import plain_outputs
 from harness.results.statistics import Floats
 
-# If another engine decodes, one pass reads at most this many tokens of each row. The limit saves memory: with 8 rows and
-# a vocabulary of 128,000, the logits of such a pass take 0.3 GB in float32.
+# If another engine decodes, one pass reads at most this many tokens of each row. The limit saves memory: with 8 rows
+# and a vocabulary of 128,000, the logits of such a pass take 0.3 GB in float32.
 _WIDEST = 64
 
 # The rounding that a margin allows for is measured at this many positions at the end of a text, and at the position
