@@ -185,8 +185,7 @@ class PlacementProblem:
         return sketch.cache_sizes(num_rows * num_tokens, num_states=0)
 
     def placed(self, sketch: Sketch, device_map: DeviceMap) -> Placement:
-        """Return a model's placement according to this device map. Raises KeyError if the map lacks a tensor's device.
-        """
+        """Return a model's placement with this device map. Raises KeyError if the map has no device for a tensor."""
         weights: Counter[str] = Counter()
         caches: Counter[str] = Counter()
         for tensor in sketch.tensors:
