@@ -78,8 +78,7 @@ class RowState:
         device: torch.device | str,
         num_slots: int = 0,
     ) -> RowState:
-        """Return a state in which all rows rest, with room for P = `num_positions` random numbers and K draft tokens.
-        """
+        """Return a state in which all rows rest, with room for `num_positions` random numbers and K draft tokens."""
         numbers = torch.zeros(len(Column), num_rows, dtype=torch.long, device=device)
         uniforms = torch.zeros(num_rows, num_positions, len(Purpose), device=device)
         decided = numbers.new_zeros(num_rows, 1 + num_draft_tokens)
