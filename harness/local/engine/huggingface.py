@@ -46,8 +46,8 @@ def check_pair(planned: PlannedPair, decoding: DecodingSettings) -> None:
     """Raise a SettingError if `generate` cannot use the pair's draft. This is called before weights load.
 
     If both models have the same number of outputs, `generate` assumes that they have the same tokenizer, so their
-    tokenizers must be equal. If the numbers differ, `generate` is given both tokenizers, and can then draft only
-    greedily decoded text.
+    tokenizers must be equal. If the numbers differ, `generate` is given both tokenizers, and can then decode
+    only greedily.
     """
     if planned.draft_settings is None:
         return

@@ -54,8 +54,8 @@ class Excess(NamedTuple):
 
     Attributes:
         num_prompt_tokens: the number of tokens of the prompt.
-        rule: the text of an error, for example `with decoding.max_new_tokens=64 that is 1088 tokens, and draft=tiny
-            takes 1024`.
+        rule: the text of an error, for example `with decoding.max_new_tokens=64 that is 1088 tokens, and the context
+            of draft=tiny has 1024`.
     """
 
     num_prompt_tokens: int
@@ -118,7 +118,7 @@ class PlannedPair:
             if limit is not None and longest + new_tokens > limit:
                 total = f"with {answers} that is {longest + new_tokens} tokens"
                 model = f"{checkpoint.role}={checkpoint.settings.name}"
-                return Excess(longest, f"{total}, and {model} takes {limit}")
+                return Excess(longest, f"{total}, and the context of {model} has {limit}")
         return None
 
     def check_vocabulary(self, token_ids: TokenRows) -> None:

@@ -232,7 +232,7 @@ class PlacementProblem:
             count = "one GPU has" if len(devices) == 1 else f"{len(devices)} GPUs have"
             reserve = "placement.reserve_gb"
             if self.prompt_bytes > self.settings.reserve_gb * 1e9:
-                reserve = f"the {amount(self.reserve_bytes)} that reading the prompts takes"
+                reserve = f"the {amount(self.reserve_bytes)} that reading the prompts needs"
             free = f"{count} {rooms} free beyond {reserve}"
         return Misfit(f"{names} does not fit in {self.program}: {needed}, {free}")
 

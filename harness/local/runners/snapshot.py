@@ -231,7 +231,7 @@ class SnapshotRunner(Runner):
         tokens = to_device([[*[0] * count, *prompt] for count, prompt in rows], self._device)
         state, outputs = self._forward(ModelState({}, padding), tokens, only_last=True)
         if not state.values:
-            raise UnsupportedModelError("hands no state on from token to token")
+            raise UnsupportedModelError("returns no state")
         logits, *hidden = outputs
         return state, Step(logits[:, -1], *hidden)
 

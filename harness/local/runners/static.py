@@ -124,7 +124,7 @@ def _attention_windows(model: PreTrainedModel) -> dict[str, int | None]:
     """
     config = model.config.get_text_config()
     if "position_ids" not in inspect.signature(model.forward).parameters:
-        raise UnsupportedModelError("takes no positions")
+        raise UnsupportedModelError("accepts no positions")
     if getattr(config, "alibi", False):
         raise UnsupportedModelError("reads positions from its mask (ALiBi)")
     makes_masks = getattr(type(model), "create_masks_for_generate", None)

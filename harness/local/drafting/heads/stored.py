@@ -103,7 +103,7 @@ class StoredHead:
     def required(self, key: str) -> Any:
         """Return the value of a field that the head needs. Raises SettingError if the field is missing or null."""
         if key not in self.named:
-            raise self.refused(f"names no {key}")
+            raise self.refused(f"does not state {key} in its config.json")
         return self.named[key]
 
     @property
@@ -240,7 +240,7 @@ class StoredHead:
         if "target_layer_ids" in named:
             return [layer + 1 for layer in named["target_layer_ids"]]
         if self.chosen_layers is None and self.kind != "eagle3":
-            raise self.refused("names no target_layer_ids (draft.layers=[...] does)")
+            raise self.refused("does not state target_layer_ids: set draft.layers=[...]")
         # The default layers of EAGLE-3, in its authors' code and in vLLM.
         return [2, num_layers // 2, num_layers - 3]
 
