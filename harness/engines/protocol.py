@@ -447,7 +447,7 @@ class Engine:
     @property
     def prepared_share(self) -> float | None:
         """The share (0 to 1) of all tokens so far that were decided by prepared calls (compiled or captured ones);
-        None if calls were not prepared.
+        None if calls were not prepared, or if nothing was decided yet.
         """
         return None
 

@@ -35,7 +35,7 @@ class Decided(NamedTuple):
 
     Attributes:
         packed: [B, 3 + 3 K] float32, everything that the host must know. It is a single tensor, so that the host waits
-            for the device only once. Each row contains these numbers, in this order:
+            for the device only once. Each row contains these numbers, in this order (how many, and their meaning):
 
                 1    the number of accepted tokens
                 1    the token after them; V if its logits are nan

@@ -421,8 +421,8 @@ class ServerDraft(Method):
     summary = "with engine=server: what that server drafts with"
 
     def check(self, run: RunSettings) -> None:
-        """Raise a SettingError unless the run has two servers, or the command uses the speculative arm only and its
-        server was given by `engine.url`.
+        """Raise a SettingError unless the run has two servers, or the command uses the speculative arm only and the
+        engine is a server with an address (`engine.url`).
         """
         rule = "needs engine=server with engine.regular_url"
         is_alone = run.ASKS_SPECULATIVE_ALONE and run.engine.url is not None

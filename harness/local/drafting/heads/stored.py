@@ -2,7 +2,7 @@
 
 Heads are read in the formats of these projects:
 
-    speculators         all kinds of heads
+    speculators         every kind of head that runs here
     SafeAILab           EAGLE-3
     z-lab               DFlash, and DSpark as SpecForge stores it
     DeepSpec            EAGLE-3, DFlash, DSpark
@@ -305,7 +305,8 @@ def _as_z_lab_stores(content: dict[str, Any]) -> dict[str, Any]:
     return content | {
         "model_type": "qwen3",
         "use_sliding_window": True,
-        # transformers counts the tokens on one side of a query; z-lab counts the query itself too.
+        # transformers counts the tokens on each side of a query, without the query. z-lab counts the tokens up to the
+        # query, including the query.
         "sliding_window": window and window + 1,
         # `DFlash.fields` reads `causal`. With False, a query of a block also sees the queries after it, in layers with
         # a sliding window too.
