@@ -141,7 +141,7 @@ class Calls:
         if width == 0:
             return None
         if rows.lengths is None:
-            # A prepared call always judges K tokens.
+            # A prepared call always verifies K tokens, so the proposal is padded.
             width = count
         # Negative if the drafter proposes more tokens than any row can take: then `pad` removes the last ones.
         num_missing = width - tokens.shape[1]

@@ -360,7 +360,8 @@ def copy_bandwidth(device: torch.device) -> float | None:
 
 @functools.cache
 def _measure(device: torch.device) -> float:
-    from torch.utils.benchmark import Timer  # its import looks for a GPU
+    # Imported here, because this import looks for a GPU.
+    from torch.utils.benchmark import Timer
 
     source = torch.ones(_BUFFER_BYTES, dtype=torch.uint8, device=device)
     copied = {"source": source, "target": torch.empty_like(source)}

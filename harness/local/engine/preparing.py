@@ -1,4 +1,5 @@
-"""Prepares the calls of both arms for the questions of a run: compiles them on a CPU, or captures them on a GPU.
+"""Prepares the calls of both arms for the questions of a run. On a CPU, they are compiled. On a GPU, they are captured;
+with `runner=compiled`, their parts are compiled before.
 
 If a call cannot be prepared, both arms use plain calls, and the user sees a line with the reason. Possible reasons are
 a model with 8-bit weights or on several devices, a recurrent state, and a user's rule that reads a value on the host.

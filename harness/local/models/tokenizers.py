@@ -49,7 +49,7 @@ def load_tokenizer(settings: ModelSettings, role: str = "model") -> PreTrainedTo
     source = settings
     blamed_setting = role
     if settings.tokenizer is not None:
-        # The model's revision and file do not apply to another repository.
+        # The model's `revision` and `gguf_file` do not apply to another repository.
         source = dataclasses.replace(
             settings, repository=settings.tokenizer, revision=None, gguf_file=None
         )

@@ -88,7 +88,8 @@ class HeadDrafter(TensorDrafter):
         self.warp = warp
         self.device = next(head.parameters()).device
         self._draw = HeadSampler(head, warp)
-        self._cache = SlotCache()  # has no room yet
+        # An empty cache, which `make_room` replaces.
+        self._cache = SlotCache()
 
     def make_room(self, num_rows: int, num_draft_tokens: int, num_slots: int) -> None:
         # A proposal also writes slots after those of the decided tokens. K is the same for all batches, so that the
