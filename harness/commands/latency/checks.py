@@ -63,7 +63,7 @@ class Check(NamedTuple):
 
     Attributes:
         find: returns the finding in a run; None if a figure that it depends on is unknown, and any other falsy value if
-            nothing was found. The run's rows are that of the regular arm and, with a draft, that of the speculative arm.
+            nothing was found. The run's rows are those of the regular arm and, with a draft, of the speculative arm.
         text: the sentence about a finding: a template with `row`, the last row of the run, and `found`. Empty if the
             verdict, or another check, states the finding.
         held: the words in the line *Checked* if nothing is found; empty to leave the check out of that line.
@@ -333,7 +333,7 @@ def _after_the_end(run: _Run) -> str | None:
 
 
 def _otherwise_by_answer(run: _Run) -> str | None:
-    """The speed-up with equal weights for all answers, if it differs much from the one over all tokens; otherwise None."""
+    """The speed-up with equal weights for all answers, if it differs much from the one over all tokens; or None."""
     regular, row = run.rows[0], run.last
     speedup = row.speedup.estimate if row.speedup else 0.0
     if not (speedup > 0 and regular.ms_per_token_per_answer and row.ms_per_token_per_answer):
@@ -363,7 +363,7 @@ def _unseen(row: LatencyRow) -> str | None:
 
 
 def _takes_turns(run: _Run) -> int | None:
-    """How many GPUs of this machine the models are spread over, if there are several and a speed-up; otherwise None."""
+    """How many GPUs the target's layers are split over, if there are several and a speed-up; otherwise None."""
     number = sum(device.startswith("cuda") for device in run.last.weight_bytes or ())
     return number if run.last.speedup is not None and number > 1 else None
 

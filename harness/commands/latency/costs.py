@@ -23,7 +23,7 @@ _SELDOM = 0.25
 
 
 class StepCosts(NamedTuple):
-    """Costs in regular steps: `draft` (c) for one draft token, `verify` (v) for verifying all tokens of an iteration."""
+    """Costs in regular steps: `draft` (c) for one draft token, `verify` (v) for verifying a whole proposal."""
 
     draft: float
     verify: float
