@@ -87,7 +87,7 @@ class RecoverySettings(PromptedSettings):
         require(is_set, "samplings", "must not name one twice", samplings)
 
     def check_engine(self, engine: Abilities) -> None:
-        """Refuse references that the engine cannot offer, and engines that decode nothing."""
+        """Raise a SettingError for an engine that decodes no model, or that cannot offer the chosen reference."""
         rule = "must decode a model: simulated texts prove nothing"
         require(not engine.own_clock, "engine", rule, self.engine.name)
         if not engine.own_loop:
