@@ -109,8 +109,7 @@ class RunSettings:
 
     @property
     def num_over_starts(self) -> int:
-        """The number of prompts that may be divided among several starts of the servers; 0 if they must not be divided.
-        """
+        """The number of prompts that may be divided among several starts of the servers; 0 if none may be."""
         return 0
 
     @property

@@ -131,8 +131,8 @@ def _checks(row: PrintedRow) -> Iterator[Check]:
             yield Check(row, claim, compared, steps, _MOST_STEPS, math.inf, reason)
         ratios = [ratio for other, ratio in row.speedups.items() if other != PRINTED]
         if what == PRINTED and ratios:
-            # Compare with the nearest ratio: the printed speed-up may be about a user's rate or about the server's rate,
-            # which differ if requests queue.
+            # Compare with the nearest ratio: the printed speed-up may be about a user's rate or about the server's
+            # rate, which differ if requests queue.
             ratio = min(ratios, key=speedup.apart)
             apart = speedup.apart(ratio)
             why = (
@@ -144,7 +144,7 @@ def _checks(row: PrintedRow) -> Iterator[Check]:
 
 
 def _unlike_lengths(row: PrintedRow, length: PrintedFigure) -> str:
-    """Words about the acceptance length that the printed rate implies, and why the printed length may differ from it."""
+    """Words about the length that the printed rate implies, and about why the printed length may differ from it."""
     tokens = row.readings.get(row.reading, UNKNOWN)
     gives = f"of {row.reading} tokens gives {tokens} per iteration"
     if not row.tool:

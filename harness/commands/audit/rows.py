@@ -201,7 +201,7 @@ SHORT_NAMES = {
 }
 # The names of figures about speed that are typed with a unit, as in 24.6ms or 41s.
 _SPEEDS_BY_UNIT = {"ms": "ms_per_token", "s": "latency_s"}
-# By the name of a tool, the kind of tokens of which its acceptance rate is a share. Without a name, the most usual kind.
+# For each tool, the kind of tokens of which its acceptance rate is a share. Without a tool's name, the most usual kind.
 READINGS = {"llama.cpp": "proposed", "vllm": "proposed", "dflash": "emitted", "": "proposed"}
 
 
@@ -247,8 +247,8 @@ class PrintedRow:
 
     @property
     def most_tokens(self) -> float:
-        """The tokens per iteration if every draft token were accepted; NaN if K is unknown, is only an upper limit, or is
-        the depth of a tree.
+        """The tokens per iteration if every draft token were accepted; NaN if K is unknown, is only an upper limit, or
+        is the depth of a tree.
         """
         return math.nan if self._is_limit else self.k + 1
 
@@ -291,7 +291,8 @@ class PrintedRow:
 
     @property
     def at_most(self) -> PrintedFigure:
-        """The speed-up if every draft token were accepted; unknown if a figure is, or if the figures contradict each other.
+        """The speed-up if every draft token were accepted; unknown if a figure is unknown, or if the figures contradict
+        each other.
         """
         most = self.most_tokens
         is_possible = self.steps.high >= 1 - NOISE and self.tokens.middle <= most
@@ -320,8 +321,8 @@ class PrintedRow:
 
     @property
     def other_readings(self) -> str:
-        """A note on the other meanings that the printed rate may have: `row 3: the rate is read as of proposed tokens; as
-        of emitted it gives 6.74 tokens, 2.58 steps`. Empty if a length is printed, or a tool is named.
+        """A note on the other meanings that the printed rate may have: `row 3: the rate is read as of proposed tokens;
+        as of emitted it gives 6.74 tokens, 2.58 steps`. Empty if a length is printed, or a tool is named.
         """
         readings = self.readings
         if self.tool or not readings or self.figure("tokens_per_iteration").is_known:

@@ -127,8 +127,8 @@ class PlanSettings(RunSettings):
 
     @property
     def _chosen_gpus(self) -> tuple[int, str, Sequence[Gpu]]:
-        """The number of GPUs (from `gpus`, or the 8 in `8xH100` and `8x40GB`); the name or the amount of memory; and the
-        GPUs with this name, the smallest first, or [] for an amount.
+        """The number of GPUs (from `gpus`, or the 8 in `8xH100` and `8x40GB`); the name or the amount of memory; and
+        the GPUs with this name, the smallest first, or [] for an amount.
         """
         typed = self.gpu_memory or ""
         match = re.match(r"(\d+) ?[x×] ?", typed)

@@ -49,7 +49,8 @@ class PlanRow(RunRow):
     )
     read_bytes: MaybeInt = figure("bytes that one forward pass of the target must read", "bytes")
     speculative_read_bytes: MaybeInt = figure(
-        "bytes that must be read per token with the draft, if all draft tokens are accepted", "bytes"
+        "bytes that must be read per token with the draft, if all draft tokens are accepted",
+        "bytes",
     )
     verification_steps: MaybeFloat = figure(
         "bytes that a verification reads / bytes that a step reads; above 1 if its tokens use different experts"

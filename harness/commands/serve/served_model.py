@@ -148,7 +148,7 @@ class ServedModel:
         return self.service.ask(arm, requests, put, body.stop)
 
     def race(self, body: Race) -> Future[dict[str, Any]]:
-        """Run both arms on one prompt for the web page, one after the other. No other request is answered during a race.
+        """Run both arms on one prompt for the web page, one after the other. No other request is answered then.
 
         Raises:
             Refusal: if the request exceeds a limit.
