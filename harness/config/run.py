@@ -55,7 +55,7 @@ class RunSettings:
             download.
         runner: how the models run. `eager` runs them as they are; `static` uses a cache of fixed size; `compiled`
             compiles them for such a cache. On a GPU `static` and `compiled` run as CUDA graphs, and `auto` is
-            `compiled` for latency and recovery and `static` for the others; elsewhere it is `static`.
+            `compiled` for latency and recovery and `static` for the others. On a CPU `auto` is `static`.
         engine: who generates.
     """
 

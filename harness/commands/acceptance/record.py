@@ -43,13 +43,14 @@ class AcceptanceSettings(PromptedSettings):
     Attributes:
         num_prompts: number of prompts to take from the set; `auto` takes at most 15, or at most 256 if they have
             answers.
-        texts_per_prompt: texts that are written for each prompt where the set has no answers; one at temperature 0,
-            where all would be the same.
-        up_to: K from 1 to this number, or to a larger one that is typed or that a server drafts with.
-        batch_size: texts that the target writes together, where there are no answers.
+        texts_per_prompt: number of texts that the target generates for each prompt without an answer; one at
+            temperature 0, because all would be identical.
+        up_to: the largest K for which acceptance is computed; a larger K that is typed, or with which a server drafts,
+            is computed, too.
+        batch_size: number of texts that the target generates together, for prompts without answers.
         card: what the draft's card promises at K: the acceptance length, or a rate, `82.2%` or below 1; None for none.
-        causes: conditions to measure as well: names separated by commas, `all` or `none`; `auto` measures all where an
-            engine does not accept what its weights do, a card is missed, or less than 20 % is accepted.
+        causes: conditions to measure as well: names separated by commas, `all` or `none`; `auto` measures all if an
+            engine does not accept what its weights predict, if a card is missed, or if less than 20 % is accepted.
     """
 
     ASKS_SPECULATIVE_ALONE = True

@@ -34,7 +34,7 @@ class LatencySettings(PromptedSettings, RepeatedSettings):
         budget: time limit for measuring, `10min`, without loading and the starts of servers; the result rests on what
             has been measured by then.
         num_warmup: number of batches that each arm decodes first, without counting them.
-        laps: for an engine that keeps requests in flight: number of laps, between which the arms alternate; `auto`
+        laps: number of laps, between which the arms alternate, for an engine that keeps requests in flight; `auto`
             depends on the number of prompts and the batch size.
     """
 

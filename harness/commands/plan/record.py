@@ -31,9 +31,9 @@ class PlanSettings(RunSettings):
             name, `A100` or `8xH100`. Of several sizes the smallest counts, unless it is named: `'A100 80GB'`.
         bandwidth: bandwidth of a GPU's memory, or of main memory, in GB/s.
         prompt_length: tokens of the longest prompt.
-        acceptance: for a speed-up below the highest one: the probability that a draft token is accepted if the earlier
-            ones were, `0.7` or `70%`; or as engines print it at one K: tokens per iteration, `3.2@4`, or the rate
-            accepted ÷ proposed, `56%@4`.
+        acceptance: the assumed acceptance, for a predicted speed-up: the probability that a draft token is accepted if
+            the earlier ones were, `0.7` or `70%`; or as engines print it at one K: tokens per iteration, `3.2@4`, or
+            the rate accepted ÷ proposed, `56%@4`.
     """
 
     IGNORES_OTHERS = True
