@@ -77,7 +77,7 @@ def report_pictures(directory: Path, page: Page) -> None:
         shown = page.evaluate("document.body.innerText")
         doubts = [doubt for doubt in DOUBTS if doubt in shown]
         if doubts:
-            sys.exit(f"{file} says {', '.join(doubts)}: measure again on a quiet machine")
+            sys.exit(f"{file} says {', '.join(doubts)}: measure again on an idle machine")
         pairs = "document.querySelector('.pairs')"
         if width == DESKTOP:
             picture(page, "report", "document.body", f"{pairs}.closest('section')", width)

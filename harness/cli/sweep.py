@@ -356,7 +356,8 @@ def print_sweep(
     if num_done < num_jobs:
         # The user must first repeat this command or correct a setting, so leave out the steps that the pages suggest.
         pages = {question: dataclasses.replace(page, next=()) for question, page in pages.items()}
-    # Leave out the first line, which is the page's question (the user knows it), and the last line, which is empty.
+    # Make the pages in two lengths. Leave out the first line, which is the page's question (the user knows it), and the
+    # last line, which is empty.
     short, full = (
         below_each_other(pages, part)[1:-1] if pages else [Line("Nothing was measured.")]
         for part in (in_short, in_full)

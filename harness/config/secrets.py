@@ -109,9 +109,11 @@ def _is_key_of_environment(name: str, value: str) -> bool:
 
 
 def secrets_in(words: Sequence[str]) -> Iterator[str]:
-    """Yield a name for each key in a command: the flag, variable or header that has the key as its value.
+    """Yield words about each key in a command, but never the key itself.
 
-    The key itself is never yielded. Commands within one word, as in `sh -c '...'`, are searched, too.
+    These are the name of the flag, variable or header that has the key as its value; `a key or password` for a key that
+    is recognised by its form; or `the value of NAME` for the value of an environment variable. Commands within one word,
+    as in `sh -c '...'`, are searched, too.
     """
     for word, following in itertools.pairwise([*words, ""]):
         flag, equals, value = word.replace("—", "--").partition("=")
@@ -128,7 +130,7 @@ def secrets_in(words: Sequence[str]) -> Iterator[str]:
 
 
 def secrets_in_word(word: str) -> Iterator[str]:
-    """Yield a name for each key in a word: `token` for `engine.extra={token: X}`."""
+    """Yield words about each key in a word, as `secrets_in` does: `token` for `engine.extra={token: X}`."""
     if not _TEXTS.match(word):
         for name, value in _NAME_AND_VALUE.findall(word):
             if _is_key(name, value):

@@ -76,7 +76,7 @@ def laps_to_ask(
     is asked once; each lap is a single prompt; or the set makes enough laps for an interval, and repeating prompts adds
     laps. Otherwise laps share prompts, and each is a unit by itself, so that an interval does not cover other prompts.
 
-    A fixed number of laps (`laps=`, or blocks) is such a case: repeating the same laps would make more of them. With 20
+    A fixed number of laps (blocks) is such a case: repeating the same laps would make more of them. With 20
     prompts, 40 asked, and `num_laps` always 10, there are ten laps of four prompts that share prompts. With `num_laps`
     dividing by two, there are ten laps of two prompts, each asked twice.
 

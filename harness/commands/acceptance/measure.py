@@ -190,7 +190,7 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
 
     def _finding(self, session: Session) -> AcceptanceFinding:
         row = row_in_question(self.rows(session))
-        return finding_of([row], row, self.causes)
+        return finding_of(row, self.causes)
 
     def _find_causes(self, session: Session, placed: PlacedPair | None) -> None:
         """Measure acceptance under other conditions that may explain it, if the settings ask for that, or if acceptance
@@ -404,10 +404,6 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
         for k, tokens in enumerate(intervals, start=1):
             figures = common | {"num_draft_tokens": k, "tokens_per_iteration": tokens}
             figures |= iterations.expected_acceptance(cuts, k)
-            # Only a draft with weights can have learned more than to propose the most frequent token.
-            if k == 1 and self.settings.draft_sampling is not None:
-                guess = iterations.relative_to_guess(cuts, token_ids, prompts, unit)
-                figures["relative_to_guess"] = guess
             if k == self.compared_k:
                 figures |= self.served | {"is_in_question": True}
                 figures["card_tokens_per_iteration"] = self.settings.promised_tokens

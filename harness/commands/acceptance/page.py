@@ -139,7 +139,7 @@ def _page_of_draft(draft: Draft) -> Page:
 
 
 def _finding(draft: Draft) -> AcceptanceFinding:
-    return finding_of(draft.run.rows, draft.row, rows_of(draft.run, AcceptanceCauseRow))
+    return finding_of(draft.row, rows_of(draft.run, AcceptanceCauseRow))
 
 
 # The beginnings of sentences that compare new answers under a condition with the answers of the run as typed.
@@ -163,9 +163,6 @@ def _sentences(row: AcceptanceRow, found: AcceptanceFinding) -> list[str]:
         tokens = f"{row.tokens_per_iteration or Interval():.2f} tokens per iteration"
         promised = f"{row.card_tokens_per_iteration:.2f} promised"
         sentences.append(f"{capitalised(found.card.words)}: {tokens}, {promised}")
-    if found.is_little and found.guess is not None and found.guess.relation == "below":
-        guess = "always guessing the texts' most frequent token"
-        sentences.append(f"No better than {guess}: the draft is untrained, or another model's")
     if found.explaining:
         causes = [statement.subject for statement in found.explaining]
         ways = " or ".join(

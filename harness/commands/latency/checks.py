@@ -155,19 +155,6 @@ def _regular_drafts(run: _Run) -> bool | None:
     return bool(regular.drafted or not row.drafted)
 
 
-def _not_quiet(run: _Run) -> bool | None:
-    row = run.last
-    if row.url is not None or None in (row.drifted, row.processor_share):
-        return None
-    return not row.was_quiet or run.rows[0].was_starved or bool(_busy_gpus(run))
-
-
-def _lowered_clocks(run: _Run) -> bool | None:
-    if not run.last.lowest_gpu_clock_mhz:
-        return None
-    return any(row.num_throttled_units for row in run.rows)
-
-
 @_each_arm
 def _finished(row: LatencyRow) -> str | None:
     """How many prompts an arm answered, if the run ended early; otherwise None."""
@@ -190,7 +177,7 @@ def _failures(run: _Run) -> str | None:
 
 @_each_arm
 def _empty(row: LatencyRow) -> str | None:
-    """How many of an arm's answers ended without a token."""
+    """How many of an arm's answers ended without a token; None if none did."""
     return f"{row.num_empty} of {row.num_prompts} {row.arm}" if row.num_empty else None
 
 
@@ -220,13 +207,13 @@ def _in_two_places(run: _Run) -> str | None:
 
 
 def _busy(run: _Run) -> str | None:
-    """The share of CPU time that the run got, if other programs left too little; None if they did not, or if the share
-    is unknown, as for a server on another machine.
+    """The share of CPU time that the run got, if other programs left too little. "" if they did not, and None if that
+    is unknown, as for a server that was already running.
     """
     row = run.last
     shares = [arm.processor_share for arm in run.rows if arm.processor_share is not None]
-    if not shares or not any(arm.was_starved for arm in run.rows):
-        return None
+    if not any(arm.was_starved for arm in run.rows):
+        return None if row.url is not None or not shares else ""
     load = f"load {row.load or 0:.1f} on {row.num_cores} cores"
     return f"{percent(min(shares))} of the CPU time it wanted ({load})"
 
@@ -240,8 +227,10 @@ def _low_acceptance(run: _Run) -> str | None:
     return f"{percent(rate, 1)}"
 
 
-def _busy_gpus(run: _Run) -> str:
-    """How the GPUs were busy with other programs, or slowed by heat or power; empty if they were not."""
+def _busy_gpus(run: _Run) -> str | None:
+    """How the GPUs were busy with other programs, or slowed by heat or power. "" if they were not, and None if nothing
+    was found but their clocks are unknown.
+    """
     row = run.last
     parts = []
     if row.other_gpu_processes:
@@ -251,6 +240,8 @@ def _busy_gpus(run: _Run) -> str:
         reason = f" ({row.gpu_throttled})" if row.gpu_throttled else ""
         clock = f" to {row.lowest_gpu_clock_mhz} MHz" if row.lowest_gpu_clock_mhz else ""
         parts.append(f"clocks were lowered{clock}{reason}")
+    if not parts and not row.lowest_gpu_clock_mhz:
+        return None
     return " and ".join(parts)
 
 
@@ -382,6 +373,7 @@ CHECKS = (
         "against",
         _busy,
         "The machine was busy: this run got {found}.",
+        held="machine otherwise idle",
     ),
     Check(
         "against",
@@ -438,11 +430,13 @@ CHECKS = (
         "against",
         _busy_gpus,
         "The GPUs were busy: {found}.",
+        held="GPUs otherwise idle",
     ),
     Check(
         "comparison",
         lambda run: run.last.drifted and run.last.drift,
         "The speed-up changed during the run: that of the second half is {found:.2f} times that of the first.",
+        held="no drift",
     ),
     Check(
         "comparison",
@@ -459,8 +453,6 @@ CHECKS = (
         held="no other client",
     ),
     Check("no verdict", _regular_drafts, "", held="regular arm drafted nothing"),
-    Check("against", _not_quiet, "", held="machine otherwise idle"),
-    Check("against", _lowered_clocks, "", held="clocks not lowered"),
     Check(
         "against",
         _impossible,

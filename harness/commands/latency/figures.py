@@ -164,7 +164,7 @@ _REASONS = (
 
 
 def reasons_table(pairs: Sequence[RankedRun]) -> Table:
-    """Why each pair is as fast as it is: tokens per iteration, costs, and the limit of its speed-up."""
+    """A table of the reasons for each pair's speed-up: tokens per iteration, costs, and the strongest limit."""
     drafting = [pair for pair in pairs if pair.row.mean_acceptance_length is not None]
     notes = []
     for pair in drafting:

@@ -77,13 +77,10 @@ def asks_again(settings: LatencySettings, prompt_set: PromptSet) -> bool:
 def lap_count(settings: LatencySettings, engine: Engine, num_prompts: int) -> int:
     """Return the number of laps for this many prompts.
 
-    laps=NUMBER                              that number
-    an engine with blocks                    one lap for each block
-    a single arm, several requests in flight 1
-    otherwise                                grows with the prompts (`choose_num_laps`)
+    an engine with blocks                     one lap for each block
+    a single arm, several requests in flight  1
+    otherwise                                 grows with the prompts (`choose_num_laps`)
     """
-    if settings.laps != "auto":
-        return settings.laps
     if engine.blocks is not None:
         return engine.blocks.number
     # Laps let the arms alternate, but fewer requests are in flight at the ends of laps. A single arm needs one lap.
@@ -250,8 +247,6 @@ class LatencyExperiment(Experiment[LatencySettings, LatencyRow]):
         enough = f"num_prompts={FEWEST_FOR_INTERVAL * size}"
         if blocks not in ("auto", 0):
             covers, enough = Coverage(blocks, "block"), f"engine.blocks={FEWEST_BLOCKS}"
-        elif settings.laps != "auto":
-            covers, enough = Coverage(settings.laps, "lap"), f"laps={FEWEST_FOR_INTERVAL}"
         elif size == 1:
             covers = Coverage(num_different, "prompt")
         elif engine_of(settings).queues:

@@ -78,7 +78,7 @@ def latency_page(runs: Sequence[Run[LatencyRow]]) -> Page | None:
 
 
 def _page_of_run(pair: RankedRun) -> Page:
-    """The page of a single run: the verdict, both arms, why, what to type next, and the figures behind it."""
+    """The page of a single run: the verdict, both arms, the reasons, next steps, and all figures."""
     run, verdict = pair.run, pair.verdict
     return Page(
         heading(run.last, settings_line(run.rows)),

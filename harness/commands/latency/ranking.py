@@ -226,7 +226,10 @@ def _label(pair: RankedRun, is_same_pair: bool) -> str:
 
 
 def _named(rivals: Sequence[RankedRun], is_same_pair: bool) -> str:
-    """`K=2: 0.81 (0.74 to 0.88) of its speed-up; K=8`, followed by the kind of these intervals."""
+    """The rivals in a sentence: each with its share of the reference's speed-up, if the share has an interval.
+
+    `K=2: 0.81 (0.74 to 0.88) of its speed-up; K=8 (simultaneous 95 % intervals)`
+    """
     names = []
     has_bounds = False
     for rival in rivals:

@@ -71,6 +71,7 @@ class GreedyTexts:
         elif score.differs:
             self.num_tied += 1
         self.num_tokens += len(score.margins)
+        # An `Answer` is a pair of a request and its record.
         self._add(divergence, *score.answer)
 
     def add(

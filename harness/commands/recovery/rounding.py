@@ -17,7 +17,7 @@ from harness.results.statistics.drawn_tokens import NO_ROUNDING, DrawnText, roun
 
 # For each sampling setting, rounding is estimated from this many texts.
 _NUM_READ_TWICE = 8
-# A key beside the names of sampling settings, for texts at the one place that many requests continue.
+# The key for texts at the one place that many requests continue. All other keys are names of sampling settings.
 _AT_PLACE = "at the one place"
 # The passes that decode may deviate from the eager model by this many times the deviation that rounding causes.
 _MOST_APART = 5.0

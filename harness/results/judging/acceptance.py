@@ -36,7 +36,6 @@ class AcceptanceFinding:
         texts: whether the texts are the model's own; None if the model did not read them.
         positions: the engine compared with its weights at each draft position.
         card: the draft compared with its card; None without one.
-        guess: the draft compared with always proposing the most frequent token; None if that was not computed.
         causes: one statement for each condition that was measured.
         explaining: readings of the same answers, under other conditions, in which the engine accepts what its weights
             do.
@@ -49,7 +48,6 @@ class AcceptanceFinding:
     texts: Statement | None
     positions: Sequence[Statement]
     card: Statement | None
-    guess: Statement | None
     causes: Sequence[Statement]
     explaining: Sequence[Statement]
     differing: Sequence[Statement]
@@ -57,7 +55,7 @@ class AcceptanceFinding:
 
     @property
     def statements(self) -> list[Statement]:
-        single = (self.engine, self.texts, self.card, self.guess)
+        single = (self.engine, self.texts, self.card)
         return [*filter(None, single), *self.positions, *self.causes]
 
     @property
@@ -74,13 +72,10 @@ class AcceptanceFinding:
         return self.engine is not None and not self.engine.is_judged_open
 
 
-def finding_of(
-    rows: Sequence[AcceptanceRow], row: AcceptanceRow, causes: Sequence[AcceptanceCauseRow]
-) -> AcceptanceFinding:
+def finding_of(row: AcceptanceRow, causes: Sequence[AcceptanceCauseRow]) -> AcceptanceFinding:
     """The conclusions from the rows of a run.
 
     Args:
-        rows: the rows of every K.
         row: the row of the K that the page is about.
         causes: the rows of all conditions, including those of the run as typed.
     """
@@ -113,9 +108,8 @@ def finding_of(
             differing.append(statement)
     is_little = row.acceptance_rate is not None and row.acceptance_rate < LITTLE
     is_little |= card is not None and card.relation == "below"
-    guess = _guess(rows)
     return AcceptanceFinding(
-        typed, engine, texts, positions, card, guess, statements, explaining, differing, is_little
+        typed, engine, texts, positions, card, statements, explaining, differing, is_little
     )
 
 
@@ -218,13 +212,6 @@ def _card(row: AcceptanceRow) -> Statement | None:
         return None
     tokens = row.tokens_per_iteration or Interval()
     return Statement.ordered("card", tokens, limit=promised, subject=row, figure=_TOKENS)
-
-
-def _guess(rows: Sequence[AcceptanceRow]) -> Statement | None:
-    for row in rows:
-        if row.relative_to_guess is not None:
-            return Statement.ordered("guess", row.relative_to_guess, subject=row, figure=_TOKENS)
-    return None
 
 
 def engine_in_words(engine: Statement) -> str:

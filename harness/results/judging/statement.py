@@ -14,7 +14,7 @@ Relation = Literal["above", "below", "open", "lossless", "lossy"]
 # The subject and the reference of each kind of comparison. pays: a speculative arm and its regular arm. compared: a run
 # and the reference of its series. changed: the accuracy of the two arms. lossless: texts and the target's distribution.
 # The other kinds are about acceptance. engine: an engine and its weights. texts: the engine's texts and the model's
-# own. card: a draft and its card. guess: a draft and always proposing the same token. cause: answers under another
+# own. card: a draft and its card. cause: answers under another
 # condition and those as typed.
 Kind = Literal[
     "pays",
@@ -24,7 +24,6 @@ Kind = Literal[
     "engine",
     "texts",
     "card",
-    "guess",
     "cause",
 ]
 
@@ -53,7 +52,6 @@ WORDS: Mapping[Kind, Mapping[str, str]] = {
     },
     "texts": {"above": "not the model's", "below": "not the model's", "open": "the model's"},
     "card": {"above": "above its card", "below": "below its card", "open": "as its card says"},
-    "guess": {"above": "learned", "below": "no better than a guess", "open": "cannot tell"},
     "cause": {
         "above": "accepts more",
         "below": "accepts less",

@@ -54,9 +54,6 @@ class AcceptanceRow(PromptedRow):
     repeated_share: MaybeFloat = figure(
         "share of the texts' tokens that end four tokens which the text had before"
     )
-    relative_to_guess: Interval | None = figure(
-        "tokens per iteration over those of one draft token that is always the texts' most frequent one; of K=1"
-    )
     fits: MaybeText = figure("what of the draft's stored files fits the model's, and what does not")
     card_tokens_per_iteration: MaybeFloat = figure(
         "what the draft's card promises, of the K that it is compared at", "tokens"

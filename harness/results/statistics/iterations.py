@@ -178,31 +178,6 @@ def expected_tokens_per_iteration(
     return intervals
 
 
-def relative_to_guess(
-    cuts: Sequence[Cut],
-    token_ids: Sequence[Sequence[int]],
-    prompts: Sequence[Hashable],
-    unit: str = "prompt",
-) -> Interval:
-    """Return the draft's tokens per iteration at K=1, relative to a drafter that always proposes the most frequent
-    token.
-
-    That is the token that is most frequent in all texts together.
-
-    Args:
-        cuts: [num_texts], the draft's.
-        token_ids: [num_texts], the texts.
-        prompts, unit: as in `expected_tokens_per_iteration`.
-    """
-    following = [np.array(ids[1:]) for ids in token_ids]
-    values, numbers = np.unique(np.concatenate(following), return_counts=True)
-    commonest = values[numbers.argmax()]
-    guesses = [cut((ids == commonest)[:, np.newaxis]).iterations[0] for ids in following]
-    of_draft = [text.iterations[0] for text in cuts]
-    tops, bottoms = ([totals_by_unit(totals, prompts)] for totals in (guesses, of_draft))
-    return ratio_of_totals(tops, bottoms, unit)
-
-
 def expected_acceptance(cuts: Sequence[Cut], num_draft_tokens: int) -> dict[str, Any]:
     """The figures of acceptance that follow from the cuts for one K, by the names of their columns; {} if nothing was
     proposed.
