@@ -112,7 +112,7 @@ def secrets_in(words: Sequence[str]) -> Iterator[str]:
     """Yield words about each key in a command, but never the key itself.
 
     These are the name of the flag, variable or header that has the key as its value; `a key or password` for a key that
-    is recognised by its form; or `the value of NAME` for the value of an environment variable. Commands within one word,
+    is recognised by its form; or `the value of NAME` for that of an environment variable. Commands within one word,
     as in `sh -c '...'`, are searched, too.
     """
     for word, following in itertools.pairwise([*words, ""]):
