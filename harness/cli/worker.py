@@ -54,7 +54,7 @@ _ENDING_S = 10.0
 
 @dataclass(frozen=True)
 class Job:
-    """One run of an experiment, alone or in a sweep.
+    """One run of a command: a single run, or a job of a sweep.
 
     Attributes:
         command: the command's name, such as `latency`.

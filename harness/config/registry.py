@@ -55,8 +55,9 @@ def classes_of(module: str, **classes: str) -> dict[str, str]:
 
 
 class Registry(Generic[AnyRecord]):
-    """Records of one kind, by their names: built-in ones, and a user's ones, whose names have the form
-    `./file.py:Name`, with the name of a class or an object in the file.
+    """Records of one kind, by their names: built-in records, and records in a user's files.
+
+    A record in a user's file is named after a class or an object in the file: `./file.py:Name`.
 
     Args:
         setting: the setting that names a record, for errors: `draft`.

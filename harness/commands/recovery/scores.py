@@ -198,11 +198,11 @@ class Scores:
                 self._logprob_errors.append(abs(came - own))
 
     def rounding_of_drawn(self) -> float:
-        """The difference between the log-probabilities that an engine sent with drawn tokens and the reference's which
-        only the share `_FEW` exceeds.
+        """How much the log-probabilities that an engine sent with drawn tokens differ from the reference's.
 
-        0 if the engine sent none, or if the difference is too large for rounding: then they are not log-probabilities
-        of the model itself, for example because they were computed after top-k.
+        This is the largest difference after the share `_FEW` with the largest differences is left out. 0 if the engine
+        sent no log-probabilities, or if the result is too large for rounding: then they are not those of the model
+        itself, for example because they were computed after top-k.
         """
         if not self._logprob_errors:
             return 0.0
@@ -271,8 +271,8 @@ def verified_places(record: RequestRecord) -> VerifiedPlaces | None:
             is_bonus = num_accepted == num_proposed
             (places.bonus if is_bonus else places.recovered).append(index)
         index += 1
-    # The record should account for all tokens except the last. If more are missing, iterations without a proposal are
-    # not in the record, and the places are unknown.
+    # The record should account for all tokens except the last, which may be decided without a proposal. If more are
+    # missing, iterations without a proposal are not in the record, and the places are unknown.
     is_whole = index >= record.num_tokens - 1
     return places if record.outcomes and record.outcomes_in_order and is_whole else None
 
