@@ -1,4 +1,4 @@
-"""Copies lists of numbers to a device without waiting for it."""
+"""Copies lists of numbers to a device without waiting for the device, and pads rows of tokens."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ def to_device(
 ) -> Tensor:
     """Copy numbers [n] or [B, n] to an int64 tensor on `device`.
 
-    `torch.tensor(numbers, device="cuda")` waits until the device has finished all queued work. A
-    copy from pinned memory only joins the queue.
+    `torch.tensor(numbers, device="cuda")` would wait until the device has finished all queued work. A copy from pinned
+    memory is only added to the queue.
     """
     first = numbers[0] if numbers else None
     if isinstance(first, int) and all(number == first for number in numbers):
-        # Filling costs less than a copy.
+        # Filling a tensor takes less time than copying one.
         return torch.full((len(numbers),), first, dtype=torch.long, device=device)
     if torch.device(device).type != "cuda":
         return torch.tensor(numbers, dtype=torch.long, device=device)
