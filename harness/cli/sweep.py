@@ -141,8 +141,8 @@ def run_job(config: Any, servers: Servers) -> Sequence[RunRow]:
     If the job fails, its rows contain the error, which is not raised.
 
     Raises:
-        SettingError: a setting is wrong.
-        RunError: a file of rows cannot be written.
+        SettingError: a setting is wrong, or `results.file` cannot be written.
+        RunError: another file of rows cannot be written.
         KeyboardInterrupt: the job was interrupted. The rows that it had written by then are in the sweep's file.
     """
     hydra = HydraConfig.get()

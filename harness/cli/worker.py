@@ -113,7 +113,7 @@ class Job:
         """Return the run's rows. If the run wrote none, first write rows that state this error, without loading models.
 
         Raises:
-            RunError: the rows cannot be written.
+            SettingError or RunError: the rows cannot be written.
         """
         rows: Sequence[RunRow] = self.rows()
         if not rows:

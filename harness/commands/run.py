@@ -159,7 +159,7 @@ def record_failure(
     """Write and return rows with the error that ended a run before it wrote any rows.
 
     Raises:
-        RunError: if the rows cannot be written.
+        SettingError or RunError: if the rows cannot be written.
     """
     experiment = measurement(command).begin(settings)
     session = Session(experiment, settings, directory, None, run_id)
