@@ -82,9 +82,9 @@ class RankedRun(Member):
     def remark(self) -> str:
         """The words in the column after the speed-up; empty if there is nothing to remark.
 
-        the machine was busy                             busy
-        significantly faster than all of its series      best
-        compared with no other run                       the words of its verdict, then busy if it was
+        if runs of the series are compared    `busy` if the machine was busy; otherwise `best` if this run is
+                                              significantly faster than all others
+        otherwise                             the words of the verdict, then `busy` if the machine was busy
         """
         disturbed = "" if self.row.was_quiet else "busy"
         if self.series.standings:
