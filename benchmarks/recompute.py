@@ -146,7 +146,7 @@ def latency(rows: pd.DataFrame, prompts: pd.DataFrame) -> Figures:
 
 
 def evaluation(rows: pd.DataFrame, answers: pd.DataFrame) -> Figures:
-    """The rows of `eval` for single seeds, with their recomputed figures: accuracy, and the bounds of Wald's interval."""
+    """The rows of `eval` for single seeds, with their recomputed figures: accuracy, and the bounds of Wald's method."""
     found = []
     for _, row in rows[rows.seed.astype(str) != "all"].iterrows():
         own = answers[(answers.arm == row.arm) & (answers.seed == int(row.seed))]
