@@ -13,11 +13,11 @@ Settings = TypeVar("Settings")
 
 
 def read_arguments(kind: type[Settings], words: Words) -> tuple[Settings, list[str]]:
-    """Read the typed settings, and return them and all other words, in their order.
+    """Read the settings among the words, and return them and all other words, in their order.
 
     Args:
-        kind: a dataclass of texts or literals with defaults. A field of type `list[str]` collects every value that is
-            typed for it.
+        kind: a dataclass whose fields have defaults, and the types `str`, `Literal` or `list[str]`. A list collects
+            every value that is typed for it; other settings may be typed once.
 
     Raises:
         SettingError: for an unknown setting or option, a setting that is typed twice, or a value that is not among its

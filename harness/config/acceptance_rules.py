@@ -1,8 +1,8 @@
-"""Rules of acceptance by name, which decide which draft tokens are kept: the built-in rules, and the user's own.
+"""The acceptance rules by their names. A rule decides which draft tokens are kept. A user may add one in a file.
 
-This module imports no torch: it names each rule's function by its path, and the function is imported when a run
-decodes. All that the instrument says of a rule follows from the rule's record. A new rule is a class here and a
-function in `harness/local/decoding/verify.py`. A setting of its own is also a field of `DecodingSettings`.
+This module imports no torch: it contains the path of each rule's function, which is imported when a run decodes. Every
+statement about a rule, such as that it is lossless, follows from the rule's record. To add a rule, write a class here
+and a function in `harness/local/decoding/verify.py`. If the rule has a setting, add a field to `DecodingSettings`.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from harness.config.registry import Record, Registry
 
 
 class AcceptanceRule(Record):
-    """A rule of acceptance, chosen by `decoding.rule=NAME`.
+    """An acceptance rule, chosen by `decoding.rule=NAME`.
 
-    A user's own rule is a subclass with a method `verify`, in a file (`decoding.rule=./fly.py:Fly`). The method is
-    called after every pass of the target, for a whole batch. It gets and returns tensors, and must not read one on the
-    host.
+    A user's rule is a subclass with a method `verify`, in a file (`decoding.rule=./fly.py:Fly`). The method is called
+    after every pass of the target, for a whole batch. Its argument and result consist of tensors, none of which it may
+    read on the host.
 
     Attributes:
         name: the name in `decoding.rule=`.
         lossless: whether the output follows the target's distribution at temperatures above 0.
-        lossless_greedily: whether texts at temperature 0 are the target's; None if `lossless` also holds for these.
-        tests_each_token: whether a token's acceptance depends only on its own test and the tests before it. The number
-            accepted of fewer than K tokens then follows from the number accepted of K.
-        redraws: whether each iteration draws new random numbers for its draft tokens.
+        lossless_greedily: whether texts at temperature 0 are the target's texts; None if `lossless` decides this, too.
+        tests_each_token: whether the acceptance of a token depends only on the test of this token and of those before
+            it. Then the acceptance for a smaller K follows from the acceptance for K.
+        redraws: whether each iteration uses new random numbers, not those that belong to the tokens' positions.
         closed_form: whether the acceptance of a given text can be computed from the text's probabilities.
         parameters: the rule's settings in `decoding`, with their defaults. A `lossless` rule is lossless at the
             defaults.
@@ -40,7 +40,7 @@ class AcceptanceRule(Record):
     redraws: ClassVar[bool] = False
     closed_form: ClassVar[bool] = False
     parameters: ClassVar[Mapping[str, float]] = {}
-    # Where the function of a built-in rule is. It is imported when a run decodes. Empty for a rule with its own
+    # The path of a built-in rule's function, which is imported when a run decodes. Empty for a class that has a method
     # `verify`.
     _path: ClassVar[str] = ""
 
@@ -53,14 +53,14 @@ class AcceptanceRule(Record):
         return self.lossless
 
     def verify(self, offer: Any) -> Any:
-        """Return the `Verdict` over an `Offer` (both are in `harness/local/decoding/verify.py`).
+        """Return the `Verdict` on an `Offer` (both are classes in `harness/local/decoding/verify.py`).
 
-        A pure function, which gets the rule's parameters as keyword arguments.
+        Must be a pure function. The rule's parameters are passed as keyword arguments.
         """
         raise NotImplementedError
 
     def verification(self, chosen: Any) -> Callable[[Any], Any]:
-        """Return the function that judges an `Offer`, with the parameters that these `DecodingSettings` have."""
+        """Return the function from `Offer` to `Verdict`, with the values of the parameters in `DecodingSettings`."""
         function: Callable[..., Any] = (
             pkgutil.resolve_name(self._path) if self._path else self.verify
         )
@@ -109,8 +109,8 @@ PARAMETERS = {
 
 
 def changed_parameters(chosen: Any) -> dict[str, Any]:
-    """Return the rules' parameters that differ from their defaults, of `DecodingSettings` or of a row."""
-    # In a row, `settings` holds the parameters that have no column of their own.
+    """Return the parameters of acceptance rules whose values in `DecodingSettings` or in a row are not the defaults."""
+    # In a row, parameters without a column are in `settings`.
     further = getattr(chosen, "settings", None) or {}
     values = {
         name: getattr(chosen, name, further.get(f"decoding.{name}", default))
@@ -120,9 +120,9 @@ def changed_parameters(chosen: Any) -> dict[str, Any]:
 
 
 def tests_each_token(rule: str | None) -> bool:
-    """Return whether the rule of a row tests each token by itself.
+    """Return whether the rule with this name, from a row, tests each token by itself.
 
-    Also true for rules that are not loaded here and for rows without a rule.
+    True for a user's rule that is not loaded in this process, and for None.
     """
     record = None if rule is None else RULES.loaded(rule)
     return record is None or record.tests_each_token

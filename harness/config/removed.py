@@ -1,4 +1,4 @@
-"""What to type instead of a command, setting or value that an earlier version had."""
+"""The replacements for commands, settings and values that earlier versions had."""
 
 from __future__ import annotations
 

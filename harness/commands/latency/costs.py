@@ -13,15 +13,17 @@ from harness.results.prompt_times import pairs_of, wait_for
 from harness.results.rows.prompts import drafts_of
 from harness.results.runs import Run
 
-# An iteration includes a pass of the target, so it takes at least one regular step. Starts of the same program differ
-# by a few per cent, and times on a busy machine by more; an iteration that takes less than this was measured wrongly.
+# An iteration includes a pass of the target, so it should take at least one regular step. Measured times vary by a few
+# per cent between starts of the same program, and by more on a busy machine. So an iteration is taken for wrongly
+# measured only if it takes less than this many regular steps.
 _LEAST_STEPS = 0.8
-# A draft that proposes fewer tokens per iteration than this gains little even if all are accepted and cost nothing.
+# A draft that proposes fewer tokens per iteration than this gives a speed-up below 1.25 even if all of these tokens are
+# accepted and cost nothing.
 _SELDOM = 0.25
 
 
 class StepCosts(NamedTuple):
-    """Times in regular steps, of drafting one token (c) and of verifying all K (v)."""
+    """Costs in regular steps: `draft` (c) for one draft token, `verify` (v) for verifying a whole proposal."""
 
     draft: float
     verify: float
@@ -35,7 +37,7 @@ def costs_in_steps(regular: LatencyRow | None, row: LatencyRow) -> StepCosts | N
     proposed = row.mean_num_draft_tokens
     if not step_ms or not proposed:
         return None
-    # Both times are times of a whole iteration.
+    # `draft_ms` and `verify_ms` are times per iteration.
     return StepCosts(row.draft_ms / proposed / step_ms, row.verify_ms / step_ms)
 
 
@@ -47,7 +49,7 @@ def main_limit(
     Args:
         tokens: mean number of tokens that an iteration yields.
         proposed: mean number of draft tokens per iteration.
-        slow_drafting: why drafting takes as long as it does, in words.
+        slow_drafting: the words for slow drafting, if that is the limit.
     """
     drafting = proposed * costs.draft
     ideals = {
@@ -61,7 +63,9 @@ def main_limit(
 
 
 def share_of_predicted(row: LatencyRow) -> float | None:
-    """Measured over predicted speed-up, for decoding alone if that was measured; None if either is unknown."""
+    """The measured speed-up (the decode-only one, if it was measured) divided by the predicted one; None if either is
+    unknown.
+    """
     measured = row.speedup if row.decode_speedup is None else row.decode_speedup
     if measured is None or not row.predicted_speedup:
         return None
@@ -69,8 +73,9 @@ def share_of_predicted(row: LatencyRow) -> float | None:
 
 
 def held_back(regular: LatencyRow | None, row: LatencyRow) -> str | None:
-    """The strongest limit of the speed-up, as `main_limit` words it; None if costs are unknown, or other programs kept
-    the machine busy.
+    """The strongest limit of the speed-up, in the words of `main_limit`, or that the draft seldom proposes.
+
+    None if a cost or the predicted speed-up is unknown, or if other programs kept the machine busy.
     """
     costs = costs_in_steps(regular, row)
     if costs is None or row.predicted_speedup is None or row.was_starved:
@@ -88,10 +93,10 @@ def held_back(regular: LatencyRow | None, row: LatencyRow) -> str | None:
 
 
 def share_of_iteration(run: Run[LatencyRow]) -> float | None:
-    """A regular step as a share of an iteration's time; None if one of the two is unknown, or the share is impossible.
+    """A regular step's time as a share of an iteration's time; None if either time is unknown, or the share impossible.
 
-    Both times are per token after an answer's first, which can be measured with any server. They are over the prompts
-    that both arms finished, if the rows of the prompts are known.
+    Both are computed from the time per token after the first token, which can be measured with any server. If the rows
+    of the prompts are known, only prompts that both arms finished count.
     """
     regular, row = run.row("regular"), run.last
     step_ms = None if regular is None else _step_ms(regular)
@@ -106,13 +111,17 @@ def share_of_iteration(run: Run[LatencyRow]) -> float | None:
             for arm_answers in (regular_answers, answers)
         )
         if min(*steps, *decoding) > 0:
-            # If a server reports no iterations: as many as its tokens take at the run's mean.
+            # If a server does not report the iterations of each answer, their number follows from the run's mean tokens
+            # per iteration.
             num_iterations = drafts_of(answers).known_iterations or decoding.num_tokens / tokens
             share = (steps.ms / steps.num_tokens) / (decoding.ms / num_iterations)
     return share if 0 < share <= 1 / _LEAST_STEPS else None
 
 
 def _step_ms(regular: LatencyRow) -> float | None:
-    """The ms of a regular step; None if unknown, and for the first of two commands, which may draft, too."""
+    """The ms of a regular step; None if it is unknown, or if the regular arm drafts or may draft.
+
+    With two commands, the first one may draft, too.
+    """
     is_regular = regular.arm == "regular" and regular.draft != SECOND_COMMAND
     return regular.ms_per_token_after_first if is_regular and not regular.drafted else None

@@ -14,8 +14,8 @@ from harness.measuring.rows import LatencyRow
 from harness.results.rows.prompts import LatencyPromptRow
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL
 
-# How many prompts are measured by default. With several requests in flight it is as many as an interval needs, but at
-# most the second number.
+# How many prompts are measured by default: with one request in flight the first number. With more in flight it is as
+# many as an interval needs, but at most the second number.
 _PROMPTS = 15
 _MOST_PROMPTS = 1024
 
@@ -150,7 +150,11 @@ class Latency(Command[LatencySettings, LatencyRow]):
     further_rows = (LatencyPromptRow,)
 
     def line(self, rows: Sequence[LatencyRow]) -> str:
-        """The speed-up, or the time per token without one; the speculative arm's row is the last."""
+        """The speed-up, or the time per token without one.
+
+        Args:
+            rows: the rows of one run; the last is that of the speculative arm.
+        """
         from harness.commands.latency.answer import result_line
 
         return result_line(rows[-1]) + ("" if rows[-1].was_quiet else ", busy")
