@@ -90,13 +90,11 @@ class World:
         named: part of the sentence that names the planted cause; empty for a sound pair.
         client: settings of the run.
         server: settings of `harness serve`; None for no server.
-        command: the command of a server, for after `--`; () for none.
     """
 
     named: str
     client: Sequence[str]
     server: Sequence[str] | None = None
-    command: Sequence[str] = ()
 
 
 def copied(name: str, change: Callable[[Path], object]) -> str:
@@ -269,8 +267,6 @@ def finding_of(world: World, directory: Path) -> list[str]:
         if url and "chat=true" not in world.client:
             address.append("chat=false")
         words = ["harness", "acceptance", *_ASKED, *address, *world.client]
-        if world.command:
-            words += ["--", *world.command]
         done = subprocess.run(words, cwd=directory, capture_output=True, text=True)
     results = sorted(directory.rglob("result.json"))
     if not results:

@@ -352,9 +352,6 @@ def _check_page(found: Found, page: Page, planted: Callable[[Any], float], round
         for _, text in part.why:
             if "would give" in text and speedups:
                 found.check("a cause of a loss", is_false=min(speedups) >= 1 - rounding)
-    for step in page.next:
-        if re.match("none pays|it does not pay", step.text) and speedups:
-            found.check("none pays", is_false=max(speedups) > 1 + rounding)
 
 
 def _check_marks(found: Found, runs: Sequence[Run[Any]], planted: Callable[[Any], float]) -> None:

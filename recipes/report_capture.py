@@ -33,7 +33,7 @@ from browser import Page, browser  # noqa: E402
 
 SWEEP = ["draft=tiny_draft,tiny_eagle3,lookup", "K=2,4,8", "num_prompts=10"]
 # Words that must not be on a page of which a picture is made.
-DOUBTS = ("not quiet", "are not ordered", "Without a verdict")
+DOUBTS = ("busy", "are not ordered", "Without a verdict")
 PROMPT = "Paul was a shy hedgehog who lived near the village. In"
 PORT = 5711
 # So many colours are enough for the pages' colours and the edges of letters, and take a third of the bytes.

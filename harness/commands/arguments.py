@@ -20,7 +20,7 @@ def read_arguments(kind: type[Settings], words: Words) -> tuple[Settings, list[s
             every value that is typed for it; other settings may be typed once.
 
     Raises:
-        SettingError: for an unknown setting or option, a setting that is typed twice, or a value that is not among its
+        SettingError: for an unknown setting or option, a setting that is given twice, or a value that is not among its
             choices.
     """
     words.check()
@@ -37,7 +37,7 @@ def read_arguments(kind: type[Settings], words: Words) -> tuple[Settings, list[s
                 values.setdefault(name, []).append(text)
                 continue
             if name in values:
-                raise SettingError(name, f"is typed twice: {values[name]} and {text}")
+                raise SettingError(name, f"is given twice: {values[name]} and {text}")
             choices = get_args(types[name])
             if choices and text not in choices:
                 rule = f"must be {' or '.join(choices)}{nearest(text, choices)}"
