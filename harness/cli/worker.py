@@ -85,9 +85,8 @@ class Job:
         Raises:
             HarnessError: the error that ended the job. Rows of what was measured before are written by then.
         """
-        command = measurement(self.command)
-        signals.load(command.module)
-        if engine_of(self.settings).in_process and command.uses_models(self.settings):
+        signals.load(measurement(self.command).module)
+        if engine_of(self.settings).in_process:
             if SLOWEST_MODULE not in sys.modules:
                 note("importing torch and transformers")
             # `signals.load` postpones signals, because an exception that a signal handler raises during this import

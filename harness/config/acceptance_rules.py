@@ -2,14 +2,14 @@
 
 This module imports no torch: it contains the path of each rule's function, which is imported when a run decodes. Every
 statement about a rule, such as that it is lossless, follows from the rule's record. To add a rule, write a class here
-and a function in `harness/local/decoding/verify.py`. If the rule has a setting, add a field to `DecodingSettings`.
+and a function in `harness/local/decoding/verify.py`.
 """
 
 from __future__ import annotations
 
 import functools
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from harness.config.registry import Record, Registry
@@ -30,8 +30,7 @@ class AcceptanceRule(Record):
             it. Then the acceptance for a smaller K follows from the acceptance for K.
         redraws: whether each iteration uses new random numbers, not those that belong to the tokens' positions.
         closed_form: whether the acceptance of a given text can be computed from the text's probabilities.
-        parameters: the rule's settings in `decoding`, with their defaults. A `lossless` rule is lossless at the
-            defaults.
+        takes_lenience: whether it has the setting `decoding.lenience`. A `lossless` rule is lossless at lenience 1.
     """
 
     lossless: ClassVar[bool] = False
@@ -39,15 +38,13 @@ class AcceptanceRule(Record):
     tests_each_token: ClassVar[bool] = False
     redraws: ClassVar[bool] = False
     closed_form: ClassVar[bool] = False
-    parameters: ClassVar[Mapping[str, float]] = {}
+    takes_lenience: ClassVar[bool] = False
     # The path of a built-in rule's function, which is imported when a run decodes. Empty for a class that has a method
     # `verify`.
     _path: ClassVar[str] = ""
 
     def is_lossless(self, temperature: float) -> bool:
-        """Return whether the output follows the target's distribution at this temperature, with the default
-        parameters.
-        """
+        """Return whether the output follows the target's distribution at this temperature and lenience 1."""
         if temperature == 0 and self.lossless_greedily is not None:
             return self.lossless_greedily
         return self.lossless
@@ -55,17 +52,18 @@ class AcceptanceRule(Record):
     def verify(self, offer: Any) -> Any:
         """Return the `Verdict` on an `Offer` (both are classes in `harness/local/decoding/verify.py`).
 
-        Must be a pure function. The rule's parameters are passed as keyword arguments.
+        Must be a pure function. It also gets `lenience` as a keyword argument if the rule takes it.
         """
         raise NotImplementedError
 
     def verification(self, chosen: Any) -> Callable[[Any], Any]:
-        """Return the function from `Offer` to `Verdict`, with the values of the parameters in `DecodingSettings`."""
+        """Return the function from `Offer` to `Verdict`, with the lenience in `DecodingSettings`."""
         function: Callable[..., Any] = (
             pkgutil.resolve_name(self._path) if self._path else self.verify
         )
-        parameters = {name: getattr(chosen, name) for name in self.parameters}
-        return functools.partial(function, **parameters) if parameters else function
+        if not self.takes_lenience:
+            return function
+        return functools.partial(function, lenience=chosen.lenience)
 
 
 class _Plain(AcceptanceRule):
@@ -80,7 +78,7 @@ class _Plain(AcceptanceRule):
 class _Google(_Plain):
     """The rule of `_Plain` with the lenience of Leviathan et al., appendix A.5."""
 
-    parameters: ClassVar[Mapping[str, float]] = {"lenience": 1.0}
+    takes_lenience = True
 
 
 class _Block(_Plain):
@@ -102,21 +100,10 @@ RULES = Registry(
 )
 
 
-# The parameters of the built-in rules, with their defaults.
-PARAMETERS = {
-    name: default for rule in RULES.all().values() for name, default in rule.parameters.items()
-}
-
-
-def changed_parameters(chosen: Any) -> dict[str, Any]:
-    """Return the parameters of acceptance rules whose values in `DecodingSettings` or in a row are not the defaults."""
-    # In a row, parameters without a column are in `settings`.
-    further = getattr(chosen, "settings", None) or {}
-    values = {
-        name: getattr(chosen, name, further.get(f"decoding.{name}", default))
-        for name, default in PARAMETERS.items()
-    }
-    return {name: value for name, value in values.items() if value not in (None, PARAMETERS[name])}
+def changed_lenience(chosen: Any) -> float | None:
+    """Return the lenience of `DecodingSettings` or of a row; None if it is 1, or the row has none."""
+    lenience: float | None = getattr(chosen, "lenience", None)
+    return None if lenience == 1 else lenience
 
 
 def tests_each_token(rule: str | None) -> bool:

@@ -19,7 +19,6 @@ from harness.engines.arrivals import Arrival, Origin
 from harness.engines.counts import Counts
 from harness.engines.door.reading import Reference
 from harness.engines.requests import Load, RequestRecord
-from harness.results.drafts import Drafts
 
 Message = Mapping[str, Any]
 
@@ -83,7 +82,8 @@ class Request:
         ends: texts that end the answer, for servers that do not support `stop_tokens`. Such a server omits this text
             from the answer.
         with_logprobs: whether the server is asked for the log-probability of each token.
-        leave_after: the number of tokens after which the rest of the answer is not needed; None if all is needed.
+        leave_after: the number of tokens after which a server's client does not wait for the rest of the answer; None
+            to wait for all. Engines in this process give whole answers.
         may_be_empty: whether an answer without a token is valid. If not, it is a failure.
         read_alone: whether no other prompt may be read in the same pass, so that rounding does not depend on other
             requests.
@@ -170,7 +170,6 @@ class Traits:
         stops_at_tokens: whether it ends an answer at any token of `Request.stop_tokens`.
         never_drawn: tokens that it never draws with `ignore_eos`, because then it bans all tokens that end a text.
         salts: whether its prefix cache respects `Request.salt`; None if it keeps no cache between questions.
-        ended_by: sampling parameters that may crash the server, each with the name of a program that it crashed.
     """
 
     reports_token_ids: bool = True
@@ -179,7 +178,6 @@ class Traits:
     stops_at_tokens: bool = True
     never_drawn: frozenset[int] = frozenset()
     salts: bool | None = None
-    ended_by: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -290,10 +288,6 @@ class Answered:
         """The token ids of each prompt, with the record of its request. `question` must not be None."""
         assert self.question is not None
         return list(zip(self.question.prompts, self.requests, strict=True))
-
-    @property
-    def acceptance(self) -> Drafts:
-        return Drafts.of(outcome for request in self.requests for outcome in request.outcomes)
 
     @property
     def num_tokens(self) -> int:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from harness.config.acceptance_rules import PARAMETERS, RULES
+from harness.config.acceptance_rules import RULES
 from harness.config.installation import is_installed
 from harness.config.machine import cpu_name, gpu_names, num_usable_cores
 from harness.config.methods import METHODS
@@ -94,20 +94,17 @@ def hub_commit(repository: str, revision: str | None, repo_type: str = "model") 
     """
     if not is_installed("huggingface_hub"):
         return None
-    from huggingface_hub import constants
-    from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.file_download import repo_folder_name
+    import huggingface_hub
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
     try:
-        name = repo_folder_name(repo_id=repository, repo_type=repo_type)
-    except HFValidationError:
+        snapshot = huggingface_hub.snapshot_download(
+            repository, repo_type=repo_type, revision=revision, local_files_only=True
+        )
+    except (HFValidationError, LocalEntryNotFoundError):
         # This is the name of a missing directory, and not a valid repository name. Loading the model reports the error.
         return None
-    cache = Path(constants.HF_HUB_CACHE) / name
-    if revision and (cache / "snapshots" / revision).is_dir():
-        return revision
-    reference = cache / "refs" / (revision or "main")
-    return reference.read_text().strip() if reference.is_file() else None
+    return Path(snapshot).name
 
 
 AnyRow = TypeVar("AnyRow", bound=Row)
@@ -122,7 +119,7 @@ _NOT_MEASURED = (
     "force",
 )
 # Settings of `decoding` that have no effect without a draft, so that one measurement serves all their values.
-OF_THE_DRAFT = ("num_draft_tokens", "rule", *PARAMETERS, "synthetic_acceptance")
+OF_THE_DRAFT = ("num_draft_tokens", "rule", "lenience", "synthetic_acceptance")
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _SOURCES = (".py", ".csv")

@@ -35,7 +35,6 @@ class _LatencySettings(PromptedRow, ComparedRow):
         "repeat",
     )
     pooled_runs: list[str] | None = pooled("none", "ids of the pooled runs")
-    num_warmup: MaybeInt = setting("warm-up batches that were not counted", "num_warmup")
 
 
 @dataclass(frozen=True, kw_only=True)

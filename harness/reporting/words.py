@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import re
 import shlex
@@ -10,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from harness.config.acceptance_rules import PARAMETERS, RULES, changed_parameters
+from harness.config.acceptance_rules import RULES, changed_lenience
 from harness.config.amounts import counted
 from harness.config.command_line import Words, setting_in
 from harness.config.model_names import SECOND_COMMAND
@@ -155,8 +154,8 @@ def lossy_rule(row: Any) -> str | None:
     is_lossless = record is not None and record.is_lossless(row.temperature)
     if rule and row.lossy and not is_lossless:
         return f"rule {rule}"
-    changed = changed_parameters(row).items()
-    return ", ".join(f"{name} {value:g}" for name, value in changed) or None
+    lenience = changed_lenience(row)
+    return None if lenience is None else f"lenience {lenience:g}"
 
 
 def lossy_warning(row: Any) -> str | None:
@@ -242,9 +241,6 @@ def in_words(row: RunRow, column: str) -> str | None:
         return None if column in _PLACES else ""
     # Only the last part of a path is shown, because copies of one model are in different directories.
     text = called(f"./{value}") if column in _PLACES else _as_text(value)
-    if entry.removeprefix("decoding.") in PARAMETERS:
-        # The parameters are already among the words for the rule.
-        return ""
     if entry.startswith("vary."):
         return f"{entry.removeprefix('vary.')}={text}"
     if entry and isinstance(value, list):
@@ -303,14 +299,14 @@ def _rule(row: RunRow) -> str:
     return f"{by} (lossy)" if by in (rule, f"rule {rule}") else f"rule {rule}"
 
 
-def _parameter(name: str, row: RunRow) -> str:
-    value = changed_parameters(row).get(name)
-    if value is None:
+def _lenience(row: RunRow) -> str:
+    lenience = changed_lenience(row)
+    if lenience is None:
         return ""
-    # A lossless rule is lossless only with the defaults of its parameters. For a lossy rule, the words for the rule
-    # already say that it is lossy.
+    # A lossless rule is lossless only at lenience 1. For a lossy rule, the words for the rule already say that it is
+    # lossy.
     is_lossy = lossy_rule(row) != f"rule {getattr(row, 'rule', None)}"
-    return f"{name} {_as_text(value)}" + (" (lossy)" if is_lossy else "")
+    return f"lenience {lenience:g}" + (" (lossy)" if is_lossy else "")
 
 
 # The columns in the line of settings of one run, in this order.
@@ -323,7 +319,7 @@ _LINE = [
     "top_k",
     "top_p",
     "rule",
-    *PARAMETERS,
+    "lenience",
     "draft_sampling",
     "shared",
     "quantization",
@@ -344,5 +340,5 @@ _COMPOSED: Mapping[str, Callable[[Any], str | None]] = {
     "draft_weight_bytes": lambda row: f"draft on {', '.join(row.draft_weight_bytes or ())}",
     "commit": lambda row: f"commit {short_commit(row.commit)}" if row.commit else "",
     "rule": _rule,
-    **{name: functools.partial(_parameter, name) for name in PARAMETERS},
+    "lenience": _lenience,
 }

@@ -122,11 +122,6 @@ class Drafts:
         return math.ceil((self.proposed or 0) / (self.iterations or math.inf))
 
     @property
-    def known_iterations(self) -> float | None:
-        """Number of all iterations; None if no answer reports anything about drafts."""
-        return self.iterations if self.answers else None
-
-    @property
     def histogram(self) -> list[int] | None:
         """Of the iterations that drafted, how many accepted 0, 1, ... tokens; None if this is not known, or if no
         iteration drafted.

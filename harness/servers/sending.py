@@ -195,95 +195,59 @@ class Sender:
         note_reports(request, reports, max_tokens, self._counts_within)
 
 
-class _Traffic:
-    """All requests that are in flight while a question is answered: its own requests, and further ones that do not
-    count.
-
-    Without the further requests, the load would decrease while the last own requests are answered. Further requests
-    that are still in flight at the end are cancelled.
-
-    Args:
-        further: the further requests, without end; None for none.
-        num_in_flight: the most requests in flight at the same time.
-    """
-
-    def __init__(
-        self, sender: Sender, further: Iterator[Outgoing] | None, num_in_flight: int
-    ) -> None:
-        self._sender = sender
-        self._further = further or iter(())
-        self._room = asyncio.Semaphore(num_in_flight)
-        self._tasks: list[asyncio.Task[None]] = []
-        self._records: list[RequestRecord] = []
-        self._began = time.perf_counter()
-        self._seconds_before = sender.request_seconds()
-
-    async def __aenter__(self) -> _Traffic:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    def load(self, requests: Sequence[Outgoing]) -> Load:
-        """The load since this object was created.
-
-        Args:
-            requests: the question's own requests.
-        """
-        num_further = sum(len(record.arrivals) for record in self._records)
-        num_own = sum(len(outgoing.request.arrivals) for outgoing in requests)
-        return Load(
-            request_seconds=self._sender.request_seconds() - self._seconds_before,
-            seconds=time.perf_counter() - self._began,
-            share=num_own / (num_own + num_further) if num_own else 1.0,
-            extra=self._records,
-        )
-
-    async def send(self, outgoing: Outgoing) -> asyncio.Task[None]:
-        """Wait until fewer than `num_in_flight` requests are in flight, then begin to send a request, and return its
-        task.
-        """
-        await self._room.acquire()
-
-        async def send() -> None:
-            try:
-                await self._sender.send(outgoing)
-            finally:
-                self._room.release()
-
-        task = asyncio.create_task(send())
-        self._tasks.append(task)
-        return task
-
-    def send_further(self) -> None:
-        """Begin to send further requests, until one of them fails. Otherwise, a server that refuses them immediately
-        would be flooded.
-        """
-
-        async def send_all() -> None:
-            for outgoing in self._further:
-                await self.send(outgoing)
-                self._records.append(outgoing.request)
-                if any(record.error for record in self._records):
-                    break
-
-        self._tasks.append(asyncio.create_task(send_all()))
-
-
 async def send_in_turn(
     sender: Sender,
     requests: Sequence[Outgoing],
     further: Iterator[Outgoing] | None,
     num_in_flight: int,
 ) -> Load:
-    """Send requests, with at most `num_in_flight` in flight at the same time, and return the load when all have ended.
+    """Send requests, with at most `num_in_flight` in flight at the same time. Once all of them are sent, a request of
+    `further` is sent whenever a request ends, so that the load stays the same; these do not count. Returns the load
+    when all of `requests` have ended; further requests that are still in flight are cancelled.
 
-    Once all of `requests` are sent, a request of `further` is sent whenever a request ends.
+    Args:
+        further: an endless supply of further requests; None for none.
+
     """
-    async with _Traffic(sender, further, num_in_flight) as traffic:
-        own = [await traffic.send(outgoing) for outgoing in requests]
-        traffic.send_further()
+    room = asyncio.Semaphore(num_in_flight)
+    tasks: list[asyncio.Task[None]] = []
+    records: list[RequestRecord] = []
+    began = time.perf_counter()
+    seconds_before = sender.request_seconds()
+
+    async def send(outgoing: Outgoing) -> None:
+        try:
+            await sender.send(outgoing)
+        finally:
+            room.release()
+
+    async def begin(outgoing: Outgoing) -> asyncio.Task[None]:
+        await room.acquire()
+        task = asyncio.create_task(send(outgoing))
+        tasks.append(task)
+        return task
+
+    async def begin_further() -> None:
+        for outgoing in further or ():
+            await begin(outgoing)
+            records.append(outgoing.request)
+            # A server that refuses them at once would otherwise be flooded.
+            if any(record.error for record in records):
+                break
+
+    try:
+        own = [await begin(outgoing) for outgoing in requests]
+        tasks.append(asyncio.create_task(begin_further()))
         await asyncio.gather(*own)
-        return traffic.load(requests)
+        num_further = sum(len(record.arrivals) for record in records)
+        num_own = sum(len(outgoing.request.arrivals) for outgoing in requests)
+        return Load(
+            request_seconds=sender.request_seconds() - seconds_before,
+            seconds=time.perf_counter() - began,
+            share=num_own / (num_own + num_further) if num_own else 1.0,
+            extra=records,
+        )
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -198,7 +198,7 @@ def _drafts_fewer(
     requests: Sequence[RequestRecord], num_iterations: float, num_draft_tokens: int
 ) -> bool:
     """Whether an engine drafts fewer than K tokens in some iterations before the last ones of an answer."""
-    num_drafted = sum(request.draft_tokens[0] for request in requests)
+    num_drafted = sum(request.counts.proposed or 0 for request in requests)
     # In the last iterations of an answer, up to K, K - 1, ... and 1 draft tokens may be missing.
     most_lost = len(requests) * num_draft_tokens * (num_draft_tokens + 1) / 2
     return 0 < num_drafted < num_iterations * num_draft_tokens - most_lost

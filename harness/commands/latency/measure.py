@@ -15,10 +15,9 @@ from harness.config.amounts import counted
 from harness.config.errors import RunError
 from harness.config.machine import gpu_names
 from harness.config.settings import require
-from harness.engines.door import local
 from harness.engines.protocol import Answered, Engine, Question
 from harness.engines.registry import engine_of
-from harness.engines.tokenizer import Tokenizer, text_of
+from harness.engines.tokenizer import text_of
 from harness.measuring.asking import batches_to_ask, first_turns, laps_to_ask, warmup_question
 from harness.measuring.figures.measured import MeasuredArm, MeasuredRun, StoppedBy, figures_of
 from harness.measuring.figures.paired import paired_times
@@ -30,6 +29,7 @@ from harness.measuring.prompts.sets import Prompt, PromptSet, load_prompts
 from harness.measuring.quietness import Quietness
 from harness.measuring.rows import LatencyRow
 from harness.measuring.session import Session
+from harness.results.prompt_times import places_by_unit
 from harness.results.rows.prompts import PROMPTS_FILE, LatencyPromptRow
 from harness.results.statistics.interval import (
     CONFIDENCE,
@@ -273,7 +273,7 @@ class LatencyExperiment(Experiment[LatencySettings, LatencyRow]):
         self._check_batch(len(encoded.prompts))
         longest = encoded.longest_turn
         conversations = Conversations(encoder, self.prompt_set, longest)
-        placed = session.place(settings.batch_size, longest)
+        session.place(settings.batch_size, longest)
         engine = session.open(settings.batch_size, longest)
         self._check_engine(engine)
         warmup, questions = questions_to_ask(
@@ -295,15 +295,6 @@ class LatencyExperiment(Experiment[LatencySettings, LatencyRow]):
         )
         self._ask(session, engine, warmup, questions, conversations)
         _check_failures(self.run)
-
-        # On average, a step reads the prompt and half of the new tokens.
-        context = round(encoded.mean_length + new_tokens / 2)
-        self.run = dataclasses.replace(
-            self.run,
-            roofs=()
-            if placed is None
-            else local("engine.planning").roofs(placed, settings.batch_size, context),
-        )
 
     def _ask(
         self,
@@ -360,7 +351,7 @@ class LatencyExperiment(Experiment[LatencySettings, LatencyRow]):
         for name in self.run.arms:
             generation = self.unwritten.pop(name, None)
             if generation is not None:
-                rows += prompt_rows(self.run, generation, session.tokenizer, session.run_id)
+                rows += prompt_rows(self.run, generation, session)
         self.run.prompt_rows.extend(rows)
         if rows:
             session.append(PROMPTS_FILE, rows)
@@ -405,7 +396,7 @@ def _why_stop(run: MeasuredRun, settings: LatencySettings, seconds: float) -> St
         return "budget"
     if settings.half_width is None:
         return None
-    num_units = len(set(run.arms["regular"].units))
+    num_units = len(places_by_unit(run.prompt_rows))
     if num_units not in looks(num_units, FIRST_LOOK_AT_BLOCKS if run.in_blocks else FIRST_LOOK):
         return None
     speedup = paired_times(run).speedup(run.confidence)
@@ -428,36 +419,24 @@ def _check_failures(run: MeasuredRun) -> None:
         raise RunError(f"no verdict: {reason}, the first with {first.error}")
 
 
-def prompt_rows(
-    run: MeasuredRun, generation: Answered, tokenizer: Tokenizer, run_id: str
-) -> list[LatencyPromptRow]:
+def prompt_rows(run: MeasuredRun, generation: Answered, session: Session) -> list[LatencyPromptRow]:
     """The rows of an arm's answers to a question, one for each prompt."""
     assert generation.question is not None
-    row_columns = LatencyPromptRow.columns().keys()
     rows = []
     for request in generation.requests:
         prompt = run.prompt_set.at(request.index)
         occurrence = run.prompt_set.occurrence(request.index)
         divergence = run.arms[generation.arm].divergences.get(request.index)
-        drafts = request.counts
-        columns = drafts.counts() | drafts.columns()
-        columns = {name: columns[name] for name in row_columns & columns.keys()}
-        if request.error is not None:
-            columns["error"] = str(request.error)
-        if request.impossible:
-            columns["impossible_counts"] = request.impossible
-        if divergence is not None:
-            columns |= divergence.columns
-        row = LatencyPromptRow(
-            **columns,
-            run=run_id,
+        row = session.row(
+            LatencyPromptRow,
+            request.counts,
             prompt_index=request.index,
             prompt_place=occurrence.place,
             category=prompt.category,
             turn=prompt.turn,
             prompt=prompt.text,
             arm=generation.arm,
-            completion=text_of(request, tokenizer, skip_special_tokens=False),
+            completion=text_of(request, session.tokenizer, skip_special_tokens=False),
             num_tokens=request.num_tokens,
             time_ms=1000 * generation.seconds_of(request),
             time_to_first_token_ms=request.time_to_first_token_ms,
@@ -470,6 +449,9 @@ def prompt_rows(
             num_prompt_tokens=request.num_prompt_tokens,
             read_tokens=request.num_read,
             compared=request.index in run.arms[generation.arm].divergences or None,
+            error=None if request.error is None else str(request.error),
+            impossible_counts=request.impossible or None,
+            **({} if divergence is None else divergence.columns),
         )
         rows.append(row)
     return rows

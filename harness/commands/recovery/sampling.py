@@ -23,7 +23,7 @@ class Sampling:
     """A sampling setting, which a request asks for.
 
     Attributes:
-        name: the name in reports, which is also a key. The part before `=` names the parameter (see `crash_risk`).
+        name: the name in reports, which is also a key.
         decoding: the decoding settings of such a request.
     """
 

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from harness.commands.recovery.record import RecoverySettings
-from harness.commands.recovery.rows import RecoveryRow
 from harness.commands.recovery.sampling import Sampling, samplings
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import DecodingSettings
@@ -29,7 +28,7 @@ from harness.measuring.acceptance import drafts_of
 from harness.measuring.progress import progress, say
 from harness.results.statistics.drawn_tokens import TokenResult, TokenTest
 
-# Columns of a check's row, by name.
+# Columns of a check's row, by name; `acceptance` is a `Drafts` (`Session.row`).
 Columns = dict[str, Any]
 
 # HTTP statuses with which servers refuse a parameter that they do not have.
@@ -118,18 +117,10 @@ class Answer(NamedTuple):
         return not self.request.ends.isdisjoint(self.record.token_ids[:-1])
 
 
-def acceptance_of(records: Sequence[RequestRecord]) -> Columns:
-    """The columns about acceptance. They matter for a verdict, because without rejections most of the algorithm never
-    ran.
-    """
-    columns = drafts_of(records).columns()
-    return {name: columns[name] for name in columns.keys() & RecoveryRow.columns().keys()}
-
-
 def taken_samplings(
     arm: Arm, settings: RecoverySettings, prompt: Sequence[int]
 ) -> tuple[list[Sampling], list[str]]:
-    """The sampling settings that the engine accepts, and the names of those that it refuses or that may crash it.
+    """The sampling settings that the engine accepts, and the names of those that it refuses.
 
     Both are empty for greedy decoding.
 
@@ -147,9 +138,7 @@ def taken_samplings(
     taken = []
     for sampling in tried:
         planned = PlannedRequest(tuple(prompt), sampling, num_tokens=1, index=0)
-        if why := crash_risk(arm, settings, sampling):
-            say(f"{sampling.name} is not asked for: {why}")
-        elif why_refused(arm, planned, settings.seed) is None:
+        if why_refused(arm, planned, settings.seed) is None:
             taken.append(sampling)
     refused = [sampling.name for sampling in tried if sampling not in taken]
     if not taken:
@@ -158,20 +147,8 @@ def taken_samplings(
             " sampling settings; decoding=greedy tests greedy texts alone"
         )
     if refused:
-        say(f"refused by the engine, or not asked for, and not tested: {', '.join(refused)}")
+        say(f"refused by the engine, and not tested: {', '.join(refused)}")
     return taken, refused
-
-
-def crash_risk(arm: Arm, settings: RecoverySettings, sampling: Sampling) -> str | None:
-    """The reason for not using a sampling setting with an arm: the setting is known to crash this kind of server, and
-    the user has not named it in `samplings`. None if the setting may be used.
-    """
-    parameter = sampling.name.partition("=")[0]
-    is_named = settings.samplings != type(settings).samplings and parameter in settings.samplings
-    program = arm.traits.ended_by.get(parameter)
-    if program is None or is_named:
-        return None
-    return f"it may end this server, as it ends {program}; 'samplings=[as_asked,{parameter}]' asks for it"
 
 
 def why_refused(arm: Arm, planned: PlannedRequest, seed: int) -> str | None:
@@ -375,4 +352,6 @@ class Asking:
             records: all answers, greedy ones included, for the columns about acceptance.
         """
         names = ", ".join(sampling.name for sampling in self.samplings)
-        return {**vars(result), "check": "sampled", "sampling": names, **acceptance_of(records)}
+        # A reader needs the acceptance, because without rejections most of the algorithm never ran.
+        acceptance = drafts_of(records)
+        return {**vars(result), "check": "sampled", "sampling": names, "acceptance": acceptance}

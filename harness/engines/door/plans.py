@@ -74,20 +74,6 @@ class PassBytes:
 
 
 @dataclass(frozen=True)
-class Roof:
-    """The least work of one pass of a model over one token of each row, on all devices together.
-
-    Attributes:
-        step_bytes: the bytes of weights and cache that the pass reads.
-        floor_ms: the least time in which they can be read, one device after the other; None if no bandwidth is known,
-            and for a draft head.
-    """
-
-    step_bytes: int
-    floor_ms: float | None
-
-
-@dataclass(frozen=True)
 class PairPlan:
     """The plan of a pair that was placed on a machine.
 

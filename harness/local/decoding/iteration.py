@@ -169,7 +169,7 @@ class Calls:
 
     def judged(self, rows: RowState, logits: Tensor, proposal: Proposal | None) -> Tensor:
         """Decide with the target's logits [B, 1 + K, V], and advance the rows. Returns `Decided.packed`."""
-        return self.judge(rows, logits, proposal)
+        return self.judge(rows, logits, *(proposal or ()))
 
 
 @dataclass(frozen=True)
@@ -187,10 +187,12 @@ class Judge:
     verification: Callable[[Offer], Verdict]
     num_redrawn: int
 
-    def __call__(self, rows: RowState, logits: Tensor, proposal: Proposal | None) -> Tensor:
-        """Decide with logits [B, 1 + K, V], and advance the rows. Returns `Decided.packed`."""
-        if proposal is not None:
-            return self._verify(rows, logits, proposal)
+    def __call__(self, rows: RowState, logits: Tensor, *fields: Any) -> Tensor:
+        """Decide with logits [B, 1 + K, V] about a proposal, given as its fields, and advance the rows. Without fields
+        there is no proposal. Returns `Decided.packed`.
+        """
+        if fields:
+            return self._verify(rows, logits, Proposal(*fields))
         drawn_by = rows.random(Purpose.TARGET, rows.numbers[Column.DECIDED], 1)
         next_token = inverse_cdf(self.warp(logits), drawn_by)
         # If logits are nan, `inverse_cdf` returns V. The state must not contain V, because a GPU would fail in the

@@ -36,8 +36,6 @@ class RowRequest:
         warp: how logits become probabilities.
         max_new_tokens: the row ends when it has this many new tokens, if not before.
         stop_tokens: the row ends after the first of these tokens.
-        leave_after: the row also ends with the iteration in which it reaches this number of new tokens. All tokens of
-            this iteration are kept, up to `max_new_tokens`. None for no such limit.
     """
 
     prompt: Sequence[int]
@@ -45,7 +43,6 @@ class RowRequest:
     warp: Warp
     max_new_tokens: int
     stop_tokens: frozenset[int] = frozenset()
-    leave_after: int | None = None
 
 
 def size_of(requests: Sequence[RowRequest]) -> BatchSize:
@@ -120,8 +117,7 @@ class BatchRow:
                 finish_reason = "stop"
                 break
         self.num_generated += len(tokens)
-        most = self.request.leave_after or self.request.max_new_tokens
-        if not finish_reason and self.num_generated >= min(most, self.request.max_new_tokens):
+        if not finish_reason and self.num_generated >= self.request.max_new_tokens:
             finish_reason = "length"
         self.has_ended = finish_reason is not None
         rejection = None

@@ -1,16 +1,13 @@
 """Plans a pair without loading it: places it on a real or hypothetical machine, and computes how many bytes its passes
-read and how long a step takes at least. Downloads only configurations. The results are plain values
-(`engines.door.plans`).
+read. Downloads only configurations. The results are plain values (`engines.door.plans`).
 
 Generating a token reads every weight and the whole cache once. So no implementation can be faster than these bytes
-divided by the memory bandwidth (the memory-bound side of Williams et al. 2009, "Roofline"). The bandwidth is measured,
-or taken from a data sheet.
+divided by the memory bandwidth (the memory-bound side of Williams et al. 2009, "Roofline").
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -25,11 +22,11 @@ from harness.config.gpus import known_gpu, known_gpus
 from harness.config.machine import cpu_name
 from harness.config.run import RunSettings
 from harness.config.settings import PlacementSettings
-from harness.engines.door.plans import Machine, PairPlan, PassBytes, PretendedGpus, Roof
+from harness.engines.door.plans import Machine, PairPlan, PassBytes, PretendedGpus
 from harness.engines.registry import engine_of
 from harness.local.drafting.heads.stored import read_configuration
 from harness.local.drafting.method import Pair
-from harness.local.engine.pair import PlacedPair, PlannedPair, sketch_pair
+from harness.local.engine.pair import PlannedPair, sketch_pair
 from harness.local.models.devices import check_gpu_numbers, free_memory, visible_gpus
 from harness.local.models.fit import (
     Misfit,
@@ -87,13 +84,6 @@ def fitting(planned: PlannedPair, pair: Pair, texts: Sequence[Sequence[int]]) ->
     verifier = read_configuration(planned.head.settings).get("speculators_config", {})
     named = verifier.get("verifier", {}).get("name_or_path")
     return ", ".join([*parts, f"made for {named}"] if named else parts)
-
-
-# Bandwidth is measured by copying one buffer of this size to another. The size is larger than the hardware caches of
-# the devices in use, so that the copy reads and writes memory.
-_BUFFER_BYTES = 256 * 2**20
-# The copy is repeated for this long, in seconds.
-_COPYING_S = 0.2
 
 
 def find_machine(settings: RunSettings, pretended: PretendedGpus | None) -> Machine:
@@ -171,9 +161,9 @@ def plan_on(machine: Machine, settings: RunSettings, prompt_length: int) -> Pair
     pair = sketch_pair(settings.model, settings.draft, settings.placement, settings.dtype, device)
     engine = engine_of(settings)
     engine.check_pair(pair, settings)
-    excess = pair.excess([[0] * prompt_length], settings.decoding.max_new_tokens)
-    if excess is not None:
-        raise SettingError("prompt_length", excess.rule, prompt_length)
+    rule = pair.excess(prompt_length, settings.decoding.max_new_tokens)
+    if rule is not None:
+        raise SettingError("prompt_length", rule, prompt_length)
     if len(pair.checkpoints) > 1 and (engine.own_loop or settings.weights == "random"):
         check_vocabularies(*pair.checkpoints)
 
@@ -321,51 +311,3 @@ def pass_bytes(pair: PlannedPair, demand: Demand) -> PassBytes | None:
         drafting += num_passes * draft.pass_bytes(demand.batch_size, context)
     step = target.pass_bytes(demand.batch_size, context)
     return PassBytes(step, verification, drafting, most)
-
-
-def roofs(placed: PlacedPair, batch_size: int, num_tokens: int) -> list[Roof]:
-    """Return the roof (bytes and least time of a pass) of the target and, if the draft has weights, that of the draft.
-
-    The least time is None for a head, and if the bandwidth cannot be measured.
-
-    Args:
-        num_tokens: the average number of tokens in each row's cache during the run.
-    """
-    found: list[Roof] = []
-    for index, (sketch, placement) in enumerate(
-        zip(placed.sketches, placed.placements, strict=True)
-    ):
-        step_bytes = sketch.pass_bytes(batch_size, num_tokens)
-        # A head, which is not in `models`, gets no least time: it may draft all tokens in one pass, so that a time per
-        # drafted token would mean little.
-        devices = placement.devices if index < len(placed.models) else []
-        rates = filter(None, map(copy_bandwidth, devices))
-        fastest = max(rates, default=None)
-        found.append(Roof(step_bytes, 1000 * step_bytes / fastest if fastest else None))
-    return found
-
-
-def copy_bandwidth(device: torch.device) -> float | None:
-    """Return the bandwidth of the device's memory: the median rate of a large copy, in bytes read and written per
-    second.
-
-    It is measured once per process. None if there is no room for the buffers.
-    """
-    try:
-        return _measure(device)
-    # A failure is not cached, because a later run of this process may find enough memory.
-    except (RuntimeError, MemoryError):
-        return None
-
-
-@functools.cache
-def _measure(device: torch.device) -> float:
-    # Imported here, because this import looks for a GPU.
-    from torch.utils.benchmark import Timer
-
-    source = torch.ones(_BUFFER_BYTES, dtype=torch.uint8, device=device)
-    copied = {"source": source, "target": torch.empty_like(source)}
-    timer = Timer("target.copy_(source)", globals=copied, num_threads=torch.get_num_threads())
-    # The timer synchronises the current GPU, so `device` is made the current one. For a CPU, -1 changes nothing.
-    with torch.cuda.device(device if device.type == "cuda" else -1):
-        return 2 * _BUFFER_BYTES / timer.blocked_autorange(min_run_time=_COPYING_S).median

@@ -10,8 +10,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
 import torch
@@ -60,7 +59,6 @@ class PairRunners:
 
     Attributes:
         pair: the models.
-        decoding: the decoding settings of the questions for which calls are prepared.
         target: the target's runner.
         draft: the runner of the draft model; None without a draft model.
         target_name: the name of the target's runner.
@@ -74,7 +72,6 @@ class PairRunners:
     """
 
     pair: Pair
-    decoding: DecodingSettings
     target: StaticRunner | SnapshotRunner
     draft: StaticRunner | SnapshotRunner | None
     target_name: str
@@ -85,19 +82,16 @@ class PairRunners:
     num_decided: Counter[bool] = field(default_factory=Counter)
 
     def calls(self, decoding: DecodingSettings, batch: BatchSize, *, drafts: bool) -> Calls:
-        """Return the calls of an arm for a batch: prepared calls if the batch fits into them and they were prepared for
-        the same decoding settings, and otherwise plain calls. Settings that are kept for each row, such as the
-        temperature, need not be the same.
+        """Return the calls of an arm for a batch: prepared calls if the batch fits into them, otherwise plain calls.
+
+        All questions of a run have the K and the rule that its calls were prepared for. Settings that are kept for each
+        row, such as the temperature, may be others.
 
         Args:
             drafts: True for the speculative arm, False for the regular arm.
         """
         prepared = self.prepared.get(drafts)
-        if (
-            prepared is not None
-            and prepared.has_room(batch)
-            and (not drafts or _judges_alike(decoding, self.decoding))
-        ):
+        if prepared is not None and prepared.has_room(batch):
             return prepared
         return self.plain_calls(decoding, drafts=drafts)
 
@@ -161,20 +155,6 @@ def verification_of(decoding: DecodingSettings) -> Callable[[Offer], Verdict]:
     return checked_rule(rule, decoding.rule)
 
 
-def _judges_alike(first: DecodingSettings, second: DecodingSettings) -> bool:
-    """Whether calls that were prepared for one of these settings can be used for the other: they can if the settings
-    differ only in values that are kept for each row or on the host.
-    """
-    rows: dict[str, Any] = {
-        "temperature": 1.0,
-        "top_k": 0,
-        "top_p": 1.0,
-        "max_new_tokens": 1,
-        "ignore_eos": True,
-    }
-    return replace(first, **rows) == replace(second, **rows)
-
-
 @torch.inference_mode()
 def open_runners(pair: Pair, preparation: Preparation) -> PairRunners:
     """Build and check the runners of a pair: one for the target and, if the draft is a draft model, one for the draft.
@@ -205,7 +185,6 @@ def open_runners(pair: Pair, preparation: Preparation) -> PairRunners:
         draft = _build("draft", pair.draft, preparation, options, demand.slots, takes_back=True)
     return PairRunners(
         pair=pair,
-        decoding=preparation.decoding,
         target=target,
         draft=draft,
         target_name=target.name,

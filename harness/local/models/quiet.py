@@ -79,8 +79,7 @@ def quiet_libraries(*, loads_weights: bool = True) -> None:
         # in runs that load weights.
         with contextlib.suppress(ImportError):
             gguf: Any = importlib.import_module("transformers.modeling_gguf_pytorch_utils")
-            if not isinstance(gguf.tqdm, functools.partial):
-                gguf.tqdm = functools.partial(gguf.tqdm, disable=True)
+            gguf.tqdm = functools.partial(gguf.tqdm, disable=True)
 
 
 @contextlib.contextmanager

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 # Models of one family pad their embeddings to different numbers of rows. If two sizes differ by more than this share,
 # they are taken for different vocabularies. The share is a choice; Qwen2's sizes, for example, differ by 0.1 %.
 _MOST_PADDING = 0.02
-# Every directory with a tokenizer has a file with one of these names.
-_TOKENIZER_FILES = ("tokenizer*", "*.model", "vocab*")
 # The names that configurations use for the length of the longest sequence. If a configuration has several of these
 # fields, the first counts.
 _CONTEXT_NAMES = (
@@ -69,10 +67,7 @@ def load_tokenizer(settings: ModelSettings, role: str = "model") -> PreTrainedTo
             raise explained(exception, blamed, source) from exception
         # A directory may hold weights without a tokenizer. Then the user can name another place for the tokenizer.
         rule = "must name a directory or a repository with a tokenizer"
-        cause = f"{source.repository} holds none"
-        directory = Path(source.repository)
-        if any(file for pattern in _TOKENIZER_FILES for file in directory.glob(pattern)):
-            cause += f" that loads ({first_line(exception)})"
+        cause = f"{source.repository} holds none that loads ({first_line(exception)})"
         raise SettingError(f"{role}.tokenizer", f"{rule}; {cause}") from exception
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.local.decoding.iteration import BatchSize, Calls, Decided, Judge, moved
+from harness.local.decoding.iteration import BatchSize, Calls, Decided, moved
 from harness.local.decoding.protocols import Proposal, Step, TensorDrafter
 from harness.local.decoding.state import RowState
 from harness.local.runners.base import UnsupportedModelError
@@ -111,7 +111,7 @@ class PreparedCalls(Calls):
 
     def judged(self, rows: RowState, logits: Tensor, proposal: Proposal | None) -> Tensor:
         if self._judging is None:
-            judge, warp = functools.partial(_judge, self.judge, rows), self.warp
+            judge, warp = functools.partial(self.judge, rows), self.warp
             self._judging = Part(judge, key=lambda: warp.kind)
         packed: Tensor = self._judging(logits, *(proposal or ()))
         return packed
@@ -153,11 +153,6 @@ def nothing_proposed(rows: RowState, count: int) -> Proposal:
 def _given(fields: Sequence[object]) -> tuple[bool, ...]:
     """Return, for each field of a proposal, whether it is not None."""
     return tuple(field is not None for field in fields)
-
-
-def _judge(judge: Judge, rows: RowState, logits: Tensor, *fields: Any) -> Tensor:
-    """Call `judge` with a proposal whose fields are given as separate arguments. No fields mean no proposal."""
-    return judge(rows, logits, Proposal(*fields) if fields else None)
 
 
 class Graphs:

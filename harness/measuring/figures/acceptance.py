@@ -10,11 +10,11 @@ from harness.measuring.figures.server import impossible_counts, traffic_columns
 from harness.results.drafts import DraftColumns, Drafts
 from harness.results.row import pooled
 from harness.results.rows.prompts import drafts_of
-from harness.results.schema import Accepted, MaybeFloat, MaybeInt, MaybeText
+from harness.results.schema import AcceptedByIteration, MaybeFloat, MaybeInt, MaybeText
 
 
 @dataclass(frozen=True, kw_only=True)
-class AcceptanceFigures(Group, DraftColumns, Accepted):
+class AcceptanceFigures(Group, DraftColumns, AcceptedByIteration):
     """How many draft tokens were accepted, over all and for each position.
 
     The marginal rates also show the tokens per iteration that a smaller K would have yielded.
@@ -23,10 +23,6 @@ class AcceptanceFigures(Group, DraftColumns, Accepted):
     acceptance_source: MaybeText = pooled(
         "same", "`metrics` if acceptance was computed from the server's counters"
     )
-    acceptance_by_position: list[float | None] | None = pooled(
-        "mean",
-        "accepted / tested at each draft position (conditional)",
-    )
     marginal_acceptance_by_position: list[float | None] | None = pooled(
         "mean",
         "accepted / iterations that drafted, at each draft position (marginal), as vLLM and llama.cpp print it",
@@ -34,12 +30,8 @@ class AcceptanceFigures(Group, DraftColumns, Accepted):
     num_decoded: MaybeInt = pooled(
         "sum", "tokens after the first of each answer, which iterations decided", "tokens"
     )
-    mean_proposed: MaybeFloat = pooled("mean", "draft tokens per iteration that drafted", "tokens")
     mean_num_draft_tokens: MaybeFloat = pooled(
         "mean", "draft tokens per iteration, over all iterations: the K of `auto`", "tokens"
-    )
-    tokens_per_iteration: MaybeFloat = pooled(
-        "mean", "tokens after the first of each answer / all iterations", "tokens"
     )
 
     @classmethod

@@ -7,14 +7,13 @@ has the function that computes these fields. A row is composed of groups (`rows.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from harness.config.run import PromptedSettings
 from harness.engines.counts import Counts, added
 from harness.engines.divergence import Divergence
-from harness.engines.door.plans import Roof
 from harness.engines.protocol import Answered, Phases
 from harness.engines.requests import RequestRecord
 from harness.measuring.prompts.sets import PromptSet
@@ -43,12 +42,6 @@ class MeasuredArm:
     @property
     def requests(self) -> list[RequestRecord]:
         return [request for generation in self.generations for request in generation.requests]
-
-    @property
-    def units(self) -> list[int]:
-        """The unit of each generation (`Question.unit`)."""
-        questions = [generation.question for generation in self.generations]
-        return [0 if question is None else question.unit for question in questions]
 
     @property
     def answered(self) -> list[RequestRecord]:
@@ -130,8 +123,6 @@ class MeasuredRun:
         salted: whether the server's prefix cache respects salts; None if it has no cache.
         end_tokens: the tokens with which the model ends a text; empty with random weights, whose texts mean nothing.
         quietness: watches the machine; None if the machine is not watched.
-        roofs: the bytes that a step reads, and the least time of a step: first for the target, then for a draft with
-            its own weights; empty if not known.
         stopped_by: why a run with `precision` or `budget` ended; None for any other run.
         confidence: level of the speed-up's intervals.
     """
@@ -144,7 +135,6 @@ class MeasuredRun:
     salted: bool | None = None
     end_tokens: Collection[int] = frozenset()
     quietness: Quietness | None = None
-    roofs: Sequence[Roof] = ()
     stopped_by: StoppedBy | None = None
     confidence: float = CONFIDENCE
 
