@@ -87,7 +87,7 @@ def _draft(name: str) -> dict[str, Any] | None:
     if method != "model":
         return _defaults(METHODS[method].settings) | {"name": name, "method": method} | chosen
     if without_suffixes(name) != name:
-        # A draft with suffixes begins with the draft of the plain name, just as a model does.
+        # The configuration of `draft/7B_8bit` starts from `draft/7B`, just as that of `model/7B_8bit` starts from `model/7B`.
         return _model(name)
     own_defaults = _defaults(METHODS["model"].settings)
     return {"defaults": ["_self_", {"/model@_here_": name}], **own_defaults}
@@ -134,9 +134,7 @@ def _prompts(name: str) -> dict[str, Any] | None:
         files = [Path(name) / file for file in ("acceptance_texts.csv", "latency_prompts.csv")]
         found = next(filter(Path.exists, files), None)
         if found is None and Path(name).is_dir():
-            rule = (
-                "a run's directory has acceptance_texts.csv or latency_prompts.csv: type one file"
-            )
+            rule = "must be the directory of a run, with acceptance_texts.csv or latency_prompts.csv, or the path of a file"
             raise SettingError("prompts", rule, name)
         name = str(found or files[0])
     if "/" in name or name.endswith(PROMPT_FILES):
@@ -238,7 +236,7 @@ class NameSource(ConfigSource):
         return ConfigResult(self.provider, path, config, {"package": None})
 
     def is_group(self, config_path: str) -> bool:
-        # Only groups without a directory in `conf/`. Hydra finds the groups that have one.
+        # Only groups without YAML files in `conf/`. Hydra finds the others itself.
         return config_path in ("", "draft", "engine")
 
     def is_config(self, config_path: str) -> bool:

@@ -87,7 +87,7 @@ def read(words: Words, command: str) -> Typed:
             if settings_meant_by(plain, known):
                 rule = f"settings are typed as {plain}=VALUE"
             else:
-                rule = f"no such option{nearest(plain, known)}; harness help {command} all lists settings"
+                rule = f"no such option{nearest(plain, known)}; for all settings type harness help {command} all"
             raise SettingError(word, rule)
         elif name == "dry_run":
             if value not in ("true", "false"):
@@ -172,7 +172,7 @@ def _check_names(settings: Sequence[str], command: str, known: Mapping[str, Any]
         key, _, value = setting.partition("=")
         name = key.lstrip("+~")
         if name in _NAMES_OR_PATHS and not value.startswith("{"):
-            # Otherwise Hydra would look for a file of this name, and its error would name another place.
+            # Otherwise Hydra would look for a file with this name, and its error would not name the setting.
             for choice in value.split(","):
                 require_possible_path(name, choice)
         is_file = any(ending in value for ending in PROMPT_FILES) or os.path.exists(value)

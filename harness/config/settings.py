@@ -358,8 +358,8 @@ class PromptSettings:
         columns: names of a table's columns, if they are not `prompt`, `turns`, `messages`,
             `conversations`, `question`, `instruction` or `category`: `{turns: ask}`.
         template: the text of a prompt, with names of columns in braces; None if a column holds it.
-        template_arguments: variables of the chat template, `{enable_thinking: false}`, here and, with
-            `engine.chat=true`, on servers.
+        template_arguments: variables of the chat template, `{enable_thinking: false}`, used when harness applies the
+            template itself and, with `engine.chat=true`, sent to servers.
         system: a system prompt that precedes every prompt.
         lengths: numbers of tokens to which the texts of the set are cut, used in turn; without a chat template.
         turns: `first` answers only the first turn of a conversation, `all` every turn; each arm continues from its own
@@ -390,7 +390,7 @@ class PromptSettings:
         rule = f"must be a preset, or a file that ends in {', '.join(PROMPT_FILES)}"
         require(self.file.endswith(PROMPT_FILES), "file", rule, self.file)
         if os.path.isabs(self.file):
-            rule = "needs prompts.file=, a path in the repository; this one is on this machine"
+            rule = "needs prompts.file=, a path inside the repository, and not on this machine"
             require(self.repository is None, "repository", rule, self.repository)
         require_at_least(self, seed=0)
         column_names = ", ".join(PROMPT_COLUMNS)

@@ -180,8 +180,8 @@ def _sentences(row: AcceptanceRow, found: AcceptanceFinding) -> list[str]:
     if found.is_in_doubt and found.causes and not found.explaining and not found.differing:
         left = ""
         if found.texts is not None and found.texts.is_conclusion:
-            left = f": it may be another target than {row.model}, or sampled in another way"
-        sentences.append(f"None of the measured causes explains it{left}")
+            left = f": the texts may come from another target than {row.model}, or were sampled in another way"
+        sentences.append(f"None of the measured causes explains the low acceptance{left}")
     return sentences
 
 
@@ -191,9 +191,10 @@ def _reasons(row: AcceptanceRow, found: AcceptanceFinding) -> list[tuple[str, st
     served, arrived = row.served_tokens_per_iteration, row.arrived_tokens_per_iteration
     if served is not None and arrived is not None and believed(row) != served:
         counts = (
-            f"the server counts {served:.2f} tokens per iteration, {arrived:.2f} arrive together"
+            f"the server counts {served:.2f} tokens per iteration, but {arrived:.2f} arrive together, which is what"
+            " the weights predict: the server's counts are not used"
         )
-        reasons.append(("Counts", f"{counts}, as the weights predict: the counts are not believed"))
+        reasons.append(("Counts", counts))
     if row.repeated_share is not None:
         share = percent(row.repeated_share)
         reasons.append(
@@ -209,7 +210,10 @@ def _reasons(row: AcceptanceRow, found: AcceptanceFinding) -> list[tuple[str, st
         reasons.append(("Missing", counts))
     if found.engine is None and row.text_source == "served":
         reasons.append(
-            ("Missing", "the weights: model= and draft= say what the draft would accept")
+            (
+                "Missing",
+                "the weights: model= and draft= show how many draft tokens would be accepted",
+            )
         )
     if found.is_little or found.is_in_doubt:
         if row.fits is not None:
@@ -225,8 +229,8 @@ def off_policy(texts: Statement) -> str | None:
         return None
     served, expected = row.log_probability or 0.0, row.own_log_probability or 0.0
     return (
-        f"Not {row.model}'s own texts at this temperature: {-served:.2f} nats per token where its own have"
-        f" {-expected:.2f}; {percent(row.impossible_share, 1)} of their tokens it cannot draw"
+        f"Not {row.model}'s own texts at this temperature: {-served:.2f} nats per token, its own texts"
+        f" {-expected:.2f}; it cannot generate {percent(row.impossible_share, 1)} of these tokens"
     )
 
 
@@ -234,7 +238,7 @@ _CONDITIONS = (
     Column("condition", text=True, of=lambda cause: cause.condition or "as typed", once=True),
     Column("draft\ntoken", of="position"),
     Column("engine\n(95 % interval)", "{:.2f}".format, "served", optional=True),
-    Column("weights\n(limits)", "{:.2f}".format, "weights", optional=True),
+    Column("predicted\n(limits)", "{:.2f}".format, "weights", optional=True),
     Column("relative\n(95 % interval)", "{:.2f}".format, "relative", optional=True),
     Column("", text=True, of="why"),
 )

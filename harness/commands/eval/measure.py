@@ -144,7 +144,7 @@ class EvalExperiment(Experiment[EvalSettings, EvalRow]):
             # A failed run allows no conclusion; its page says why (`judged_differences`).
             if arm != "regular" and has_regular and session.status != "failed":
                 expected = [self.answers[problem.key]["regular"].correct for problem in evidence]
-                # Several sampled answers to one question do not cover other questions.
+                # If questions were asked several times, the interval does not cover other questions.
                 covers = Coverage(len(evidence), "question", len(evidence) > len(different))
                 difference = difference_of_paired_proportions(expected, correct)
                 figures["difference"] = dataclasses.replace(difference, covers=covers)
@@ -280,7 +280,7 @@ class EvalExperiment(Experiment[EvalSettings, EvalRow]):
         If an arm has answered a question twice, the later answer is used.
         """
         answers = _by_question(rows)
-        # Arms are counted, not looked up by name, because a single server may have answered as either arm.
+        # Arms are counted, not looked up by name: with a single server there is one arm, whose name may be either.
         num_arms = len(self.settings.arms)
         return {
             problem.key: answers[problem.key]

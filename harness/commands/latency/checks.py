@@ -483,7 +483,7 @@ CHECKS = (
     Check(
         "against",
         _held_back,
-        "Tokens arrive {found}: the time per token after the first and the cost of an iteration are unknown.",
+        "Tokens arrive {found}: the cost of an iteration and the time per token after the first are unknown.",
     ),
     Check(
         "against",

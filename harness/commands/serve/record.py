@@ -15,7 +15,7 @@ from harness.config.settings import require, require_at_least
 
 @dataclass(frozen=True, kw_only=True)
 class ServeSettings(RunSettings):
-    """`serve`: the pair over HTTP. `decoding` is what requests leave out.
+    """`serve`: the pair over HTTP. The settings in `decoding` are the defaults for what a request does not specify.
 
     Attributes:
         host: address to listen on.
@@ -65,7 +65,7 @@ class Serve(Service[ServeSettings]):
     """The record of `serve`, which serves a pair until Ctrl-C."""
 
     name = "serve"
-    summary = "the pair as a service with OpenAI's API, and both decoders' race as a page"
+    summary = "the pair as a service with OpenAI's API, and a web page on which both arms race"
     example = "model=13B draft=7B"
     examples = (
         ("", "the shipped tiny pair on http://127.0.0.1:5000/"),

@@ -73,8 +73,8 @@ class Reference(Protocol):
     ) -> KernelDeviations | None:
         """Return how much the logits [n, V] of `logits_along` deviate from those of the eager model.
 
-        None if the passes that computed these logits are of another kind than the passes that decode the checked texts,
-        and if the target's weights are in 8 bits.
+        None in two cases: if the passes that computed these logits are of another kind than the passes that decode the
+        checked texts, or if the target's weights are in 8 bits.
         """
 
     def tolerance(self, likeliest: Floats, deviation: float) -> Floats:

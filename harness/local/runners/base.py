@@ -52,12 +52,12 @@ _KEEPS_LISTED_STATES = Version(transformers.__version__) >= Version("5.23")
 
 @contextmanager
 def logits_after(model: PreTrainedModel, indices: Tensor) -> Iterator[None]:
-    """While the block is executed, the model computes logits after one token of each row only: the token with the row's
-    index in `indices` [B].
+    """While the block is executed, the model computes logits after one token of each row only: for row b, the token at
+    `indices[b]`.
 
-    The hook gives the output matrix only these states. transformers' own argument `logits_to_keep` cannot do this,
-    because its indices hold for all rows: for B rows that end at different tokens, it would compute B logits in each
-    row. If the model has no output matrix that can be hooked, all logits are computed.
+    A hook passes only the hidden states of these tokens to the output matrix. transformers' own argument
+    `logits_to_keep` cannot do this, because its indices hold for all rows: for B rows that end at different tokens, it
+    would compute B logits in each row. If the model has no output matrix that can be hooked, all logits are computed.
     """
     matrix: Any = model.get_output_embeddings()
     if matrix is None:
@@ -100,7 +100,7 @@ def joined(steps: Sequence[Step], places: Sequence[int]) -> Step:
 
 
 def capturing(options: Options) -> dict[str, Any]:
-    """Return the arguments that make a model return the hidden states of the captured layers; {} if there are none."""
+    """Return the arguments that make a model return the hidden states of `options["hidden_layers"]`; {} without such layers."""
     layers = list(options.get("hidden_layers", ()))
     if not layers:
         return {}
@@ -125,11 +125,12 @@ def captured(options: Options, output: Any) -> tuple[Tensor, ...]:
 def clamp_positions(positions: Tensor, end: int, context: int | None) -> Tensor:
     """Return positions in which every position after the end of the context is replaced by the last one in it.
 
-    A pass is as wide as the longest offer in a batch. So the padding of other rows may be after the end of the context,
+    A pass is as wide as the longest proposal in the batch. So the padding of other rows may be after the end of the context,
     where tables of learned positions have no entries. No row keeps tokens at these positions.
 
     Args:
-        end: a number on the host that is larger than all positions. It shows that most calls need no operation.
+        end: a number on the host that is larger than all positions. If it is within the context, nothing needs to be
+            clamped, which is the case in most calls.
         context: the length of the model's context in tokens; None without a limit.
     """
     return positions if context is None or end <= context else positions.clamp(max=context - 1)

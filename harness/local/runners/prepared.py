@@ -23,13 +23,13 @@ from harness.local.runners.base import UnsupportedModelError
 from harness.local.runners.checks import last_line
 from harness.local.runners.compiled import Part
 
-# A function that prepares a call for inputs of these shapes on a device. It returns a function that does the same as
-# the call, with inputs of the same shapes; an input that is None must always be None. It may make the call.
+# A function that prepares a call on a device, for inputs with the shapes of the given ones. It returns a function that
+# does the same as the call for such inputs; an input that is None must always be None. It may execute the call.
 Preparer = Callable[[Callable[..., Any], Sequence[Any], torch.device], Callable[..., Any]]
 
 
 class PreparedCalls(Calls):
-    """The two calls of an iteration, prepared for one state of rows, and for one kind of warp.
+    """The two calls of an iteration, prepared for one state of rows, and for one kind of warp (which filters are on; their values may differ).
 
     All batches use the same state, caches and features. A batch that does not fit into them (`has_room`) needs other
     calls. For a batch with another kind of warp, these calls run plainly.
@@ -143,8 +143,8 @@ class PreparedCalls(Calls):
 
 
 def nothing_proposed(rows: RowState, count: int) -> Proposal:
-    """Return a proposal of `count` tokens per row that offers no row a token, in the form that drafters on the host
-    return.
+    """Return a proposal with room for `count` tokens per row whose lengths are all 0, in the form that drafters on the
+    host return.
     """
     tokens = rows.numbers.new_zeros(rows.num_rows, count)
     return Proposal(tokens, lengths=tokens[:, 0].clone())

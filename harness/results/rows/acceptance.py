@@ -37,8 +37,7 @@ class AcceptanceRow(PromptedRow):
         "tokens",
     )
     marginal_acceptance_by_position: list[float | None] | None = figure(
-        "expected share of the iterations that drafted in which the draft token at each position is"
-        " accepted"
+        "for each position: expected share of the iterations that drafted which accept the draft token there"
     )
     log_probability: MaybeFloat = figure(
         "mean log-probability, under the target, of the texts' tokens that it can draw", "nats"
@@ -55,7 +54,7 @@ class AcceptanceRow(PromptedRow):
         "share of the texts' tokens that complete a sequence of four tokens that occurred in the text before"
     )
     fits: MaybeText = figure(
-        "parts of the draft's stored files that fit the model's files, and parts that do not"
+        "what in the draft's files matches the model's (vocabulary, sizes, layers), and what does not"
     )
     card_tokens_per_iteration: MaybeFloat = figure(
         "tokens per iteration that the draft's card promises, in the row of the K with which it is compared",
@@ -118,9 +117,9 @@ class AcceptanceCauseRow(Row):
     recognised_by = ("cause", "condition", "position")
 
     cause: MaybeText = figure(
-        "the difference from the run as typed, by its name in `causes`; empty as typed"
+        "the difference from the run as typed, by its name in `causes`; empty for the run as typed"
     )
-    condition: MaybeText = figure("the difference in words; empty as typed")
+    condition: MaybeText = figure("the difference in words; empty for the run as typed")
     is_asked: bool | None = figure("whether new answers were requested under the condition")
     position: MaybeInt = figure("position of the draft token, from 1; empty for all draft tokens")
     served: Interval | None = figure(
@@ -128,8 +127,8 @@ class AcceptanceCauseRow(Row):
     )
     weights: Interval | None = figure("the same figure as the weights predict it")
     relative: Interval | None = figure(
-        "for new answers, tokens per iteration / tokens per iteration of the same prompts as typed; for a position,"
-        " the same ratio of accepted / tested draft tokens"
+        "for new answers, the tokens per iteration divided by those of the same prompts in the run as typed; for a"
+        " position, the quotient of the shares of tested draft tokens that were accepted"
     )
     own_texts: bool | None = figure(
         "whether, under this condition, the texts are as likely as the model's own"
