@@ -87,7 +87,8 @@ def _draft(name: str) -> dict[str, Any] | None:
     if method != "model":
         return _defaults(METHODS[method].settings) | {"name": name, "method": method} | chosen
     if without_suffixes(name) != name:
-        # The configuration of `draft/7B_8bit` starts from `draft/7B`, just as that of `model/7B_8bit` starts from `model/7B`.
+        # The configuration of `draft/7B_8bit` starts from `draft/7B`, just as that of `model/7B_8bit` starts from
+        # `model/7B`.
         return _model(name)
     own_defaults = _defaults(METHODS["model"].settings)
     return {"defaults": ["_self_", {"/model@_here_": name}], **own_defaults}
@@ -134,7 +135,7 @@ def _prompts(name: str) -> dict[str, Any] | None:
         files = [Path(name) / file for file in ("acceptance_texts.csv", "latency_prompts.csv")]
         found = next(filter(Path.exists, files), None)
         if found is None and Path(name).is_dir():
-            rule = "must be the directory of a run, with acceptance_texts.csv or latency_prompts.csv, or the path of a file"
+            rule = "must be a file, or the directory of a run with acceptance_texts.csv or latency_prompts.csv"
             raise SettingError("prompts", rule, name)
         name = str(found or files[0])
     if "/" in name or name.endswith(PROMPT_FILES):
