@@ -83,6 +83,7 @@ def test_runs_of_two_threads_have_their_own_rows() -> None:
         ([3], {}, "command=3: must be one of latency"),
         (["latency", 4], {}, "settings=4: must be text"),
         (["latency", "--help"], {}, "--help: is for the command line"),
+        (["latency", "--version"], {}, "--version: is for the command line"),
         (["latency"], {"batch_size": object()}, "batch_size=<object>: must be text, a number"),
         (["latency", "decoding.top_p=2"], {}, "decoding.top_p=2.0: must be in (0, 1]"),
         (["latency", "-m", "seed=1,2", "decoding.top_p=2"], {}, "decoding.top_p=2.0: must be in"),

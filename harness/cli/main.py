@@ -30,7 +30,7 @@ _INTERRUPTED = "harness: interrupted; anything measured so far is kept"
 # answer. If there are several, the process exits with the most severe one.
 _SEVERITIES = (0, CANNOT_TELL, 2, 1)
 # Options that print something instead of running a command.
-_FOR_THE_TERMINAL = ("-h", "--help", "help", "-c", "--cfg")
+_FOR_THE_TERMINAL = ("-h", "--help", "--version", "help", "-c", "--cfg")
 # A process has only one Hydra and one sys.stdout, so only one thread at a time may run a command.
 _run_lock = threading.RLock()
 

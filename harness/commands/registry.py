@@ -13,7 +13,9 @@ from harness.results.row import Row
 
 
 class Audit(PathCommand):
-    """The record of `audit`, which explains published figures about speculative decoding, and checks whether they are consistent with each other."""
+    """The record of `audit`, which explains published figures about speculative decoding, and checks whether they
+    are consistent with each other.
+    """
 
     name = "audit"
     summary = "what an iteration costs by published figures, and whether they are possible: exit code 0 yes, 1 no"

@@ -27,11 +27,16 @@ def install_command(extras: str) -> str:
         return f"pip install -e {shlex.quote(f'{PACKAGE.parent}[{extras}]')}"
     try:
         # pip stores the origin of a wheel that did not come from an index in this file.
-        noted = importlib.metadata.distribution("specharness").read_text("direct_url.json")
-        wheel = unquote(urlsplit(json.loads(noted or "{}")["url"]).path)
+        text = importlib.metadata.distribution("specharness").read_text("direct_url.json")
+        noted = json.loads(text or "{}")
+        url = noted["url"]
     except (importlib.metadata.PackageNotFoundError, ValueError, KeyError):
-        wheel = "WHEEL_FILE"
-    return f"pip install {shlex.quote(f'{wheel}[{extras}]')}"
+        return f"pip install {shlex.quote(f'WHEEL_FILE[{extras}]')}"
+    if url.startswith("file:"):
+        return f"pip install {shlex.quote(f'{unquote(urlsplit(url).path)}[{extras}]')}"
+    if "vcs_info" in noted:
+        url = f"{noted['vcs_info']['vcs']}+{url}"
+    return f"pip install {shlex.quote(f'specharness[{extras}] @ {url}')}"
 
 
 def is_installed(package: str) -> bool:

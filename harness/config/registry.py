@@ -115,6 +115,10 @@ class Registry(Generic[AnyRecord]):
         """Return every built-in record, by name."""
         return {name: self[name] for name in self.names()}
 
+    def known(self) -> list[AnyRecord]:
+        """Return every built-in record, and the records of users' files that were loaded before."""
+        return [*(self.all() | self._loaded).values()]
+
     def is_built_in(self, name: str) -> bool:
         """Return whether the record belongs to this project."""
         return name in self._built_in

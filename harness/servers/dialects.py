@@ -198,15 +198,13 @@ def known_counters() -> dict[str, str]:
     forwards the counters of its engines.
     """
     return {
-        name: counted
-        for dialect in DIALECTS.all().values()
-        for name, counted in dialect.counters.items()
+        name: counted for dialect in DIALECTS.known() for name, counted in dialect.counters.items()
     }
 
 
 def startups() -> list[Startup]:
     """The tables about starting servers (`Dialect.startup`), one for each kind."""
-    return [dialect.startup for dialect in DIALECTS.all().values()]
+    return [dialect.startup for dialect in DIALECTS.known()]
 
 
 def known_programs() -> list[str]:
@@ -218,7 +216,7 @@ def known_programs() -> list[str]:
 def known_pages() -> dict[str, tuple[str, ...]]:
     """The pages on which servers of any kind describe themselves, with the keys of their entries."""
     pages: dict[str, tuple[str, ...]] = {}
-    for dialect in DIALECTS.all().values():
+    for dialect in DIALECTS.known():
         for page, keys in dialect.about.items():
             pages[page] = tuple(dict.fromkeys([*pages.get(page, ()), *keys]))
     return pages
@@ -229,7 +227,7 @@ def would_show_drafts(generated: str | None) -> bool:
 
     If such a server has no counters of drafts, it does not speculate. False for None.
     """
-    counters = {dialect.counts_in_any_case for dialect in DIALECTS.all().values()}
+    counters = {dialect.counts_in_any_case for dialect in DIALECTS.known()}
     return generated is not None and generated.removesuffix("_total") in counters
 
 

@@ -89,7 +89,7 @@ def _client(url: str, key: str | None, timeout_s: float, **settings: Any) -> htt
 
     async def check(request: httpx2.Request) -> None:
         there = request.url
-        if (there.host, there.port) != (home.host, home.port):
+        if (there.scheme, there.host, there.port) != (home.scheme, home.host, home.port):
             reason = f"{url} redirects to {there}, another server: use that address"
             raise RequestFailed(reason, MISDIRECTED)
 

@@ -78,6 +78,11 @@ def test_cores_that_other_programs_keep_busy_are_not_free(monkeypatch: pytest.Mo
     ("noted", "command"),
     [
         ('{"url": "file:///my%20files/specharness-0.3.0.whl"}', "'/my files/specharness-0.3.0.whl[gguf]'"),
+        (
+            '{"url": "https://h/o/r.git", "vcs_info": {"vcs": "git"}}',
+            "'specharness[gguf] @ git+https://h/o/r.git'",
+        ),
+        ('{"url": "https://h/specharness-1.whl"}', "'specharness[gguf] @ https://h/specharness-1.whl'"),
         (None, "'WHEEL_FILE[gguf]'"),
     ],
 )  # fmt: skip

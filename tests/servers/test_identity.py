@@ -21,7 +21,7 @@ import pytest
 from harness.config import machine
 from harness.config.errors import RunError, SettingError
 from harness.config.machine import cpu_name
-from harness.servers import devices
+from harness.servers import devices, dialects
 from harness.servers.command import ServerCommand
 from harness.servers.counters import read_counters
 from harness.servers.devices import devices_of
@@ -106,6 +106,19 @@ def test_a_page_of_another_server_is_not_read() -> None:
     assert f"redirects to {other}/models, another server: use that address" in str(refused.value)
     assert report is not None
     assert "/version version" not in report.about
+
+
+def test_a_dialect_in_a_file_is_known_once_it_is_chosen(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from harness.servers.dialects import Dialect\n"
+        'MINE = Dialect(name="mine", title="Mine", counters={"mine:generated": "generated"},\n'
+        '    counts_in_any_case="mine:generated")\n'
+    )
+    assert "mine:generated" not in dialects.known_counters()
+    dialects.dialect_of(None, f"{file}:MINE")
+    assert dialects.known_counters()["mine:generated"] == "generated"
+    assert dialects.would_show_drafts("mine:generated_total")
 
 
 @pytest.mark.parametrize(

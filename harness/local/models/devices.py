@@ -4,6 +4,7 @@ on a CPU.
 
 from __future__ import annotations
 
+import functools
 import statistics
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -113,16 +114,22 @@ def limit_num_threads() -> None:
         torch.set_num_threads(min(torch.get_num_threads(), num_usable_cores()))
 
 
+@functools.cache
+def _most_threads() -> int:
+    """Return torch's number of threads before the first model of this process changed it."""
+    return torch.get_num_threads()
+
+
 def choose_num_threads(model: PreTrainedModel) -> None:
-    """Set the number of torch's threads for a model on the CPU: as many as there are idle cores if that is faster than
-    one thread, and otherwise one. If the user has set the number of threads, it stays.
+    """Set the number of torch's threads for a model on the CPU: as many as there are idle cores, up to the number
+    that torch began with, if that is faster than one thread, and otherwise one. `OMP_NUM_THREADS` overrides this.
 
     While another program runs, several threads may be much slower than one thread, because the threads of a pass wait
     for each other. (Measured: two threads were ten times slower.)
     """
     if threads_are_set():
         return
-    num_threads = min(torch.get_num_threads(), num_free_cores())
+    num_threads = min(_most_threads(), num_free_cores())
     if num_threads > 1:
         is_faster = _pass_seconds(model, num_threads) < _FASTER * _pass_seconds(model, 1)
         num_threads = num_threads if is_faster else 1

@@ -100,7 +100,7 @@ def joined(steps: Sequence[Step], places: Sequence[int]) -> Step:
 
 
 def capturing(options: Options) -> dict[str, Any]:
-    """Return the arguments that make a model return the hidden states of `options["hidden_layers"]`; {} without such layers."""
+    """Return the arguments that make a model return the hidden states of `options["hidden_layers"]`; {} for none."""
     layers = list(options.get("hidden_layers", ()))
     if not layers:
         return {}
@@ -125,8 +125,8 @@ def captured(options: Options, output: Any) -> tuple[Tensor, ...]:
 def clamp_positions(positions: Tensor, end: int, context: int | None) -> Tensor:
     """Return positions in which every position after the end of the context is replaced by the last one in it.
 
-    A pass is as wide as the longest proposal in the batch. So the padding of other rows may be after the end of the context,
-    where tables of learned positions have no entries. No row keeps tokens at these positions.
+    A pass is as wide as the longest proposal in the batch. So the padding of other rows may be after the end of the
+    context, where tables of learned positions have no entries. No row keeps tokens at these positions.
 
     Args:
         end: a number on the host that is larger than all positions. If it is within the context, nothing needs to be

@@ -29,7 +29,8 @@ Preparer = Callable[[Callable[..., Any], Sequence[Any], torch.device], Callable[
 
 
 class PreparedCalls(Calls):
-    """The two calls of an iteration, prepared for one state of rows, and for one kind of warp (which filters are on; their values may differ).
+    """The two calls of an iteration, prepared for one state of rows, and for one kind of warp: which filters are on.
+    The values of the filters may differ.
 
     All batches use the same state, caches and features. A batch that does not fit into them (`has_room`) needs other
     calls. For a batch with another kind of warp, these calls run plainly.

@@ -22,8 +22,8 @@ FEWEST_FOR_INTERVAL = 8
 # interval; over two blocks, it would span orders of magnitude.
 FEWEST_BLOCKS = 4
 # Units of unequal lengths n vary as much as (Σn)² / Σn² units of equal length would (*effective* units). With fewer
-# effective units than this, one or two long answers dominate, and the interval contained the true speed-up in only 63 to 93 %
-# of the runs (`benchmarks/intervals.py`).
+# effective units than this, one or two long answers dominate, and the interval contained the true speed-up in only 63
+# to 93 % of the runs (`benchmarks/intervals.py`).
 FEWEST_EFFECTIVE = 4
 # The level of every interval that is shown.
 CONFIDENCE = 0.95
