@@ -31,7 +31,7 @@ from harness.commands.command import Command, ConfiguredCommand
 from harness.commands.pages import pages_about
 from harness.commands.registry import measurement
 from harness.config.amounts import counted
-from harness.config.errors import HarnessError, RunError, SettingError, UnreachableError
+from harness.config.errors import HarnessError, RunError, SettingError
 from harness.config.machine import share_cores
 from harness.config.run import PromptedSettings, RepeatedSettings, RunSettings
 from harness.engines.registry import engine_of, pair_key
@@ -85,7 +85,7 @@ def begin(
 
 
 class Crew:
-    """Keeps the worker from job to job of this process's sweep, and remembers the pairs that failed to load."""
+    """Keeps the worker from job to job of this process's sweep."""
 
     def __init__(self) -> None:
         # The process that has loaded the last job's pair. None before the first job, and after a failure.
@@ -93,33 +93,21 @@ class Crew:
         # `pair_key` of the loaded pair, as text. The key includes the number of a repeat, so that each repeat gets a
         # new process.
         self._pair = ""
-        # The errors of pairs that failed to load. The time limit is part of the key, because a pair that failed may
-        # load if it is given more time.
-        self._failures: dict[tuple[str, float | None], HarnessError] = {}
 
     def run(self, job: Job) -> HarnessError | None:
         """Run a job in the present worker if it has loaded the job's pair, otherwise in a new worker.
 
-        A job whose pair failed to load before, with the same time limit, is not run.
-
         Returns:
-            The error that ended the job early, or that the pair raised before; None if there was none.
+            The error that ended the job early; None if there was none.
         """
         settings = job.settings
         pair = repr(pair_key(settings))
-        earlier = self._failures.get((pair, settings.job_timeout_s))
-        if isinstance(earlier, SettingError):
-            return earlier
-        if earlier is not None:
-            return RunError(f"not tried, because the pair failed to load before: {earlier}")
         if self._worker is None or pair != self._pair:
             self.dismiss()
             self._worker = Worker()
             self._pair = pair
         worker = self._worker
         error = worker.run(job, settings.job_timeout_s)
-        if error is not None and worker.loading and not isinstance(error, UnreachableError):
-            self._failures[pair, settings.job_timeout_s] = error
         if error is not None or worker.is_spent:
             # A failed job may have left its process in a bad state.
             self.dismiss()

@@ -6,8 +6,7 @@ reads the files that the worker writes. The two processes exchange these message
 
     to the worker     a `Job`
                       an exception, which is raised in the worker and ends its job
-    from the worker   True when it begins to load the pair, and False when the pair is loaded
-                      `_SPENT`, just before the next message, if the worker can run no further job
+    from the worker   `_SPENT`, just before the next message, if the worker can run no further job
                       at the end of a job: None, or the error that ended the job early; then the worker exits
 """
 
@@ -127,12 +126,10 @@ class Worker:
     """Controls a process that runs jobs which share one pair.
 
     Attributes:
-        loading: whether the process is loading the pair, or failed or died while loading it.
         is_spent: whether the process can run no further job.
     """
 
     def __init__(self) -> None:
-        self.loading = False
         self.is_spent = False
         environment = {
             **os.environ,
@@ -170,12 +167,9 @@ class Worker:
                 if not self._connection.poll(min(seconds_left, 3600)):
                     continue
                 message = self._receive()
-                if message == _SPENT:
-                    self.is_spent = True
-                    continue
-                if not isinstance(message, bool):
+                if message != _SPENT:
                     return message
-                self.loading = message
+                self.is_spent = True
         except KeyboardInterrupt as interrupt:
             self._end(interrupt)
             raise
@@ -263,7 +257,7 @@ def serve(file_descriptor: int) -> None:
         threading.Thread(target=receive, daemon=True).start()
         job = jobs.get()
         keeper_module = signals.load("harness.engines.keeper", must_go_on=True)
-        keeper = keeper_module.PairKeeper(connection.send)
+        keeper = keeper_module.PairKeeper()
         terminal = None
         if sys.stderr.isatty():
             terminal = os.fdopen(os.dup(2), "w", encoding="utf-8", errors="replace")

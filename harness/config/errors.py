@@ -71,10 +71,6 @@ class RunError(HarnessError):
     """A run that failed although its settings are correct: because of memory, network, disk or driver."""
 
 
-class UnreachableError(RunError):
-    """The hub cannot be reached now or refuses a request. The same run may succeed later."""
-
-
 def _shortened(text: str) -> str:
     """Return a text that a user typed; of a very long one only the beginning."""
     if len(text) <= _LONGEST_TYPED:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import psutil
 
 from harness.config.amounts import amount
-from harness.config.errors import HarnessError, RunError, SettingError, UnreachableError
+from harness.config.errors import HarnessError, RunError, SettingError
 from harness.config.installation import is_installed
 from harness.config.settings import ModelSettings
 
@@ -179,8 +179,7 @@ def explain(
     explained = meaning.format(
         name=name, page=page, line=line, nor_here=nor_here, transformers=transformers_version
     )
-    error_class = UnreachableError if meaning in (_UNREACHABLE, _REFUSED) else RunError
-    return error_class(f"{role}: {explained}")
+    return RunError(f"{role}: {explained}")
 
 
 def explained(exception: Exception, role: str, settings: ModelSettings) -> BaseException:

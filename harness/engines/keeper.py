@@ -12,8 +12,6 @@ The worker process of a sweep uses one keeper for all its jobs, so that a pair i
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,18 +33,13 @@ if TYPE_CHECKING:
 class PairKeeper:
     """Keeps the last pair, because the next run may use the same pair.
 
-    Args:
-        note_loading: called with True before a pair is planned or loaded, and with False after that has succeeded. So a
-            sweep knows whether a run failed because of its pair.
-
     Attributes:
         is_spent: whether `is_spent` was True for any engine that this keeper opened: then the process can open no
             further engine of this kind.
     """
 
-    def __init__(self, note_loading: Callable[[bool], None] = lambda begins: None) -> None:
+    def __init__(self) -> None:
         self.is_spent = False
-        self._note_loading = note_loading
         self._planned: AnyPair | None = None
         self._planned_key: object = None
         self._placed: PlacedPair | None = None
@@ -65,8 +58,7 @@ class PairKeeper:
         if self._planned is None or self._planned_key != key:
             self._planned = None
             self._let_go()
-            with self._loading():
-                self._planned = _planned_pair(settings)
+            self._planned = _planned_pair(settings)
             self._planned_key = key
         # A kept pair is checked again, because the decoding settings of this run may differ.
         engine_of(settings).check_pair(self._planned, settings)
@@ -100,11 +92,10 @@ class PairKeeper:
         """
         assert self._placed is not None
         if self._pair is None:
-            with self._loading():
-                self._pair = self._placed.load()
-                # Loading leaves garbage. It is collected now, because `timing` exempts all objects that exist then from
-                # later collections.
-                gc.collect()
+            self._pair = self._placed.load()
+            # Loading leaves garbage. It is collected now, because when timing begins, `timing` exempts all existing
+            # objects from later collections.
+            gc.collect()
         return self._pair
 
     def _let_go(self) -> None:
@@ -114,13 +105,6 @@ class PairKeeper:
         if devices:
             gc.collect()
             local("models.devices").release_memory(devices)
-
-    @contextmanager
-    def _loading(self) -> Iterator[None]:
-        self._note_loading(True)
-        yield
-        # This line is not reached if the block raises an exception.
-        self._note_loading(False)
 
     def open(
         self, settings: RunSettings, preparation: Preparation, directory: Path = Path()

@@ -114,19 +114,6 @@ def test_a_failed_capture_leaves_the_next_job_its_graphs(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_a_pair_is_tried_again_after_the_hub_was_out_of_reach(
-    harness: Harness, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # nobody listens
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "empty"))
-    harness("latency", "-m", "model=someone/model", "draft=none", "seed=0,1", code=1)
-    errors = pd.read_csv("results/latency.csv")["error"]
-    assert len(errors) == 2
-    assert errors.str.contains("the hub is out of reach").all()
-    assert not errors.str.contains("not tried").any()
-
-
-@pytest.mark.slow
 def test_a_job_with_a_wrong_setting_is_in_the_table_of_its_sweep_alone(harness: Harness) -> None:
     """The models show that a setting is wrong: what the target's layers are is known when they are read."""
     arguments = ["latency", "model=tiny_draft", "num_prompts=2", "decoding.max_new_tokens=4"]

@@ -5,22 +5,16 @@ import json
 import re
 from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from harness.cli import sweep
 from harness.cli.manifest import SweepFile
 from harness.cli.sweep import exit_code, job_line, print_sweep
-from harness.commands.latency.record import LatencySettings
 from harness.commands.recovery.rows import RecoveryRow
-from harness.config.errors import HarnessError, RunError
 from harness.measuring.rows import LatencyRow
 from harness.results.files import append_rows, read_rows
 from in_process import Harness, covered, results
 from report_files import eval_run, latency_run
-from some_settings import settings_of
 from wording import mentions
 
 
@@ -86,37 +80,6 @@ def test_pairs_and_failures_are_printed(tmp_path: Path, capsys: pytest.CaptureFi
     assert out.count("best") == 1, "30B was measured at one K only"
     assert out.count("1.50×") == 1
     assert mentions(error, "5 of 6 jobs", "multirun/latency.csv", "the same command again")
-
-
-class SlowLoader:
-    """A worker that needs 100 s to load a pair."""
-
-    def __init__(self) -> None:
-        self.loading = False
-        self.is_spent = False
-
-    def run(self, job: Any, timeout_s: float | None) -> HarnessError | None:
-        self.loading = timeout_s is not None and timeout_s < 100
-        return RunError(f"no end after {timeout_s} s") if self.loading else None
-
-    def close(self) -> None:
-        pass
-
-
-@pytest.fixture
-def crew(monkeypatch: pytest.MonkeyPatch) -> sweep.Crew:
-    monkeypatch.setattr(sweep, "Worker", SlowLoader)
-    return sweep.Crew()
-
-
-def test_a_pair_that_loads_too_slowly_is_tried_again_with_more_time(crew: sweep.Crew) -> None:
-    errors = []
-    for timeout_s in (10.0, 10.0, 600.0):
-        job: Any = SimpleNamespace(settings=settings_of(LatencySettings, job_timeout_s=timeout_s))
-        errors.append(crew.run(job))
-    ended = "no end after 10.0 s"
-    not_tried = f"not tried, because the pair failed to load before: {ended}"
-    assert list(map(str, errors)) == [ended, not_tried, "None"]
 
 
 def test_rows_of_an_earlier_sweep_go_and_those_of_single_runs_stay(tmp_path: Path) -> None:
