@@ -348,6 +348,12 @@ class Arm:
         """Why all further requests would fail: too many got no answer. None while requests are still sent."""
         return None
 
+    def between_questions(self) -> Counts | None:
+        """How much the server's counters have grown while this run asked this arm nothing; None if that is not known,
+        because it has no counters, or because it also answers for another arm.
+        """
+        return None
+
     @property
     def scores(self) -> TextScores | None:
         """The function that scores given texts; None if the arm has none."""

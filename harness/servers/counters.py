@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from harness.config.amounts import counted
-from harness.engines.counts import Counts, growth
+from harness.engines.counts import Counts, added, growth
 from harness.servers.dialects import known_counters, would_show_drafts
 from harness.servers.http import RequestFailed, page, root_of
 from harness.servers.identity import samples, start_time
@@ -66,6 +66,9 @@ def read_counters(text: str) -> Counts:
 class CounterPage:
     """The page of a server's counters, and how much they grow while it answers a question.
 
+    Attributes:
+        between: how much they grew while this run asked nothing; None if a reading is missing.
+
     Args:
         url: address of the server's API.
         key: key of the API; None without one.
@@ -88,6 +91,9 @@ class CounterPage:
         self._newest_start: float | None = None
         self._say = say
         self._before: Counts | None = None
+        self.between: Counts | None = Counts()
+        # The last reading before this run asked nothing.
+        self._since: Counts | None = None
         # The number of restarts at the end of the last question. A restart since then counts for the next question.
         self._restarts_reported = 0.0
         # How many requests of the last question nobody waits for any more, although the server may still answer them.
@@ -134,8 +140,20 @@ class CounterPage:
 
     def show_drafts(self) -> bool:
         """Whether the server has drafted anything so far, by its counters."""
-        counts = self.read() or Counts()
+        self._since = self.read()
+        counts = self._since or Counts()
         return bool(counts.drafts or counts.proposed)
+
+    def look(self) -> None:
+        """Add the counters' growth since the last question to `between`."""
+        self._end_between(self.read())
+
+    def _end_between(self, now: Counts | None) -> None:
+        if now is None or self._since is None or self.between is None:
+            self.between = None
+        else:
+            self.between = added(growth(now, self._since), self.between)
+        self._since = now
 
     def begin(self) -> None:
         """Read the counters as soon as the server is idle, or after `_MOST_DRAINING_S` if it stays busy with other
@@ -154,6 +172,7 @@ class CounterPage:
                 self._say(f"the server is still answering {number} of {whose}")
             time.sleep(_DRAIN_LOOK_S)
             counts = self.read()
+        self._end_between(counts)
         self._before = counts and replace(counts, restarts=self._restarts_reported)
 
     def end(self, num_left: int) -> Counts | None:
@@ -164,7 +183,7 @@ class CounterPage:
             num_left: how many of our requests the server may still be answering.
         """
         self._num_left = num_left
-        now = self.read()
+        now = self._since = self.read()
         if now is None or self._before is None:
             return None
         self._restarts_reported = now.restarts

@@ -7,6 +7,7 @@ from typing import Any
 from harness.commands.latency.measure import prompt_rows
 from harness.commands.latency.record import LatencySettings
 from harness.config.settings import DecodingSettings
+from harness.engines.counts import Counts
 from harness.engines.divergence import Divergence
 from harness.engines.protocol import Answered
 from harness.engines.tokenizer import TextTokenizer
@@ -56,6 +57,7 @@ def run_of(
     chosen = settings_of(LatencySettings, **(settings or {}))
     run = MeasuredRun(chosen, PromptSet("many", (Prompt("Once"),) * 100, ""), arms, **evidence)
     for arm in arms.values():
+        arm.between = Counts()
         for generation in arm.generations:
             generation.arm = arm.name
             run.prompt_rows.extend(prompt_rows(run, generation, TextTokenizer(), "run"))

@@ -11,6 +11,7 @@ from harness.results.drafts import DraftColumns, Drafts
 from harness.results.row import pooled
 from harness.results.rows.prompts import drafts_of
 from harness.results.schema import Accepted, MaybeFloat, MaybeInt, MaybeText
+from harness.results.verdict import MOST_FOREIGN
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +55,8 @@ class AcceptanceFigures(Group, DraftColumns, Accepted):
 def reported_drafts(run: MeasuredRun, arm: MeasuredArm) -> tuple[Drafts, str | None]:
     """The draft tokens of an arm: by its answers, or by the server's counters if only these know iterations.
 
-    Counters are not used if any of their counts is impossible, or if they missed tokens that arrived.
+    Counters are not used if any of their counts is impossible, if they missed tokens that arrived, or if they include
+    too many tokens of other clients.
 
     Returns:
         The counts, and `metrics` if they come from counters, else None.
@@ -65,7 +67,9 @@ def reported_drafts(run: MeasuredRun, arm: MeasuredArm) -> tuple[Drafts, str | N
         return reported, None
     if arm.counted is None or impossible_counts(arm):
         return reported, None
-    if traffic_columns(arm.counted, arm.counted_requests).get("unseen_tokens"):
+    traffic = traffic_columns(arm.counted, arm.counted_requests, arm.between)
+    own = sum(request.num_tokens + request.num_prompt_tokens for request in arm.answered)
+    if traffic.get("unseen_tokens") or (traffic.get("foreign_tokens") or 0) > MOST_FOREIGN * own:
         return reported, None
     counted = counted_acceptance(arm.counted, arm.begun_requests)
     knows_more = counted.drafting is not None or not reported.answers

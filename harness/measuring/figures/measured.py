@@ -30,6 +30,8 @@ class MeasuredArm:
         generations: the timed answers to the questions, one for each batch, or for each lap if the engine keeps
             requests in flight (`Answered.has_request_times`).
         phases: seconds and calls of each phase.
+        between: growth of the server's counters while this run asked it nothing, from its first to its last reading;
+            None if it is not known.
         divergences: where each greedy speculative text leaves the regular one, by the index of its request; None for
             equal texts.
     """
@@ -37,6 +39,7 @@ class MeasuredArm:
     name: str
     generations: list[Answered] = field(default_factory=list)
     phases: Phases = field(default_factory=Phases)
+    between: Counts | None = None
     divergences: dict[int, Divergence | None] = field(default_factory=dict)
 
     @property

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.config.amounts import counted, length_in_common
-from harness.engines.counts import Counts, ImpossibleCounts
+from harness.engines.counts import Counts, ImpossibleCounts, added
 from harness.engines.requests import RequestRecord
 from harness.measuring.acceptance import counted_drafts
 from harness.measuring.figures.measured import Group, MeasuredArm, MeasuredRun
@@ -42,7 +42,7 @@ class ServerFigures(Group):
     )
     foreign_tokens: MaybeInt = pooled(
         "largest",
-        "tokens of other clients' prompts and answers; 0 within a token a request and 1 %, empty while others wait",
+        "tokens of other clients during the run, with prompts; 0 within a token a request and 1 %, empty if unknown",
         "tokens",
     )
     unseen_tokens: MaybeInt = pooled(
@@ -93,7 +93,7 @@ class ServerFigures(Group):
             columns["drafted"] = any(drafted)
         if arm.counted is not None:
             columns["num_restarts"] = arm.num_restarts
-            traffic = traffic_columns(arm.counted, arm.counted_requests)
+            traffic = traffic_columns(arm.counted, arm.counted_requests, arm.between)
             columns |= traffic
             if not traffic.get("unseen_tokens"):
                 columns = counter_columns(arm.counted) | columns
@@ -139,7 +139,7 @@ def impossible_counts(arm: MeasuredArm) -> str | None:
         return f"{impossible[0]} in {len(impossible)} of {counted(len(arm.answered), 'answer')}"
     if arm.counted is None:
         return None
-    traffic = traffic_columns(arm.counted, arm.counted_requests)
+    traffic = traffic_columns(arm.counted, arm.counted_requests, arm.between)
     if traffic.get("unseen_tokens"):
         return None
     try:
@@ -150,18 +150,23 @@ def impossible_counts(arm: MeasuredArm) -> str | None:
     return None
 
 
-def traffic_columns(counts: Counts, requests: Sequence[RequestRecord]) -> dict[str, Any]:
+def traffic_columns(
+    counts: Counts, requests: Sequence[RequestRecord], between: Counts | None
+) -> dict[str, Any]:
     """The columns about tokens that the server generated for other clients, and about our tokens that its counters
     missed, by name; {} if it does not count generated tokens.
 
     Args:
         counts: growth of the server's counters.
         requests: our requests that they include.
+        between: growth while this run asked the server nothing; None if it is not known.
     """
     if counts.generated is None:
         return {}
     ours = sum(request.num_tokens for request in requests)
-    foreign = counts.generated - ours
+    num_missed = ours - counts.generated
+    whole = added(counts, between or Counts())
+    foreign = (whole.generated or 0.0) - ours
     # A server may have continued with a request that we left. The tokens that arrived are ours, even if the server
     # counts fewer.
     most = sum(
@@ -169,13 +174,13 @@ def traffic_columns(counts: Counts, requests: Sequence[RequestRecord]) -> dict[s
         for each in requests
     )
     tolerated = len(requests) + _TOLERATED * ours + most - ours
-    num_unseen = round(-foreign) if -foreign > tolerated else 0
-    num_foreign = _foreign_prompt_tokens(counts, requests)
+    num_unseen = round(num_missed) if num_missed > tolerated else 0
+    num_foreign = _foreign_prompt_tokens(whole, requests)
     if foreign > tolerated:
         num_foreign += round(foreign)
     # Counters that missed our tokens may have missed others' too. And for requests of others that were running before
     # ours, nobody knows how many of their tokens fall into our time.
-    is_unknown = num_unseen or (counts.running and not num_foreign)
+    is_unknown = num_unseen or (not num_foreign and (counts.running or between is None))
     return {
         "server_tokens": round(counts.generated),
         "foreign_tokens": None if is_unknown else num_foreign,
