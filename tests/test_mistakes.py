@@ -124,6 +124,8 @@ MISTAKES = {
     f"acceptance {URL} draft=tiny_draft": "model=served: must be named, as the draft's weights",
     "latency engine=simulated decoding.synthetic_acceptance=0.5":
         "decoding.synthetic_acceptance=0.5: needs engine=local",
+    "recovery url=http://127.0.0.1:9/v1": "decoding.temperature=0.5: must be 0 with engine.chat=true: T=0 compares",
+    "recovery url=http://127.0.0.1:9/v1 chat=false": "decoding.temperature=0.5: must be 0 with no model=: T=0 compares",
     "recovery engine=simulated": "engine=simulated: must decode a model",
     "latency engine=huggingface draft=tiny_medusa": "draft=tiny_medusa: must be a model, lookup or early_exit",
     "plan draft=7B_2GPUs gpus=2 gpu_memory=40GB": "draft.gpus=2: must be 1: a draft is whole on one GPU",

@@ -353,6 +353,12 @@ class Arm:
         """
         return None
 
+    def between_questions(self) -> Counts | None:
+        """How much the server's counters have grown while this run asked this arm nothing; None if that is not known,
+        because it has no counters, or because it also answers for another arm.
+        """
+        return None
+
     @property
     def scores(self) -> TextScores | None:
         """The function that returns log-probabilities of given texts; None if the arm cannot do this."""

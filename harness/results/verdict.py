@@ -59,6 +59,8 @@ _BY_CHANCE = 1.02
 MOST_CACHED = 0.02
 # The servers' counts of the same prompts' tokens may differ by at most this share, plus one token per prompt.
 MOST_READ_OTHERWISE = 0.02
+# The most tokens of other clients, as a share of an arm's own prompt and new tokens.
+MOST_FOREIGN = 0.1
 # Greedy texts of one model differ only where rounding breaks a tie. This happens in at most half of the prompts, or
 # after at least `_FEWEST_ALIKE` equal tokens on average. If fewer than `_FEWEST_DIFFERENT` texts differ, this proves
 # nothing.
@@ -107,6 +109,7 @@ class ArmEvidence:
     drafted: bool | None = None
     draft: str | None = None
     acceptance_rate: float | None = None
+    foreign_tokens: int = 0
     num_restarts: int = 0
     identical_prompts: int = 0
     differing_prompts: int = 0
@@ -155,12 +158,17 @@ def _waited(row: ComparedRow) -> str:
     """The reason why the times of models on this machine show nothing, if their threads waited for other programs and
     so for each other.
 
-    Empty if they hardly waited, or if the models compute with a single thread. The number of threads of a server that
-    harness started is not known, so for such a server the waiting always counts.
+    Empty if they hardly waited, or if the models compute with a single thread. The number of a server's
+    threads is not known, so for servers the waiting always counts.
     """
     share = getattr(row, "processor_share", None)
     if share is None or share >= _LEAST_PROCESSOR_SHARE:
         return ""
+    if row.url is not None and not row.is_on_another_machine:
+        return (
+            f"this program, not the servers, got {percent(share)} of the CPU time it wanted, and the servers' share is"
+            " unknown"
+        )
     waited = f"got {percent(share)} of the CPU time they wanted"
     if row.server_command:
         return f"the servers {waited}"
@@ -251,8 +259,8 @@ def too_many_failures(arms: Sequence[ArmEvidence], speedup: Interval = _NOT_TIME
 
 
 def _other_servers(regular: ArmEvidence, speculative: ArmEvidence) -> str | None:
-    """The reason why the arms are not the same model answering the same prompts, with drafts in the speculative arm
-    only; None if no reason is known.
+    """The reason why the arms are not the same model answering the same prompts for this run alone, with drafts in the
+    speculative arm only; None if no reason is known.
     """
     for arm in (regular, speculative):
         if arm.num_restarts:
@@ -260,9 +268,17 @@ def _other_servers(regular: ArmEvidence, speculative: ArmEvidence) -> str | None
                 f"the {arm.arm} server's counters fell: it was restarted, perhaps with other flags, or several servers"
                 " answer at this address"
             )
+        own = arm.num_tokens + arm.num_prompt_tokens
+        if arm.foreign_tokens > MOST_FOREIGN * own:
+            return (
+                f"the {arm.arm} server processed {arm.foreign_tokens} tokens for other clients and {own} for this run:"
+                " measure servers that nobody else uses"
+            )
     if regular.drafted:
         rate = regular.acceptance_rate
         accepted = "" if rate is None else f": {percent(rate)} of its draft tokens were accepted"
+        if speculative.drafted is False:
+            accepted += "; the speculative server drafts nothing: swap url= and regular_url="
         return f"the regular server drafts{accepted}"
     if speculative.drafted is False:
         name = "second" if speculative.draft == SECOND_COMMAND else "speculative"

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from harness.config.amounts import counted
-from harness.engines.counts import Counts, growth
+from harness.engines.counts import Counts, added, growth
 from harness.servers.dialects import known_counters, would_show_drafts
 from harness.servers.http import RequestFailed, page, root_of
 from harness.servers.identity import samples, start_time
@@ -68,6 +68,9 @@ def read_counters(text: str) -> Counts:
 class CounterPage:
     """The page with a server's counters. It determines how much the counters grow while the server answers a question.
 
+    Attributes:
+        between: how much they grew while this run asked nothing; None if a reading is missing.
+
     Args:
         url: address of the server's API.
         key: key of the API; None without one.
@@ -91,6 +94,9 @@ class CounterPage:
         self._newest_start: float | None = None
         self._say = say
         self._before: Counts | None = None
+        self.between: Counts | None = Counts()
+        # The last reading before this run asked nothing.
+        self._since: Counts | None = None
         # The number of restarts at the end of the last question. A restart after that counts for the next question.
         self._restarts_reported = 0.0
         # How many requests of the last question were left unfinished, so that the server may still be answering them.
@@ -143,8 +149,20 @@ class CounterPage:
 
     def show_drafts(self) -> bool:
         """Whether the server has drafted anything so far, according to its counters; False if these are not known."""
-        counts = self.read() or Counts()
+        self._since = self.read()
+        counts = self._since or Counts()
         return bool(counts.drafts or counts.proposed)
+
+    def look(self) -> None:
+        """Add the counters' growth since the last question to `between`."""
+        self._end_between(self.read())
+
+    def _end_between(self, now: Counts | None) -> None:
+        if now is None or self._since is None or self.between is None:
+            self.between = None
+        else:
+            self.between = added(growth(now, self._since), self.between)
+        self._since = now
 
     def begin(self) -> None:
         """Wait until the server is idle, but at most `_MOST_DRAINING_S` seconds, and read the counters.
@@ -164,6 +182,7 @@ class CounterPage:
                 self._say(f"the server is still answering {number} of {whose}")
             time.sleep(_DRAIN_LOOK_S)
             counts = self.read()
+        self._end_between(counts)
         self._before = counts and replace(counts, restarts=self._restarts_reported)
 
     def end(self, num_left: int) -> Counts | None:
@@ -175,7 +194,7 @@ class CounterPage:
             num_left: how many requests of this question were left unfinished, so that the server may still answer them.
         """
         self._num_left = num_left
-        now = self.read()
+        now = self._since = self.read()
         if now is None or self._before is None:
             return None
         self._restarts_reported = now.restarts

@@ -22,6 +22,7 @@ from harness.config.amounts import counted
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import DecodingSettings, api_key
 from harness.engines.arrivals import Arrival
+from harness.engines.counts import Counts, added
 from harness.engines.protocol import (
     Answered,
     Arm,
@@ -269,6 +270,8 @@ class ServerArm(Arm):
         self.devices: Sequence[str] = ()
         self.requests: Sequence[RequestRecord] = ()
         self._takes_tools = False
+        # Growth of the counters of ended servers while they were asked nothing.
+        self._between: Counts | None = Counts()
         self._engine = engine
         self._settings = ServerSettings.of(engine.opening.settings)
 
@@ -352,11 +355,27 @@ class ServerArm(Arm):
     def stop(self) -> None:
         """Close the connection, and end the server if it was started here."""
         if self.connection is not None:
+            self._between = self._all_between(self.connection)
             self._engine.run(self.connection.client.aclose())
             self.connection = None
         if self.process is not None:
             self.process.stop()
             self.process = None
+
+    def between_questions(self) -> Counts | None:
+        urls = [arm.served.url for arm in self._engine.arms]
+        if self.served.url is not None and urls.count(self.served.url) > 1:
+            return None
+        if self.connection is None:
+            return self._between
+        self.connection.counters.look()
+        return self._all_between(self.connection)
+
+    def _all_between(self, connection: Connection) -> Counts | None:
+        between = connection.counters.between
+        if between is None or self._between is None:
+            return None
+        return added(between, self._between)
 
     def _say(self, message: str) -> None:
         self._engine.say(f"{self.name}: {message}")
@@ -422,11 +441,13 @@ class ServerArm(Arm):
         decoding = DecodingSettings(max_new_tokens=1, temperature=0)
         hello = ({"role": "user", "content": "Hello"},)
         lengths = []
+        connection.counters.begin()
         for chat in (Chat(hello, offered.tools), Chat(hello)):
             probe = Request([0], decoding, seed=0, index=0, chat=chat)
             record = probe.record()
             self._engine.run(connection.sender.send(Outgoing(connection.form.body(probe), record)))
             lengths.append(record.num_read)
+        connection.counters.end(0)
         if lengths[0] is not None and lengths[0] == lengths[1]:
             rule = f"have tools, and the chat template of the {self.name} server shows none: {self.url}"
             raise SettingError("prompts", rule)

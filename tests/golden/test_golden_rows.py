@@ -361,6 +361,7 @@ ACCEPTANCES: dict[str, list[Changes]] = {
     "unlikely texts": [UNLIKELY],
     "likely texts": [UNLIKELY | {"likelihood_z": 4.75, "impossible_share": 0.005}],
     "impossible texts": [UNLIKELY | {"impossible_share": 0.0051}],
+    "iterations not counted": [{"text_source": "served", "tokens_per_iteration": None}],
     "likely without their own": [UNLIKELY | {"own_log_probability": None}],
     **{name: [{"at_k": columns}] for name, columns in ENGINES.items()},
     "several": [{}, {"draft": "7B", "best": 5.0}, UNLIKELY | {"model": "30B", "text_source": "own"}],
@@ -382,7 +383,8 @@ def test_an_acceptance(snapshot: SnapshotAssertion, case: str) -> None:
         rows = []
         for k in (1, 2, 5, 7):
             k_columns = columns | (SERVED | at_k if k == 7 and at_k else {})
-            rows.append(AcceptanceRow(num_draft_tokens=k, tokens_per_iteration=tokens, **k_columns))
+            k_columns = {"num_draft_tokens": k, "tokens_per_iteration": tokens} | k_columns
+            rows.append(AcceptanceRow(**k_columns))
         runs.append(Run(rows))
     page = acceptance_page(runs)
     assert f"{short(page)}\n\n{full(page)}" == snapshot

@@ -100,6 +100,10 @@ REFUSALS: dict[str, list[tuple[dict[str, Any], dict[str, Any], Interval, str | N
          "the arms did not do the same work: regular generated 1000 tokens, speculative 899"),
         ({"num_tokens": 899}, {"num_tokens": 1000}, UNTIMED, ""),
     ],
+    "other clients": [
+        ({"foreign_tokens": 260}, {}, PAYS, None),
+        ({}, {"foreign_tokens": 261}, PAYS, "processed 261 tokens for other clients and 2600 for"),
+    ],
     # Asked again within the run, with and without salts; a server's own settings may differ.
     "a cache that answers": [
         (CACHED, CACHED, PAYS, None),
@@ -136,6 +140,7 @@ def test_what_refuses_a_comparison(about: str) -> None:
     [
         ({"drafted": True, "acceptance_rate": 0.534}, {}, "the regular server drafts: 53 %"),
         ({"drafted": True}, {"drafted": True}, "the regular server drafts"),
+        ({"drafted": True}, {"drafted": False}, "drafts nothing: swap url= and regular_url="),
         ({"drafted": False}, {"drafted": False}, "the speculative server drafted nothing"),
         ({"drafted": False}, {"drafted": True}, None),
         ({}, {}, None),

@@ -139,7 +139,10 @@ def test_counted_acceptance_fills_in_what_answers_leave_out() -> None:
     found = figures(AcceptanceFigures, lap(CANCELLED, **TOTALS))
     assert (found.acceptance_rate, found.mean_acceptance_length) == (4 / 10, None)
     unseen = replace(COUNTED, generated=5)
-    for laps in (lap(outcomes=[(2, 1)]), lap(counted=None, **TOTALS), lap(counted=unseen)):
+    shared = replace(COUNTED, generated=100)
+    for laps in (
+        lap(outcomes=[(2, 1)]), lap(counted=None, **TOTALS), lap(counted=unseen), lap(counted=shared),
+    ):  # fmt: skip
         assert figures(AcceptanceFigures, laps).acceptance_source is None
 
 
@@ -244,24 +247,28 @@ def test_a_restart_is_a_new_start_or_else_a_counter_that_fell(tmp_path: Path) ->
 def test_traffic_of_others_is_what_is_not_ours() -> None:
     ours = requests(100, 100)
     for generated, foreign, unseen in ((204, 0, 0), (205, 5, 0), (196, 0, 0), (100, None, 100)):
-        columns = traffic_columns(Counts(generated=generated), ours)
+        columns = traffic_columns(Counts(generated=generated), ours, Counts())
         assert columns["server_tokens"] == generated
         assert (columns["foreign_tokens"], columns["unseen_tokens"]) == (foreign, unseen)
-    assert traffic_columns(Counts(), ours) == {}
-    # Nobody knows what those did that were not waited for.
-    assert traffic_columns(Counts(generated=200, running=1.0), ours)["foreign_tokens"] is None
+    assert traffic_columns(Counts(), ours, Counts()) == {}
+    # Nobody knows what those did that were not waited for, or that came while this run asked nothing.
+    for running, between, foreign in (
+        (1.0, Counts(), None), (0.0, None, None), (0.0, Counts(generated=4), 0), (0.0, Counts(generated=5), 5),
+    ):  # fmt: skip
+        columns = traffic_columns(Counts(generated=200, running=running), ours, between)
+        assert columns["foreign_tokens"] == foreign
     # Of prompts only those are compared that the server counted in its answers, too.
     for read, foreign in (([50, 50], 500), ([50, None], 0), ([300, 300], 0)):
         for request, number in zip(ours, read, strict=True):
             request.num_read = number
-        columns = traffic_columns(Counts(generated=202, read=600), ours)
+        columns = traffic_columns(Counts(generated=202, read=600), ours, Counts())
         assert columns["foreign_tokens"] == foreign
     # A request that timed out may be answered on, and an answer that arrived is ours whatever it counts.
     late = RequestRecord(0, 1, num_tokens=10, max_new_tokens=50, error=RequestError(408, ""))
     halved = RequestRecord(0, 1, num_tokens=10, arrivals=[0.1] * 20)
     for request, most in ((late, 51), (halved, 21)):
         for generated, is_foreign in ((most, False), (most + 1, True)):
-            columns = traffic_columns(Counts(generated=generated), [request])
+            columns = traffic_columns(Counts(generated=generated), [request], Counts())
             assert (columns["foreign_tokens"] > 0) == is_foreign
     first_tokens = counter_columns(Counts(first_tokens=4, first_token_s=2))
     assert first_tokens == {"server_time_to_first_token_ms": 500}

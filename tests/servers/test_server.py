@@ -14,7 +14,7 @@ from harness.engines.requests import Load, RequestError, RequestRecord
 from harness.engines.timing import timed_answer
 from harness.measuring.figures.requests import RequestFigures
 from harness.measuring.quietness import Quietness
-from harness.servers import counters
+from harness.servers import connection, counters
 from harness.servers.connection import RequestForm
 from harness.servers.counters import CounterPage
 from harness.servers.dialects import UNKNOWN_DIALECT
@@ -358,6 +358,23 @@ def test_a_server_that_answers_others_is_waited_for(
     for _ in range(2):
         assert timed_answer(engine, arm, ask(1)).counted == Counts(running=3.0)
     assert said == ["regular: the server is still answering 3 requests of others"]
+
+
+def test_growth_between_questions_is_that_of_other_clients(open_engine: Open) -> None:
+    engine = open_engine(EchoServer(metrics=True))
+    arm = arm_of(engine)
+    timed_answer(engine, arm, ask(2))
+    # Another client, whose first request asks for a few tokens.
+    engine_of(url=arm.url).close()
+    timed_answer(engine, arm, ask(1))
+    between = arm.between_questions()
+    assert between is not None
+    assert between.generated == connection._PROBE_TOKENS
+    # Each arm is another client of a server that both ask.
+    with serving(EchoServer(metrics=True)) as url:
+        engine = engine_of(url=url, regular_url=url)
+        assert arm_of(engine).between_questions() is None
+        engine.close()
 
 
 def test_a_request_that_timed_out_is_not_of_others(

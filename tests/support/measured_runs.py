@@ -9,6 +9,7 @@ from typing import Any
 from harness.commands.latency.measure import prompt_rows
 from harness.commands.latency.record import LatencySettings
 from harness.config.settings import DecodingSettings
+from harness.engines.counts import Counts
 from harness.engines.divergence import Divergence
 from harness.engines.protocol import Answered
 from harness.engines.tokenizer import TextTokenizer
@@ -61,6 +62,7 @@ def run_of(
     session: Any = SimpleNamespace(run_id="run", tokenizer=TextTokenizer())
     session.row = functools.partial(Session.row, session)
     for arm in arms.values():
+        arm.between = Counts()
         for generation in arm.generations:
             generation.arm = arm.name
             run.prompt_rows.extend(prompt_rows(run, generation, session))

@@ -48,9 +48,9 @@ Draft = Named[AcceptanceRow]
 def acceptance_page(runs: Sequence[Run[AcceptanceRow]]) -> Page | None:
     """The page about the acceptance of one draft or several; None if no run has a result."""
     drafts = [
-        draft._replace(row=row)
+        draft._replace(row=row_in_question(draft.run.rows))
         for draft in named_runs(runs)
-        if (row := row_in_question(draft.run.rows)).tokens_per_iteration is not None
+        if summary(draft.run.rows)
     ]
     if not drafts:
         return None
@@ -85,12 +85,17 @@ def texts_of(run: Run[AcceptanceRow], k: int) -> list[AcceptanceTextRow]:
 
 
 def summary(rows: Sequence[AcceptanceRow]) -> str:
-    """`4.28 tokens per iteration at K=6`; empty if nothing was read."""
+    """`4.28 tokens per iteration at K=6`; `35 % accepted at K=6` if a server does not count its iterations; empty if
+    neither is known.
+    """
     row = row_in_question(rows)
-    if row.tokens_per_iteration is None:
+    if row.tokens_per_iteration is not None:
+        figure = f"{row.tokens_per_iteration.estimate:.2f} tokens per iteration"
+    elif row.acceptance_rate is not None:
+        figure = f"{percent(row.acceptance_rate)} accepted"
+    else:
         return ""
-    tokens = row.tokens_per_iteration.estimate
-    return f"{tokens:.2f} tokens per iteration at K={row.num_draft_tokens}"
+    return f"{figure} at K={row.num_draft_tokens}"
 
 
 def _asked(row: AcceptanceRow) -> AcceptanceRow:
@@ -110,6 +115,8 @@ def _page_of_draft(draft: Draft) -> Page:
     about = (tokens.covers or Coverage(0, "prompt")).why_no_interval
     if bounds:
         about = f"95 % interval {bounds}, {tokens.covers}"
+    elif row.tokens_per_iteration is None:
+        about = "tokens per iteration are unknown: the server did not count its iterations"
     found = _finding(draft)
     findings = [Line(summary(rows), "strong", about)]
     findings += [Line(sentence) for sentence in _sentences(row, found)]
@@ -203,9 +210,9 @@ def _reasons(row: AcceptanceRow, found: AcceptanceFinding) -> list[tuple[str, st
                 f"{share} of the tokens end a sequence of four tokens that occurred earlier in the text",
             )
         )
-    is_counted = row.served_tokens_per_iteration is not None and (row.batch_size or 1) > 1
+    is_batched = row.text_source == "served" and (row.batch_size or 1) > 1
     places = [place.served for place in found.typed if place.position]
-    if is_counted and places and not any(places):
+    if is_batched and places and not any(places):
         counts = "the engine's acceptance by draft token: batch_size=1 reads it from counters"
         reasons.append(("Missing", counts))
     if found.engine is None and row.text_source == "served":

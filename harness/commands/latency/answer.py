@@ -145,10 +145,14 @@ def _yielded(row: LatencyRow, price: str) -> str:
 
 def _not_reported(row: LatencyRow) -> str:
     """The reason why acceptance is not known."""
+    if row.num_tokens == 0:
+        return f"no {row.arm} answer was measured"
     if row.drafted is False or row.is_simulated or not row.is_elsewhere:
         return "nothing was drafted"
     if row.impossible_counts:
         return "acceptance is unknown: the server's counts cannot be true"
+    if row.foreign_tokens:
+        return "acceptance is unknown: the server's counters include tokens of other clients"
     return "acceptance is not reported by the server"
 
 

@@ -285,12 +285,12 @@ def _cached(row: LatencyRow) -> str | None:
 
 @_each_arm
 def _foreign_tokens(row: LatencyRow) -> str | None:
-    """The number of tokens that a server read and generated for other clients while it was measured; "" if there were
+    """The number of tokens that a server read and generated for other clients during the run; "" if there were
     none, None if that is unknown.
     """
     if not row.foreign_tokens:
         return None if row.foreign_tokens is None else ""
-    return f"{counted(row.foreign_tokens, 'token')} during the {row.arm} arm"
+    return f"{counted(row.foreign_tokens, 'token')} on the {row.arm} server"
 
 
 @_each_arm
@@ -434,7 +434,7 @@ CHECKS = (
     Check(
         "against",
         _foreign_tokens,
-        "The server processed {found} for other clients.",
+        "Other clients used the servers: {found}.",
         held="no other client",
     ),
     Check("no verdict", _regular_drafts, "", held="regular arm drafted nothing"),

@@ -343,6 +343,8 @@ class LatencyExperiment(Experiment[LatencySettings, LatencyRow]):
             stopped_by = "prompts" if has_asked_all else "num_prompts"
             if run.in_blocks:
                 stopped_by = "blocks"
+        for arm in engine.arms:
+            run.arms[arm.name].between = arm.between_questions()
         self.run = dataclasses.replace(run, stopped_by=stopped_by)
 
     def _write(self, session: Session) -> None:

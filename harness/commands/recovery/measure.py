@@ -298,12 +298,6 @@ class RecoveryExperiment(Experiment[RecoverySettings, RecoveryRow]):
 
     def _untested_draws(self) -> str:
         """The reason why drawn texts are not tested, and what to change."""
-        beyond_model = self.settings.engine.beyond_model
-        if beyond_model is not None:
-            return (
-                f"no log-probabilities know of {beyond_model}, so drawn texts cannot be tested:"
-                f" temperature=0 compares greedy ones with those of {_REGULAR}"
-            )
         if self.has_weights:
             return (
                 "drawn texts are tested by token ids, which not every server here sends:"

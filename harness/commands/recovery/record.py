@@ -13,6 +13,7 @@ from harness.commands.command import Command
 from harness.commands.recovery.rows import RecoveryRow, RecoveryTextRow
 from harness.config.engines import Abilities
 from harness.config.errors import CANNOT_TELL, VerdictError
+from harness.config.model_names import SERVED
 from harness.config.run import PromptedSettings
 from harness.config.settings import require, require_at_least
 
@@ -86,9 +87,21 @@ class RecoverySettings(PromptedSettings):
         require(is_set, "samplings", "must not name one twice", samplings)
 
     def check_engine(self, engine: Abilities) -> None:
-        """Raise a SettingError for an engine that decodes no model, or that cannot offer the chosen reference."""
+        """Raise a SettingError for an engine that decodes no model, that cannot offer the chosen reference, or whose
+        sampled texts cannot be tested.
+        """
         rule = "must decode a model: simulated texts prove nothing"
         require(not engine.own_clock, "engine", rule, self.engine.name)
+        untested = self.engine.beyond_model
+        if untested is None and self.model.repository == SERVED:
+            untested = "no model="
+        temperature = self.decoding.temperature
+        rule = (
+            f"must be 0 with {untested}: T=0 compares greedy texts, and sampled texts are only tested with model=,"
+            " chat=false and no grammar"
+        )
+        is_tested = untested is None or temperature == 0
+        require(is_tested, "decoding.temperature", rule, temperature)
         if not engine.own_loop:
             return
         rule = "must be auto or weights with engine=local, whose weights are the reference"

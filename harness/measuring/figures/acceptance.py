@@ -11,6 +11,7 @@ from harness.results.drafts import DraftColumns, Drafts
 from harness.results.row import pooled
 from harness.results.rows.prompts import drafts_of
 from harness.results.schema import AcceptedByIteration, MaybeFloat, MaybeInt, MaybeText
+from harness.results.verdict import MOST_FOREIGN
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +49,8 @@ def reported_drafts(run: MeasuredRun, arm: MeasuredArm) -> tuple[Drafts, str | N
     """The draft tokens of an arm, as its answers report them, or as the server's counters do if only these report
     iterations.
 
-    Counters are not used if any of their counts is impossible, or if they missed tokens that arrived.
+    Counters are not used if any of their counts is impossible, if they missed tokens that arrived, or if they include
+    too many tokens of other clients.
 
     Returns:
         The counts, and their source: `metrics` for counters, None for answers.
@@ -59,7 +61,9 @@ def reported_drafts(run: MeasuredRun, arm: MeasuredArm) -> tuple[Drafts, str | N
         return reported, None
     if arm.counted is None or impossible_counts(arm):
         return reported, None
-    if traffic_columns(arm.counted, arm.counted_requests).get("unseen_tokens"):
+    traffic = traffic_columns(arm.counted, arm.counted_requests, arm.between)
+    own = sum(request.num_tokens + request.num_prompt_tokens for request in arm.answered)
+    if traffic.get("unseen_tokens") or (traffic.get("foreign_tokens") or 0) > MOST_FOREIGN * own:
         return reported, None
     counted = counted_acceptance(arm.counted, arm.begun_requests)
     knows_more = counted.drafting is not None or not reported.answers

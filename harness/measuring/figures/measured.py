@@ -29,6 +29,8 @@ class MeasuredArm:
     Attributes:
         generations: the timed answers to the questions: one for each batch, or for each lap if the engine keeps
             requests in flight (`Answered.has_request_times`).
+        between: growth of the server's counters while this run sent it nothing, from its first to its last reading;
+            None if it is not known.
         phases: seconds and calls of each phase of harness's own decoding loop.
         divergences: where each greedy speculative text diverges from the regular one, by the index of its request; None
             for equal texts. Texts that were not compared are missing.
@@ -37,6 +39,7 @@ class MeasuredArm:
     name: str
     generations: list[Answered] = field(default_factory=list)
     phases: Phases = field(default_factory=Phases)
+    between: Counts | None = None
     divergences: dict[int, Divergence | None] = field(default_factory=dict)
 
     @property

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.config.amounts import counted, length_in_common
-from harness.engines.counts import Counts, ImpossibleCounts
+from harness.engines.counts import Counts, ImpossibleCounts, added
 from harness.engines.requests import RequestRecord
 from harness.measuring.acceptance import counted_drafts
 from harness.measuring.figures.measured import Group, MeasuredArm, MeasuredRun
@@ -44,8 +44,8 @@ class ServerFigures(Group):
     )
     foreign_tokens: MaybeInt = pooled(
         "largest",
-        "tokens of other clients' prompts and answers; differences up to 1 % and one token per request count as 0;"
-        " empty if not known",
+        "tokens of other clients' prompts and answers during the run; differences up to 1 % and one token per request"
+        " count as 0; empty if not known",
         "tokens",
     )
     unseen_tokens: MaybeInt = pooled(
@@ -99,7 +99,7 @@ class ServerFigures(Group):
             columns["drafted"] = any(drafted)
         if arm.counted is not None:
             columns["num_restarts"] = arm.num_restarts
-            traffic = traffic_columns(arm.counted, arm.counted_requests)
+            traffic = traffic_columns(arm.counted, arm.counted_requests, arm.between)
             columns |= traffic
             if not traffic.get("unseen_tokens"):
                 # The right side of `|` takes precedence: counters only fill in what answers do not report.
@@ -150,7 +150,7 @@ def impossible_counts(arm: MeasuredArm) -> str | None:
         return f"{impossible[0]} in {len(impossible)} of {counted(len(arm.answered), 'answer')}"
     if arm.counted is None:
         return None
-    traffic = traffic_columns(arm.counted, arm.counted_requests)
+    traffic = traffic_columns(arm.counted, arm.counted_requests, arm.between)
     if traffic.get("unseen_tokens"):
         return None
     try:
@@ -162,21 +162,26 @@ def impossible_counts(arm: MeasuredArm) -> str | None:
     return None
 
 
-def traffic_columns(counts: Counts, requests: Sequence[RequestRecord]) -> dict[str, Any]:
+def traffic_columns(
+    counts: Counts, requests: Sequence[RequestRecord], between: Counts | None
+) -> dict[str, Any]:
     """The columns about a server's traffic, by name: `server_tokens`, `foreign_tokens` and `unseen_tokens`.
 
     `foreign_tokens` counts tokens of other clients' prompts and answers. It is None if it cannot be known: if the
-    counters missed tokens of ours, or if requests of others were running already. {} if the server does not count
-    generated tokens.
+    counters missed tokens of ours, if requests of others were running already, or if the counters between our
+    questions are not known. {} if the server does not count generated tokens.
 
     Args:
         counts: growth of the server's counters.
         requests: our requests that the counters include.
+        between: growth of the counters while this run sent the server nothing; None if it is not known.
     """
     if counts.generated is None:
         return {}
     ours = sum(request.num_tokens for request in requests)
-    foreign = counts.generated - ours
+    num_missed = ours - counts.generated
+    whole = added(counts, between or Counts())
+    foreign = (whole.generated or 0.0) - ours
     # `most - ours` is how many more tokens of ours the server may have generated than arrived: it may have continued a
     # request that we left unfinished.
     most = sum(
@@ -184,13 +189,13 @@ def traffic_columns(counts: Counts, requests: Sequence[RequestRecord]) -> dict[s
         for each in requests
     )
     tolerated = len(requests) + _TOLERATED * ours + most - ours
-    num_unseen = round(-foreign) if -foreign > tolerated else 0
-    num_foreign = _foreign_prompt_tokens(counts, requests)
+    num_unseen = round(num_missed) if num_missed > tolerated else 0
+    num_foreign = _foreign_prompt_tokens(whole, requests)
     if foreign > tolerated:
         num_foreign += round(foreign)
     # Counters that missed our tokens may have missed other clients' tokens, too. And if other clients' requests were
     # running before ours, it is not known how many of their tokens were generated during our measurement.
-    is_unknown = num_unseen or (counts.running and not num_foreign)
+    is_unknown = num_unseen or (not num_foreign and (counts.running or between is None))
     return {
         "server_tokens": round(counts.generated),
         "foreign_tokens": None if is_unknown else num_foreign,

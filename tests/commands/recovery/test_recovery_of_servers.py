@@ -84,13 +84,6 @@ def test_texts_beside_a_grammar_are_the_regular_servers(
             "lossy",
             "token ids, which not every server here sends: vLLM and llama.cpp do",
         ),
-        (
-            "vllm",
-            True,
-            "engine.extra={response_format: {type: json_object}}",
-            "lossless",
-            "temperature=0 compares greedy ones with those of a server of the same model",
-        ),
     ],
 )
 def test_drawn_texts_without_log_probabilities_are_undecided(
