@@ -110,7 +110,7 @@ def pooled_rows(runs: Sequence[Sequence[AnyRow]]) -> list[AnyRow]:
     pooled_ids = [str(rows[0].run) for rows in succeeded]
     measurements = [str(rows[0].measurement) for rows in succeeded]
     common = {
-        # The time of the newest run, because ids sort by time; and digits that are equal if the same runs are pooled again.
+        # Ids sort by time, so this one has the newest run's. The digits are equal if the same runs are pooled again.
         "run": f"{max(pooled_ids).rpartition('-')[0]}-{_digest(pooled_ids)[:6]}",
         "job": None,
         "repeat": "all",

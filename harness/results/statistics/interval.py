@@ -60,7 +60,8 @@ class Coverage:
         num_effective: how many units of equal length would vary as much as these do; None if it is half of them or
             more.
         num_rejecting: number of units in which rejections added iterations, if these are fewer than half of the units;
-            None if they are not, or that is not known (`Rejections.noted_in`).
+            None if they are not, or that is not known (`Rejections.noted_in`). A rejection adds none if the answer
+            would have ended in the same iteration without it.
         unseen: logarithm of the largest ratio of iterations, in the long run to those seen, that rare rejections allow.
     """
 
@@ -83,8 +84,10 @@ class Coverage:
             text += f" and {counted(self.num_runs, 'run')}"
         if self.own_seeds:
             text += " with a seed each"
-        if self.num_rejecting is not None:
-            text += f" (holds if rejections in {self.num_rejecting} of these are typical)"
+        if self.num_rejecting:
+            text += f" (holds if the {self.num_rejecting} in which rejections added iterations are typical)"
+        elif self.num_rejecting is not None:
+            text += " (holds if it is typical that rejections added no iteration)"
         return text
 
     @property
