@@ -222,6 +222,8 @@ def _no_such_preset(
     """
     if group == "hydra/launcher":
         installing = f"{install_command('ray,slurm')} brings the launchers of ray and submitit"
+        if choice == "joblib":
+            installing = "pip install hydra-joblib-launcher brings it"
         there = ", ".join(error.options or ())
         return SettingError(group, f"is not installed, only {there}; {installing}", choice)
     # Hydra lists no presets where the missing one is that of a name with suffixes, `7C` of `7C_8bit`.
