@@ -110,7 +110,7 @@ def test_a_run_replaces_no_files(
     typed = [f"hydra.run.dir={directory}", "engine=simulated", "num_prompts=8"]
     for further in ([], ["hydra.job.chdir=true"]):
         refused = harness.refused("latency", *typed, *further)
-        assert f"has a {name.partition('/')[0]} already: name a new directory" in refused
+        assert f"contains {name.partition('/')[0]}: name a new directory" in refused
     assert file.read_text() == "my own"
     assert not Path("mine/latency.csv").exists()
 
@@ -135,10 +135,10 @@ def test_a_second_run_replaces_nothing_and_a_sweep_goes_on(harness: Harness) -> 
     quick = ["latency", "engine=simulated", "num_prompts=8"]
     harness(*quick, "hydra.run.dir=run")
     before = Path("run/result.json").read_bytes()
-    assert "run: has a .hydra already" in harness.refused(*quick, "hydra.run.dir=run")
+    assert "run: contains .hydra" in harness.refused(*quick, "hydra.run.dir=run")
     assert Path("run/result.json").read_bytes() == before
     sweep = [*quick, "-m", "seed=1,2", "results.file=null"]
-    assert "has a .hydra already" in harness.refused(*sweep, "hydra.sweep.dir=run")
+    assert "contains .hydra" in harness.refused(*sweep, "hydra.sweep.dir=run")
     Path("other/.locks").mkdir(parents=True)
     for typed in ([*quick, "hydra.run.dir=other"], [*sweep, "hydra.sweep.dir=other"]):
         with filelock.FileLock("other/.locks/run.lock"):

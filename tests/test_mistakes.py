@@ -39,7 +39,11 @@ MISTAKES = {
     "latency ~draft": "~draft: cannot be deleted: draft=none measures without one",
     "latency -m ~prompts K=2,4": "~prompts: cannot be deleted: type prompts=VALUE",
     "latency K=2,4": "decoding.num_draft_tokens=2,4: has several values: -m measures each",
-    "latency hydra/launcher=joblib -m K=2,4": "hydra/launcher=joblib: is not installed, only basic, ",
+    "latency hydra/launcher=joblib -m K=2,4": "hydra/launcher=joblib: is not installed, only basic, submitit_local,"
+    " submitit_slurm; pip install hydra-joblib-launcher brings it",
+    "latency -m K=2, 4": "K=2,: ends in a comma: type no spaces between values, K=2,4",
+    "latency -m repeats=1,3": "repeats=1,3: has one value for all jobs of a sweep",
+    "latency -m 'draft=glob(nothing_*)' dry_run=true": "-m: there are no jobs, because glob(...) matches no preset",
     "latency -- llama-server -m a.gguf":
         "the command after --: no flag of it makes llama.cpp speculate: "
         "add --spec-type draft-simple -md DRAFT.gguf",

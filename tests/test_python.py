@@ -1,5 +1,6 @@
 """Commands called from Python: rows as a DataFrame, exceptions in place of exit codes, several calls in one process."""
 
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import harness
 from forked import fork_worker
 from harness.cli import worker
 from harness.measuring.rows import LatencyRow
+from harness.results.files import append_rows
 from harness.results.schema import CORE_COLUMNS, frame
 from in_process import QUICKEST_PAIR
 from shipped_copies import copy_shipped
@@ -60,6 +62,42 @@ def test_a_regular_arm_has_the_k_of_its_run() -> None:
     assert list(wide.index) == [2, 4]
     chosen = LatencyRow(run="run a", arm="speculative", num_draft_tokens="auto", **shared)
     assert list(frame([*rows, chosen])["num_draft_tokens"]) == [2, 2, 4, 4, "auto"]
+
+
+def test_the_documented_tables_have_one_row_per_pair(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a failed run, two runs and their pool, and a run of another temperature."""
+    shared: dict[str, Any] = {"arm": "speculative", "model": "a_b", "draft": "d", "status": "ok"}
+    rows = [
+        LatencyRow(run="run 1", temperature=0.0, **shared | {"status": "failed"}),
+        LatencyRow(run="run 2", temperature=0.0, num_draft_tokens=4, **shared),
+        LatencyRow(run="run 3", temperature=0.0, num_draft_tokens=4, **shared),
+        LatencyRow(
+            run="run 4",
+            temperature=0.0,
+            num_draft_tokens=4,
+            pooled_runs=["run 2", "run 3"],
+            **shared,
+        ),
+        LatencyRow(run="run 5", temperature=0.5, num_draft_tokens=2, **shared | {"model": "c"}),
+    ]
+    append_rows("results/latency.csv", rows)
+    docs = Path(__file__).parents[1] / "docs"
+    (table,) = re.findall(
+        r"```python\n(.*?)```", (docs / "numbers.md").read_text("utf-8"), re.DOTALL
+    )
+    exec(table, {})
+    assert [line.split(" & ")[:3] for line in capsys.readouterr().out.splitlines()[4:6]] == [
+        ["a\\_b", "4", "0.00"],
+        ["c", "2", "0.50"],
+    ]
+    (pivot,) = re.findall(
+        r"(^pairs = .*)^by_k.plot",
+        (docs / "python.md").read_text("utf-8"),
+        re.DOTALL | re.MULTILINE,
+    )
+    found: dict[str, Any] = {"sweep": frame(rows[1:])}
+    exec(pivot, found)
+    assert list(found["by_k"].index) == [2, 4]
 
 
 def test_runs_of_two_threads_have_their_own_rows() -> None:

@@ -224,6 +224,8 @@ def _no_such_preset(
     """
     if group == "hydra/launcher":
         installing = f"{install_command('ray,slurm')} brings the launchers of ray and submitit"
+        if choice == "joblib":
+            installing = "pip install hydra-joblib-launcher brings it"
         there = ", ".join(error.options or ())
         return SettingError(group, f"is not installed, only {there}; {installing}", choice)
     # Hydra lists no alternatives if the missing preset is the base of a name with suffixes: `7C` for `7C_8bit`.

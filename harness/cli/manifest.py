@@ -75,7 +75,6 @@ class Manifest:
         for override in overrides_of(config, loader):
             if override.is_sweep_override() and not override.is_interval_sweep():
                 values = [*itertools.islice(override.sweep_iterator(), _MOST_JOBS + 1)]
-                # Hydra's own texts would have a backslash before the colon of `./my_method.py:MyMethod`.
                 choices[override.key_or_group] = [
                     str(getattr(value, "text", value)) for value in values
                 ]
@@ -98,9 +97,12 @@ class Manifest:
         `draft=lookup,none K=2,4` makes the three jobs `draft=lookup K=2`, `draft=lookup K=4` and `draft=none`.
 
         Raises:
-            SettingError, or one of Hydra's errors: a job cannot be composed.
+            SettingError, or one of Hydra's errors: there are no jobs, or a job cannot be composed.
         """
         (product,) = BasicSweeper.split_arguments(overrides_of(config, loader), None)
+        if not product:
+            rule = "there are no jobs, because glob(...) matches no preset"
+            raise SettingError("-m", f"{rule}; directories are listed, with commas between them")
         earlier = set()
         for overrides in product:
             composed = loader.load_sweep_config(config, overrides)
@@ -153,7 +155,14 @@ class Manifest:
             elif key in self.choices:
                 differing.append(override)
         label = " ".join(differing)
-        return label.replace("decoding.num_draft_tokens=", "K=").replace("engine.vary.", "")
+        # Hydra's texts have a backslash before the colon of `./my_method.py:MyMethod`.
+        for hidden, shown in (
+            ("decoding.num_draft_tokens=", "K="),
+            ("engine.vary.", ""),
+            ("\\:", ":"),
+        ):
+            label = label.replace(hidden, shown)
+        return label
 
 
 def overrides_of(config: DictConfig, loader: ConfigLoader) -> list[Override]:
@@ -300,7 +309,7 @@ def claimed(config: DictConfig) -> Iterator[None]:
         names = {*os.listdir(directory)} - {LOCKS} if directory.is_dir() else set()
         # A sweep may be continued in its own directory.
         if names and not (is_sweep and _FILE in names):
-            raise SettingError(setting, f"has a {min(names)} already: name a new directory", value)
+            raise SettingError(setting, f"contains {min(names)}: name a new directory", value)
 
     check_unused()
     lock = directory / LOCKS / "run.lock"

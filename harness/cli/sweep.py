@@ -31,7 +31,7 @@ from harness.commands.command import Command, ConfiguredCommand
 from harness.commands.pages import pages_about
 from harness.commands.registry import measurement
 from harness.config.amounts import counted
-from harness.config.errors import HarnessError, RunError, SettingError
+from harness.config.errors import HarnessError, RunError
 from harness.config.machine import share_cores
 from harness.config.run import PromptedSettings, RepeatedSettings, RunSettings
 from harness.engines.registry import engine_of, pair_key
@@ -70,14 +70,19 @@ def begin(
     manifest = Manifest.of(config, loader)
     jobs = [overrides for overrides, _ in manifest.jobs(config, loader)]
     manifest = dataclasses.replace(manifest, num_jobs=len(jobs))
-    if not jobs:
-        rule = "there are no jobs, because glob(...) matches no preset"
-        raise SettingError("-m", f"{rule}; directories are listed, with commas between them")
     manifest.write(directory)
     OmegaConf.save(config, directory / "multirun.yaml")
     SweepFile(directory, measurement(command).row).remove_jobs()
     say(f"{counted(manifest.num_jobs, 'job')} in {directory}")
-    if config.hydra.launcher._target_.endswith((".SlurmLauncher", ".RayLauncher")):
+    launcher = config.hydra.launcher._target_
+    is_side_by_side = launcher.endswith((".LocalLauncher", ".JoblibLauncher"))
+    if len(jobs) > 1 and is_side_by_side and measurement(command).settings.COMPARES_TIMES:
+        say(
+            "jobs run at the same time on this machine and slow each other down, so times and speed-ups are not those"
+            " of an idle machine: leave out the launcher to measure one job after the other"
+        )
+    if launcher.endswith((".SlurmLauncher", ".RayLauncher")):
+        # From now on, this process only waits for jobs that run elsewhere. A signal ends the wait, and the table is
         # From now on, this process only waits for jobs in other processes. A signal ends the wait, and the table is
         # printed.
         signals.raise_postponed()

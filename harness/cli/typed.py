@@ -98,6 +98,8 @@ def read(words: Words, command: str) -> Typed:
         elif name.strip("+~") and (equals or name[0] == "~"):
             # The user chooses the names after `vary.`, so none of them is known.
             full = f"engine.{name}" if name.startswith("vary.") else _meant_by(name, known)
+            if value.endswith(",") and full != "prompt":
+                raise SettingError(word, "ends in a comma: type no spaces between values, K=2,4")
             settings.append(f"{full}={value}" if equals else word)
         else:
             rule = "must be setting=value, in quotes if it has spaces; a server's command is typed after --"
@@ -116,6 +118,8 @@ def read(words: Words, command: str) -> Typed:
     repeats = values.get("repeats", "")
     # A larger number makes no sweep here; it is refused later, when the settings are checked.
     is_repeated = repeats.isdecimal() and 1 < int(repeats) <= MOST_REPEATS
+    if "," in repeats:
+        raise SettingError("repeats", "has one value for all jobs of a sweep", repeats)
     if "repeats" in known and is_repeated and "cfg" not in options:
         rounds = [f"{ROUND}={','.join(map(str, range(1, int(repeats) + 1)))}"]
     if rounds or len(words.servers) > 2:

@@ -17,7 +17,6 @@ from operator import attrgetter
 from statistics import fmean
 from typing import Any
 
-from harness.results.environment import new_run_id
 from harness.results.prompt_times import common_times, pairs_by_unit, waits_by_unit
 from harness.results.row import Pooling
 from harness.results.rows.prompts import read_prompts
@@ -114,15 +113,17 @@ def pooled_rows(runs: Sequence[Sequence[AnyRow]]) -> list[AnyRow]:
     succeeded = [rows for rows in runs if rows and all(row.status == "ok" for row in rows)]
     if len(succeeded) < 2:
         return []
-    measurements = "|".join(sorted(str(rows[0].measurement) for rows in succeeded))
+    pooled_ids = [str(rows[0].run) for rows in succeeded]
+    measurements = [str(rows[0].measurement) for rows in succeeded]
     common = {
-        "run": new_run_id(),
+        # Ids sort by time, so this one has the newest run's. The digits are equal if the same runs are pooled again.
+        "run": f"{max(pooled_ids).rpartition('-')[0]}-{_digest(pooled_ids)[:6]}",
         "job": None,
         "repeat": "all",
         "repeats": len(succeeded),
-        "pooled_runs": [str(rows[0].run) for rows in succeeded],
+        "pooled_runs": pooled_ids,
         # The digest is the same if the same runs are pooled again.
-        "measurement": hashlib.sha256(measurements.encode()).hexdigest()[:16],
+        "measurement": _digest(measurements),
         "directory": None,
     }
     pooled = []
@@ -135,6 +136,11 @@ def pooled_rows(runs: Sequence[Sequence[AnyRow]]) -> list[AnyRow]:
     if len(pooled) > 1:
         pooled[-1] = dataclasses.replace(pooled[-1], **_speedup(succeeded))
     return judged(pooled)
+
+
+def _digest(names: Sequence[str]) -> str:
+    """16 hexadecimal digits, equal for the same names in any order."""
+    return hashlib.sha256("|".join(sorted(names)).encode()).hexdigest()[:16]
 
 
 def _pooled_figures(rows: Sequence[AnyRow]) -> dict[str, Any]:

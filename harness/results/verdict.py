@@ -22,6 +22,7 @@ from harness.results.statistics.interval import (
     FEWEST_BLOCKS,
     Coverage,
     Interval,
+    fewest_units,
 )
 from harness.results.statistics.multiplicity import widened
 from harness.results.statistics.stopping import CONFIDENCE_OF_LOOKS
@@ -202,6 +203,8 @@ def why_no_interval(row: ComparedRow) -> str:
                 "no interval: the times of each prompt, latency_prompts.csv of every run, are gone"
             )
         coverage = Coverage(0, "batch" if (row.batch_size or 1) > 1 else "prompt")
+    if coverage.num_effective is None and coverage.num_units >= fewest_units(coverage.unit):
+        return "no interval: the file has no bounds of the speed-up, or they do not contain it"
     why = coverage.why_no_interval
     if coverage.unit == "block":
         is_cut = getattr(row, "stopped_by", None) == "budget"

@@ -59,7 +59,7 @@ def test_a_sweep_compares_it_with_the_others_and_measures_other_code_again(
     harness: Harness,
 ) -> None:
     sweep = ["latency", "-m", *QUICK, f"{CORPUS[0]},lookup", *CORPUS[1:]]
-    harness(*sweep)
+    assert f"job 1 of 2: {CORPUS[0]}" in harness(*sweep).stderr
     rows = results()
     assert set(rows["status"]) == {"ok"}
     assert set(rows["draft_method"]) == {"lookup", CORPUS[0].removeprefix("draft=")}

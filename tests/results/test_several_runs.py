@@ -62,7 +62,9 @@ def test_an_interval_over_prompts_and_runs(tmp_path: Path) -> None:
     assert str(speculative.speedup.covers) == "10 prompts and 3 runs"
     assert (speculative.repeat, speculative.repeats) == ("all", 3)
     assert speculative.pooled_runs == regular.pooled_runs == ["run-1", "run-2", "run-3"]
-    assert speculative.run == regular.run
+    # The same runs have the same id, in whichever order they are pooled; other runs have another.
+    assert speculative.run == regular.run == pooled_rows(runs[::-1])[-1].run
+    assert speculative.run != pooled_rows(runs[1:])[-1].run
     assert [row.arm for row in rows] == ["regular", "speculative"]
     assert speculative.acceptance_histogram == [3, 2, 1]
     assert regular.speedup is None

@@ -49,6 +49,10 @@ def test_why_there_is_no_interval() -> None:
             "no interval from 8 prompts (of which 2 count): the others' answers are much shorter",
         ),
         # As two runs that differ by as much as ten times leave it.
+        (
+            Interval(3.9, covers=Coverage(15, "prompt")),
+            "no interval: the file has no bounds of the speed-up, or they do not contain it",
+        ),
         (Interval(2, 1e-9, 4e9, Coverage(8, "prompt")), "no interval: its ends are not between 0 and a million"),
     ]:  # fmt: skip
         assert verdict_of(rows(speedup=speedup)[1]).why == why

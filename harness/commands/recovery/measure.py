@@ -49,7 +49,7 @@ from harness.results.statistics.drawn_tokens import NOTABLE_EVIDENCE, p_value_in
 _SHARE_AT_PLACE = 0.5
 # With num_draws=auto, at least this many tokens are drawn.
 _FEWEST_TOKENS = 2000
-# The requests of the second round are sent in this many parts. After each part, the run stops if the arm is already
+# The requests of the second round are sent in this many parts. Before each part, the run stops if the arm is already
 # known to be lossy.
 _NUM_LOOKS = 4
 
@@ -144,11 +144,11 @@ def _ask(asking: Asking, arm: Arm, reference: Reference, scores: Scores) -> None
         at_place = workload.at_place(place, num_at_place)
     second = workload.second_turns(first, num_mixed, at_place, num_in_flight)
     for requests in in_batches(second, max(1, math.ceil(len(second) / _NUM_LOOKS))):
-        scores.add(asking.ask(arm, requests, num_in_flight, "asking, second turns"))
-        scores.look()
         # The bets are valid at any time, so once a loss is found, no more answers are needed.
         if is_lossy(scores.so_far):
             break
+        scores.add(asking.ask(arm, requests, num_in_flight, "asking, second turns"))
+        scores.look()
     last = scores.so_far[-1]
     if last["verdict"] == "undecided" and last["check"] == "sampled":
         num_enough = num_needed(last["rounding"])

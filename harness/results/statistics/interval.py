@@ -61,7 +61,8 @@ class Coverage:
         num_effective: number of units of equal length that would vary as much as these units. None if it is at least
             half of `num_units`.
         num_rejecting: number of units in which rejections of draft tokens added iterations, if these are fewer than
-            half of all units. None if they are more, or if iterations are not known (`Rejections.noted_in`).
+            half of all units. None if they are more, or if iterations are not known (`Rejections.noted_in`). A
+            rejection adds none if the answer would have ended in the same iteration without it.
         unseen: logarithm of the factor by which rare rejections, which these units may have missed, could raise the
             number of iterations in the long run; 0 if there are enough rejections to judge.
     """
@@ -85,8 +86,10 @@ class Coverage:
             text += f" and {counted(self.num_runs, 'run')}"
         if self.own_seeds:
             text += " with a seed each"
-        if self.num_rejecting is not None:
-            text += f" (holds if rejections in {self.num_rejecting} of these are typical)"
+        if self.num_rejecting:
+            text += f" (holds if the {self.num_rejecting} in which rejections added iterations are typical)"
+        elif self.num_rejecting is not None:
+            text += " (holds if it is typical that rejections added no iteration)"
         return text
 
     @property

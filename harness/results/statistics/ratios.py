@@ -120,28 +120,30 @@ class Rejections(NamedTuple):
         """Return the coverage of these units, with the effect of rejections that they may have missed.
 
         If draft tokens are hardly ever rejected, few units have extra iterations, that is, more than the fewest. If
-        these units are less than half of all (both counted as `effective_units`), they do not show how rejections vary,
-        and in the long run there may be more extra iterations. Two upper bounds of their number are computed, and the
-        larger counts: Poisson's upper bound of the number of extra iterations (Garwood 1936); and Poisson's upper bound
-        of the number of units with extra iterations, times the mean number in such a unit. `unseen` is the log of the
-        factor by which the total of iterations would grow.
+        these units are less than half of all, both in number and as `effective_units`, they do not show how rejections
+        vary, and in the long run there may be more extra iterations. Two upper bounds of their number are computed, and
+        the larger counts: Poisson's upper bound of the number of extra iterations (Garwood 1936); and Poisson's upper
+        bound of the number of units with extra iterations, times the mean number in such a unit. `unseen` is the log of
+        the factor by which the total of iterations would grow.
 
         Args:
             covers: the coverage of the units; it is returned unchanged if enough units have extra iterations.
         """
         beyond = np.maximum(self.iterations - self.fewest, 0.0)
         total = float(beyond.sum())
-        num_rejecting = effective_units(beyond) if total else 0.0
-        if 2 * num_rejecting >= effective_units(self.iterations):
+        # `acceptance` expects fractions of iterations.
+        num_rejecting = int(np.count_nonzero(beyond >= 0.5))
+        in_effect = effective_units(beyond) if total else 0.0
+        if 2 * max(num_rejecting, in_effect) >= effective_units(self.iterations):
             return covers
         from scipy import special
 
         # Quantiles of Poisson's distribution are those of the gamma distribution.
-        most = special.gammaincinv(np.array([total, num_rejecting]) + 1, (1 + CONFIDENCE) / 2)
-        mean = total / num_rejecting if total else 1.0
+        most = special.gammaincinv(np.array([total, in_effect]) + 1, (1 + CONFIDENCE) / 2)
+        mean = total / in_effect if total else 1.0
         most_beyond = max(float(most[0]), float(most[1]) * mean)
         unseen = math.log1p((most_beyond - total) / (float(self.fewest.sum()) + total))
-        return replace(covers, num_rejecting=int(np.count_nonzero(beyond)), unseen=unseen)
+        return replace(covers, num_rejecting=num_rejecting, unseen=unseen)
 
 
 def ratio_of_totals(

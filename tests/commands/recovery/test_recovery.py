@@ -129,6 +129,24 @@ def test_greedy_alone_and_a_failed_run(harness: Harness, pair: list[str]) -> Non
     assert rows["verdict"].fillna("none").tolist() == ["lossless", "undecided", "none"]
 
 
+def test_a_run_ends_at_the_first_look_that_finds_a_loss(
+    harness: Harness, pair: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    ask = Asking.ask
+
+    def noted(asking: Asking, *arguments: Any) -> Any:
+        asked.append(arguments[-1])
+        return ask(asking, *arguments)
+
+    monkeypatch.setattr(Asking, "ask", noted)
+    # All checks count as lossy.
+    monkeypatch.setattr("harness.commands.recovery.measure.is_lossy", bool)
+    few = ["num_draws=1000", "num_prompts=2", "decoding.max_new_tokens=6", "batch_size=16"]
+    harness("recovery", *pair, *few, code=None)
+    assert asked == ["asking"]
+
+
 @pytest.mark.parametrize("asked", [1, 0])
 def test_an_interrupted_run_says_what_was_tested_so_far(
     tmp_path: Path, pair: list[str], asked: int

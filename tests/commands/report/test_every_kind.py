@@ -25,6 +25,7 @@ from harness.reporting.terminal import as_text
 from harness.results.files import read_kind, rows_in, write_rows
 from harness.results.row import ColumnDescription
 from harness.results.schema import RunRow
+from harness.results.statistics.proportions import wald_interval
 from in_process import QUICK_MODELS, QUICKEST_PAIR, Harness
 from report_files import eval_run, latency_run, write
 from shipped_copies import copy_shipped
@@ -239,12 +240,33 @@ def test_details_are_every_known_figure(harness: Harness, typed: Sequence[str]) 
                 assert not isinstance(value, float) or f"{value:.5g}" in lines[name]
 
 
-def test_a_figure_that_is_not_that_of_the_answers_is_found(harness: Harness) -> None:
+def test_a_figure_that_is_not_that_of_the_answers_is_found(
+    harness: Harness, capsys: pytest.CaptureFixture[str]
+) -> None:
     harness(*SIMULATED)
     file = next(Path("outputs").rglob("latency.csv"))
+    assert recompute.main(["outputs"]) == 0
+    printed = capsys.readouterr().out
+    assert "0 rows with answers of several runs" in printed
+    for name in ("num_iterations", "num_accepted", "acceptance_histogram", "per_user"):
+        assert name not in printed
     rows = pd.read_csv(file)
     rows.assign(acceptance_rate=rows.acceptance_rate + 1e-6).to_csv(file, index=False)
     assert recompute.main(["outputs"]) == 1
+    # 7 of 8 answers are correct; Wald's bounds are not clipped.
+    wald = wald_interval(7, 8)
+    shared = {"run": "a", "arm": "regular", "num_tokens": 1}
+    answers = [{**shared, "seed": 0, "correct": n > 0} for n in range(8)]
+    figures = {"accuracy": 7 / 8, "wald_low": wald.low, "wald_high": wald.high}
+    evaluated = [
+        {**shared, "num_tokens": 8, "num_correct": 7, "seed": s} | figures for s in (0, "all")
+    ]
+    pd.DataFrame(evaluated).to_csv("outputs/eval.csv")
+    pd.DataFrame(answers).to_csv("outputs/eval_prompts.csv")
+    file.unlink()
+    capsys.readouterr()
+    assert recompute.main(["outputs"]) == 0
+    assert "1 rows with answers of several runs" in capsys.readouterr().out
 
 
 def test_single_runs_are_asked_for_by_their_ids(harness: Harness) -> None:

@@ -206,7 +206,10 @@ def test_the_lower_bound_allows_for_rejections_that_hardly_any_text_has(
     assert np.mean(is_covered) > 0.96
     whole = found(fewest)
     assert whole.low < whole.estimate == whole.high == 2
-    assert str(whole.covers) == "15 prompts (holds if rejections in 0 of these are typical)"
+    assert (
+        str(whole.covers)
+        == "15 prompts (holds if it is typical that rejections added no iteration)"
+    )
     # Garwood's bounds of no event and of one are 3.689 and 5.572.
     for num_seen, more in ((0, 3.689), (1, 5.572 - 1), (2, 2 * 5.572 - 2)):
         iterations = fewest + num_seen * np.eye(15)[0]
@@ -219,11 +222,15 @@ def test_the_lower_bound_allows_for_rejections_that_hardly_any_text_has(
 def test_unlike_lengths_are_no_rare_rejections() -> None:
     """Each of 15 answers had rejections, in proportion to its length, which a few long ones dominate."""
     fewest = np.array([4, 8, 5, 32, 6, 10, 5, 7, 6, 60, 9, 5, 12, 7, 6], dtype=np.float64)
-    every = Rejections(2 * fewest, fewest)
-    assert every.noted_in(Coverage(15, "prompt")).num_rejecting is None
-    # Of equal lengths, with three units that had any: these are the number that is said.
-    few = Rejections(np.r_[np.full(12, 20.0), 22, 23, 21], np.full(15, 20.0))
-    assert few.noted_in(Coverage(15, "prompt")).num_rejecting == 3
+    covers = Coverage(15, "prompt")
+    assert Rejections(2 * fewest, fewest).noted_in(covers) == covers
+    # Nine of 15 units of equal lengths had any, of which one had most; then three had any.
+    shortest = np.full(15, 20.0)
+    assert Rejections(20 + np.r_[np.ones(8), np.zeros(6), 20], shortest).noted_in(covers) == covers
+    few = Rejections(20 + np.r_[np.zeros(12), 2, 3, 1], shortest).noted_in(covers)
+    assert (
+        str(few) == "15 prompts (holds if the 3 in which rejections added iterations are typical)"
+    )
 
 
 def test_the_ends_of_short_answers_are_no_rejections() -> None:
