@@ -135,7 +135,7 @@ class RequestFigures(Group):
     )
     held_back: MaybeBool = pooled(
         "any",
-        "whether more tokens arrived together than an iteration yields",
+        "whether more tokens arrived together than an iteration yields; empty if this program read them late",
     )
     share_after_last_token: MaybeFloat = pooled(
         "largest", "share of the answers' time that passed after their last token"
@@ -173,6 +173,7 @@ class RequestFigures(Group):
         loads = [generation.load for generation in arm.generations if generation.load is not None]
         load_s = sum(load.seconds for load in loads)
         is_held_back = were_held_back(run, arm)
+        latencies = (request.inter_token_latencies_ms for request in answered)
         asked = run.rows_of(arm)
         rows = [row for row in asked if row.is_answered]
         per_output_token = [row.time_per_output_token_ms for row in rows]
@@ -193,9 +194,9 @@ class RequestFigures(Group):
             **percentile_columns(
                 time_to_first_token=first_token_times(run, arm),
                 time_per_output_token=[] if is_held_back else per_output_token,
-                inter_token_latency=itertools.chain.from_iterable(
-                    request.inter_token_latencies_ms for request in answered
-                ),
+                inter_token_latency=()
+                if is_held_back is None
+                else itertools.chain.from_iterable(latencies),
             ),
         )
 
@@ -210,22 +211,26 @@ def first_token_times(run: MeasuredRun, arm: MeasuredArm) -> list[float]:
     return [1000 * request.arrivals[0] for request in arrived]
 
 
-def were_held_back(run: MeasuredRun, arm: MeasuredArm) -> bool:
+def were_held_back(run: MeasuredRun, arm: MeasuredArm) -> bool | None:
     """Whether more tokens arrived together than an iteration yields, for example because of hidden reasoning or a
     proxy.
+
+    A client that has to wait for a processor reads late and also sees several arrivals together. Then arrivals are
+    counted singly, unless the whole answer came at once. If that changes the result, it is None.
 
     The times of single tokens after the first are then unknown.
     """
     share = None if run.quietness is None else run.quietness.processor_share
-    # A client that waits for a processor reads late, and sees several arrivals as one burst. Arrivals are then counted
-    # instead of bursts, unless the whole answer came at once.
     is_late = share is not None and share < QUIET
     answered = [request for request in arm.answered if request.arrivals]
     num_tokens = sum(request.num_tokens for request in answered)
-    num_arrivals = sum(
-        len(request.arrivals if is_late and not request.came_at_once else request.bursts)
-        for request in answered
-    )
+    num_bursts = sum(len(request.bursts) for request in answered)
+    num_arrivals = num_bursts
+    if is_late:
+        num_arrivals = sum(
+            len(request.bursts if request.came_at_once else request.arrivals)
+            for request in answered
+        )
     reported = reported_drafts(run, arm)[0].columns()
     yielded = reported["tokens_per_iteration"]
     if arm.name == "regular" and reported["acceptance_rate"] is None:
@@ -235,7 +240,10 @@ def were_held_back(run: MeasuredRun, arm: MeasuredArm) -> bool:
     if not yielded:
         # If the tokens per iteration are not known, only answers that arrived whole show that tokens were held back.
         return num_arrivals <= min(num_tokens / _MOST_PER_ITERATION, len(answered))
-    return num_tokens / num_arrivals >= _MOST_PER_ITERATION * yielded
+    most_per_arrival = _MOST_PER_ITERATION * yielded
+    if num_tokens / num_arrivals >= most_per_arrival:
+        return True
+    return None if num_tokens / num_bursts >= most_per_arrival else False
 
 
 def percentile_columns(**times_ms: Iterable[float | None]) -> dict[str, float | None]:
