@@ -327,7 +327,7 @@ SAID: list[tuple[Changes, Changes, str]] = [
     ({"unseen_tokens": 4, "server_tokens": 5, "num_tokens": 9}, {}, "only 5 of 9 tokens of the regular arm: they"),
     ({}, {"impossible_counts": "9 accepted of 8 (draft_n 8)"}, "(draft_n 8) in the speculative arm. No"),
     ({"held_back": True, "tokens_per_arrival": 9.04}, {}, "Tokens arrive 9.0 at a time in the regular arm:"),
-    ({}, {"held_back": True, "tokens_per_arrival": 30.0}, "arrive 30.0 at a time in the speculative arm: the time"),
+    ({}, {"held_back": True, "tokens_per_arrival": 30.0}, "arrive 30.0 at a time in the speculative arm: the cost"),
 ]  # fmt: skip
 
 
