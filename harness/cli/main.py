@@ -103,13 +103,12 @@ def _end_process() -> NoReturn:
 def run(command: str, *overrides: str, verbose: bool = False, **settings: Any) -> pd.DataFrame:
     """Run a command from Python: `run("latency", model="7B", decoding={"num_draft_tokens": 6})`.
 
-    The run writes the same files as a run from the command line; progress and messages go to stderr. With `-m` among
-    the overrides it is a sweep, in which a failed job becomes a row with its `status` and `error`. Calls from several
-    threads run one after the other.
+    The run writes the same files as a run from the command line. With `-m` among the overrides it is a sweep, in which
+    a failed job becomes a row with its `status` and `error`. Calls from several threads run one after the other.
 
     Args:
         overrides: settings as on the command line, such as `"model=7B"`.
-        verbose: whether to print the command's tables.
+        verbose: whether to print the command's tables, and to show progress and messages on stderr.
         settings: settings as keywords. A keyword wins over an override of the same setting. The value for a group is
             the name of a preset, or a mapping of the group's settings.
 

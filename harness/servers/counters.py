@@ -186,9 +186,10 @@ class CounterPage:
         self._before = counts and replace(counts, restarts=self._restarts_reported)
 
     def end(self, num_left: int) -> Counts | None:
-        """Return the growth of the counters since `begin`, and the number of running requests of other clients.
+        """Return the growth of the counters since `begin`; None if the counters could not be read.
 
-        None if the counters could not be read.
+        `running` is the number of other clients' requests when a `begin` of this run gave up waiting for them; 0 if
+        none did.
 
         Args:
             num_left: how many requests of this question were left unfinished, so that the server may still answer them.

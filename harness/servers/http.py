@@ -134,6 +134,7 @@ def page(url: str, key: str | None) -> str:
 
     Raises:
         RequestFailed: if nothing answers in time, or if the answer is malformed, too long or an error.
+        SettingError: for an https address, if `SSL_CERT_FILE` names no usable file.
     """
     import httpx2
 
@@ -196,6 +197,7 @@ async def answer_to(
 
     Raises:
         RequestFailed: if there is no answer, or if the answer is an error.
+        httpx2.RequestError: if redirects have no end, or if the connection breaks within the answer.
         TimeoutError: if the answer has not ended in time.
     """
     async with asyncio.timeout(client.timeout.read):
@@ -277,7 +279,8 @@ async def events(response: httpx2.Response) -> AsyncGenerator[Any]:
 
     Raises:
         RunError: if the answer, or one of its events, is too long.
-        JSONDecodeError: if an event is not JSON.
+        ValueError: if an event is not JSON in UTF-8.
+        httpx2.RequestError: if the connection breaks.
     """
     import httpx2
 

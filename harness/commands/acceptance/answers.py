@@ -92,7 +92,8 @@ class AnswerSource:
     Attributes:
         kind: where the answers come from: `given` with the prompts, `written` now by the target in this process, or
             `served` by an engine in another process.
-        prompt_set: the set from which prompts are taken; of a set in which some prompts have answers, only these.
+        prompt_set: the set from which prompts are taken; of a set in which some prompts have answers, only these,
+            unless the answers are `served`.
         prompts: the prompts whose answers are read in the run as typed.
         num_too_long: how many prompts were too long, by column.
     """
@@ -116,8 +117,8 @@ class AnswerSource:
     def given(self, session: Session) -> Answers:
         """The recorded answers of the prompts. Also places the pair in memory.
 
-        If a prompt and its answer do not fit into the context, the answer is cut. If nothing of it is left, it is left
-        out.
+        If a prompt and its answer do not fit into the context, the answer is cut. An answer of fewer than two tokens is
+        left out, because drafts begin after the first.
         """
         whole = {prompt.index: prompt for prompt in self.prompts}
         openings = tuple(prompt.opening for prompt in self.prompts)

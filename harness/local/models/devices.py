@@ -191,7 +191,8 @@ def release_memory(devices: Iterable[torch.device]) -> None:
 
 
 def gpu_uuids(devices: Sequence[torch.device]) -> list[str]:
-    """Return the UUIDs of the GPUs among these devices; empty if NVML (NVIDIA's library for monitoring) does not start.
+    """Return the UUIDs of the GPUs among these devices; empty without a GPU, or if NVML (NVIDIA's library for
+    monitoring) does not start. NVML stays initialised.
 
     NVML identifies GPUs by UUID, because it numbers GPUs in another order than CUDA does.
     """

@@ -82,8 +82,9 @@ def _host_share(arm: MeasuredArm) -> float | None:
 def _prediction(run: MeasuredRun, regular: MeasuredArm, speculative: MeasuredArm) -> float | None:
     """The speed-up that theory predicts from the times of the phases; None if one of these was not measured.
 
-    It is mean_acceptance_length / (K c + v), where c is the cost of drafting a token, and v the cost of verifying K + 1
-    tokens, both in regular steps. In theorem 3.8 of Leviathan et al. 2023, v is 1; here v is measured.
+    It is tokens_per_iteration / (drafted c + v), with the mean number of drafted tokens, where c is the cost of
+    drafting a token, and v the cost of verifying K + 1 tokens, both in regular steps. In theorem 3.8 of Leviathan et
+    al. 2023, v is 1; here v is measured.
     """
     length = drafts_of(run.rows_of(speculative)).columns()["tokens_per_iteration"]
     step_ms = regular.phases.ms_per_iteration("forward")
