@@ -103,8 +103,9 @@ def nearest(word: str, known: Iterable[str], prefix: str = "") -> str:
         prefix: put before the suggestion, such as `draft.`, because `known` has the words without it.
     """
     names = list(known)
-    # A single wrong letter is half of `7C`.
-    cutoff = 0.5 if len(word) <= 2 else 0.6
+    # A single wrong letter is half of `7C`, but `rate` is not meant as `draft`.
+    cutoffs = {1: 0.5, 2: 0.5, 4: 0.7}
+    cutoff = cutoffs.get(len(word), 0.6)
     # `llama2_70B` is meant by `70B`, and not `7B`.
     matches = [name for name in names if name.endswith(f"_{word}")][:2]
     matches = matches or difflib.get_close_matches(word, names, 1, cutoff)
