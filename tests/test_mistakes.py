@@ -139,6 +139,11 @@ MISTAKES = {
         "decoding.max_new_tokens=999999999999: must be at most 100,000: each is simulated",
     "latency engine=server": "engine.url=null: must be set, or a server's command typed last",
     "latency engine=server \"engine.url='http://h/v1?key=x'\"": "engine.url: key: what is typed is written into",
+    "latency url=http://h/v1/chat/completions":
+        "engine.url=http://h/v1/chat/completions: must be the base address, http://h/v1",
+    "latency rate=5": "rate: no such setting; harness help",
+    "latency -- 'llama-server -m a.gguf'": "the command after --: is one quoted word: type it without quotes, -- ll",
+    "audit speed=36 tok/s": "tok/s: is typed after a space: a figure and its unit are one word",
     "latency 'engine.url=http://h\n/v1'": r"engine.url='http://h\n/v1': must be an address such as",
     f"latency {URL} engine.dialect=vlm": "engine.dialect=vlm: no such name (did you mean vllm?)",
     f"latency {URL} 'engine.extra={{temperature: 1}}'": "engine.extra={temperature: 1}: must not hold",

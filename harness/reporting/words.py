@@ -120,7 +120,7 @@ def _draft_name(row: RunRow, joint: str) -> str:
         return f"{joint}{called(row.draft)}"
     # A server does not report its draft, but the user may have named it.
     if row.draft == "server":
-        return " with its own draft"
+        return " with the server's draft"
     if row.draft == SECOND_COMMAND:
         return " against the first command"
     # If a command started the server, the command shows the draft.

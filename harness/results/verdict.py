@@ -284,8 +284,9 @@ def _other_servers(regular: ArmEvidence, speculative: ArmEvidence) -> str | None
             accepted += "; the speculative server drafts nothing: swap url= and regular_url="
         return f"the regular server drafts{accepted}"
     if speculative.drafted is False:
-        name = "second" if speculative.draft == SECOND_COMMAND else "speculative"
-        return f"the {name} server drafted nothing; its log may say why"
+        is_second = speculative.draft == SECOND_COMMAND
+        name = "server compared with the first" if is_second else "speculative server"
+        return f"the {name} drafted nothing; its log may say why"
     return _other_prompts(regular, speculative) or _other_texts(speculative)
 
 

@@ -261,6 +261,9 @@ class ServerCommand:
             rule = "a shell starts the server: type the server's own words after --"
             raise SettingError(SETTING, rule)
         if not self.is_known and not has_port:
+            if len(self.words) == 1 and " " in self.program:
+                rule = f"is one quoted word: type it without quotes, -- {self.program}"
+                raise SettingError(SETTING, rule)
             meant = nearest(PurePosixPath(self.program).name, known_programs())
             known = meant or f" ({', '.join(known_programs())})"
             rule = f"{self.program} is no server that is known here{known}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -107,7 +108,10 @@ class ServerSettings(EngineSettings):
             require(not self.vary, "vary", rule, self.vary)
             require(self.blocks == "auto", "blocks", rule, self.blocks)
         for name in ("url", "regular_url"):
-            check_address(name, getattr(self, name))
+            url = getattr(self, name)
+            check_address(name, url)
+            base = re.sub("(/chat)?/completions/?$", "", url or "")
+            require(not url or url == base, name, f"must be the base address, {base}", url)
         for page in self.metrics_url:
             check_address("metrics_url", page)
         if self.blocks != "auto":

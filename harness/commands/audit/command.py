@@ -186,6 +186,10 @@ def main(words: Words) -> None:
     texts_by_name = dict(vars(settings))
     tool = texts_by_name.pop("tool")
     typed = {"K" if name == "k" else name: texts for name, texts in texts_by_name.items() if texts}
+    units = [path for path in paths if path in ("tok/s", "t/s", "tokens/s", "ms")]
+    if units:
+        rule = "is typed after a space: a figure and its unit are one word, such as speed=36tok/s"
+        raise SettingError(units[0], rule)
     if paths or not typed:
         raise SettingError("audit", f"takes figures, as a table has them in a row: {_EXAMPLE}")
     rows = stated_rows(typed, tool)

@@ -134,13 +134,14 @@ def _why(row: PlanRow) -> Iterator[tuple[str, str]]:
     yield "Time", f"one forward pass must read {about}{amount(row.read_bytes)}{batch}{reader}"
     num_gpus = row.num_gpus or 1
     at_a_time = ", with one GPU working at a time" if num_gpus > 1 else ""
-    rates = _rates(row) or [("at bandwidth=100, as none is known", 100.0)]
+    rates = _rates(row) or [("assuming 100 GB/s: bandwidth= says it", 100.0)]
     for name, rate in rates:
         least = f"at least {least_ms(row.read_bytes, rate):.2f} ms/token{at_a_time}"
         if row.speculative_read_bytes is not None:
             with_draft = least_ms(row.speculative_read_bytes, rate)
             least += f"; at least {with_draft:.2f} if all draft tokens are accepted"
-        yield "Time", f"{least} ({name}, {rate:g} GB/s)"
+        basis = f"{name}, {rate:g} GB/s" if row.bandwidths else name
+        yield "Time", f"{least} ({basis})"
     if num_gpus > 1:
         at_once = f"at least {least_ms(row.read_bytes, num_gpus * rates[0][1]):.2f} ms/token"
         yield (

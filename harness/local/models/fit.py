@@ -400,8 +400,13 @@ def remedies(problem: PlacementProblem) -> list[Remedy]:
 
 def needed_instead(problem: PlacementProblem) -> str:
     """Return a sentence about what is needed if no change of settings makes the models fit."""
-    if sum(sketch.weight_bytes for sketch in problem.models) <= problem.whole_room:
+    num_bytes = sum(sketch.weight_bytes for sketch in problem.models)
+    if num_bytes <= problem.whole_room:
         return "the weights alone fit: shorter prompts are needed"
+    if num_bytes <= sum(problem.free[device] for device in problem.devices):
+        return (
+            "the weights fit only without the reserve on each GPU, which placement.reserve_gb= sets"
+        )
     return "the weights alone do not fit: a smaller model is needed"
 
 

@@ -30,7 +30,7 @@ def test_the_title_and_rows_name_the_model_that_is_served(
     servers = EchoServer(models={"m": None}), EchoServer(models={"m": None}, num_draft_tokens=4)
     addresses = [word.removeprefix("engine.") for word in serve(*servers)]
     page = harness("latency", *typed, "n=8", "tokens=8", *addresses).stdout
-    assert page.startswith("m with its own draft")
+    assert page.startswith("m with the server's draft")
     assert set(results()["model"]) == {"m"}
     for server in servers:
         assert all(body["model"] == "m" for body in server.bodies)

@@ -423,7 +423,7 @@ def test_a_size_of_no_card_lists_none_and_a_pair_that_cannot_gain_is_no_next_ste
     plan: Plan,
 ) -> None:
     planned = plan("gpu_memory=3.012GB")
-    assert mentions(planned.stdout, "at bandwidth=100, as none is known")
+    assert mentions(planned.stdout, "assuming 100 GB/s: bandwidth= says it")
     assert not json.loads(planned.row["bandwidths"] or "{}")
     planned = plan("model=tinyllama", "draft=7B", "gpu_memory=24GB")
     assert planned.row["highest_speedup"] < 1

@@ -189,13 +189,15 @@ def test_what_is_needed_where_no_setting_helps() -> None:
     in_4_bits = {"settings": {"quantization": "4bit"}, "cache": 5000}
     asked = case(sketch(14, **in_4_bits), free=machine(cpu_gb=3))
     assert "the weights alone do not fit: a smaller model" in refused(asked)[1]
+    asked = case(sketch(1, **in_4_bits), free=machine(1.9))
+    assert "the weights fit only without the reserve on each GPU" in refused(asked)[1]
     demand = Demand(1, prompt_tokens=9000, new_tokens=9, num_draft_tokens=0, runner="static")
     first, second = refused(case(sketch(14, **in_4_bits), free=machine(cpu_gb=5), demand=demand))
-    assert "does not fit in this program's own loop, which holds each cache twice: " in first
+    assert "does not fit in harness's own decoding loop, which holds each cache twice: " in first
     assert "the weights alone fit: shorter prompts" in second
     demand = dataclasses.replace(demand, runner="eager")
     first, _ = refused(case(sketch(14, **in_4_bits), free=machine(cpu_gb=3), demand=demand))
-    assert "does not fit in this program's own loop: " in first
+    assert "does not fit in harness's own decoding loop: " in first
 
 
 def test_remedies_are_the_pairs_and_a_path_takes_no_suffix() -> None:
