@@ -11,6 +11,7 @@ import json
 import shlex
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from datetime import timedelta
@@ -365,7 +366,9 @@ def print_sweep(
     elif rows:
         print_document(full if details else short, plain_console(WIDE))
 
-    line = f"  Saved  {num_done} of {counted(num_jobs, 'job')} in {file}"
+    line = f"  Saved  {num_done} of {counted(num_jobs, 'job')}{_unfinished(rows)} in {file}"
+    # The figures of a server that may have been replaced since are only reused if the user says so. One row with the
+    # server's start is enough, because the rows of jobs that did not reach the server have none.
     # If the start of the server is unknown, it may have been replaced since, and its figures are only reused with
     # resume=always. One row with the server's start is enough, because the rows of jobs that did not reach the server
     # have none.
@@ -412,6 +415,17 @@ def exit_code(command: str, rows: Rows, pooled: Sequence[Rows]) -> int:
 
 def _any_failed(rows: Rows) -> bool:
     return any(row.status not in ("ok", NO_VERDICT, REFUSED) for row in rows)
+
+
+def _unfinished(rows: Rows) -> str:
+    """` (7 measured, 1 interrupted)`, by the status of each job's last row; empty if all jobs were measured."""
+    last = {row.job: row.status for row in rows}
+    ended = Counter(
+        "measured" if status in ("ok", NO_VERDICT) else status for status in last.values()
+    )
+    if not {*ended} - {"measured"}:
+        return ""
+    return f" ({', '.join(f'{number} {status}' for status, number in ended.items())})"
 
 
 # Before a sweep -------------------------------------------------------------------------------------

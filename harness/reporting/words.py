@@ -179,14 +179,16 @@ def explained_by_rounding(excess: float | None) -> str:
 
 
 def disturbed_runs(runs: Sequence[Run[Any]]) -> str | None:
-    """A sentence about runs that were disturbed: `3 of 5 runs drifted, or shared the processor with other programs`;
-    None if no run was.
-    """
-    number = sum(not run.last.was_quiet for run in runs)
-    if not number:
-        return None
-    share = f"{number} of {counted(len(runs), 'run')}"
-    return f"{share} drifted, or shared the processor with other programs"
+    """`1 of 5 runs drifted and 2 of 5 runs shared the processor with other programs`; None if neither."""
+    num_drifted = sum(bool(run.last.drifted) for run in runs)
+    num_starved = sum(run.last.was_starved for run in runs)
+    happened = {"drifted": num_drifted, "shared the processor with other programs": num_starved}
+    parts = [
+        f"{number} of {counted(len(runs), 'run')} {verb}"
+        for verb, number in happened.items()
+        if number
+    ]
+    return " and ".join(parts) or None
 
 
 def too_long(row: Any) -> str | None:

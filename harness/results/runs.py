@@ -100,7 +100,12 @@ class Run(Generic[AnyRunRow]):
         reason = self.last.error or unknown
         num_prompts = getattr(self.last, "num_prompts", None)
         if self.has_figures and num_prompts and not is_incomplete:
-            reason += f" (the figures cover {counted(int(num_prompts), 'prompt')})"
+            prompts = counted(int(num_prompts), "prompt")
+            arms = {getattr(row, "arm", ""): getattr(row, "num_prompts", 0) for row in self.rows}
+            if len(set(arms.values())) > 1:
+                prompts = " and ".join(f"{number or 0} {arm}" for arm, number in arms.items())
+                prompts += " prompts"
+            reason += f" (the figures cover {prompts})"
         return f"{reason} ({self.times} times)" if self.times > 1 else reason
 
     def row(self, arm: str) -> AnyRunRow | None:

@@ -126,6 +126,7 @@ def test_a_job_with_a_wrong_setting_is_in_the_table_of_its_sweep_alone(harness: 
     swept = harness(*wrong, "-m", "draft=lookup,early_exit", "hydra.sweep.dir=s", code=2)
     assert "[2/2] draft=early_exit: refused: draft.layers=[9]" in swept.stderr
     assert "the same command again" not in swept.stderr
+    assert "Saved  2 of 2 jobs (1 measured, 1 refused) in s/latency.csv" in swept.stderr
     assert "draft.layers=[9]" in " ".join(swept.stdout.split())
     statuses = {row.draft: row.status for row in read_rows("s/latency.csv", LatencyRow)}
     assert statuses == {"lookup": "ok", "early_exit": "refused"}
@@ -141,6 +142,7 @@ def test_ctrl_c_ends_the_sweep_with_its_rows(tmp_path: Path) -> None:
     (file,) = (tmp_path / "multirun" / "latency").glob("*/*/latency.csv")
     assert set(pd.read_csv(file)["status"]) == {"interrupted"}
     assert "Traceback" not in said
+    assert "1 of 1 job (1 interrupted)" in said
     assert "(0.0 s" not in said
 
 

@@ -281,6 +281,9 @@ def test_why_a_run_has_no_full_result() -> None:
     part = ended("interrupted", error="stopped")
     part.times = 2
     assert part.reason == "stopped (the figures cover 3 prompts) (2 times)"
+    part.rows[0] = replace(part.rows[0], num_prompts=4)
+    covered = "stopped (the figures cover 4 regular and 3 speculative prompts) (2 times)"
+    assert part.reason == covered
 
 
 @pytest.mark.parametrize("own", ["environment.json", "notes.txt"])

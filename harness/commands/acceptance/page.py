@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from harness.config.amounts import capitalised, counted, percent
+from harness.config.command_line import is_typed
 from harness.reporting.names import Named, named_runs
 from harness.reporting.page import NextStep, Page, figures_table, heading, title_of_many
 from harness.reporting.table import Column, Line, Table
@@ -30,7 +31,7 @@ from harness.results.rows.acceptance import (
     row_in_question,
 )
 from harness.results.runs import Run, grouped
-from harness.results.statistics.interval import Coverage, Interval
+from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, Coverage, Interval
 
 # The values of K in the printed table; the file has all K.
 SHOWN = (1, 2, 4, 8, 16)
@@ -62,8 +63,14 @@ def acceptance_page(runs: Sequence[Run[AcceptanceRow]]) -> Page | None:
         changes = ""
     # For an engine in another process no step is suggested, because `latency` would need a second server.
     steps = []
-    if drafts[0].row.text_source != "served":
-        command = typed_again(changes, command="latency", leaving_out=_OWN_SETTINGS)
+    row = drafts[0].row
+    if row.text_source != "served":
+        # An interval of `latency` is over batches, and may need more prompts than were typed.
+        batch_size = (row.batch_size or 1) if is_typed("batch_size") else 1
+        covers = Coverage.of(row.tokens_per_iteration)
+        has_enough = covers is not None and covers.num_units >= FEWEST_FOR_INTERVAL * batch_size
+        others = _OWN_SETTINGS if has_enough else (*_OWN_SETTINGS, "num_prompts")
+        command = typed_again(changes, command="latency", leaving_out=others)
         steps.append(NextStep("measure it", command=command))
     findings = [_finding(draft) for draft in drafts]
     doubts = dict.fromkeys(map(off_policy, filter(None, (found.texts for found in findings))))

@@ -294,7 +294,7 @@ def main(words: Words) -> None:
         rule = "no such directory here; name CSV files or directories, or measure first"
         raise SettingError(str(_DEFAULT), rule)
     paths = typed or [_DEFAULT]
-    beside = paths[0] if paths[0].is_dir() else Path()
+    beside = paths[0] if paths[0].is_dir() else paths[0].parent
     output = Path(settings.output) if settings.output else beside
     if settings.format == "row":
         _print_rows(read(paths, ids), paths[0])

@@ -80,6 +80,9 @@ def test_a_run_says_the_answer(harness: Harness) -> None:
     command = f"harness latency {asked} K=4"
     assert " ".join(outcome.stdout.split()).endswith(command)
     assert len([line for line in lines if line.strip()]) <= 12
+    # Nine prompts are too few for an interval over batches.
+    outcome = harness("acceptance", *QUICK_MODELS, "num_prompts=9", "batch_size=2", *SHORT)
+    assert "num_prompts" not in outcome.stdout.rpartition("harness latency")[2]
 
 
 def test_texts_of_logs_and_of_earlier_runs(harness: Harness, tmp_path: Path) -> None:

@@ -306,6 +306,7 @@ SAID: list[tuple[Changes, Changes, str]] = [
     ({}, {"read_prompt_tokens": 16}, "16 prompt tokens in the speculative arm, where 0 are"),
     ({}, {"read_prompt_tokens": 15}, ""),
     ({}, {"interleaved": False}, "The arms did not alternate"),
+    ({}, {"interleaved": False, "num_prompts": 1}, ""),
     ({}, AFTER, "after the end of their texts: 6 %; decoding.ignore_eos=false stops there."),
     ({}, AFTER | {"share_after_end": 0.05}, ""),
     ({}, AFTER | {"ignore_eos": False}, ""),
