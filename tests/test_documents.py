@@ -8,7 +8,7 @@ import pytest
 from harness.cli.conversion import setting_hints
 from harness.cli.typed import settings_meant_by
 from harness.commands.registry import COMMANDS, configured, with_settings
-from harness.config.acceptance_rules import PARAMETERS, RULES
+from harness.config.acceptance_rules import RULES
 from harness.config.methods import METHODS
 from harness.config.settings import DecodingSettings
 from harness.engines.registry import ENGINES
@@ -65,12 +65,6 @@ def test_what_is_said_of_a_rule_is_what_its_record_says(name: str) -> None:
     assert (lossy_warning(row) is not None) == settings.lossy
     again = lossless_again(row)
     assert (again.changes if again else None) == ("rule=deepmind" if settings.lossy else None)
-
-
-@pytest.mark.parametrize("name", PARAMETERS)
-def test_a_parameter_is_a_setting_of_its_rules_alone(name: str) -> None:
-    assert DecodingSettings.__dataclass_fields__[name].default == PARAMETERS[name]
-    assert any(name in rule.parameters for rule in RULES.all().values())
 
 
 # Words that several settings end with: these are typed with their group.

@@ -20,8 +20,6 @@ MISTAKES = {
     # The command line
     "latncy": "latncy: no such command (did you mean latency?); there are: latency,",
     "-- llama-server": "--: no such command; there are: latency,",
-    "map": "map: is gone: harness latency -m batch_size=1,4,16 K=2,4 ends with a schedule",
-    "regress a.csv b.csv": "regress: is gone: harness latency -- OLD_COMMAND -- NEW_COMMAND measures two versions",
     "latency 7B": "7B: must be setting=value, in quotes if it has spaces; a server's command is typed after --",
     "latency model = 7B": "model: must be setting=value",
     "latency numprompts=3 temprature=0 K=4": "numprompts: no such setting (did you mean num_prompts?);"

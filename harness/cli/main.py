@@ -20,7 +20,6 @@ from harness.cli import help, signals
 from harness.cli.invocation import WANTS_TRACEBACK, Invocation
 from harness.config.command_line import Words
 from harness.config.errors import CANNOT_TELL, SettingError, nearest
-from harness.config.removed import REMOVED
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -191,8 +190,6 @@ def _checked(command: str, names: Collection[str]) -> str:
     if command not in names:
         if command in COMMANDS.names():
             raise SettingError(command, f"is a command of the terminal: harness {command}")
-        if command in REMOVED:
-            raise SettingError(command, f"is gone: {REMOVED[command]}")
         rule = f"no such command{nearest(command, names)}; there are: {', '.join(names)}"
         raise SettingError(command, rule)
     return command

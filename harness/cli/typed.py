@@ -22,7 +22,6 @@ from harness.cli.conversion import alternatives, setting_hints
 from harness.commands.registry import configured
 from harness.config.command_line import SYNONYMS, Words
 from harness.config.errors import SettingError, as_typed, did_you_mean, nearest
-from harness.config.removed import REMOVED
 from harness.config.run import MOST_REPEATS
 from harness.config.settings import PROMPT_FILES, require_possible_path
 from harness.measuring.progress import say
@@ -114,7 +113,7 @@ def read(words: Words, command: str) -> Typed:
     repeats = values.get("repeats", "")
     # Too large a number is not made a sweep, so that the settings refuse it.
     is_repeated = repeats.isdecimal() and 1 < int(repeats) <= MOST_REPEATS
-    if record.repeats and is_repeated and "cfg" not in options:
+    if "repeats" in known and is_repeated and "cfg" not in options:
         rounds = [f"{ROUND}={','.join(map(str, range(1, int(repeats) + 1)))}"]
     if rounds or len(words.servers) > 2:
         options.setdefault("multirun", "")
@@ -178,10 +177,6 @@ def _check_names(settings: Sequence[str], command: str, known: Mapping[str, Any]
         if name == "prompts" and re.search(r"\w\s+\w", value) and not is_file:
             rule = "a text goes into a file, one prompt on each line: prompts=./FILE.txt"
             raise SettingError(name, rule, value)
-        # `REMOVED` lists removed settings by their name, and removed values of existing settings as name=value.
-        removed = f"{name}={value}" if name in known else name
-        if removed in REMOVED:
-            raise SettingError(removed, f"is gone: {REMOVED[removed]}")
         if key[0] == "~" and name in known:
             instead = "draft=none measures without one" if name == "draft" else f"type {name}=VALUE"
             raise SettingError(key, f"cannot be deleted: {instead}")

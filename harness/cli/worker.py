@@ -84,9 +84,8 @@ class Job:
         Raises:
             HarnessError: the error that ended the job.
         """
-        command = measurement(self.command)
-        signals.load(command.module)
-        if engine_of(self.settings).in_process and command.uses_models(self.settings):
+        signals.load(measurement(self.command).module)
+        if engine_of(self.settings).in_process:
             if SLOWEST_MODULE not in sys.modules:
                 note("importing torch and transformers")
             # Imported while signals wait. An exception that a handler raises during this import may abort the process.

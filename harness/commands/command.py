@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 from harness.config.errors import CANNOT_TELL, VerdictError
 from harness.config.registry import Record
-from harness.config.run import RepeatedSettings, RunSettings
+from harness.config.run import RunSettings
 from harness.results.schema import NO_VERDICT
 
 if TYPE_CHECKING:
@@ -37,13 +37,11 @@ class CommandRecord(Record):
         summary: the question that it answers, for the list of commands and as the first line of `--help`.
         example: example arguments for the list of commands.
         examples: the examples of `--help`: arguments, and what they are for.
-        help_order: its place in the list of commands, the smallest first.
     """
 
     summary: ClassVar[str] = ""
     example: ClassVar[str] = ""
     examples: ClassVar[Sequence[tuple[str, str]]] = ()
-    help_order: ClassVar[int] = 100
 
 
 class PathCommand(CommandRecord):
@@ -72,21 +70,12 @@ class ConfiguredCommand(CommandRecord, Generic[SomeSettings]):
     measures: ClassVar[bool] = False
     sweeps: ClassVar[bool] = False
 
-    @property
-    def repeats(self) -> bool:
-        """Whether `repeats=` can run it several times and pool the rows."""
-        return issubclass(self.settings, RepeatedSettings)
-
     def check_installed(self) -> None:
         """Raise a SettingError if a package that it needs is not installed, without importing it."""
 
     def needs_local(self, settings: SomeSettings) -> bool:
         """Whether it needs models in this process, whatever the engine."""
         return False
-
-    def uses_models(self, settings: SomeSettings) -> bool:
-        """Whether it may load models, or read their configurations."""
-        return self.measures or self.needs_local(settings)
 
 
 class Service(ConfiguredCommand[SomeSettings]):

@@ -18,7 +18,6 @@ class Audit(PathCommand):
     name = "audit"
     summary = "what an iteration costs by published figures, and whether they are possible: exit code 0 yes, 1 no"
     example = "baseline=22.7 speed=40.6 acceptance=73.9% K=3"
-    help_order = 11
     program = "harness.commands.audit.command"
 
 
@@ -28,22 +27,22 @@ class Report(PathCommand):
     name = "report"
     summary = "tables, Markdown and an HTML page with plots from the CSV files of what was measured"
     example = "results"
-    help_order = 8
     program = "harness.commands.report.command"
 
 
-_OTHERS = "acceptance compare eval latency plan recovery serve"
+_CONFIGURED = "latency acceptance compare eval recovery plan serve"
+# In the order in which they are listed.
 COMMANDS: Registry[CommandRecord] = Registry(
     "command",
     CommandRecord,
-    {"audit": Audit, "report": Report}
-    | {name: f"harness.commands.{name}.record:{name.capitalize()}" for name in _OTHERS.split()},
+    {name: f"harness.commands.{name}.record:{name.capitalize()}" for name in _CONFIGURED.split()}
+    | {"report": Report, "audit": Audit},
 )
 
 
 def commands() -> list[CommandRecord]:
     """All commands, in the order in which they are listed."""
-    return sorted(COMMANDS.all().values(), key=lambda command: command.help_order)
+    return [*COMMANDS.all().values()]
 
 
 def with_settings() -> list[str]:

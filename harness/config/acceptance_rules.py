@@ -2,14 +2,14 @@
 
 This module imports no torch: it names each rule's function by its path, and the function is imported when a run
 decodes. All that the instrument says of a rule follows from the rule's record. A new rule is a class here and a
-function in `harness/local/decoding/verify.py`. A setting of its own is also a field of `DecodingSettings`.
+function in `harness/local/decoding/verify.py`.
 """
 
 from __future__ import annotations
 
 import functools
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from harness.config.registry import Record, Registry
@@ -30,8 +30,7 @@ class AcceptanceRule(Record):
             accepted of fewer than K tokens then follows from the number accepted of K.
         redraws: whether each iteration draws new random numbers for its draft tokens.
         closed_form: whether the acceptance of a given text can be computed from the text's probabilities.
-        parameters: the rule's settings in `decoding`, with their defaults. A `lossless` rule is lossless at the
-            defaults.
+        takes_lenience: whether it has the setting `decoding.lenience`. A `lossless` rule is lossless at lenience 1.
     """
 
     lossless: ClassVar[bool] = False
@@ -39,15 +38,13 @@ class AcceptanceRule(Record):
     tests_each_token: ClassVar[bool] = False
     redraws: ClassVar[bool] = False
     closed_form: ClassVar[bool] = False
-    parameters: ClassVar[Mapping[str, float]] = {}
+    takes_lenience: ClassVar[bool] = False
     # Where the function of a built-in rule is. It is imported when a run decodes. Empty for a rule with its own
     # `verify`.
     _path: ClassVar[str] = ""
 
     def is_lossless(self, temperature: float) -> bool:
-        """Return whether the output follows the target's distribution at this temperature, with the default
-        parameters.
-        """
+        """Return whether the output follows the target's distribution at this temperature and lenience 1."""
         if temperature == 0 and self.lossless_greedily is not None:
             return self.lossless_greedily
         return self.lossless
@@ -55,17 +52,18 @@ class AcceptanceRule(Record):
     def verify(self, offer: Any) -> Any:
         """Return the `Verdict` over an `Offer` (both are in `harness/local/decoding/verify.py`).
 
-        A pure function, which gets the rule's parameters as keyword arguments.
+        A pure function, which also gets `lenience` if the rule takes it.
         """
         raise NotImplementedError
 
     def verification(self, chosen: Any) -> Callable[[Any], Any]:
-        """Return the function that judges an `Offer`, with the parameters that these `DecodingSettings` have."""
+        """Return the function that judges an `Offer`, with the lenience that these `DecodingSettings` have."""
         function: Callable[..., Any] = (
             pkgutil.resolve_name(self._path) if self._path else self.verify
         )
-        parameters = {name: getattr(chosen, name) for name in self.parameters}
-        return functools.partial(function, **parameters) if parameters else function
+        if not self.takes_lenience:
+            return function
+        return functools.partial(function, lenience=chosen.lenience)
 
 
 class _Plain(AcceptanceRule):
@@ -80,7 +78,7 @@ class _Plain(AcceptanceRule):
 class _Google(_Plain):
     """The rule of `_Plain` with the lenience of Leviathan et al., appendix A.5."""
 
-    parameters: ClassVar[Mapping[str, float]] = {"lenience": 1.0}
+    takes_lenience = True
 
 
 class _Block(_Plain):
@@ -102,21 +100,10 @@ RULES = Registry(
 )
 
 
-# The parameters of the built-in rules, with their defaults.
-PARAMETERS = {
-    name: default for rule in RULES.all().values() for name, default in rule.parameters.items()
-}
-
-
-def changed_parameters(chosen: Any) -> dict[str, Any]:
-    """Return the rules' parameters that differ from their defaults, of `DecodingSettings` or of a row."""
-    # In a row, `settings` holds the parameters that have no column of their own.
-    further = getattr(chosen, "settings", None) or {}
-    values = {
-        name: getattr(chosen, name, further.get(f"decoding.{name}", default))
-        for name, default in PARAMETERS.items()
-    }
-    return {name: value for name, value in values.items() if value not in (None, PARAMETERS[name])}
+def changed_lenience(chosen: Any) -> float | None:
+    """Return the lenience of `DecodingSettings` or of a row; None if it is 1, or the row has none."""
+    lenience: float | None = getattr(chosen, "lenience", None)
+    return None if lenience == 1 else lenience
 
 
 def tests_each_token(rule: str | None) -> bool:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from harness.config.acceptance_rules import PARAMETERS, RULES, changed_parameters
+from harness.config.acceptance_rules import RULES
 from harness.config.errors import SettingError
 from harness.config.repositories import check_files
 from harness.config.secrets import note_key
@@ -268,7 +268,7 @@ class DecodingSettings:
     top_p: float = 1.0
     max_new_tokens: int = 64
     rule: str = field(default="deepmind", metadata={"choices": RULES.names})
-    lenience: float = PARAMETERS["lenience"]
+    lenience: float = 1.0
     synthetic_acceptance: float | tuple[float, ...] | None = None
     ignore_eos: bool | Literal["auto"] = True
 
@@ -287,21 +287,17 @@ class DecodingSettings:
         require(0 < self.top_p <= 1, "top_p", "must be in (0, 1]", self.top_p)
         require_at_least(self, max_new_tokens=1)
         require(0 < self.lenience <= 1, "lenience", "must be in (0, 1]", self.lenience)
-        changed = changed_parameters(self)
         # A rule of the user's own is loaded here, so that a mistake in it is found before anything runs.
-        parameters = RULES[self.rule].parameters
-        for name, value in changed.items():
-            owners = [owner for owner, record in RULES.all().items() if name in record.parameters]
-            rule = f"needs decoding.rule={' or '.join(owners)}; the other rules have no {name}"
-            require(name in parameters, name, rule, value)
+        takes_lenience = RULES[self.rule].takes_lenience
+        rule = "needs decoding.rule=google; the other rules have no lenience"
+        require(takes_lenience or self.lenience == 1, "lenience", rule, self.lenience)
         asked = self.synthetic_acceptance
         if asked is not None:
             rates = self.synthetic_rates or ()
             is_possible = bool(rates) and all(0 <= rate <= 1 for rate in rates)
             require(is_possible, "synthetic_acceptance", "must be in [0, 1]", asked)
-            names = " and ".join(changed)
-            rule = f"replaces the acceptance rule, so that {names} has no effect: leave one of them out"
-            require(not changed, "synthetic_acceptance", rule, asked)
+            rule = "replaces the acceptance rule, so that lenience has no effect: leave one of them out"
+            require(self.lenience == 1, "synthetic_acceptance", rule, asked)
 
     @property
     def synthetic_rates(self) -> tuple[float, ...] | None:
@@ -321,7 +317,7 @@ class DecodingSettings:
     @property
     def lossy(self) -> bool:
         """Whether the output may differ in distribution from the target's own."""
-        if self.synthetic_acceptance is not None or changed_parameters(self):
+        if self.synthetic_acceptance is not None or self.lenience != 1:
             return True
         return not RULES[self.rule].is_lossless(self.temperature)
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from harness.config.acceptance_rules import PARAMETERS, RULES
+from harness.config.acceptance_rules import RULES
 from harness.config.installation import is_installed
 from harness.config.machine import cpu_name, gpu_names, num_usable_cores
 from harness.config.methods import METHODS
@@ -120,7 +120,7 @@ _NOT_MEASURED = (
     "force",
 )
 # Settings of `decoding` that have no effect without a draft, so that one measurement serves all their values.
-OF_THE_DRAFT = ("num_draft_tokens", "rule", *PARAMETERS, "synthetic_acceptance")
+OF_THE_DRAFT = ("num_draft_tokens", "rule", "lenience", "synthetic_acceptance")
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _SOURCES = (".py", ".csv")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from harness.config.acceptance_rules import changed_parameters
+from harness.config.acceptance_rules import changed_lenience
 from harness.config.amounts import counted
 from harness.config.settings import DecodingSettings
 from harness.reporting.table import Column, Document, Line, Table
@@ -126,13 +126,14 @@ def lossless_again(row: Any) -> NextStep | None:
     """The step to measure again with a lossless rule; None if the rule is lossless already, or is set on a server.
 
     Args:
-        row: a row of any kind with the columns `rule` and those of its parameters.
+        row: a row of any kind with the columns `rule` and `lenience`.
     """
     if lossy_rule(row) is None or row.is_elsewhere:
         return None
     plain = DecodingSettings()
     changes = [f"rule={plain.rule}"] if row.rule not in (None, plain.rule) else []
-    changes += [f"{name}={getattr(plain, name):g}" for name in changed_parameters(row)]
+    if changed_lenience(row) is not None:
+        changes.append("lenience=1")
     return NextStep("lossless", " ".join(changes))
 
 

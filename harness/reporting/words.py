@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import re
 import shlex
@@ -10,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from harness.config.acceptance_rules import PARAMETERS, RULES, changed_parameters
+from harness.config.acceptance_rules import RULES, changed_lenience
 from harness.config.amounts import counted
 from harness.config.command_line import Words, setting_in
 from harness.config.model_names import SECOND_COMMAND
@@ -148,8 +147,8 @@ def lossy_rule(row: Any) -> str | None:
     is_lossless = record is not None and record.is_lossless(row.temperature)
     if rule and row.lossy and not is_lossless:
         return f"rule {rule}"
-    changed = changed_parameters(row).items()
-    return ", ".join(f"{name} {value:g}" for name, value in changed) or None
+    lenience = changed_lenience(row)
+    return None if lenience is None else f"lenience {lenience:g}"
 
 
 def lossy_warning(row: Any) -> str | None:
@@ -230,9 +229,6 @@ def in_words(row: RunRow, column: str) -> str | None:
         return None if column in _PLACES else ""
     # Only the last part of a path, because checkouts of one model are in different places.
     text = called(f"./{value}") if column in _PLACES else _as_text(value)
-    if entry.removeprefix("decoding.") in PARAMETERS:
-        # The words of the rule include its parameters.
-        return ""
     if entry.startswith("vary."):
         return f"{entry.removeprefix('vary.')}={text}"
     if entry and isinstance(value, list):
@@ -291,13 +287,13 @@ def _rule(row: RunRow) -> str:
     return f"{by} (lossy)" if by in (rule, f"rule {rule}") else f"rule {rule}"
 
 
-def _parameter(name: str, row: RunRow) -> str:
-    value = changed_parameters(row).get(name)
-    if value is None:
+def _lenience(row: RunRow) -> str:
+    lenience = changed_lenience(row)
+    if lenience is None:
         return ""
-    # A lossless rule is lossless only at the defaults of its parameters. The name of a lossy rule says so already.
+    # A lossless rule is lossless only at lenience 1. The name of a lossy rule says so already.
     is_lossy = lossy_rule(row) != f"rule {getattr(row, 'rule', None)}"
-    return f"{name} {_as_text(value)}" + (" (lossy)" if is_lossy else "")
+    return f"lenience {lenience:g}" + (" (lossy)" if is_lossy else "")
 
 
 # The columns in the line of settings of one run, in this order.
@@ -310,7 +306,7 @@ _LINE = [
     "top_k",
     "top_p",
     "rule",
-    *PARAMETERS,
+    "lenience",
     "draft_sampling",
     "shared",
     "quantization",
@@ -331,5 +327,5 @@ _COMPOSED: Mapping[str, Callable[[Any], str | None]] = {
     "draft_weight_bytes": lambda row: f"draft on {', '.join(row.draft_weight_bytes or ())}",
     "commit": lambda row: f"commit {short_commit(row.commit)}" if row.commit else "",
     "rule": _rule,
-    **{name: functools.partial(_parameter, name) for name in PARAMETERS},
+    "lenience": _lenience,
 }

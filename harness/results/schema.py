@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from harness.config.acceptance_rules import PARAMETERS
 from harness.config.engines import EngineSettings
 from harness.config.settings import DecodingSettings, ModelSettings
 from harness.results.row import Row, circumstance, pooled, setting
@@ -55,7 +54,7 @@ LOCAL_PAIR_COLUMNS = (
     "max_ngram",
     "placement",
     "rule",
-    *PARAMETERS,
+    "lenience",
     "lossy",
     "num_threads",
     "torch_version",

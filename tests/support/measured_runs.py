@@ -1,7 +1,9 @@
 """What a run of `latency` has measured, from answers made by hand, for the groups of figures."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 from harness.commands.latency.measure import prompt_rows
@@ -12,6 +14,7 @@ from harness.engines.protocol import Answered
 from harness.engines.tokenizer import TextTokenizer
 from harness.measuring.figures.measured import Group, MeasuredArm, MeasuredRun
 from harness.measuring.prompts.sets import Prompt, PromptSet
+from harness.measuring.session import Session
 from some_questions import question_of
 from some_settings import settings_of
 
@@ -55,10 +58,12 @@ def run_of(
         arms["speculative"].divergences.update(divergences or {})
     chosen = settings_of(LatencySettings, **(settings or {}))
     run = MeasuredRun(chosen, PromptSet("many", (Prompt("Once"),) * 100, ""), arms, **evidence)
+    session: Any = SimpleNamespace(run_id="run", tokenizer=TextTokenizer())
+    session.row = functools.partial(Session.row, session)
     for arm in arms.values():
         for generation in arm.generations:
             generation.arm = arm.name
-            run.prompt_rows.extend(prompt_rows(run, generation, TextTokenizer(), "run"))
+            run.prompt_rows.extend(prompt_rows(run, generation, session))
     return run
 
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from harness.commands.command import Command
-from harness.config.acceptance_rules import RULES, changed_parameters
+from harness.config.acceptance_rules import RULES
 from harness.config.amounts import as_share
 from harness.config.engines import Abilities
-from harness.config.errors import CANNOT_TELL, SettingError, VerdictError
+from harness.config.errors import CANNOT_TELL, VerdictError
 from harness.config.model_names import SERVED
 from harness.config.run import PromptedSettings
 from harness.config.settings import LARGEST_K, require, require_at_least
@@ -91,10 +91,10 @@ class AcceptanceSettings(PromptedSettings):
         rates = decoding.synthetic_acceptance
         rule = "must be null: a coin accepts as often on any text"
         require(rates is None, "decoding.synthetic_acceptance", rule, rates)
-        if decoding.temperature > 0:  # greedily the parameters change nothing
-            for name, value in changed_parameters(decoding).items():
-                rule = "must be left out: texts of a lossy rule are not the target's"
-                raise SettingError(f"decoding.{name}", rule, value)
+        # Greedily, a lenience changes nothing.
+        is_lossless = decoding.lenience == 1 or decoding.temperature == 0
+        rule = "must be left out: texts of a lossy rule are not the target's"
+        require(is_lossless, "decoding.lenience", rule, decoding.lenience)
         known_rules = [name for name, record in RULES.all().items() if record.closed_form]
         rule = f"must be one of {', '.join(known_rules)}: of others no closed form is known"
         require(RULES[decoding.rule].closed_form, "decoding.rule", rule, decoding.rule)
@@ -156,7 +156,6 @@ class Acceptance(Command[AcceptanceSettings, AcceptanceRow]):
     )
     notes = "It warns of texts that the target is unlikely to have written at this temperature."
     question = "How often is a draft right?"
-    help_order = 2
     settings = AcceptanceSettings
     experiment = "harness.commands.acceptance.measure:AcceptanceExperiment"
     row = AcceptanceRow

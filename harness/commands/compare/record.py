@@ -55,7 +55,6 @@ class Compare(Command[CompareSettings, CompareRow]):
         ("< prompts.txt", "one prompt per line"),
     )
     question = "What did single races show?"
-    help_order = 2
     settings = CompareSettings
     experiment = "harness.commands.compare.measure:CompareExperiment"
     row = CompareRow

@@ -78,7 +78,6 @@ class Eval(Command[EvalSettings, EvalRow]):
         "command goes on from them."
     )
     question = "Is it as accurate?"
-    help_order = 3
     settings = EvalSettings
     experiment = "harness.commands.eval.measure:EvalExperiment"
     row = EvalRow

@@ -18,7 +18,7 @@ from harness.config.settings import require
 from harness.engines.door import local
 from harness.engines.protocol import Answered, Engine, Question
 from harness.engines.registry import engine_of
-from harness.engines.tokenizer import Tokenizer, text_of
+from harness.engines.tokenizer import text_of
 from harness.measuring.asking import batches_to_ask, first_turns, laps_to_ask, warmup_question
 from harness.measuring.figures.measured import MeasuredArm, MeasuredRun, StoppedBy, figures_of
 from harness.measuring.figures.paired import paired_times
@@ -359,7 +359,7 @@ class LatencyExperiment(Experiment[LatencySettings, LatencyRow]):
         for name in self.run.arms:
             generation = self.unwritten.pop(name, None)
             if generation is not None:
-                rows += prompt_rows(self.run, generation, session.tokenizer, session.run_id)
+                rows += prompt_rows(self.run, generation, session)
         self.run.prompt_rows.extend(rows)
         if rows:
             session.append(PROMPTS_FILE, rows)
@@ -427,36 +427,24 @@ def _check_failures(run: MeasuredRun) -> None:
         raise RunError(f"no verdict: {reason}, the first with {first.error}")
 
 
-def prompt_rows(
-    run: MeasuredRun, generation: Answered, tokenizer: Tokenizer, run_id: str
-) -> list[LatencyPromptRow]:
+def prompt_rows(run: MeasuredRun, generation: Answered, session: Session) -> list[LatencyPromptRow]:
     """The rows of an arm's answers to a question, one for each prompt."""
     assert generation.question is not None
-    row_columns = LatencyPromptRow.columns().keys()
     rows = []
     for request in generation.requests:
         prompt = run.prompt_set.at(request.index)
         occurrence = run.prompt_set.occurrence(request.index)
         divergence = run.arms[generation.arm].divergences.get(request.index)
-        drafts = request.counts
-        columns = drafts.counts() | drafts.columns()
-        columns = {name: columns[name] for name in row_columns & columns.keys()}
-        if request.error is not None:
-            columns["error"] = str(request.error)
-        if request.impossible:
-            columns["impossible_counts"] = request.impossible
-        if divergence is not None:
-            columns |= divergence.columns
-        row = LatencyPromptRow(
-            **columns,
-            run=run_id,
+        row = session.row(
+            LatencyPromptRow,
+            request.counts,
             prompt_index=request.index,
             prompt_place=occurrence.place,
             category=prompt.category,
             turn=prompt.turn,
             prompt=prompt.text,
             arm=generation.arm,
-            completion=text_of(request, tokenizer, skip_special_tokens=False),
+            completion=text_of(request, session.tokenizer, skip_special_tokens=False),
             num_tokens=request.num_tokens,
             time_ms=1000 * generation.seconds_of(request),
             time_to_first_token_ms=request.time_to_first_token_ms,
@@ -469,6 +457,9 @@ def prompt_rows(
             num_prompt_tokens=request.num_prompt_tokens,
             read_tokens=request.num_read,
             compared=request.index in run.arms[generation.arm].divergences or None,
+            error=None if request.error is None else str(request.error),
+            impossible_counts=request.impossible or None,
+            **({} if divergence is None else divergence.columns),
         )
         rows.append(row)
     return rows

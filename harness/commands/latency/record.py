@@ -151,7 +151,6 @@ class Latency(Command[LatencySettings, LatencyRow]):
         ),
     )
     question = "Is it faster?"
-    help_order = 1
     settings = LatencySettings
     experiment = "harness.commands.latency.measure:LatencyExperiment"
     row = LatencyRow

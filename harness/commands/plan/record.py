@@ -170,7 +170,6 @@ class Plan(Command[PlanSettings, PlanRow]):
         ),
     )
     notes = "Exit code 0: it fits; 1: it does not, or planning failed; 2: a wrong setting."
-    help_order = 6
     settings = PlanSettings
     experiment = "harness.commands.plan.measure:PlanExperiment"
     row = PlanRow

@@ -28,7 +28,6 @@ from harness.commands.recovery.workload import (
     Columns,
     PlannedRequest,
     Workload,
-    acceptance_of,
     most_drawn,
     taken_samplings,
     tokens_at_place,
@@ -39,6 +38,7 @@ from harness.config.settings import require
 from harness.engines.divergence import first_divergence
 from harness.engines.door.reading import Reference
 from harness.engines.protocol import Arm, in_batches
+from harness.measuring.acceptance import drafts_of
 from harness.measuring.progress import say
 from harness.measuring.prompts.sets import load_prompts
 from harness.measuring.references import References, ReportedReference
@@ -390,6 +390,5 @@ def greedy_check(asking: Asking, arm: Arm, regular: Arm | None, references: Refe
             # Nothing here knows the margin between two servers' tokens.
             parting = first_divergence(None, planned.prompt, wanted.token_ids, record.token_ids)
             texts.add(parting, planned, wanted, record)
-    return with_ends(texts.columns(), answers) | acceptance_of(
-        [answer.record for answer in answers]
-    )
+    acceptance = drafts_of(answer.record for answer in answers)
+    return with_ends(texts.columns(), answers) | {"acceptance": acceptance}

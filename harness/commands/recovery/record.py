@@ -115,7 +115,6 @@ class Recovery(Command[RecoverySettings, RecoveryRow]):
         "Exit code 0: lossless; 1: lossy, or the run failed; 2: a wrong setting; 3: cannot tell."
     )
     question = "Is it lossless?"
-    help_order = 4
     settings = RecoverySettings
     experiment = "harness.commands.recovery.measure:RecoveryExperiment"
     row = RecoveryRow

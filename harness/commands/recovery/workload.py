@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from harness.commands.recovery.record import RecoverySettings
-from harness.commands.recovery.rows import RecoveryRow
 from harness.commands.recovery.sampling import Sampling, samplings
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import DecodingSettings
@@ -27,7 +26,7 @@ from harness.measuring.acceptance import drafts_of
 from harness.measuring.progress import progress, say
 from harness.results.statistics.drawn_tokens import TokenResult, TokenTest
 
-# Columns of a check's row, by name.
+# Columns of a check's row, by name; `acceptance` is a `Drafts` (`Session.row`).
 Columns = dict[str, Any]
 
 # HTTP statuses with which servers refuse a parameter that they do not have.
@@ -111,12 +110,6 @@ class Answer(NamedTuple):
     def passes_its_end(self) -> bool:
         """Whether a token before the last one should have ended the text."""
         return not self.request.ends.isdisjoint(self.record.token_ids[:-1])
-
-
-def acceptance_of(records: Sequence[RequestRecord]) -> Columns:
-    """The columns about acceptance. A reader needs them, because without rejections most of the algorithm never ran."""
-    columns = drafts_of(records).columns()
-    return {name: columns[name] for name in columns.keys() & RecoveryRow.columns().keys()}
 
 
 def taken_samplings(
@@ -354,4 +347,6 @@ class Asking:
     def sampled_check(self, result: TokenResult, records: Sequence[RequestRecord]) -> Columns:
         """The columns of the check of all drawn tokens, with the acceptance of all answers."""
         names = ", ".join(sampling.name for sampling in self.samplings)
-        return {**vars(result), "check": "sampled", "sampling": names, **acceptance_of(records)}
+        # A reader needs the acceptance, because without rejections most of the algorithm never ran.
+        acceptance = drafts_of(records)
+        return {**vars(result), "check": "sampled", "sampling": names, "acceptance": acceptance}

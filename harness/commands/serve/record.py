@@ -75,7 +75,6 @@ class Serve(Service[ServeSettings]):
 Ctrl-C ends it. A question to it:
   curl localhost:5000/v1/completions -H 'Content-Type: application/json' \\
     -d '{"prompt": "Once upon a time"}'"""
-    help_order = 7
     settings = ServeSettings
     program = "harness.commands.serve.command"
 
