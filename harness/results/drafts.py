@@ -116,11 +116,6 @@ class Drafts:
         return math.ceil((self.proposed or 0) / (self.iterations or math.inf))
 
     @property
-    def known_iterations(self) -> float | None:
-        """All iterations; None if no answer reports anything about drafts."""
-        return self.iterations if self.answers else None
-
-    @property
     def histogram(self) -> list[int] | None:
         """How many of the iterations that drafted accepted 0, 1, ... tokens; None if that is not known, or none
         drafted.

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import math
-import signal
-import threading
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from operator import attrgetter
-from types import FrameType
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -26,8 +23,7 @@ from harness.reporting.table import visible
 # A replay is slowed down or sped up, both arms alike, so that it lasts this many seconds.
 _SHORTEST_REPLAY_S = 3.0
 _LONGEST_REPLAY_S = 15.0
-# Seconds between two frames of a replay.
-_FRAME_S = 0.1
+_FRAMES_PER_S = 10
 
 # Characters between two columns of text.
 _GUTTER = 3
@@ -180,47 +176,24 @@ def show_race(
         speed = longest / shown_s
         replayed = f"Replayed at {speed:.2g} times real speed."
         console.print(f"Both were measured, one after the other. {replayed}", style="dim")
-        with _screen(console) as draw, contextlib.suppress(KeyboardInterrupt):
-            began = time.perf_counter()
-            at = 0.0
-            while at < longest:
-                at = min((time.perf_counter() - began) * speed, longest)
-                show(at)
-                draw(lanes)
-                time.sleep(_FRAME_S)
+        began = time.perf_counter()
+
+        def frame() -> RenderableType:
+            show(min((time.perf_counter() - began) * speed, longest))
+            return view(lanes, console.height)
+
+        # rich draws the frames in a thread of its own, so Ctrl-C interrupts none of them.
+        screen = Live(
+            get_renderable=frame,
+            console=console,
+            refresh_per_second=_FRAMES_PER_S,
+            transient=True,
+            vertical_overflow="crop",
+        )
+        with screen, contextlib.suppress(KeyboardInterrupt):
+            time.sleep(shown_s)
     show()
     print_lanes(lanes)
-
-
-@contextlib.contextmanager
-def _screen(console: Console) -> Iterator[Callable[[Sequence[Lane]], None]]:
-    """Yield a function that draws lanes in place; they disappear at the end of the block."""
-    with Live(
-        console=console, auto_refresh=False, transient=True, vertical_overflow="crop"
-    ) as screen:
-
-        def draw(lanes: Sequence[Lane]) -> None:
-            with _postponing_ctrl_c():
-                screen.update(view(lanes, console.height), refresh=True)
-
-        yield draw
-
-
-@contextlib.contextmanager
-def _postponing_ctrl_c() -> Iterator[None]:
-    """Delay Ctrl-C to the end of the block, because rich would erase lines above an interrupted frame."""
-    handler = signal.getsignal(signal.SIGINT)
-    if not callable(handler) or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    received: list[tuple[int, FrameType | None]] = []
-    signal.signal(signal.SIGINT, lambda *arguments: received.append(arguments))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, handler)
-    if received:
-        handler(*received[0])
 
 
 def _token(text: str, origin: Origin, marks: bool) -> Text:

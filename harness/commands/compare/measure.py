@@ -13,7 +13,7 @@ from harness.commands.compare.display import Lane, print_lanes, show_race
 from harness.commands.compare.record import NARROWEST_RACE, CompareSettings, View
 from harness.commands.compare.rows import CompareRow
 from harness.commands.compare.tables import rejections, verdict
-from harness.config.errors import HarnessError, RunError, SettingError, nearest
+from harness.config.errors import HarnessError, RunError, SettingError
 from harness.engines.protocol import Answered, Arm, Engine, Question
 from harness.engines.timing import quick_garbage_collections, timed_answer
 from harness.engines.tokenizer import Tokenizer
@@ -31,22 +31,13 @@ from harness.results.drafts import Rejection
 _WARMUP_TOKENS = 8
 # Longer prompts are decoded, too, but more slowly than a prepared runner can.
 _LONGEST_FAST_PROMPT = 512
-_WELCOME = (
-    "Type a prompt (↑ has examples). :help lists commands, Ctrl-C stops a generation, Ctrl-D ends."
-)
-_COMMANDS = (":help", ":quit")
-_HELP = """\
-:help  this
-:quit  end, as Ctrl-D does
-Anything else is a prompt; put a space before one that begins with a colon.
-Ctrl-C stops a generation. Ctrl-D, or Ctrl-C on an empty line, ends."""
+_WELCOME = "Type a prompt (↑ has examples). Ctrl-C stops a generation, Ctrl-D ends."
 
 
 class CompareExperiment(Experiment[CompareSettings, CompareRow]):
     """Races both decoders on one prompt after the other, and writes a row after each race.
 
-    Prompts come from the setting, or from a terminal or a pipe. There, lines that begin with a colon are commands,
-    `:help` and `:quit`.
+    Prompts come from the setting, or from a terminal or a pipe.
     """
 
     def __init__(self, settings: CompareSettings) -> None:
@@ -91,7 +82,7 @@ class CompareExperiment(Experiment[CompareSettings, CompareRow]):
         return [session.row(CompareRow, prompt=self.settings.prompt)]
 
     def _take_lines(self, session: Session, lines: Iterable[str]) -> None:
-        """Race prompts and carry out commands, until the lines end or `:quit` is typed.
+        """Race prompts until the lines end.
 
         Raises:
             SettingError: if a pipe has no line with a prompt.
@@ -103,20 +94,15 @@ class CompareExperiment(Experiment[CompareSettings, CompareRow]):
                 continue
             num_lines += 1
             try:
-                if not line.startswith(":"):
-                    self._race(session, line)
-                    # If stdout is closed, nobody reads further races.
-                    if self._console.reader_has_left:
-                        break
-                elif line.split()[0] in (":quit", ":q", ":exit"):
+                self._race(session, line)
+                # If stdout is closed, nobody reads further races.
+                if self._console.reader_has_left:
                     break
-                else:
-                    self._say(_answer(line.split()[0]), "dim")
             except KeyboardInterrupt as interrupt:
                 # An interrupt with a message is not the user's Ctrl-C, but a signal to end the process (`cli.signals`).
                 if interrupt.args or not self._interactive:
                     raise
-                self._say("Stopped. The models stay loaded; Ctrl-D or :quit ends.", "dim")
+                self._say("Stopped. The models stay loaded; Ctrl-D ends.", "dim")
             except HarnessError as error:
                 num_failed += 1
                 screen = plain_console(stderr=True)
@@ -225,18 +211,6 @@ def _engine(session: Session) -> Engine:
     attempt.
     """
     return session.engine or session.open(1, _LONGEST_FAST_PROMPT)
-
-
-def _answer(command: str) -> str:
-    """The text that a command shows.
-
-    Raises:
-        SettingError: if there is no such command.
-    """
-    if command == ":help":
-        return _HELP
-    rule = f"no such command{nearest(command, _COMMANDS)}; there are {', '.join(_COMMANDS)}"
-    raise SettingError(command, rule)
 
 
 def piped_lines() -> Iterator[str]:

@@ -49,7 +49,7 @@ class Compare(Command[CompareSettings, CompareRow]):
     summary = "type a prompt and watch both decoders race, each token coloured by who wrote it"
     example = "model=13B draft=7B"
     examples = (
-        ("", "the shipped tiny pair; type :help for help, Ctrl-D to end"),
+        ("", "the shipped tiny pair; Ctrl-D ends"),
         ("model=13B draft=7B", "a pair of presets; names as in latency"),
         ('view=log prompt="Once upon a"', "one prompt, and every rejection"),
         ("< prompts.txt", "one prompt per line"),

@@ -25,7 +25,7 @@ from harness.reporting.words import (
 from harness.results.judging.acceptance import LITTLE
 from harness.results.runs import Run
 from harness.results.schema import NO_VERDICT
-from harness.results.verdict import MOST_CACHED, MOST_READ_OTHERWISE
+from harness.results.verdict import MOST_READ_OTHERWISE
 
 # The largest share of tokens after the ends of their texts that is not mentioned.
 _MOST_AFTER_END = 0.05
@@ -289,21 +289,6 @@ def _foreign_tokens(row: LatencyRow) -> str | None:
     return f"{counted(row.foreign_tokens, 'token')} during the {row.arm} arm"
 
 
-def _other_caches(run: _Run) -> str | None:
-    """The numbers of prompt tokens that the arms took from a cache, if they differ too much."""
-    rows = run.rows
-    if all(row.cached_tokens is None for row in rows):
-        return None
-    numbers = [row.cached_tokens or 0 for row in rows]
-    num_prompt_tokens = max(row.read_prompt_tokens or row.num_prompt_tokens or 0 for row in rows)
-    if max(numbers) - min(numbers) <= MOST_CACHED * num_prompt_tokens:
-        return None
-    counts = [
-        f"{row.arm} {'unknown' if row.cached_tokens is None else row.cached_tokens}" for row in rows
-    ]
-    return f"{num_prompt_tokens} prompt tokens from a cache: {', '.join(counts)}"
-
-
 @_each_arm
 def _other_prompts(row: LatencyRow) -> str | None:
     sent = row.num_prompt_tokens or 0
@@ -463,7 +448,6 @@ CHECKS = (
         _late_end,
         "Time after the last token: {found}. A server or gateway ends answers late.",
     ),
-    Check("comparison", _other_caches, "The arms took different shares of the {found}."),
     Check(
         "comparison",
         _other_prompts,

@@ -9,8 +9,6 @@ from typing import NamedTuple
 
 from harness.config.model_names import SECOND_COMMAND
 from harness.measuring.rows import LatencyRow
-from harness.results.prompt_times import pairs_of, wait_for
-from harness.results.rows.prompts import drafts_of
 from harness.results.runs import Run
 
 # An iteration includes a pass of the target, so it takes at least one regular step. Starts of the same program differ
@@ -39,19 +37,16 @@ def costs_in_steps(regular: LatencyRow | None, row: LatencyRow) -> StepCosts | N
     return StepCosts(row.draft_ms / proposed / step_ms, row.verify_ms / step_ms)
 
 
-def main_limit(
-    tokens: float, proposed: float, costs: StepCosts, slow_drafting: str = "the draft is too slow"
-) -> str:
+def main_limit(tokens: float, proposed: float, costs: StepCosts) -> str:
     """The limit whose removal would raise the speed-up most: `the draft is too slow: free drafting would give 2.00×`.
 
     Args:
         tokens: mean number of tokens that an iteration yields.
         proposed: mean number of draft tokens per iteration.
-        slow_drafting: why drafting takes as long as it does, in words.
     """
     drafting = proposed * costs.draft
     ideals = {
-        f"{slow_drafting}: free drafting": tokens / costs.verify,
+        "the draft is too slow: free drafting": tokens / costs.verify,
         "verification costs too much: one step for all tokens": tokens
         / (drafting + min(costs.verify, 1)),
         "acceptance is too low: full acceptance": (1 + proposed) / (drafting + costs.verify),
@@ -79,36 +74,20 @@ def held_back(regular: LatencyRow | None, row: LatencyRow) -> str | None:
     proposed = row.mean_num_draft_tokens or 0.0
     if proposed < _SELDOM:
         return f"the draft seldom proposes: {proposed:.2f} tokens per iteration"
-    on_gpu = any(device.startswith("cuda") for device in row.weight_bytes or ())
-    if on_gpu and row.draft_runner == "eager":
-        # The kernels of a small draft take less time than launching them, which a CUDA graph avoids.
-        launches = "this program launches each kernel of the draft alone"
-        return main_limit(tokens, proposed, costs, launches)
     return main_limit(tokens, proposed, costs)
 
 
 def share_of_iteration(run: Run[LatencyRow]) -> float | None:
     """A regular step as a share of an iteration's time; None if one of the two is unknown, or the share is impossible.
 
-    Both times are per token after an answer's first, which can be measured with any server. They are over the prompts
-    that both arms finished, if the rows of the prompts are known.
+    Both times are per token after an answer's first, which can be measured with any server.
     """
     regular, row = run.row("regular"), run.last
     step_ms = None if regular is None else _step_ms(regular)
     ms_per_token, tokens = row.ms_per_token_after_first, row.tokens_per_iteration
-    if regular is None or row.arm != "speculative" or not (step_ms and ms_per_token and tokens):
+    if row.arm != "speculative" or not (step_ms and ms_per_token and tokens):
         return None
     share = step_ms / (ms_per_token * tokens)
-    if pairs := pairs_of(run.prompt_rows):
-        regular_answers, answers = zip(*pairs, strict=True)
-        steps, decoding = (
-            wait_for(arm_answers, is_batched=False, after_first=True)
-            for arm_answers in (regular_answers, answers)
-        )
-        if min(*steps, *decoding) > 0:
-            # If a server reports no iterations: as many as its tokens take at the run's mean.
-            num_iterations = drafts_of(answers).known_iterations or decoding.num_tokens / tokens
-            share = (steps.ms / steps.num_tokens) / (decoding.ms / num_iterations)
     return share if 0 < share <= 1 / _LEAST_STEPS else None
 
 

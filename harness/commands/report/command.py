@@ -36,9 +36,6 @@ from harness.results.rows.prompts import LatencyPromptRow
 from harness.results.runs import AnyRunRow, Run, grouped, measured_of, runs_of
 from harness.results.schema import RunRow
 
-# More files than ten thousand runs have; a whole disk has more than this.
-_MOST_FILES = 200_000
-
 
 def measuring() -> list[Command[Any, Any]]:
     """The commands that measure, and so have runs to show. Those whose prompts are typed come last."""
@@ -143,17 +140,8 @@ class _Reader:
                 self._read_file(file)
 
     def _files(self, path: Path) -> Iterator[Path]:
-        """The files below a directory, without hidden directories.
-
-        Raises:
-            SettingError: if there are so many that it cannot be a directory of results.
-        """
-        number = 0
+        """The files below a directory, without hidden directories."""
         for folder, inner, names in os.walk(path, onerror=self._note):
-            number += len(inner) + len(names)
-            if number > _MOST_FILES:
-                rule = f"has more than {_MOST_FILES:,} files below it: name a directory of results"
-                raise SettingError(str(path), rule)
             inner[:] = sorted(name for name in inner if not name.startswith("."))
             yield from (Path(folder, name) for name in sorted(names))
 
@@ -183,7 +171,7 @@ class _Reader:
         """
         findings = self.findings
         try:
-            contents = read_file(file, [*row_kinds(), *self._kinds])
+            contents = read_file(file, row_kinds())
         except OSError as error:
             error.filename = str(file)
             self._note(error)
@@ -387,14 +375,11 @@ def write(report: ReportContents, output: Path) -> list[Path]:
 
 
 def _optional_plots() -> ModuleType | None:
-    """The module `harness.reporting.drawing`; None without matplotlib, with a line on stderr."""
+    """The module `harness.reporting.drawing`; None without matplotlib."""
     try:
         from harness.reporting import drawing
     except ModuleNotFoundError as error:
         if error.name != "matplotlib":
             raise
-        print(
-            f"no plots without matplotlib: {install_command('report')} brings it", file=sys.stderr
-        )
         return None
     return drawing

@@ -17,7 +17,6 @@ from omegaconf import OmegaConf
 
 from harness.cli import names
 from harness.cli.conversion import from_config
-from harness.commands.report import command
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import PromptSettings
 from harness.measuring.prompts.sets import PromptSet, load_prompts
@@ -220,13 +219,6 @@ def test_a_file_without_end(name: str, model: Path, harness: Harness) -> None:
         assert "has 0.54 GB, and at most 0.27 GB are read" in harness.refused("latency", *PAIR)
 
 
-def test_a_search_of_a_disk_ends(
-    harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pipe_is_no_file_of_results(harness: Harness, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "latency.csv")
     assert "holds no CSV file of" in harness.refused("report", str(tmp_path))
-    monkeypatch.setattr(command, "_MOST_FILES", 10)
-    for number in range(11):
-        (tmp_path / f"{number}.txt").touch()
-    refused = harness.refused("report", ".")
-    assert refused.endswith("has more than 10 files below it: name a directory of results")
