@@ -30,6 +30,7 @@ from harness.local.drafting.method import Pair
 from harness.local.engine.engine import LocalEngine
 from harness.local.engine.planning import roofs
 from harness.local.runners.prepared import Graphs
+from harness.measuring.acceptance import drafts_of
 from harness.reporting.table import Table
 from harness.results.drafts import Drafts
 from harness.results.statistics.interval import Interval
@@ -128,7 +129,7 @@ class Arms:
 
     @property
     def acceptance(self) -> Drafts:
-        told = [one.acceptance for found in self.generations.values() for one in found]
+        told = [drafts_of(one.requests) for found in self.generations.values() for one in found]
         return sum(told, Drafts())
 
 

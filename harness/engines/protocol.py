@@ -18,7 +18,6 @@ from harness.engines.arrivals import Arrival, Origin
 from harness.engines.counts import Counts
 from harness.engines.door.reading import Reference
 from harness.engines.requests import Load, RequestRecord
-from harness.results.drafts import Drafts
 
 Message = Mapping[str, Any]
 
@@ -166,7 +165,6 @@ class Traits:
         stops_at_tokens: whether it ends an answer at any of `Request.stop_tokens`.
         never_drawn: tokens that it never draws with `ignore_eos`, because it bans all that end a text.
         salts: whether its prefix cache respects `Request.salt`; None if it keeps no cache between questions.
-        ended_by: sampling parameters that may crash the server, each with the name of the program that it crashed.
     """
 
     reports_token_ids: bool = True
@@ -175,7 +173,6 @@ class Traits:
     stops_at_tokens: bool = True
     never_drawn: frozenset[int] = frozenset()
     salts: bool | None = None
-    ended_by: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -283,10 +280,6 @@ class Answered:
         """The token ids of each prompt, with the record of its request. Only for answers with a `question`."""
         assert self.question is not None
         return list(zip(self.question.prompts, self.requests, strict=True))
-
-    @property
-    def acceptance(self) -> Drafts:
-        return Drafts.of(outcome for request in self.requests for outcome in request.outcomes)
 
     @property
     def num_tokens(self) -> int:

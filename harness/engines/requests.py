@@ -139,16 +139,6 @@ class RequestRecord:
         return 1000 * (self.arrivals[-1] - self.arrivals[0]) / (self.num_tokens - 1)
 
     @property
-    def draft_tokens(self) -> tuple[int, int]:
-        """The draft tokens (proposed, accepted) of all iterations: the server's totals, or else the sums of `outcomes`.
-        Both are 0 if nothing is known.
-        """
-        if self.drafts is not None:
-            return round(self.drafts.proposed or 0), round(self.drafts.accepted)
-        proposed = sum(drafted for drafted, _ in self.outcomes)
-        return proposed, sum(accepted for _, accepted in self.outcomes)
-
-    @property
     def num_iterations(self) -> int | None:
         """The number of iterations after the pass over the prompt, also of those that drafted nothing; None if it is
         unknown.
@@ -161,12 +151,12 @@ class RequestRecord:
         if self.outcomes:
             return len(self.outcomes)
         # Each iteration decides one token besides the draft tokens that it accepts.
-        num_drafted, num_accepted = self.draft_tokens
-        num_iterations = max(0, self.num_tokens - 1) - num_accepted
-        if self.drafts is not None and self.drafts.iterations:
-            return max(num_iterations, round(self.drafts.iterations))
+        drafts = self.drafts or DraftCounts(accepted=0)
+        num_iterations = max(0, self.num_tokens - 1) - round(drafts.accepted)
+        if drafts.iterations:
+            return max(num_iterations, round(drafts.iterations))
         is_whole = self.counts_within and self.num_tokens == self.max_new_tokens
-        if num_drafted and (not is_whole or num_iterations < 1):
+        if drafts.proposed and (not is_whole or num_iterations < 1):
             # Some accepted draft tokens may lie after the end of the text.
             return None
         return num_iterations

@@ -92,20 +92,17 @@ def hub_commit(repository: str, revision: str | None, repo_type: str = "model") 
     """
     if not is_installed("huggingface_hub"):
         return None
-    from huggingface_hub import constants
-    from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.file_download import repo_folder_name
+    import huggingface_hub
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
     try:
-        name = repo_folder_name(repo_id=repository, repo_type=repo_type)
-    except HFValidationError:
-        # The name of a missing directory, which is no valid repository name: reading the model reports it.
+        snapshot = huggingface_hub.snapshot_download(
+            repository, repo_type=repo_type, revision=revision, local_files_only=True
+        )
+    except (HFValidationError, LocalEntryNotFoundError):
+        # A missing directory has a name that is no valid repository name: reading the model reports it.
         return None
-    cache = Path(constants.HF_HUB_CACHE) / name
-    if revision and (cache / "snapshots" / revision).is_dir():
-        return revision
-    reference = cache / "refs" / (revision or "main")
-    return reference.read_text().strip() if reference.is_file() else None
+    return Path(snapshot).name
 
 
 AnyRow = TypeVar("AnyRow", bound=Row)

@@ -48,7 +48,6 @@ def environment(devices: Sequence[str] = ()) -> dict[str, Any]:
     Args:
         devices: names of the devices that compute.
     """
-    commit, dirty = git_state(_PACKAGE)
     columns = environment_columns(devices)
     return {
         "timestamp": columns["timestamp"],
@@ -60,8 +59,7 @@ def environment(devices: Sequence[str] = ()) -> dict[str, Any]:
             "harness": columns["harness_version"],
             **{name: package_version(name) for name in _DISTRIBUTIONS},
         },
-        "commit": commit,
-        "dirty": dirty,
+        "commit": columns["commit"],
         "devices": list(devices),
         "cpu": cpu_name(),
         "num_cores": num_usable_cores(),
@@ -71,17 +69,14 @@ def environment(devices: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def environment_columns(devices: Sequence[str] = ()) -> dict[str, Any]:
-    """The part of `environment` that all rows of a run carry. The commit of a checkout with changes ends in
-    `-dirty`.
-    """
-    commit, dirty = git_state(_PACKAGE)
+    """The part of `environment` that all rows of a run carry."""
     # In a process that never imports torch, such as a sweep's own, nothing computes.
     torch: Any = sys.modules.get("torch")
     return {
         "timestamp": datetime.now(UTC).isoformat(timespec="milliseconds"),
         "devices": "; ".join(devices) or None,
         "num_threads": None if torch is None else int(torch.get_num_threads()),
-        "commit": f"{commit}-dirty" if commit and dirty else commit,
+        "commit": commit_of(_PACKAGE),
         # Not the version of the installed distribution: a checkout may be newer than the one that pip installed.
         "harness_version": sys.modules["harness"].__version__,
         **{
@@ -98,16 +93,15 @@ def write_environment(directory: Path, devices: Sequence[str]) -> None:
 
 
 @functools.cache
-def git_state(package: Path) -> tuple[str | None, bool | None]:
-    """The commit of the checkout that a package runs from, and whether tracked files differ from it.
+def commit_of(package: Path) -> str | None:
+    """The commit of the checkout that a package runs from, with `-dirty` after it if tracked files differ from it.
 
-    Both are None outside a checkout of the package. A virtual environment inside somebody else's repository is outside,
-    because git does not track the package's `__init__.py` there. Looked up once per process.
+    None outside a checkout of the package. A virtual environment inside somebody else's repository is outside, because
+    git does not track the package's `__init__.py` there. Looked up once per process.
     """
-    tracked = _git(package, "ls-files", "--error-unmatch", "__init__.py")
-    commit = _git(package, "rev-parse", "--verify", "HEAD")
-    changes = _git(package, "status", "--porcelain", "--untracked-files=no")
-    return (None, None) if None in (tracked, commit, changes) else (commit, bool(changes))
+    if _git(package, "ls-files", "--error-unmatch", "__init__.py") is None:
+        return None
+    return _git(package, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
 
 
 def _git(directory: Path, *arguments: str) -> str | None:

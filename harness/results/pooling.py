@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from operator import attrgetter
-from statistics import StatisticsError, fmean, geometric_mean
+from statistics import fmean
 from typing import Any
 
 from harness.results.environment import new_run_id
@@ -28,7 +28,6 @@ from harness.results.verdict import AnyRow, judged
 
 _RULES: dict[Pooling, Callable[[Sequence[Any]], Any]] = {
     "mean": fmean,
-    "geometric mean": geometric_mean,
     "quadratic mean": lambda values: math.hypot(*values) / math.sqrt(len(values)),
     "sum": sum,
     "largest": max,
@@ -172,12 +171,8 @@ def _pooled(rule: Pooling, values: Sequence[Any], weights: Sequence[Any] | None 
         return None
     if rule == "same":
         return known_values[0] if len(set(known_values)) == 1 else None
-    try:
-        is_weighted = weights is not None and all(weights)
-        pooled = fmean(known_values, weights) if is_weighted else _RULES[rule](known_values)
-    except StatisticsError:
-        # A damaged file may have negative ratios.
-        return math.nan
+    is_weighted = weights is not None and all(weights)
+    pooled = fmean(known_values, weights) if is_weighted else _RULES[rule](known_values)
     if rule == "mean" and isinstance(known_values[0], int):
         # A mean of whole numbers is rounded to one; a mean of truth values is what most runs have.
         return type(known_values[0])(round(pooled))

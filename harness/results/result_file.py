@@ -7,11 +7,11 @@ A change that readers of the current version could not read raises `VERSION`. Ad
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from pydantic_core import to_jsonable_python
 
 from harness.results.drafts import as_printed
 from harness.results.environment import environment
@@ -55,21 +55,15 @@ def write_result(
         "statements": [statement.as_json() for statement in statements],
         "environment": environment(devices),
         "rows": [
-            {field.name: _as_json(getattr(row, field.name)) for field in fields(row)}
+            {name: _parts(value) for name, value in vars(row).items()}
             | {"as_printed": as_printed(row)}
             for row in rows
         ],
     }
-    replace_file(directory / NAME, f"{json.dumps(content, indent=1)}\n".encode())
+    # A number that is not finite is null.
+    finite = to_jsonable_python(content, inf_nan_mode="null")
+    replace_file(directory / NAME, f"{json.dumps(finite, indent=1)}\n".encode())
 
 
-def _as_json(value: Any) -> Any:
-    if isinstance(value, Interval):
-        return value.parts()
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(name): _as_json(part) for name, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_as_json(part) for part in value]
-    return value
+def _parts(value: Any) -> Any:
+    return value.parts() if isinstance(value, Interval) else value

@@ -37,12 +37,11 @@ _IN_JSON = {"True": "true", "False": "false", "TRUE": "true", "FALSE": "false"}
 
 
 # How the values of several runs become one: the mean, the sum, the largest or the smallest (for lists, place by place);
-# the geometric mean for ratios, and the quadratic mean for standard deviations; true if all runs are, or any is; the
+# the quadratic mean for standard deviations; true if all runs are, or any is; the
 # value that all runs have in common; or none.
-Pooling = (
-    Literal["mean", "geometric mean", "quadratic mean", "sum", "largest", "smallest"]
-    | Literal["all", "any", "same", "none"]
-)
+Pooling = Literal[
+    "mean", "quadratic mean", "sum", "largest", "smallest", "all", "any", "same", "none"
+]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

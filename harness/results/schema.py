@@ -300,6 +300,19 @@ class Accepted:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AcceptedByIteration(Accepted):
+    """The same, with how many were drafted, and the rates at each position; of an answer, or of an arm."""
+
+    acceptance_by_position: list[float | None] | None = pooled(
+        "mean", "accepted / tested at each draft position (conditional)"
+    )
+    mean_proposed: MaybeFloat = pooled("mean", "draft tokens per iteration that drafted", "tokens")
+    tokens_per_iteration: MaybeFloat = pooled(
+        "mean", "tokens after the first of each answer / all iterations", "tokens"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class DecodedRow(Accepted, RunRow):
     """A row of a command that decodes."""
 

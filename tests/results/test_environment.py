@@ -16,7 +16,7 @@ import pytest
 
 from harness.config.machine import cpu_name
 from harness.results import environment as environment_module
-from harness.results.environment import environment, environment_columns, git_state
+from harness.results.environment import commit_of, environment, environment_columns
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -31,31 +31,31 @@ def test_a_commit_is_that_of_the_repository_that_has_the_package(
     (package / "__init__.py").write_text("")
     clean = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
     identity = "-c user.name=a -c user.email=a@b -c commit.gpgsign=false".split()
-    state = git_state.__wrapped__
+    commit = commit_of.__wrapped__
 
     def git(*arguments: str) -> str:
         command = ["git", *identity, "-C", str(checkout), *arguments]
         done = subprocess.run(command, check=True, capture_output=True, text=True, env=clean)
         return done.stdout.strip()
 
-    assert state(package) == (None, None)
+    assert commit(package) is None
     git("init")
     git("add", ".")
-    assert state(package) == (None, None)
+    assert commit(package) is None
     git("commit", "-m", "first")
     # As in a hook of another repository.
     monkeypatch.setenv("GIT_DIR", str(tmp_path / "other"))
     (checkout / "notes.txt").write_text("untracked")
-    assert state(package) == (git("rev-parse", "HEAD"), False)
+    assert commit(package) == git("rev-parse", "HEAD")
     (package / "__init__.py").write_text("changed = True")
-    assert state(package) == (git("rev-parse", "HEAD"), True)
+    assert commit(package) == git("rev-parse", "HEAD") + "-dirty"
     # Installed inside somebody else's repository.
     git("rm", "-r", "--cached", ".")
     git("commit", "-m", "theirs")
-    assert state(package) == (None, None)
-    assert state(tmp_path / "absent") == (None, None)
+    assert commit(package) is None
+    assert commit(tmp_path / "absent") is None
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert state(ROOT / "harness") == (None, None)
+    assert commit(ROOT / "harness") is None
 
 
 def test_environment_says_what_is_installed_and_where(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,16 +78,11 @@ def test_environment_says_what_is_installed_and_where(monkeypatch: pytest.Monkey
     assert abs(stamp - datetime.now(stamp.tzinfo)) < timedelta(minutes=5)
 
 
-@pytest.mark.parametrize(
-    ("state", "commit"), [(("a1", True), "a1-dirty"), (("a1", False), "a1"), ((None, None), None)]
-)
-def test_every_row_has_its_devices_and_its_commit(
-    monkeypatch: pytest.MonkeyPatch, state: tuple[str | None, bool | None], commit: str | None
-) -> None:
+def test_every_row_has_its_devices_and_its_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     packages = []
-    monkeypatch.setattr(environment_module, "git_state", lambda of: packages.append(of) or state)
+    monkeypatch.setattr(environment_module, "commit_of", lambda of: packages.append(of) or "a1")
     columns = environment_columns(["GPU A", "GPU B"])
-    assert (columns["devices"], columns["commit"]) == ("GPU A; GPU B", commit)
+    assert (columns["devices"], columns["commit"]) == ("GPU A; GPU B", "a1")
     assert environment_columns()["devices"] is None
     assert packages == [ROOT / "harness"] * 2
     # Threads are those of torch, where that is imported.

@@ -190,7 +190,7 @@ def _drafts_fewer(
     requests: Sequence[RequestRecord], num_iterations: float, num_draft_tokens: int
 ) -> bool:
     """Whether an engine drafts fewer than K tokens in some iterations other than the last ones of an answer."""
-    num_drafted = sum(request.draft_tokens[0] for request in requests)
+    num_drafted = sum(request.counts.proposed or 0 for request in requests)
     # In its last iterations an answer may lack up to K, K - 1, ... and 1 draft tokens.
     most_lost = len(requests) * num_draft_tokens * (num_draft_tokens + 1) / 2
     return 0 < num_drafted < num_iterations * num_draft_tokens - most_lost

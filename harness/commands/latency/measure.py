@@ -30,6 +30,7 @@ from harness.measuring.prompts.sets import Prompt, PromptSet, load_prompts
 from harness.measuring.quietness import Quietness
 from harness.measuring.rows import LatencyRow
 from harness.measuring.session import Session
+from harness.results.prompt_times import places_by_unit
 from harness.results.rows.prompts import PROMPTS_FILE, LatencyPromptRow
 from harness.results.statistics.interval import (
     CONFIDENCE,
@@ -404,7 +405,7 @@ def _why_stop(run: MeasuredRun, settings: LatencySettings, seconds: float) -> St
         return "budget"
     if settings.half_width is None:
         return None
-    num_units = len(set(run.arms["regular"].units))
+    num_units = len(places_by_unit(run.prompt_rows))
     if num_units not in looks(num_units, FIRST_LOOK_AT_BLOCKS if run.in_blocks else FIRST_LOOK):
         return None
     speedup = paired_times(run).speedup(run.confidence)

@@ -23,7 +23,7 @@ class Sampling:
     """A way to draw tokens that a request asks for.
 
     Attributes:
-        name: for reports, and as a key. `crash_risk` recognises the parameter by the part before `=`.
+        name: for reports, and as a key.
         decoding: the settings that ask for it.
     """
 

@@ -115,7 +115,7 @@ class Answer(NamedTuple):
 def taken_samplings(
     arm: Arm, settings: RecoverySettings, prompt: Sequence[int]
 ) -> tuple[list[Sampling], list[str]]:
-    """The sampling settings that the engine takes, and the names of those that it refuses or that may end it.
+    """The sampling settings that the engine takes, and the names of those that it refuses.
 
     Both are empty for greedy decoding.
 
@@ -130,9 +130,7 @@ def taken_samplings(
     taken = []
     for sampling in tried:
         planned = PlannedRequest(tuple(prompt), sampling, num_tokens=1, index=0)
-        if why := crash_risk(arm, settings, sampling):
-            say(f"{sampling.name} is not asked for: {why}")
-        elif why_refused(arm, planned, settings.seed) is None:
+        if why_refused(arm, planned, settings.seed) is None:
             taken.append(sampling)
     refused = [sampling.name for sampling in tried if sampling not in taken]
     if not taken:
@@ -141,20 +139,8 @@ def taken_samplings(
             " sampling settings; decoding=greedy tests greedy texts alone"
         )
     if refused:
-        say(f"refused by the engine, or not asked for, and not tested: {', '.join(refused)}")
+        say(f"refused by the engine, and not tested: {', '.join(refused)}")
     return taken, refused
-
-
-def crash_risk(arm: Arm, settings: RecoverySettings, sampling: Sampling) -> str | None:
-    """Why an arm is not asked for a sampling setting: it is known to crash this server, and the user has not named it.
-    None if it may be asked for.
-    """
-    parameter = sampling.name.partition("=")[0]
-    is_named = settings.samplings != type(settings).samplings and parameter in settings.samplings
-    program = arm.traits.ended_by.get(parameter)
-    if program is None or is_named:
-        return None
-    return f"it may end this server, as it ends {program}; 'samplings=[as_asked,{parameter}]' asks for it"
 
 
 def why_refused(arm: Arm, planned: PlannedRequest, seed: int) -> str | None:

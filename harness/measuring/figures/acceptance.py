@@ -10,21 +10,17 @@ from harness.measuring.figures.server import impossible_counts, traffic_columns
 from harness.results.drafts import DraftColumns, Drafts
 from harness.results.row import pooled
 from harness.results.rows.prompts import drafts_of
-from harness.results.schema import Accepted, MaybeFloat, MaybeInt, MaybeText
+from harness.results.schema import AcceptedByIteration, MaybeFloat, MaybeInt, MaybeText
 
 
 @dataclass(frozen=True, kw_only=True)
-class AcceptanceFigures(Group, DraftColumns, Accepted):
+class AcceptanceFigures(Group, DraftColumns, AcceptedByIteration):
     """How many draft tokens were accepted, in all and by position. The marginal rates also show what a smaller K would
     have yielded.
     """
 
     acceptance_source: MaybeText = pooled(
         "same", "`metrics` where acceptance is that of the server's counters"
-    )
-    acceptance_by_position: list[float | None] | None = pooled(
-        "mean",
-        "accepted / tested at each draft position (conditional)",
     )
     marginal_acceptance_by_position: list[float | None] | None = pooled(
         "mean",
@@ -33,12 +29,8 @@ class AcceptanceFigures(Group, DraftColumns, Accepted):
     num_decoded: MaybeInt = pooled(
         "sum", "tokens after the first of each answer, which iterations decided", "tokens"
     )
-    mean_proposed: MaybeFloat = pooled("mean", "draft tokens per iteration that drafted", "tokens")
     mean_num_draft_tokens: MaybeFloat = pooled(
         "mean", "draft tokens per iteration, over all iterations: the K of `auto`", "tokens"
-    )
-    tokens_per_iteration: MaybeFloat = pooled(
-        "mean", "tokens after the first of each answer / all iterations", "tokens"
     )
 
     @classmethod

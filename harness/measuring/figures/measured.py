@@ -44,12 +44,6 @@ class MeasuredArm:
         return [request for generation in self.generations for request in generation.requests]
 
     @property
-    def units(self) -> list[int]:
-        """The unit of each generation (`Question.unit`)."""
-        questions = [generation.question for generation in self.generations]
-        return [0 if question is None else question.unit for question in questions]
-
-    @property
     def answered(self) -> list[RequestRecord]:
         return [request for request in self.requests if request.answered]
 

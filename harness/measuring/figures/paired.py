@@ -46,7 +46,7 @@ class SpeedupFigures(Group, WithSpeedup):
         "none", "one or two units with most of the speed-up's variance, in words"
     )
     drift: MaybeFloat = pooled(
-        "geometric mean",
+        "mean",
         "speed-up in the second half of the run over that in the first",
     )
     drifted: MaybeBool = pooled(

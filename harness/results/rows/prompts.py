@@ -10,7 +10,7 @@ from pathlib import Path
 from harness.results.drafts import DraftColumns, Drafts
 from harness.results.files import rows_in
 from harness.results.row import Row, figure
-from harness.results.schema import MaybeBool, MaybeFloat, MaybeInt, MaybeText
+from harness.results.schema import AcceptedByIteration, MaybeBool, MaybeFloat, MaybeInt, MaybeText
 
 # The file's name in the directory of a run.
 PROMPTS_FILE = "latency_prompts.csv"
@@ -19,7 +19,7 @@ _MOST_MS = 3e9
 
 
 @dataclass(frozen=True, kw_only=True)
-class LatencyPromptRow(DraftColumns, Row):
+class LatencyPromptRow(DraftColumns, AcceptedByIteration, Row):
     """`latency_prompts.csv`: one row per prompt and arm."""
 
     kind = "latency_prompts"
@@ -55,18 +55,6 @@ class LatencyPromptRow(DraftColumns, Row):
     num_prompt_tokens: MaybeInt = figure("tokens of the prompt", "tokens")
     read_tokens: MaybeInt = figure("tokens of the prompt by the server's count", "tokens")
     error: MaybeText = figure("why the request failed")
-    acceptance_rate: MaybeFloat = figure("accepted / proposed draft tokens")
-    conditional_acceptance_rate: MaybeFloat = figure("accepted / tested draft tokens")
-    mean_acceptance_length: MaybeFloat = figure(
-        "tokens per iteration that proposed something", "tokens"
-    )
-    mean_proposed: MaybeFloat = figure(
-        "draft tokens per iteration that proposed something", "tokens"
-    )
-    tokens_per_iteration: MaybeFloat = figure("tokens per iteration, over all of them", "tokens")
-    acceptance_by_position: list[float | None] | None = figure(
-        "accepted / tested at each draft position"
-    )
     compared: MaybeBool = figure("whether its greedy text was compared with the regular arm's")
     divergence_position: MaybeInt = figure(
         "first token at which a greedy text differs from the regular arm's"

@@ -25,6 +25,7 @@ from harness.local.engine.pair import PlacedPair, plan_pair
 from harness.local.engine.records import Local
 from harness.local.engine.reference import not_finite
 from harness.local.models.fit import fit
+from harness.measuring.acceptance import drafts_of
 from harness.measuring.prompts import sets
 from some_questions import question_of
 from tiny_checkpoints import as_draft, load, on_gpu, shipped
@@ -191,7 +192,7 @@ def test_shipped_heads_draft_well_and_change_no_text(head: str, least: float) ->
     engine = LocalEngine(pair, Preparation(decoding=decoding, runner="eager", batch_size=3))
     regular, speculative = (arm.answer(question.requests, 3) for arm in engine.arms)
     assert speculative.tokens == regular.tokens
-    assert speculative.acceptance.columns()["mean_acceptance_length"] > least
+    assert drafts_of(speculative.requests).columns()["mean_acceptance_length"] > least
 
 
 def test_stopwatches_count_every_pass(pair: Pair) -> None:
