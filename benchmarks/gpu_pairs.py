@@ -28,7 +28,6 @@ from harness.engines.record import Preparation
 from harness.engines.timing import timed_answer
 from harness.local.drafting.method import Pair
 from harness.local.engine.engine import LocalEngine
-from harness.local.engine.planning import roofs
 from harness.local.runners.prepared import Graphs
 from harness.measuring.acceptance import drafts_of
 from harness.reporting.table import Table
@@ -37,6 +36,10 @@ from harness.results.statistics.interval import Interval
 
 AGREEMENT = 0.8
 PROMPT_TOKENS = 64
+# The bytes of each of the two buffers for measuring bandwidth, more than the caches of any device in use.
+_BUFFER_BYTES = 256 * 2**20
+# Copies are repeated until they have taken this long.
+_COPYING_S = 0.2
 # Of a pass that is timed by itself.
 REPLAYS = 20
 HEADINGS = (
@@ -197,13 +200,28 @@ def _passes_ms(engine: LocalEngine, case: Case, drafts: bool) -> float | None:
     return total
 
 
+def copy_bandwidth(device: torch.device) -> float:
+    """Return the median rate of a large copy in the device's memory, in bytes read and written per second."""
+    from torch.utils.benchmark import Timer
+
+    source = torch.ones(_BUFFER_BYTES, dtype=torch.uint8, device=device)
+    copied = {"source": source, "target": torch.empty_like(source)}
+    timer = Timer("target.copy_(source)", globals=copied, num_threads=torch.get_num_threads())
+    return 2 * _BUFFER_BYTES / timer.blocked_autorange(min_run_time=_COPYING_S).median
+
+
 def measure(case: Case, options: argparse.Namespace, save: Save) -> None:
     """Measure a case; saves after each question."""
     settings = case.settings(options.tokens)
     decoding = settings.decoding
     placed = common.place(settings, PROMPT_TOKENS)
     on_gpu = any(device.type == "cuda" for device in placed.devices)
-    roof, draft_roof = roofs(placed, case.batch_size, PROMPT_TOKENS + options.tokens // 2)
+    # No pass takes less time than its bytes take at the memory's bandwidth (Williams et al. 2009, "Roofline").
+    bandwidth = copy_bandwidth(placed.devices[0])
+    context = PROMPT_TOKENS + options.tokens // 2
+    floors_ms = [
+        1000 * sketch.pass_bytes(case.batch_size, context) / bandwidth for sketch in placed.sketches
+    ]
     pair = placed.load()
     if case.linked:
         link(pair.target.model, None if pair.draft is None else pair.draft.model, AGREEMENT)
@@ -223,9 +241,9 @@ def measure(case: Case, options: argparse.Namespace, save: Save) -> None:
             "max_new_tokens": options.tokens,
             "temperature": decoding.temperature,
             "acceptance_rate": acceptance.columns()["acceptance_rate"],
-            "floor_ms": roof.floor_ms,
-            "draft_floor_ms": draft_roof.floor_ms,
-            "copy_bandwidth_bytes_per_s": roof.floor_ms and 1000 * roof.step_bytes / roof.floor_ms,
+            "floor_ms": floors_ms[0],
+            "draft_floor_ms": floors_ms[1],
+            "copy_bandwidth_bytes_per_s": bandwidth,
             "peak_memory_bytes": max(peaks, default=0) or None,
         }
         save([about, *lines_of(arms, seconds, options.tokens)])

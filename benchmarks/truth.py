@@ -314,9 +314,6 @@ def _is_rightly_left_out(statement: Statement) -> bool:
     speedup = getattr(statement.subject, "speedup", None)
     if statement.why == "drift or a busy machine":
         return not statement.subject.was_quiet
-    one_setting = re.match(r"K=\d+ drafts no more tokens than K=(\d+):", statement.why)
-    if one_setting is not None:
-        return statement.subject.mean_proposed <= int(one_setting[1])
     is_partial = statement.subject.status not in (None, "ok")
     return is_partial or speedup is None or not speedup.has_bounds or _is_doubted(statement)
 

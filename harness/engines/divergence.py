@@ -10,7 +10,7 @@ import numpy as np
 
 from harness.config.amounts import length_in_common
 from harness.config.errors import RunError
-from harness.engines.detokenizer import BROKEN
+from harness.engines.detokenizer import BROKEN, Detokenizer
 from harness.engines.door.reading import Reference
 from harness.engines.tokenizer import Tokenizer, tokens_behind
 from harness.results.statistics import Floats
@@ -101,30 +101,19 @@ def margin_deviation(logits: Floats, again: Floats) -> float:
     return float(np.sqrt(np.mean(pairs[is_pair] ** 2))) if is_pair.any() else 0.0
 
 
-class _Behind:
-    """Decodes tokens that follow a prompt."""
+def _text_behind(tokenizer: Tokenizer, prompt: Sequence[int], tokens: Sequence[int]) -> str:
+    """Return the text of tokens that follow a prompt, without an incomplete last character."""
+    detokenizer = Detokenizer(tokenizer, prompt)
+    return "".join(detokenizer.add(token) or "" for token in tokens)
 
-    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int]) -> None:
-        self._tokenizer = tokenizer
-        self._prompt = prompt
-        self._num_before = len(self._shown(prompt))
 
-    def ends_text(self, token: int) -> bool:
-        """Whether a token has no text of its own, which is taken for the end of a text.
+def _ends_text(tokenizer: Tokenizer, token: int) -> bool:
+    """Whether a token has no text of its own, which is taken for the end of a text.
 
-        Not every tokenizer lists all tokens without text among its special tokens. The token is decoded twice in a row,
-        because some tokenizers drop a space at the beginning of a text.
-        """
-        return not self._shown([token, token])
-
-    def text(self, tokens: Sequence[int]) -> str:
-        """Return the text of these tokens, without an incomplete last character."""
-        text = self._shown([*self._prompt, *tokens])
-        return text[self._num_before :].rstrip(BROKEN)
-
-    def _shown(self, ids: Sequence[int]) -> str:
-        options = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
-        return str(self._tokenizer.decode(list(ids), **options))
+    Not every tokenizer lists all tokens without text among its special tokens. The token is decoded twice in a row,
+    because some tokenizers drop a space at the beginning of a text.
+    """
+    return not tokenizer.decode([token, token], skip_special_tokens=True)
 
 
 def text_divergence(
@@ -149,12 +138,11 @@ def text_divergence(
     """
     # Servers differ in whether they send an incomplete last character.
     text = text.rstrip(BROKEN)
-    behind = _Behind(tokenizer, prompt)
     written: list[int] = []
     position = 0
     # Each pass finds at least one more token.
     for _ in range(num_tokens + 1):
-        rest = tokens_behind(tokenizer, text[len(behind.text(written)) :])
+        rest = tokens_behind(tokenizer, text[len(_text_behind(tokenizer, prompt, written)) :])
         tokens = [*written, *rest][:num_tokens]
         # `logits_along` gives the logits before each token, and those after the last are wanted too: 0 stands for any
         # token.
@@ -162,15 +150,15 @@ def text_divergence(
         likeliest = logits.argmax(-1).tolist()
         position = length_in_common(tokens, likeliest)
         if position == num_tokens:
-            is_whole = len(behind.text(tokens)) >= len(text)
+            is_whole = len(_text_behind(tokenizer, prompt, tokens)) >= len(text)
             return None if is_whole else Divergence(position)
         token = likeliest[position]
         has_ended = position == len(tokens)
-        if behind.ends_text(token):
+        if _ends_text(tokenizer, token):
             # Beyond the end of a text, the server may continue in its own way.
             return None if has_ended else Divergence(position)
         written = [*tokens[:position], token]
-        longer = behind.text(written)
+        longer = _text_behind(tokenizer, prompt, written)
         # Some servers omit white space at the end of a text.
         if text.startswith(longer) or longer.rstrip() == text.rstrip():
             continue

@@ -35,11 +35,6 @@ class _LatencySettings(PromptedRow, ComparedRow):
         "repeat",
     )
     pooled_runs: list[str] | None = pooled("none", "ids of the pooled runs")
-    num_warmup: MaybeInt = setting("warm-up batches that were not counted", "num_warmup")
-    laps: int | Literal["auto"] | None = setting(
-        "how often arms with requests in flight take turns, or `auto`",
-        "laps",
-    )
 
 
 @dataclass(frozen=True, kw_only=True)

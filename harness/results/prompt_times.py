@@ -178,5 +178,4 @@ def times_over(rows: Sequence[LatencyPromptRow], is_batched: bool) -> dict[str, 
         "ms_per_token_per_answer": statistics.fmean(ms_per_token) if ms_per_token else None,
         "ms_per_token_std": statistics.stdev(ms_per_token) if len(ms_per_token) > 1 else None,
         "tokens_per_second": num_tokens / seconds if seconds else None,
-        "tokens_per_second_per_user": 1000 / mean_ms if mean_ms else None,
     }

@@ -51,7 +51,6 @@ LOCAL_PAIR_COLUMNS = (
     "draft_quantization",
     "draft_method",
     "draft_sampling",
-    "max_ngram",
     "placement",
     "rule",
     "lenience",
@@ -134,12 +133,6 @@ class RunRow(Row):
         "how draft tokens are drawn: `target` or `greedy`",
         "draft.sampling",
         said_as={"target": "", "greedy": "drafts by argmax"},
-    )
-    max_ngram: MaybeInt = setting(
-        "longest sequence that `lookup` searches for",
-        "draft.max_ngram",
-        "tokens",
-        phrase="n-grams of up to {}",
     )
     placement: MaybeText = setting(
         "strategy by which the target was placed", "placement.strategy", said_as={"auto": ""}
@@ -357,10 +350,6 @@ class PromptedRow(DecodedRow):
     """A row of a command that decodes the prompts of a set."""
 
     prompts: MaybeText = setting("name of the prompt set", "prompts.name")
-    prompts_file: MaybeText = setting("file of the prompt set", "prompts.file")
-    too_long: MaybeText = setting(
-        "what became of prompts longer than the context", "prompts.too_long"
-    )
     num_skipped: MaybeInt = pooled("mean", "prompts left out because they are too long")
     num_truncated: MaybeInt = pooled(
         "mean", "prompts of which only the last tokens were read, because they are too long"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -167,17 +166,11 @@ class ServerCommand:
         """
         # If it is served under several names, the first one.
         name = (self.value(self.startup.served_name) or "").partition(",")[0].strip()
-        return name or self._model_place
-
-    @property
-    def _model_place(self) -> str | None:
-        """The model's file or repository; None if the command names none."""
-        startup = self.startup
-        model = self.value(startup.model)
-        if model is None and startup.model_follows and self.start < len(self.words):
+        name = name or self.value(self.startup.model)
+        if name is None and self.startup.model_follows and self.start < len(self.words):
             first = self.words[self.start]
-            model = None if first.startswith("-") else first
-        return model
+            name = None if first.startswith("-") else first
+        return name
 
     @property
     def draft(self) -> str | None:
@@ -204,7 +197,6 @@ class ServerCommand:
             raise SettingError(SETTING, rule)
         startup = self.startup
         self._check_known()
-        self._check_model()
         if not self.drafts:
             rule = f"no flag of it makes {self.dialect.title} speculate"
             if startup.example:
@@ -317,24 +309,6 @@ class ServerCommand:
                 meant = nearest(name, speculating)
                 rule = f"{name} is not known here{meant}: its command without speculation cannot be derived; {_BOTH}"
                 raise SettingError(SETTING, rule)
-
-    def _check_model(self) -> None:
-        """Raise a SettingError for a model that speculates without any flag: a checkpoint of vLLM's `speculators`."""
-        model = self._model_place
-        if not self.startup.speculators or model is None:
-            return
-        try:
-            config = json.loads(Path(model, "config.json").read_text(encoding="utf-8"))
-            target = config.get("speculators_config", {}).get("verifier", {}).get("name_or_path")
-        except (OSError, ValueError, AttributeError):
-            target = "VERIFIER" if "speculator" in model else None
-        if target is not None:
-            words = self._words_without(self.startup.address)
-            command = shlex.join(word for word in words if word not in self.startup.for_all)
-            both = f"harness latency -- {command.replace(model, target)} -- {command}"
-            raise SettingError(
-                SETTING, f"{model} may speculate by its own configuration: type {both}"
-            )
 
     def _variables(self) -> list[str]:
         """The names of variables about speculation that are set before the program, or in this process's

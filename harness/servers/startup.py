@@ -44,7 +44,6 @@ class Startup:
             its salt is.
         model: flags that name the model.
         model_follows: whether the first word after the program may name the model, too.
-        speculators: whether it speculates without any flag if the configuration of its model says so.
         served_name: flags for the name under which the model is served.
         sized_by: flags that bound the memory that it takes on a GPU; any one of them does. Two servers share a GPU only
             if both have one.
@@ -74,7 +73,6 @@ class Startup:
     pools: tuple[str, ...] = ()
     model: tuple[str, ...] = ("--model",)
     model_follows: bool = False
-    speculators: bool = False
     served_name: tuple[str, ...] = ("--served-model-name",)
     sized_by: tuple[str, ...] = ()
     without_core_binding: tuple[str, ...] = ()
@@ -217,7 +215,6 @@ VLLM = Startup(
     draft=("--speculative-config.model", "--spec-model"),
     pools=("suffix",),
     model_follows=True,
-    speculators=True,
     sized_by=("--gpu-memory-utilization", "--kv-cache-memory-bytes", "--kv-cache-memory"),
     without_core_binding=("VLLM_CPU_OMP_THREADS_BIND=nobind",),
     note=(

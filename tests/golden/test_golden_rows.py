@@ -182,7 +182,6 @@ def test_a_latency(snapshot: SnapshotAssertion, case: str) -> None:
     assert short(latency_page([Run([first, second])])) == snapshot
 
 
-ROOF = {"step_bytes": 65_000_000_000, "floor_ms": 40.0}
 # Of the figures below the answer.
 DETAILS: dict[str, Changes] = {
     "a target alone": {"draft": None},
@@ -190,15 +189,12 @@ DETAILS: dict[str, Changes] = {
     "little is known": UNKNOWN_COSTS | {"draft_ms": None, "time_to_first_token_ms": None},
     "answers that end by themselves": {
         "num_tokens": 261, "shortest_answer": 3, "batch_size": 2, "requests_per_second": 1.0,
-        "tokens_per_second_per_user": 12.34,
     },
     "texts are equal": {"identical_prompts": 15, "differing_prompts": 0},
     "texts differ within rounding": {
         "identical_prompts": 1, "differing_prompts": 2, "margin_over_rounding": 0.3,
         "decode_speedup": 2.51, "decode_speedup_low": 2.4, "decode_speedup_high": 2.6,
     },
-    "the least time of a step": ROOF,
-    "less than the least time": ROOF | {"draft_step_bytes": 14_000_000, "draft_floor_ms": 140.0},
     "iterations that draft nothing": {"tokens_per_iteration": 1.1, "mean_acceptance_length": 1.5},
     "a batch has one time": {"batch_size": 4},
 }  # fmt: skip

@@ -1,8 +1,6 @@
 """A server's command without its speculation, and the names in it: the flags of real programs."""
 
-import json
 import shlex
-from pathlib import Path
 
 import pytest
 
@@ -143,30 +141,6 @@ def test_what_cannot_be_told_is_refused(typed: str, said: str) -> None:
         read(typed).prepared().regular()
     assert said in str(refused.value)
     assert "\n" not in str(refused.value)
-
-
-def test_a_model_that_speculates_by_its_configuration_is_typed_beside_its_target(
-    tmp_path: Path,
-) -> None:
-    """As checkpoints of `speculators` do, whatever flags are typed."""
-    asked = "vllm serve {} -sc {{}} --tp 2"
-    config = {"speculators_config": {"verifier": {"name_or_path": "Qwen/Qwen3-8B"}}}
-    for model, stored, target in (
-        ("RedHatAI/Qwen3-8B-speculator.eagle3", None, "VERIFIER"),
-        (f"{tmp_path}/best", config, "Qwen/Qwen3-8B"),
-        (f"{tmp_path}/speculator", {}, None),
-    ):
-        if stored is not None:
-            Path(model).mkdir()
-            Path(model, "config.json").write_text(json.dumps(stored))
-        command = read(asked.format(model)).prepared()
-        if target is None:
-            assert command.regular().model == model
-            continue
-        with pytest.raises(SettingError) as refused:
-            command.regular()
-        both = f"harness latency -- {asked.format(target)} -- {asked.format(model)}"
-        assert str(refused.value).replace("'", "").endswith(both)
 
 
 def test_variables_that_speculate_are_unset(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,6 @@ from harness.config.amounts import counted
 from harness.config.errors import RunError
 from harness.config.machine import gpu_names
 from harness.config.settings import require
-from harness.engines.door import local
 from harness.engines.protocol import Answered, Engine, Question
 from harness.engines.registry import engine_of
 from harness.engines.tokenizer import text_of
@@ -273,7 +272,7 @@ class LatencyExperiment(Experiment[LatencySettings, LatencyRow]):
         self._check_batch(len(encoded.prompts))
         longest = encoded.longest_turn
         conversations = Conversations(encoder, self.prompt_set, longest)
-        placed = session.place(settings.batch_size, longest)
+        session.place(settings.batch_size, longest)
         engine = session.open(settings.batch_size, longest)
         self._check_engine(engine)
         warmup, questions = questions_to_ask(
@@ -295,15 +294,6 @@ class LatencyExperiment(Experiment[LatencySettings, LatencyRow]):
         )
         self._ask(session, engine, warmup, questions, conversations)
         _check_failures(self.run)
-
-        # On average, a step reads the prompt and half of the new tokens.
-        context = round(encoded.mean_length + new_tokens / 2)
-        self.run = dataclasses.replace(
-            self.run,
-            roofs=()
-            if placed is None
-            else local("engine.planning").roofs(placed, settings.batch_size, context),
-        )
 
     def _ask(
         self,

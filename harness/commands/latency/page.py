@@ -68,12 +68,9 @@ def latency_page(runs: Sequence[Run[LatencyRow]]) -> Page | None:
         return None
     if len(pairs) > 1:
         statements = [said for pair in pairs for said in pair.statements]
-        same = dict.fromkeys(pair.verdict.why for pair in pairs if pair.is_same_setting)
-        unjudged = [pair for pair in pairs if not pair.has_verdict]
-        others = [pair.run for pair in unjudged if not pair.is_same_setting]
+        others = [pair.run for pair in pairs if not pair.has_verdict]
         steps = [*steps_without_interval(pairs), *page.next]
         page = replace(page, statements=statements, without_verdict=others, next=steps)
-        page = replace(page, doubts=[*page.doubts, *(f"{line}." for line in same)])
     return replace(page, plots=plots)
 
 

@@ -110,8 +110,7 @@ def steps_after_runs(pairs: Sequence[RankedRun]) -> list[NextStep]:
     if not best.verdict.pays:
         return _better_interval(best.row, best.verdict)
     ks = {pair.name.k_order for pair in pairs if pair.name.group == best.name.group}
-    is_bounded = any(member.is_same_setting for member in best.series.members)
-    if isinstance(best.k, int) and len(ks) > 1 and best.k == max(ks) and not is_bounded:
+    if isinstance(best.k, int) and len(ks) > 1 and best.k == max(ks):
         return [NextStep(f"K={best.k} is the largest measured", f"K={2 * best.k}")]
     is_repeated = any((pair.row.repeats or 1) > 1 or pair.run.times > 1 for pair in pairs)
     return [] if is_repeated else [_OTHER_RUNS]

@@ -76,19 +76,6 @@ class PassBytes:
 
 
 @dataclass(frozen=True)
-class Roof:
-    """The least work of one step of the target, on all devices together.
-
-    Attributes:
-        step_bytes: bytes of the weights and the cache that the step reads.
-        floor_ms: the least time that reading takes, one device after the other; None if no bandwidth is known.
-    """
-
-    step_bytes: int
-    floor_ms: float | None
-
-
-@dataclass(frozen=True)
 class PairPlan:
     """The plan of a pair that was placed on a machine.
 

@@ -1,15 +1,13 @@
 """Plans a pair without loading it: places it on a real or pretended machine, and computes the bytes that its passes
-read and the least time of a step. Downloads only configurations. The results are plain values (`engines.door.plans`).
+read. Downloads only configurations. The results are plain values (`engines.door.plans`).
 
 Generating one token reads every weight and the whole cache once. So no implementation is faster than these bytes
-divided by the memory bandwidth (the memory-bound side of Williams et al. 2009, "Roofline"). The bandwidth is measured,
-or taken from a data sheet.
+divided by the memory bandwidth (the memory-bound side of Williams et al. 2009, "Roofline").
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -24,11 +22,11 @@ from harness.config.gpus import known_gpu, known_gpus
 from harness.config.machine import cpu_name
 from harness.config.run import RunSettings
 from harness.config.settings import PlacementSettings
-from harness.engines.door.plans import Machine, PairPlan, PassBytes, PretendedGpus, Roof
+from harness.engines.door.plans import Machine, PairPlan, PassBytes, PretendedGpus
 from harness.engines.registry import engine_of
 from harness.local.drafting.heads.stored import read_configuration
 from harness.local.drafting.method import Pair
-from harness.local.engine.pair import PlacedPair, PlannedPair, sketch_pair
+from harness.local.engine.pair import PlannedPair, sketch_pair
 from harness.local.models.devices import check_gpu_numbers, free_memory, visible_gpus
 from harness.local.models.fit import (
     Misfit,
@@ -82,12 +80,6 @@ def fitting(planned: PlannedPair, pair: Pair, texts: Sequence[Sequence[int]]) ->
     verifier = read_configuration(planned.head.settings).get("speculators_config", {})
     named = verifier.get("verifier", {}).get("name_or_path")
     return ", ".join([*parts, f"made for {named}"] if named else parts)
-
-
-# The bytes of each of the two buffers for measuring bandwidth, more than the caches of any device in use.
-_BUFFER_BYTES = 256 * 2**20
-# Copies are repeated until they have taken this long.
-_COPYING_S = 0.2
 
 
 def find_machine(settings: RunSettings, pretended: PretendedGpus | None) -> Machine:
@@ -308,46 +300,3 @@ def pass_bytes(pair: PlannedPair, demand: Demand) -> PassBytes | None:
         drafting += num_passes * draft.pass_bytes(demand.batch_size, context)
     step = target.pass_bytes(demand.batch_size, context)
     return PassBytes(step, verification, drafting, most)
-
-
-def roofs(placed: PlacedPair, batch_size: int, num_tokens: int) -> list[Roof]:
-    """Return the target's roof, and then the draft's if it has weights.
-
-    Args:
-        num_tokens: the average number of tokens in each row's cache during the run.
-    """
-    found: list[Roof] = []
-    for index, (sketch, placement) in enumerate(
-        zip(placed.sketches, placed.placements, strict=True)
-    ):
-        step_bytes = sketch.pass_bytes(batch_size, num_tokens)
-        # A head has no floor (it is not among `models`): it may draft all tokens in one pass, so that a time per
-        # drafted token would mean little.
-        devices = placement.devices if index < len(placed.models) else []
-        rates = filter(None, map(copy_bandwidth, devices))
-        fastest = max(rates, default=None)
-        found.append(Roof(step_bytes, 1000 * step_bytes / fastest if fastest else None))
-    return found
-
-
-def copy_bandwidth(device: torch.device) -> float | None:
-    """Return the median rate of a large copy in the device's memory, in bytes read and written per second.
-
-    It is measured once per process. None if there is no room for the buffers.
-    """
-    try:
-        return _measure(device)
-    except (RuntimeError, MemoryError):  # a later run of this process may find room
-        return None
-
-
-@functools.cache
-def _measure(device: torch.device) -> float:
-    from torch.utils.benchmark import Timer  # its import looks for a GPU
-
-    source = torch.ones(_BUFFER_BYTES, dtype=torch.uint8, device=device)
-    copied = {"source": source, "target": torch.empty_like(source)}
-    timer = Timer("target.copy_(source)", globals=copied, num_threads=torch.get_num_threads())
-    # The timer synchronises the current GPU, so this device is made the current one; -1 changes nothing.
-    with torch.cuda.device(device if device.type == "cuda" else -1):
-        return 2 * _BUFFER_BYTES / timer.blocked_autorange(min_run_time=_COPYING_S).median

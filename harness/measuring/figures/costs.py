@@ -1,4 +1,4 @@
-"""Figures of costs: where the time of an iteration goes, the bytes that a step reads, and the predicted speed-up."""
+"""Figures of costs: where the time of an iteration goes, and the predicted speed-up."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ from typing import Any
 from harness.measuring.figures.measured import Group, MeasuredArm, MeasuredRun
 from harness.results.row import pooled
 from harness.results.rows.prompts import drafts_of
-from harness.results.schema import MaybeFloat, MaybeInt
+from harness.results.schema import MaybeFloat
 
 
 @dataclass(frozen=True, kw_only=True)
 class CostFigures(Group):
-    """Where the time of an iteration goes, the bytes that a step must read, and the speed-up that theory predicts from
-    the measured costs.
-    """
+    """Where the time of an iteration goes, and the speed-up that theory predicts from the measured costs."""
 
     predicted_speedup: MaybeFloat = pooled(
         "mean",
@@ -39,18 +37,6 @@ class CostFigures(Group):
         "mean",
         "share of an iteration, or a step, in which this program's own host is at work",
     )
-    step_bytes: MaybeInt = pooled(
-        "mean", "weights and cache that a step of the target reads", "bytes"
-    )
-    draft_step_bytes: MaybeInt = pooled(
-        "mean", "weights and cache that a step of the draft reads", "bytes"
-    )
-    floor_ms: MaybeFloat = pooled(
-        "mean",
-        "least time of a target step, at the measured rate of a large copy in its memory",
-        "ms",
-    )
-    draft_floor_ms: MaybeFloat = pooled("mean", "least time of a draft step", "ms")
 
     @classmethod
     def measured(cls, run: MeasuredRun, arm: MeasuredArm) -> Group:
@@ -65,11 +51,6 @@ class CostFigures(Group):
         pair = run.pair(arm)
         if pair is not None:
             columns["predicted_speedup"] = _prediction(run, *pair)
-        # The first roof is the target's; a draft with weights of its own has a second one.
-        for prefix, roof in zip(("", "draft_"), run.roofs, strict=False):
-            if not prefix or pair is not None:
-                columns[f"{prefix}step_bytes"] = roof.step_bytes
-                columns[f"{prefix}floor_ms"] = roof.floor_ms
         return cls(**columns)
 
 

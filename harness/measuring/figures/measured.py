@@ -6,14 +6,13 @@ that computes them. A row is composed of groups (`rows.LatencyRow`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from harness.config.run import PromptedSettings
 from harness.engines.counts import Counts, added
 from harness.engines.divergence import Divergence
-from harness.engines.door.plans import Roof
 from harness.engines.protocol import Answered, Phases
 from harness.engines.requests import RequestRecord
 from harness.measuring.prompts.sets import PromptSet
@@ -120,8 +119,6 @@ class MeasuredRun:
         salted: whether the server's prefix cache respects salts; None if it has no cache.
         end_tokens: the tokens with which the model ends a text; empty with random weights, whose texts mean nothing.
         quietness: watches the machine; None if it is not watched.
-        roofs: the bytes that a step reads and the least time for it: for the target, then for a draft with its own
-            weights.
         stopped_by: why a run with `precision` or `budget` ended; None for any other run.
         confidence: level of the speed-up's intervals.
     """
@@ -134,7 +131,6 @@ class MeasuredRun:
     salted: bool | None = None
     end_tokens: Collection[int] = frozenset()
     quietness: Quietness | None = None
-    roofs: Sequence[Roof] = ()
     stopped_by: StoppedBy | None = None
     confidence: float = CONFIDENCE
 

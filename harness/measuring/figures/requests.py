@@ -56,12 +56,6 @@ class AnswerFigures(Group):
     tokens_per_second: MaybeFloat = pooled(
         "mean", "tokens of all rows over total time", "tokens/s", per="measured_s"
     )
-    tokens_per_second_per_user: MaybeFloat = pooled(
-        "mean",
-        "1000 / `ms_per_token`: what a row's reader gets",
-        "tokens/s",
-        per="measured_s",
-    )
     measured_s: MaybeFloat = pooled("mean", "time of all batches or laps", "s")
     time_to_first_token_ms: MaybeFloat = pooled(
         "mean",

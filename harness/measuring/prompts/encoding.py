@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -69,11 +68,6 @@ class Encoded:
     def longest(self) -> int:
         """Tokens of the longest prompt."""
         return max(map(len, self.token_ids))
-
-    @property
-    def mean_length(self) -> float:
-        """Mean number of tokens of a prompt."""
-        return statistics.fmean(map(len, self.token_ids))
 
     def part(self, places: Sequence[int]) -> Encoded:
         """Return the prompts at these positions. All fields that are not about single prompts stay the same."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 
@@ -52,10 +52,6 @@ _PLANTED_DRAFT = (
 )
 
 
-# A K that drafts fewer than this many times the tokens of a smaller K counts as the same setting.
-_NO_MORE = 1.02
-
-
 @dataclass(eq=False)
 class Member:
     """A run of a series.
@@ -64,13 +60,11 @@ class Member:
         verdict: whether the run pays, judged by an interval that holds together with those of all runs of the series.
         standing: how the run compares with the reference. None for the reference itself, in a series of one run, and
             for a run without a speed-up.
-        is_same_setting: whether a run with a smaller K is the same setting; the verdict names it.
     """
 
     run: Run[Any]
     verdict: Statement
     standing: Statement | None = None
-    is_same_setting: bool = False
 
     @property
     def is_partial(self) -> bool:
@@ -148,41 +142,9 @@ class Series:
 
 
 def judged_at_once(runs: Sequence[Run[Any]]) -> list[Member]:
-    """The runs in their order, each judged by an interval that holds for all of them at once.
-
-    A run that drafts no more tokens than one with a smaller K counts as the same setting. It is not judged, and does
-    not widen the other intervals.
-    """
-    whys = [why_same_setting(run, runs) for run in runs]
-    alone = [Member(run, verdict_of(run.last)) for run in runs]
-    family = max(
-        1, sum(member.is_judged and not why for member, why in zip(alone, whys, strict=True))
-    )
-    members = []
-    for run, why in zip(runs, whys, strict=True):
-        verdict = verdict_of(run.last, family)
-        if why:
-            verdict = replace(verdict, relation="open", why=why)
-        members.append(Member(run, verdict, is_same_setting=bool(why)))
-    return members
-
-
-def why_same_setting(run: Run[Any], runs: Sequence[Run[Any]]) -> str:
-    """`K=15 drafts no more tokens than K=7: both are one setting`, for example if a head cannot draft more than 7.
-
-    Empty if no run with the same draft and load has a smaller K and drafts as many tokens.
-    """
-    row = run.last
-    k, drafted = row.num_draft_tokens, getattr(row, "mean_num_draft_tokens", None)
-    if not isinstance(k, int) or not drafted:
-        return ""
-    for other in (run.last for run in runs):
-        smaller = other.num_draft_tokens
-        is_alike = (other.draft, other.batch_size) == (row.draft, row.batch_size)
-        is_smaller = is_alike and isinstance(smaller, int) and smaller < k
-        if is_smaller and drafted < _NO_MORE * (other.mean_num_draft_tokens or 0):
-            return f"K={k} drafts no more tokens than K={smaller}: both are one setting"
-    return ""
+    """The runs in their order, each judged by an interval that holds for all of them at once."""
+    family = max(1, sum(Member(run, verdict_of(run.last)).is_judged for run in runs))
+    return [Member(run, verdict_of(run.last, family)) for run in runs]
 
 
 def series_of(runs: Sequence[Run[Any]]) -> list[Series]:

@@ -9,10 +9,8 @@ from typing import Any
 
 import pandas as pd
 import pytest
-import torch
 
 from harness.config.settings import ModelSettings
-from harness.local.engine.planning import copy_bandwidth
 from harness.local.runners.base import UnsupportedModelError
 from harness.local.runners.static import StaticRunner
 from harness.measuring.rows import LatencyRow
@@ -163,20 +161,6 @@ def test_a_pair_nobody_has_is_measured(harness: Harness) -> None:
     assert list(rows["num_tokens"]) == [24, 24]
     assert rows["acceptance_rate"][1] == 1
     assert pd.isna(rows["identical_prompts"][1]), "texts differ by intention"
-
-
-def test_the_roof_stands_beside_the_measurement(harness: Harness, save_model: SaveModel) -> None:
-    model, draft = save_model("llama", "model"), save_model("gpt2", "draft")
-    harness("latency", f"model={model.name}", f"draft={draft.name}", *QUICK)
-    regular, speculative = json.loads(only("result.json").read_text())["rows"]
-    assert regular["step_bytes"] > 0
-    assert speculative["draft_step_bytes"] > 0
-    assert regular["draft_step_bytes"] is None
-    rate = copy_bandwidth(torch.device("cpu"))
-    assert regular["floor_ms"] == pytest.approx(1000 * regular["step_bytes"] / rate)
-    assert speculative["draft_floor_ms"] == pytest.approx(
-        1000 * speculative["draft_step_bytes"] / rate
-    )
 
 
 def last_row() -> Any:

@@ -2,7 +2,6 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -138,8 +137,7 @@ def answered(num_accepted: int, seconds: float) -> Answered:
 
 def test_a_prediction_is_tokens_over_the_measured_cost() -> None:
     """Steps of 10 ms; iterations that draft for 4 ms, verify for 12 and yield 2 tokens: 2 · 10 / 16."""
-    roofs = [SimpleNamespace(step_bytes=number, floor_ms=float(number)) for number in (7, 3)]
-    run = run_of([answered(0, 0.2)], [answered(1, 0.27)], roofs=roofs)
+    run = run_of([answered(0, 0.2)], [answered(1, 0.27)])
     regular, speculative = run.arms.values()
     regular.phases.add(Phases(defaultdict(float, forward=0.1), Counter(forward=10)))
     speculative.phases.add(Phases(defaultdict(float, forward=0.12), Counter(forward=10)))
@@ -150,10 +148,8 @@ def test_a_prediction_is_tokens_over_the_measured_cost() -> None:
     assert (costs.draft_ms, costs.verify_ms, costs.target_step_ms) == (4.0, 12.0, None)
     assert costs.iteration_ms == pytest.approx(17.0)
     assert costs.predicted_speedup == pytest.approx(2 * 10 / 16)
-    assert (costs.step_bytes, costs.draft_floor_ms) == (7, 3.0)
     costs = CostFigures.measured(run, regular)
     assert (costs.target_step_ms, costs.predicted_speedup) == (10.0, None)
-    assert (costs.step_bytes, costs.draft_floor_ms) == (7, None)
 
 
 MOST = 30

@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from harness.measuring.rows import LatencyRow
-from harness.results.judging.series import Member, series_of, why_same_setting
+from harness.results.judging.series import Member, series_of
 from harness.results.rows.prompts import LatencyPromptRow
 from harness.results.runs import Run
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL
@@ -81,20 +81,6 @@ def test_runs_over_the_same_regular_measurement_are_a_series() -> None:
     ]:
         runs = [Run(latency_run()), Run(latency_run(**changes))]
         assert len(series_of(runs)) == (1 if is_same else 2)
-
-
-def test_a_larger_k_that_drafts_no_more_is_the_setting_of_the_smaller() -> None:
-    for changes, is_same in [
-        ({}, True),
-        ({"mean_num_draft_tokens": 4.1}, False),
-        ({"draft": "1B"}, False),
-        ({"batch_size": 2}, False),
-    ]:
-        smaller = Run(latency_run(4, mean_num_draft_tokens=4.0))
-        larger = Run(latency_run(8, **{"mean_num_draft_tokens": 4.0} | changes))
-        words = "K=8 drafts no more tokens than K=4: both are one setting"
-        assert why_same_setting(larger, [smaller, larger]) == (words if is_same else "")
-        assert why_same_setting(smaller, [smaller, larger]) == ""
 
 
 def test_a_busy_run_is_not_ranked_and_others_are_still_compared_prompt_by_prompt() -> None:
