@@ -80,7 +80,8 @@ class Request:
         ends: texts that end the answer, for servers that know no `stop_tokens`. Such a server omits this text from the
             answer.
         with_logprobs: whether the server is to send the log-probability of each token.
-        leave_after: number of tokens after which nobody waits for the rest of the answer; None to wait for all.
+        leave_after: number of tokens after which a server's client does not wait for the rest of the answer; None to
+            wait for all. Engines in this process give whole answers.
         may_be_empty: whether an answer without a token is valid, instead of a failure.
         read_alone: whether no other prompt is read in the same pass, so that rounding does not depend on other
             requests.

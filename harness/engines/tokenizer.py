@@ -93,9 +93,7 @@ class ServedPair:
     def room(self, new_tokens: int) -> None:
         return None
 
-    def excess(
-        self, prompts: Sequence[Sequence[int]], new_tokens: int, answers: str | None = None
-    ) -> None:
+    def excess(self, longest: int, new_tokens: int, answers: str | None = None) -> None:
         return None
 
     def check_vocabulary(self, token_ids: Sequence[Sequence[int]]) -> None:

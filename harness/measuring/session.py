@@ -172,9 +172,10 @@ class Session:
         """
         token_ids = self.encoder.encode(prompts)
         new_tokens = new_tokens or self.settings.decoding.max_new_tokens
-        excess = self.planned.excess(token_ids, new_tokens)
-        if excess is not None:
-            raise SettingError(setting, f"it has {excess.num_prompt_tokens} tokens; {excess.rule}")
+        longest = max(map(len, token_ids))
+        rule = self.planned.excess(longest, new_tokens)
+        if rule is not None:
+            raise SettingError(setting, f"it has {longest} tokens; {rule}")
         return token_ids
 
     def place(

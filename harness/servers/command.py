@@ -165,8 +165,8 @@ class ServerCommand:
         unknown.
         """
         # If it is served under several names, the first one.
-        name = (self.value(self.startup.served_name) or "").partition(",")[0].strip()
-        name = name or self.value(self.startup.model)
+        served_name = (self.value(self.startup.served_name) or "").partition(",")[0].strip()
+        name = served_name or self.value(self.startup.model)
         if name is None and self.startup.model_follows and self.start < len(self.words):
             first = self.words[self.start]
             name = None if first.startswith("-") else first

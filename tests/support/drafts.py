@@ -64,4 +64,4 @@ DRAFTS: dict[str, Draft] = {
 def lookup_drafter(**settings: Any) -> TextDrafter:
     """A drafter as `draft=lookup` makes it."""
     chosen = LookupSettings(name="lookup", method="lookup", **settings)
-    return TextDrafter(lambda: LookupText(chosen.max_ngram, chosen.min_ngram))
+    return TextDrafter(lambda: LookupText(chosen.max_ngram))

@@ -26,11 +26,8 @@ for _name in (
 
 import kept_pairs  # noqa: E402
 import remembered_configs  # noqa: E402
-from harness.local.engine import planning  # noqa: E402
 
 kept_pairs.keep()
 remembered_configs.remember()
-# Any figure will do.
-planning._COPYING_S = 0.01
 gc.enable()
 gc.unfreeze = lambda: None

@@ -160,7 +160,7 @@ class Calls:
 
     def judged(self, rows: RowState, logits: Tensor, proposal: Proposal | None) -> Tensor:
         """Decide by the target's logits [B, 1 + K, V], and move the rows on. Returns `Decided.packed`."""
-        return self.judge(rows, logits, proposal)
+        return self.judge(rows, logits, *(proposal or ()))
 
 
 @dataclass(frozen=True)
@@ -178,10 +178,12 @@ class Judge:
     verification: Callable[[Offer], Verdict]
     num_redrawn: int
 
-    def __call__(self, rows: RowState, logits: Tensor, proposal: Proposal | None) -> Tensor:
-        """Decide by logits [B, 1 + K, V], and move the rows on. Returns `Decided.packed`."""
-        if proposal is not None:
-            return self._verify(rows, logits, proposal)
+    def __call__(self, rows: RowState, logits: Tensor, *fields: Any) -> Tensor:
+        """Decide by logits [B, 1 + K, V] about a proposal, given as its fields, and move the rows on. Without fields
+        there is no proposal. Returns `Decided.packed`.
+        """
+        if fields:
+            return self._verify(rows, logits, Proposal(*fields))
         drawn_by = rows.random(Purpose.TARGET, rows.numbers[Column.DECIDED], 1)
         next_token = inverse_cdf(self.warp(logits), drawn_by)
         # V, which `inverse_cdf` draws from nan, would make a GPU fail in the model's embedding.

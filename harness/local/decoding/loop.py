@@ -35,8 +35,6 @@ class RowRequest:
         warp: how logits become probabilities.
         max_new_tokens: the row ends at this many new tokens, if not before.
         stop_tokens: the row ends after the first of these tokens.
-        leave_after: the row also ends with the iteration in which it reaches this many new tokens, which are all kept;
-            None for no such limit.
     """
 
     prompt: Sequence[int]
@@ -44,7 +42,6 @@ class RowRequest:
     warp: Warp
     max_new_tokens: int
     stop_tokens: frozenset[int] = frozenset()
-    leave_after: int | None = None
 
 
 def size_of(requests: Sequence[RowRequest]) -> BatchSize:
@@ -116,8 +113,7 @@ class BatchRow:
                 finish_reason = "stop"
                 break
         self.num_generated += len(tokens)
-        most = self.request.leave_after or self.request.max_new_tokens
-        if not finish_reason and self.num_generated >= min(most, self.request.max_new_tokens):
+        if not finish_reason and self.num_generated >= self.request.max_new_tokens:
             finish_reason = "length"
         self.has_ended = finish_reason is not None
         rejection = None

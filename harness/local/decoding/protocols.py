@@ -130,7 +130,8 @@ class Drafter(AnyDrafter, Protocol):
                 row that had ended before this iteration.
             step: the target's pass over each row's last token and its proposed tokens: logits [B, n, V], n at least 1 +
                 the longest proposal. The first num_accepted[b] + 1 entries of row b belong to kept tokens; ignore
-                the others. The next pass may write over the logits, but not over the hidden states.
+                the others. The next pass may write over the logits and the hidden states: copy what is needed
+                later.
         """
         ...
 

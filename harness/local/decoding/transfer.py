@@ -17,10 +17,6 @@ def to_device(
     `torch.tensor(numbers, device="cuda")` waits until the device has finished all queued work. A
     copy from pinned memory only joins the queue.
     """
-    first = numbers[0] if numbers else None
-    if isinstance(first, int) and all(number == first for number in numbers):
-        # Filling costs less than a copy.
-        return torch.full((len(numbers),), first, dtype=torch.long, device=device)
     if torch.device(device).type != "cuda":
         return torch.tensor(numbers, dtype=torch.long, device=device)
     return torch.tensor(numbers, dtype=torch.long, pin_memory=True).to(device, non_blocking=True)

@@ -353,17 +353,13 @@ class LookupSettings(DraftSettings):
 
     Attributes:
         max_ngram: length of the longest n-gram that is looked up.
-        min_ngram: length of the shortest n-gram that is looked up.
     """
 
     max_ngram: int = 3
-    min_ngram: int = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_at_least(self, min_ngram=1)
-        rule = f"must be at least draft.min_ngram={self.min_ngram}"
-        require(self.max_ngram >= self.min_ngram, "max_ngram", rule, self.max_ngram)
+        require_at_least(self, max_ngram=1)
 
 
 class Lookup(TextMethod):
@@ -378,7 +374,7 @@ class Lookup(TextMethod):
     ) -> Callable[[], Text]:
         from harness.local.drafting.text import LookupText
 
-        return lambda: LookupText(settings.max_ngram, settings.min_ngram)
+        return lambda: LookupText(settings.max_ngram)
 
     def huggingface(
         self, pair: Pair, settings: LookupSettings, decoding: DecodingSettings
@@ -387,11 +383,6 @@ class Lookup(TextMethod):
             "prompt_lookup_num_tokens": decoding.num_draft_tokens,
             "max_matching_ngram_size": settings.max_ngram,
         }
-
-    def check_huggingface(self, settings: LookupSettings) -> None:
-        """Raise a SettingError for a min_ngram other than 1."""
-        rule = "must be 1 with engine=huggingface: generate() tries single tokens too"
-        require(settings.min_ngram == 1, "draft.min_ngram", rule, settings.min_ngram)
 
 
 class ServerDraft(Method):

@@ -70,12 +70,10 @@ class LookupText:
 
     Args:
         max_ngram: the most tokens of an n-gram.
-        min_ngram: the fewest tokens of an n-gram.
     """
 
-    def __init__(self, max_ngram: int, min_ngram: int) -> None:
+    def __init__(self, max_ngram: int) -> None:
         self._max_ngram = max_ngram
-        self._min_ngram = min_ngram
         self._tokens: list[int] = []
         # For each n-gram, the index of the token that followed its latest occurrence.
         self._following: dict[tuple[int, ...], int] = {}
@@ -102,5 +100,5 @@ class LookupText:
 
     def _last_ngrams(self) -> Iterable[tuple[int, ...]]:
         """Yield the n-grams at the end of the text, longest first."""
-        for size in range(min(self._max_ngram, len(self._tokens)), self._min_ngram - 1, -1):
+        for size in range(min(self._max_ngram, len(self._tokens)), 0, -1):
             yield tuple(self._tokens[-size:])

@@ -81,9 +81,7 @@ class LocalArm(Arm):
                         if note_ended is not None:
                             note_ended(num_begun - loop.num_running)
                 self.runners.num_decided.update(loop.num_decided)
-        is_batch = len(requests) <= in_flight and not any(
-            request.leave_after for request in requests
-        )
+        is_batch = len(requests) <= in_flight
         return clock.answered(timer.phases, as_batch=is_batch, drafts=self.drafts)
 
     def loop_request(self, request: Request) -> RowRequest:
@@ -99,7 +97,6 @@ class LocalArm(Arm):
             warp=warp_of(decoding),
             max_new_tokens=decoding.max_new_tokens,
             stop_tokens=request.stop_tokens,
-            leave_after=request.leave_after,
         )
 
     @property

@@ -5,9 +5,8 @@ A streamer records the tokens as `generate` decides them, in the form of iterati
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -126,8 +125,7 @@ class HuggingFaceArm(Arm):
         runs = [self._prepared(recorder) for recorder in recorders]
         with clock.running():
             for number, run in enumerate(runs, 1):
-                with suppress(_LeftError):
-                    run()
+                run()
                 if note_ended is not None:
                     note_ended(number)
         return clock.answered(
@@ -196,10 +194,6 @@ def _schedule(decoding: DecodingSettings) -> GenerationConfig:
     )
 
 
-class _LeftError(Exception):
-    """Raised to end `generate` when the rest of an answer is not needed."""
-
-
 @dataclass
 class _Recorder(BaseStreamer):
     """Records the tokens that `generate` decides, as iterations.
@@ -232,8 +226,6 @@ class _Recorder(BaseStreamer):
         self.proposed = []
         num_accepted = length_in_common(proposed, tokens)
         self.note([RowStep(0, tokens, proposed, num_accepted)])
-        if self.num_generated >= (self.request.leave_after or math.inf):
-            raise _LeftError
 
     def end(self) -> None:
         """Do nothing. Every streamer must have this method."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.backends.cuda import enable_cudnn_sdp
@@ -44,18 +44,6 @@ from harness.local.models.quiet import quiet_libraries
 from harness.local.models.random_weights import checkpoint_for, random_tokenizer
 from harness.local.models.sketch import Sketch, sketch_model
 from harness.local.models.tokenizers import load_tokenizer, max_context, vocabulary_size
-
-
-class Excess(NamedTuple):
-    """A prompt that is too long for a model.
-
-    Attributes:
-        num_prompt_tokens: the number of the prompt's tokens.
-        rule: the rule for an error: `with decoding.max_new_tokens=64 that is 1088 tokens, and draft=tiny takes 1024`.
-    """
-
-    num_prompt_tokens: int
-    rule: str
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -93,22 +81,21 @@ class PlannedPair:
         limits = [context for context in contexts if context is not None]
         return min(limits) - new_tokens if limits else None
 
-    def excess(
-        self, prompts: TokenRows, new_tokens: int, answers: str | None = None
-    ) -> Excess | None:
-        """Return by how much the longest prompt and its new tokens exceed a model's context; None if they fit.
+    def excess(self, longest: int, new_tokens: int, answers: str | None = None) -> str | None:
+        """Return the rule for an error if a prompt and its new tokens exceed a model's context: `with
+        decoding.max_new_tokens=64 that is 1088 tokens, and draft=tiny takes 1024`. None if they fit.
 
         Args:
+            longest: the number of tokens of the longest prompt.
             answers: how the error names the new tokens; None for `decoding.max_new_tokens=…`.
         """
         answers = answers or f"decoding.max_new_tokens={new_tokens}"
-        longest = max(map(len, prompts))
         for checkpoint in self.checkpoints:
             limit = max_context(checkpoint.config)
             if limit is not None and longest + new_tokens > limit:
                 total = f"with {answers} that is {longest + new_tokens} tokens"
                 model = f"{checkpoint.role}={checkpoint.settings.name}"
-                return Excess(longest, f"{total}, and {model} takes {limit}")
+                return f"{total}, and {model} takes {limit}"
         return None
 
     def check_vocabulary(self, token_ids: TokenRows) -> None:

@@ -152,9 +152,9 @@ def plan_on(machine: Machine, settings: RunSettings, prompt_length: int) -> Pair
     pair = sketch_pair(settings.model, settings.draft, settings.placement, settings.dtype, device)
     engine = engine_of(settings)
     engine.check_pair(pair, settings)
-    excess = pair.excess([[0] * prompt_length], settings.decoding.max_new_tokens)
-    if excess is not None:
-        raise SettingError("prompt_length", excess.rule, prompt_length)
+    rule = pair.excess(prompt_length, settings.decoding.max_new_tokens)
+    if rule is not None:
+        raise SettingError("prompt_length", rule, prompt_length)
     if len(pair.checkpoints) > 1 and (engine.own_loop or settings.weights == "random"):
         check_vocabularies(*pair.checkpoints)
 

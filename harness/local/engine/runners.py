@@ -9,8 +9,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
 import torch
@@ -58,7 +57,6 @@ class PairRunners:
 
     Attributes:
         pair: the models.
-        decoding: the settings of the questions that they are prepared for.
         target: the target's runner.
         draft: the runner of the draft model, if there is one.
         target_name: the name of the target's runner.
@@ -72,7 +70,6 @@ class PairRunners:
     """
 
     pair: Pair
-    decoding: DecodingSettings
     target: StaticRunner | SnapshotRunner
     draft: StaticRunner | SnapshotRunner | None
     target_name: str
@@ -83,15 +80,13 @@ class PairRunners:
     num_decided: Counter[bool] = field(default_factory=Counter)
 
     def calls(self, decoding: DecodingSettings, batch: BatchSize, *, drafts: bool) -> Calls:
-        """Return the calls of an arm for a batch: prepared calls if they have room for the batch and were prepared for
-        the same settings, and else plain calls. Settings of a row, such as its warp, need not be the same.
+        """Return the calls of an arm for a batch: prepared calls if they have room for the batch, and else plain calls.
+
+        All questions of a run have the K and the rule that its calls were prepared for. Settings of a row, such as its
+        warp, may be others.
         """
         prepared = self.prepared.get(drafts)
-        if (
-            prepared is not None
-            and prepared.has_room(batch)
-            and (not drafts or _judges_alike(decoding, self.decoding))
-        ):
+        if prepared is not None and prepared.has_room(batch):
             return prepared
         return self.plain_calls(decoding, drafts=drafts)
 
@@ -153,20 +148,6 @@ def verification_of(decoding: DecodingSettings) -> Callable[[Offer], Verdict]:
     return checked_rule(rule, decoding.rule)
 
 
-def _judges_alike(first: DecodingSettings, second: DecodingSettings) -> bool:
-    """Whether the calls for one of two settings can be used for the other: the settings differ only in values that are
-    kept for each row, or on the host.
-    """
-    rows: dict[str, Any] = {
-        "temperature": 1.0,
-        "top_k": 0,
-        "top_p": 1.0,
-        "max_new_tokens": 1,
-        "ignore_eos": True,
-    }
-    return replace(first, **rows) == replace(second, **rows)
-
-
 @torch.inference_mode()
 def open_runners(pair: Pair, preparation: Preparation) -> PairRunners:
     """Build and check the runners of a pair: one for the target, and one for a draft model.
@@ -197,7 +178,6 @@ def open_runners(pair: Pair, preparation: Preparation) -> PairRunners:
         draft = _build("draft", pair.draft, preparation, options, demand.slots, takes_back=True)
     return PairRunners(
         pair=pair,
-        decoding=preparation.decoding,
         target=target,
         draft=draft,
         target_name=target.name,

@@ -75,8 +75,7 @@ def quiet_libraries(*, loads_weights: bool = True) -> None:
         # The bar of GGUF files ignores this switch. Only for runs that load weights, because its module imports torch.
         with contextlib.suppress(ImportError):
             gguf: Any = importlib.import_module("transformers.modeling_gguf_pytorch_utils")
-            if not isinstance(gguf.tqdm, functools.partial):
-                gguf.tqdm = functools.partial(gguf.tqdm, disable=True)
+            gguf.tqdm = functools.partial(gguf.tqdm, disable=True)
 
 
 @contextlib.contextmanager

@@ -19,12 +19,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTok
 from harness.config.errors import SettingError
 from harness.config.run import WeightsSource
 from harness.config.settings import ModelSettings
-from harness.local.models.checkpoints import (
-    Checkpoint,
-    read_checkpoint,
-    refuse_second_quantization,
-    stored_quantization,
-)
+from harness.local.models.checkpoints import Checkpoint, read_checkpoint, stored_quantization
 from harness.local.models.sketch import DeviceMap, bare_model, owning_module
 from harness.local.models.tokenizers import check_vocabularies, vocabulary_size
 
@@ -35,8 +30,7 @@ _STANDARD_DEVIATION = 0.02
 def checkpoint_for(role: str, settings: ModelSettings, weights: WeightsSource | None) -> Checkpoint:
     """Read the checkpoint of a model for a run with these weights.
 
-    With random weights a preset's own architecture or a configuration is enough. If a repository's
-    weights are stored quantized by bitsandbytes, random weights are quantized in the same way as they load.
+    With random weights a preset's own architecture or a configuration is enough.
 
     Args:
         weights: the run's `weights`; None for a pair that is only planned, which needs none.
@@ -50,18 +44,12 @@ def checkpoint_for(role: str, settings: ModelSettings, weights: WeightsSource | 
         rule = f"cannot be random for {role}={settings.name}: its format is GGUF"
         raise SettingError("weights", rule, "random")
     checkpoint = read_checkpoint(role, settings, needs_weights=False)
-    stored: Any = stored_quantization(checkpoint.config)
+    stored = stored_quantization(checkpoint.config)
     if stored is not None:
-        if stored not in ("8bit", "4bit"):
-            rule = f"cannot be random for {role}={settings.name}"
-            reason = f"its weights are quantized with {stored}"
-            raise SettingError("weights", f"{rule}: {reason}", "random")
-        refuse_second_quantization(checkpoint)
-        for config in (checkpoint.config, checkpoint.config.get_text_config(decoder=True)):
-            if hasattr(config, "quantization_config"):
-                del config.quantization_config
-        settings = dataclasses.replace(settings, quantization=stored)
-    return dataclasses.replace(checkpoint, settings=settings, random=True)
+        rule = f"cannot be random for {role}={settings.name}"
+        reason = f"its weights are quantized with {stored}"
+        raise SettingError("weights", f"{rule}: {reason}", "random")
+    return dataclasses.replace(checkpoint, random=True)
 
 
 def random_tokenizer(

@@ -396,13 +396,9 @@ def _pass_numbers(model: PreTrainedModel) -> int:
     """
     config = model.config.get_text_config(decoder=True)
     hidden_size = getattr(config, "hidden_size", None) or 0
-    output_matrix = model.get_output_embeddings()
-    widest = 0
-    for module in model.modules():
-        if isinstance(module, nn.Linear) and module is not output_matrix:
-            widest = max(widest, module.in_features)
-        elif isinstance(module, Conv1D):
-            widest = max(widest, module.weight.shape[0])
+    # Linear stores [outputs, inputs] and Conv1D [inputs, outputs]. The widest inputs are outputs of another matrix.
+    matrices = [parameter for parameter in model.parameters() if parameter.dim() == 2]
+    widest = max((matrix.shape[-1] for matrix in matrices), default=0)
     num_used = _first_number(config, _NUM_USED)
     if num_used is not None:
         inner = _first_number(config, ("moe_intermediate_size", "intermediate_size")) or 0

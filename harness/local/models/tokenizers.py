@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 # Models of one family pad their embeddings to different numbers of rows. Sizes that differ by more than this share
 # belong to different vocabularies.
 _MOST_PADDING = 0.02
-# Every directory with a tokenizer has a file with one of these names.
-_TOKENIZER_FILES = ("tokenizer*", "*.model", "vocab*")
 # The names of the longest sequence in configurations. The order counts: the first that a configuration has is used.
 _CONTEXT_NAMES = (
     "max_position_embeddings",
@@ -62,10 +60,7 @@ def load_tokenizer(settings: ModelSettings, role: str = "model") -> PreTrainedTo
             raise explained(exception, blamed, source) from exception
         # A directory may hold weights without a tokenizer. The user can name another place.
         rule = "must name a directory or a repository with a tokenizer"
-        cause = f"{source.repository} holds none"
-        directory = Path(source.repository)
-        if any(file for pattern in _TOKENIZER_FILES for file in directory.glob(pattern)):
-            cause += f" that loads ({first_line(exception)})"
+        cause = f"{source.repository} holds none that loads ({first_line(exception)})"
         raise SettingError(f"{role}.tokenizer", f"{rule}; {cause}") from exception
 
 

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.local.decoding.iteration import BatchSize, Calls, Decided, Judge, moved
-from harness.local.decoding.protocols import Proposal, Step, TensorDrafter
+from harness.local.decoding.iteration import BatchSize, Calls, Decided, moved
+from harness.local.decoding.protocols import Proposal, TensorDrafter
 from harness.local.decoding.state import RowState
 from harness.local.runners.base import UnsupportedModelError
 from harness.local.runners.checks import last_line
@@ -109,7 +109,7 @@ class PreparedCalls(Calls):
 
     def judged(self, rows: RowState, logits: Tensor, proposal: Proposal | None) -> Tensor:
         if self._judging is None:
-            judge, warp = functools.partial(_judge, self.judge, rows), self.warp
+            judge, warp = functools.partial(self.judge, rows), self.warp
             self._judging = Part(judge, key=lambda: warp.kind)
         packed: Tensor = self._judging(logits, *(proposal or ()))
         return packed
@@ -127,13 +127,8 @@ class PreparedCalls(Calls):
         self.was_prepared = prepared is not None
         if prepared is None:
             return super().decide(rows, proposal)
-        packed, step = prepared(*fields)
-        hidden = step.hidden
-        is_on_host = self.drafter is not None and not isinstance(self.drafter, TensorDrafter)
-        if hidden is not None and is_on_host:
-            # A drafter on the host may keep them longer than until the next replay, which overwrites the original.
-            hidden = hidden.clone()
-        return Decided(packed, Step(step.logits, hidden))
+        decided: Decided = prepared(*fields)
+        return decided
 
     def _decide_fields(self, rows: RowState, *fields: Any) -> Decided:
         """Decide about a proposal, given as its fields."""
@@ -151,11 +146,6 @@ def nothing_proposed(rows: RowState, count: int) -> Proposal:
 def _given(fields: Sequence[object]) -> tuple[bool, ...]:
     """Return which fields of a proposal are not None."""
     return tuple(field is not None for field in fields)
-
-
-def _judge(judge: Judge, rows: RowState, logits: Tensor, *fields: Any) -> Tensor:
-    """Judge a proposal, given as its fields; without fields there is none."""
-    return judge(rows, logits, Proposal(*fields) if fields else None)
 
 
 class Graphs:

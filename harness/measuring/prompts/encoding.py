@@ -158,14 +158,14 @@ class Encoder:
                 do, or if no prompt would be left.
         """
         token_ids = self.encode(prompts)
-        # For a conversation, its last turn, with room for the answers before it.
-        longest_turns = list(token_ids)
+        # The number of tokens of each prompt; for a conversation that of its last turn, with room for the answers
+        # before it, which are not known yet.
+        longest_turns = list(map(len, token_ids))
         for index, prompt in enumerate(prompts):
             if prompt.turns:
                 turn = len(prompt.turns) - 1
                 [ids] = self.encode([prompt.after([""] * turn)])
-                # The answers are not known yet, so any tokens stand for them.
-                longest_turns[index] = [*ids, *ids[-1:] * turn * (new_tokens + _MARGIN)]
+                longest_turns[index] = len(ids) + turn * (new_tokens + _MARGIN)
         encoded = self._fitted(Encoded(prompts, token_ids), longest_turns, new_tokens, answers)
         if num_others:
             measured = set(encoded.indices)
@@ -196,15 +196,15 @@ class Encoder:
     def _fitted(
         self,
         encoded: Encoded,
-        longest_turns: list[list[int]],
+        longest_turns: list[int],
         new_tokens: int,
         answers: str | None,
     ) -> Encoded:
         """Skip, truncate or refuse prompts that are too long.
 
         Args:
-            longest_turns: the token ids of the prompts; for a conversation those of its last turn, with room for the
-                answers before it.
+            longest_turns: the number of tokens of each prompt; for a conversation that of its last turn, with room for
+                the answers before it.
         """
         planned, settings = self.planned, self.settings
         assert isinstance(settings, PromptedSettings)
@@ -217,7 +217,7 @@ class Encoder:
         prompts = encoded.prompts
         token_ids = encoded.token_ids
         long = [
-            index for index, ids in enumerate(longest_turns) if room is not None and len(ids) > room
+            index for index, size in enumerate(longest_turns) if room is not None and size > room
         ]
         where = lines_in_words([prompts[index].line for index in long], settings.prompts)
         problem = f"{len(long)} of {len(prompts)} prompts are too long ({where})"
@@ -246,13 +246,14 @@ class Encoder:
                 is_cut=bool(cut),
                 num_too_long={"num_truncated": len(long)},
             )
-            longest_turns = [last(ids, room, bos_token) for ids in longest_turns]
-        excess = planned.excess(longest_turns, new_tokens, answers)
+            longest_turns = [min(size, room) for size in longest_turns]
+        longest_turn = max(longest_turns)
+        excess = planned.excess(longest_turn, new_tokens, answers)
         if excess is None:
-            return dataclasses.replace(encoded, longest_turn=max(map(len, longest_turns)))
+            return dataclasses.replace(encoded, longest_turn=longest_turn)
         has_turns = any(prompt.turns for prompt in prompts)
         earlier = ", with the answers before its last turn" if has_turns else ""
-        longest = f"the longest has {excess.num_prompt_tokens} tokens{earlier}; {excess.rule}"
+        longest = f"the longest has {longest_turn} tokens{earlier}; {excess}"
         skipping = "leaves none" if too_long == "skip" else "leaves them out"
         advice = f"; prompts.too_long=skip {skipping}, truncate reads their last tokens"
         raise SettingError("prompts", f"{problem}; {longest}{advice}")

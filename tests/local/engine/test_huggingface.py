@@ -122,15 +122,6 @@ def test_sampling_takes_the_warp_and_its_own_seed(engine: HuggingFaceEngine, pai
         assert only == tokens_of(read(arm, ask(dataclasses.replace(GREEDY, max_new_tokens=32))))
 
 
-def test_a_reader_may_leave_after_some_tokens(engine: HuggingFaceEngine) -> None:
-    requests = [dataclasses.replace(request, leave_after=5) for request in ask().requests]
-    for arm in engine.arms:
-        leaves, stays = arm.answer([*requests, *ask().requests], 1).requests
-        assert 5 <= leaves.num_tokens < 10
-        assert stays.num_tokens == 24
-        assert stays.token_ids[: leaves.num_tokens] == leaves.token_ids
-
-
 def test_the_time_of_a_request_begins_when_the_one_before_ends(engine: HuggingFaceEngine) -> None:
     answered = engine.arms[0].answer([*ask().requests, *ask().requests], 1)
     assert sum(record.arrivals[-1] for record in answered.requests) <= answered.seconds

@@ -15,7 +15,6 @@ from harness.commands.latency.record import LatencySettings
 from harness.config.errors import SettingError
 from harness.config.settings import DecodingSettings, PromptSettings
 from harness.engines.protocol import Chat
-from harness.local.engine.pair import Excess
 from harness.measuring.prompts import encoding
 from harness.measuring.prompts.chat_templates import Template
 from harness.measuring.prompts.sets import Prompt, PromptSet
@@ -34,9 +33,8 @@ def by_letters(monkeypatch: pytest.MonkeyPatch) -> Callable[..., encoding.Encode
         return [[*range(sum(len(message["content"]) for message in chat))] for chat in chats]
 
     def encoder(room: int, too_long: Any = None, **changes: Any) -> encoding.Encoder:
-        def excess(token_ids: list[list[int]], *_: object) -> Excess | None:
-            longest = max(map(len, token_ids))
-            return Excess(longest, f"models take {room + 4}") if longest > room else None
+        def excess(longest: int, *_: object) -> str | None:
+            return f"models take {room + 4}" if longest > room else None
 
         tokenizer = SimpleNamespace(bos_token_id=0, chat_template=None)
         planned: Any = SimpleNamespace(room=lambda _: room, excess=excess, tokenizer=tokenizer)
