@@ -350,6 +350,7 @@ class PromptedRow(DecodedRow):
     """A row of a command that decodes the prompts of a set."""
 
     prompts: MaybeText = setting("name of the prompt set", "prompts.name")
+    prompts_file: MaybeText = setting("file of the prompt set", "prompts.file")
     num_skipped: MaybeInt = pooled("mean", "prompts left out because they are too long")
     num_truncated: MaybeInt = pooled(
         "mean", "prompts of which only the last tokens were read, because they are too long"

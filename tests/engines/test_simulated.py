@@ -31,7 +31,7 @@ def test_a_planted_speedup_of_1_7_is_1_7_on_the_page(harness: Harness) -> None:
     assert "1.70× faster" in outcome.stdout
     assert "100 % accepted: 5.0 tokens per iteration" in outcome.stdout
     share = 100 * 20 / (4 * 5 + 20 + 4 * 4.7059)
-    assert f"a regular step is {share:.0f} % of an iteration" in " ".join(outcome.stdout.split())
+    assert f"a regular step takes {share:.0f} % of an iteration" in " ".join(outcome.stdout.split())
 
 
 def test_a_batch_takes_what_its_passes_cost() -> None:
