@@ -1,10 +1,10 @@
-"""How often `acceptance`'s 95 % intervals hold the mean over all texts, on the texts of one long run.
+"""Measures how often the 95 % intervals of `acceptance` contain the true value, on the texts of one long run.
 
     harness acceptance prompts=tiny n=40 texts_per_prompt=16 batch_size=16 up_to=8
     python benchmarks/acceptance_coverage.py outputs/acceptance/DAY/TIME [--prompts 15] [--texts 2]
 
-Each world draws prompts with replacement, and for each some of its texts. The truth is the ratio over all texts of all
-prompts, which the draws are from.
+Each repetition (`--worlds`) draws prompts with replacement, and for each prompt some of its texts. The true value is
+the ratio over all texts of all prompts.
 """
 
 from __future__ import annotations

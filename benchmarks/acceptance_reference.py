@@ -1,24 +1,28 @@
-"""Is what `acceptance` computes what decoding accepts, and are its intervals right, narrow and quick?
+"""Checks `acceptance` against decoding: are its figures right, are its intervals right and narrow, and is it fast?
 
     python benchmarks/acceptance_reference.py --draft tiny_draft --temperature 0.5 [--rounds 17]
 
-The speculative arm answers the 40 prompts of the tiny pair `--rounds` times with K = 2, 4 and 8, with other random
-numbers each time: tokens per iteration over all of these answers are the long-run value. `acceptance` reads all the
-texts. A line for each K compares what it expects of the texts of the other two K (*other texts*) and of those of this
-one (*the same texts*, where nothing but the coins of decoding differs) with the long run, with the standard errors.
+The speculative arm answers the 40 prompts of the tiny pair `--rounds` times with each of K = 2, 4 and 8, with different
+random numbers each time. The tokens per iteration over all answers with one K are its *long-run value*. `acceptance`
+then reads all texts. For each K, three results are printed.
 
-Then 1,000 repetitions draw 15 prompts, or 30, with four texts for each as `acceptance` writes them, and with one answer
-for each as `latency` decodes it: how often their intervals of tokens per iteration hold the value of all, and how wide
-the two are. Both cover the choice of the prompts and what the target draws for them. The same for a speed-up whose
-times are a step for each token and a constant for each iteration, with 3 % of noise in both. In brackets is what a
-bootstrap would hold; of the speed-up, which has a bootstrap, what the correction for skewness would.
+The first line compares the long-run value with the expectation of `acceptance`, with standard errors. The expectation
+is computed once from the texts of the other two K (*other texts*), and once from the texts of this K (*the same texts*,
+for which only the random numbers of accepting, the *coins*, differ).
 
-Where the width comes from is the last line: the variance of an answer's iterations is that between prompts, between
-texts of a prompt, and that of the coins for a text. `acceptance` has no coins; one that knew the expectation of every
-prompt would still have the first: the *floor*, as a share of `latency`'s width, that no number of texts goes below.
+The second result is about intervals of tokens per iteration. 1,000 repetitions draw 15 or 30 prompts, with four texts
+for each prompt (as `acceptance` has them) and with one answer for each prompt (as `latency` has them). Printed is how
+often either kind of interval contains the long-run value, and how wide the first kind is relative to the second. Both
+kinds cover the choice of prompts and the target's random texts. The same is printed for a speed-up, whose times are
+made up of a step per token and a constant per iteration, with 3 % of noise in both.
 
-With `--seconds N`, instead: the processor time of `acceptance` and of `latency` over 15 prompts, N times in turn.
-At temperature 0 all answers to a prompt are the same, and one round is enough.
+The last line shows where the width comes from. The variance of an answer's number of iterations has three parts:
+between prompts, between texts of a prompt, and from the coins for a text. `acceptance` has no coins. With any number of
+texts per prompt, the variance between prompts would remain. So there is a *floor* for the width of its intervals, which
+is printed as a share of the width of `latency`'s intervals.
+
+With `--seconds N`, only the processor time of `acceptance` and of `latency` over 15 prompts is measured, N times
+alternately. At temperature 0 all answers to a prompt are identical, so one round is used.
 """
 
 from __future__ import annotations
@@ -65,7 +69,7 @@ def answered(
     number: int,
     rounds: int,
 ) -> list[RequestRecord]:
-    """Each answer, a round of all prompts after the other."""
+    """Answer all prompts with K = `number` in each of `rounds` rounds, and return the records, round by round."""
     found: list[RequestRecord] = []
     how = dataclasses.replace(decoding, num_draft_tokens=number)
     preparation = Preparation(
@@ -83,13 +87,18 @@ def answered(
 
 
 def differences(figures: Counts) -> tuple[float, float]:
-    """The mean over prompts and rounds [rounds, prompts], and its standard error: the prompts are the same ones."""
+    """The mean of figures [rounds, prompts], and its standard error for rounds that have these same prompts."""
     within = figures.var(axis=0, ddof=1).mean() if len(figures) > 1 else 0.0
     return float(figures.mean()), float(np.sqrt(within / figures.size))
 
 
 def report(counted: Counts, means: Counts, variances: Counts, place: int) -> None:
-    """Print what there is to know of one K: whether it agrees, and how wide and right its intervals are."""
+    """Print the results for one K (see the module's docstring).
+
+    Args:
+        counted, means, variances: from `counts`.
+        place: the index of K in `NUMBERS`.
+    """
     number = NUMBERS[place]
     rounds = counted.shape[1]
     tokens = float(NEW_TOKENS - 1)
@@ -109,7 +118,7 @@ def report(counted: Counts, means: Counts, variances: Counts, place: int) -> Non
         f" {np.sqrt(coins.sum()) / decoded.sum():.2%})",
         flush=True,
     )
-    # Of texts and answers that were drawn from these ones, the long run is known exactly.
+    # The repetitions draw from these texts and answers, so their true values are known exactly.
     truths = (tokens / other.mean(), tokens / decoded.mean())
     chosen = np.random.default_rng(0)
     for units in UNITS:
@@ -118,7 +127,7 @@ def report(counted: Counts, means: Counts, variances: Counts, place: int) -> Non
         all_tokens = np.full(units, tokens)
         for _ in range(REPETITIONS):
             asked = chosen.choice(NUM_PROMPTS, units)
-            # `rounds` is 1 at temperature 0, where all texts of a prompt are the same.
+            # With a single round (temperature 0), all texts of a prompt are identical.
             written = chosen.integers(0, len(other), (1 if rounds == 1 else TEXTS, units))
             prompt_part = other[written, asked].mean(axis=0)
             answers = decoded[chosen.integers(0, len(decoded), units), asked]
@@ -152,8 +161,11 @@ def report(counted: Counts, means: Counts, variances: Counts, place: int) -> Non
 
 
 def counts(options: argparse.Namespace) -> tuple[Counts, Counts, Counts]:
-    """Iterations that were decoded [K, rounds, prompts], and that are expected of the texts of each K for each K, with
-    their variance by coins [K, rounds, prompts, K].
+    """Decode and read all texts.
+
+    Returns:
+        The number of iterations in decoding, [K, rounds, prompts]; and the number that `acceptance` expects for each
+        text of the first K if it is decoded with the second K, [K, rounds, prompts, K], with its variance from coins.
     """
     settings = common.cpu_settings(options, f"decoding.temperature={options.temperature}")
     decoding = dataclasses.replace(
@@ -180,7 +192,9 @@ def counts(options: argparse.Namespace) -> tuple[Counts, Counts, Counts]:
 
 
 def report_seconds(options: argparse.Namespace) -> None:
-    """Print the processor time of both commands, which take turns in this process, after the first of each."""
+    """Print the processor time of both commands, which run alternately in this process. The first run of each command
+    is left out.
+    """
     common_settings = {
         "draft": options.draft,
         "placement": "cpu",

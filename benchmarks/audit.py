@@ -1,9 +1,11 @@
-"""`audit` on honest figures: does it accuse some, and does it find what was changed?
+"""Tests `audit` on honest figures, and on figures of which one was changed.
 
     python benchmarks/audit.py
 
-Simulated decoding fills 5,000 tables of 11 layouts, as people type them: means, medians or ratios of sums, an answer's
-first token counted or not, decoding alone or whole requests, 0 to 3 decimals. Then one figure is changed.
+5,000 tables in 11 layouts are filled with figures of simulated decoding, in the ways in which people print them: as
+means, medians or ratios of sums, with or without an answer's first token, about decoding only or about whole requests,
+and with 0 to 3 decimals. Printed is how many honest tables `audit` doubts. Then one figure of a row is changed, and
+printed is how often `audit` finds this.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from harness.commands.audit.rows import stated_rows
 
 # The figures of a row, as typed.
 Row = dict[str, str]
-# By NAME the figure of `simulated_rows`, or the text that is typed.
+# Each layout has, for each argument of `audit`, the name of a figure of `simulated_rows`, or the text that is typed.
 _LAYOUTS: Sequence[Mapping[str, str]] = (
     {"K": "k", "speed": "tps", "baseline": "base", "acceptance": "rate"},
     {"K": "k", "acceptance": "rate", "length": "al", "speedup": "speedup"},
@@ -28,7 +30,7 @@ _LAYOUTS: Sequence[Mapping[str, str]] = (
     {"K": "k", "speed": "tps", "baseline": "base", "speedup": "speedup", "length": "al"},
     {"speed": "tps", "baseline": "base", "speedup": "gain"},
     {"K": "k", "p_min": "0.75", "speed": "tps", "baseline": "base", "acceptance": "share"},
-    # Drafts of no fixed K.
+    # The layout for drafts without a fixed K.
     {"speed": "tps", "baseline": "base", "length": "al"},
     {"K": "k", "acceptance": "rate", "latency_s": "s", "regular_latency_s": "base_s"},
     {"K": "k", "acceptance": "rate", "speedup": "speedup"},
@@ -36,7 +38,7 @@ _LAYOUTS: Sequence[Mapping[str, str]] = (
     {"K": "k", "speed": "tps", "baseline": "base", "acceptance": "rate", "length": "al"},
 )
 _OF_VARYING_LENGTH = 6
-# The figures that are changed: all that a row may have.
+# The layout for changed figures: all figures that a row may have.
 _WHOLE = {
     "K": "k", "speed": "tps", "baseline": "base", "speedup": "speedup", "length": "al", "acceptance": "rate",
 }  # fmt: skip
@@ -45,11 +47,14 @@ _WHOLE = {
 def decoded(
     rng: random.Random, k: int, chance: float, length: float, tokens: int, cost: float
 ) -> dict[str, float]:
-    """Counts and times (ms) of one prompt: a draft of up to K tokens, each accepted with a chance.
+    """Simulate the decoding of one prompt, and return counts and times (ms).
 
     Args:
-        length: mean tokens of a draft that varies; 0 for K.
-        cost: of an iteration, in regular steps.
+        k: the most tokens of a proposal.
+        chance: the probability that a draft token is accepted.
+        length: the mean number of tokens of a proposal if it varies; 0 if all have K tokens.
+        tokens: number of tokens of the answer.
+        cost: the cost of an iteration, in regular steps.
     """
     step = rng.uniform(9.8, 10.2)
     left, iterations, proposed, tested, accepted = tokens - 1, 0, 0, 0, 0
@@ -73,10 +78,10 @@ def decoded(
 
 
 def simulated_rows(rng: random.Random, varies: bool = False) -> list[Row]:
-    """The figures that somebody would print of decoding that was simulated, by several K.
+    """Simulate decoding with several K, and return the figures that people might print, a row for each K.
 
     Args:
-        varies: whether drafts are of no fixed length.
+        varies: whether proposals vary in length.
     """
     mean, num_prompts = rng.uniform(0.05, 0.97), rng.choice([1, 5, 10, 40])
     chances = [min(0.99, max(0.02, rng.gauss(mean, 0.1))) for _ in range(num_prompts)]
@@ -130,14 +135,16 @@ def simulated_rows(rng: random.Random, varies: bool = False) -> list[Row]:
 
 
 def judged_row(row: Row, layout: Mapping[str, str]) -> list[Check]:
-    """What `audit` says of a row in a layout. A figure that is rounded to 0 is not typed."""
+    """The checks of `audit` for a row in a layout. A figure that is rounded to 0 is left out."""
     typed = {name: [row.get(cell, cell)] for name, cell in layout.items()}
     stated = {name: texts for name, texts in typed.items() if re.search("[1-9]", texts[0])}
     return [claim for read in stated_rows(stated) for claim in judge(read)]
 
 
 def judged_tables(number: int, seed: int = 0) -> tuple[Counter[str], list[str]]:
-    """The worst verdict on each of a number of simulated tables, and what was said of accused ones."""
+    """Judge `number` simulated tables. Return how many have each verdict as their worst, and a line for each table that
+    is not consistent.
+    """
     rng = random.Random(seed)
     verdicts: Counter[str] = Counter()
     accused = []
@@ -155,7 +162,7 @@ def judged_tables(number: int, seed: int = 0) -> tuple[Counter[str], list[str]]:
 
 
 def swapped(rng: random.Random, row: Row) -> bool:
-    """Two neighbouring digits that differ change places in one figure."""
+    """Swap two neighbouring digits of a figure. False if the figure has no two that differ."""
     name = rng.choice(["al", "rate", "tps", "base", "speedup"])
     places = [one for one in re.finditer(r"(?=(\d)(\.?)(\d))", row[name]) if one[1] != one[3]]
     if not places:
@@ -173,14 +180,14 @@ def k_off_by_one(rng: random.Random, row: Row) -> bool:
 
 
 def other_rate(rng: random.Random, row: Row) -> bool:
-    """The rate of another definition, which is none."""
+    """Replace the rate by the rate of tested tokens. False if the two are equal."""
     is_changed = row["rate"] != row["tested"]
     row["rate"] = row["tested"]
     return is_changed
 
 
 def too_fast(rng: random.Random, row: Row) -> bool:
-    """A speed-up above the tokens per iteration."""
+    """Replace the speed-up by one above the tokens per iteration."""
     row["speedup"] = f"{float(row['al']) * rng.uniform(1.1, 1.5):.2f}x"
     return True
 
@@ -194,7 +201,7 @@ EDITS: Sequence[Callable[[random.Random, Row], bool]] = (
 
 
 def found_edits(number: int, seed: int = 0) -> dict[str, int]:
-    """How many of a number of edits of each kind are accused, in a row that is not accused without them."""
+    """For each kind of edit, how many of `number` edits `audit` finds, in rows that are consistent without the edit."""
     rng = random.Random(seed)
     found = {}
     for edit in EDITS:

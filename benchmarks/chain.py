@@ -1,9 +1,10 @@
-"""Pairs of full-size models with random weights that agree on a chosen share of tokens.
+"""Makes pairs of full-size models with random weights agree on a chosen share of tokens.
 
-Random models agree on nothing, and a rejection at every token says little about any decoder. So the embeddings and the
-output layer of both are set such that every token has one successor, which differs in the draft for a chosen share of
-tokens. The norms of the layers between are zero, so that these do all their work and change nothing. Every decoder,
-ours or a peer's, then sees the same acceptance by its own rule, and runs the same kernels as with trained weights.
+Random models agree on nothing, and a rejection at every token shows little about a decoder. So the embeddings and the
+output layers of both models are set such that every token has a single successor, and that the draft has another
+successor for a chosen share of tokens. The norms of the layers in between are set to zero: these layers then do all
+their work, but change nothing. So every decoder, ours or another, gets the same acceptance by its own rule, and runs
+the same kernels as with trained weights.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-# The successor's logit above all others, enough to decide at any temperature in use.
+# The successor's logit exceeds all others by about this much, which is enough at any temperature in use.
 _LOGIT = 60.0
 
 
@@ -20,11 +21,13 @@ _LOGIT = 60.0
 def link(
     target: PreTrainedModel, draft: PreTrainedModel | None, agreement: float, seed: int = 0
 ) -> None:
-    """Set the weights of both, in place; they must have Llama's names. Tied embeddings are untied: the
-    output matrix leads to the successor of what the embedding reads.
+    """Set the weights of both models in place. Their parameters must have the names of Llama's.
+
+    Tied embeddings are untied, because the output matrix must lead to a token's successor, not to the token.
 
     Args:
-        agreement: share of tokens for which both have the same successor.
+        draft: the draft; None to set the target's weights alone.
+        agreement: the share of tokens for which both models have the same successor.
     """
     generator = torch.Generator().manual_seed(seed)
     size = min(model.config.vocab_size for model in (target, draft) if model is not None)
@@ -52,7 +55,8 @@ def _set_successors(
         model.get_output_embeddings().weight = output
         model.config.tie_word_embeddings = False
     states = torch.randn(successors.numel(), embedding.shape[1], generator=generator)
-    states /= states.square().mean(-1, keepdim=True).sqrt()  # as the last norm leaves them
+    # Their root mean square is 1, so that the last norm does not change them.
+    states /= states.square().mean(-1, keepdim=True).sqrt()
     embedding[: successors.numel()] = states.to(embedding)
     output.zero_()
     output[successors.to(output.device)] = (_LOGIT / embedding.shape[1] * states).to(output)

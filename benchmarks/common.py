@@ -1,4 +1,4 @@
-"""Shared parts of the benchmarks: options, pairs of models, contenders that take turns, and tables of ratios."""
+"""Shared parts of the benchmarks: options, pairs of models, contenders that alternate, and tables of ratios."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Result = TypeVar("Result")
 
 
 def parser(description: str | None, **numbers: float) -> argparse.ArgumentParser:
-    """Options for the pair, and one option per number, such as `tokens=64` for `--tokens`."""
+    """Make a parser with options for the pair, and one option per number: `tokens=64` makes `--tokens`."""
     made = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -50,7 +50,7 @@ def parser(description: str | None, **numbers: float) -> argparse.ArgumentParser
 
 
 def add_numbers(parser: argparse.ArgumentParser, **numbers: float) -> None:
-    """One option per number, with its default."""
+    """Add one option per number, with the number as its default."""
     for name, default in numbers.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default)
 
@@ -65,7 +65,7 @@ def settings(*overrides: str) -> LatencySettings:
 
 
 def cpu_settings(options: argparse.Namespace, *overrides: str) -> LatencySettings:
-    """The pair that the options name, on the CPU."""
+    """The settings for the pair that the options name, on the CPU."""
     return settings(f"model={options.model}", f"draft={options.draft}", "placement=cpu", *overrides)
 
 
@@ -98,7 +98,7 @@ def timed(
     devices: Sequence[torch.device] = (),
     clock: Callable[[], float] = time.perf_counter,
 ) -> float:
-    """Seconds of one call, garbage not collected, devices synchronised before and after."""
+    """Return the seconds that a call takes, without garbage collection. Devices are synchronised before and after."""
     with without_garbage_collection():
         synchronize(devices)
         started = clock()
@@ -112,7 +112,7 @@ def take_turns(
     items: Sequence[Item],
     warm_up: Sequence[Item] | None = None,
 ) -> dict[str, list[Result]]:
-    """Return the results of all turns, by contender; see `turns`."""
+    """Return the results of each contender for all items, in the order of the items; see `turns`."""
     results: dict[str, list[Result]] = {name: [] for name in contenders}
     for so_far in turns(contenders, items, warm_up):
         results = so_far
@@ -124,12 +124,12 @@ def turns(
     items: Sequence[Item],
     warm_up: Sequence[Item] | None = None,
 ) -> Iterator[dict[str, list[Result]]]:
-    """Run every contender on one item before the next item begins, in an order that rotates.
+    """Run every contender on one item before the next item begins. The order of the contenders rotates.
 
-    Yields all results so far after each item.
+    Yields all results so far, by contender, after each item.
 
     Args:
-        warm_up: items that run first and do not count; the first item by default.
+        warm_up: items that run first and do not count; None for the first item.
     """
     order = list(contenders)
     results: dict[str, list[Result]] = {name: [] for name in order}
@@ -144,10 +144,11 @@ def turns(
 
 
 def hugging_face(pair: Pair, decoding: DecodingSettings) -> dict[str, Callable[..., float]]:
-    """Seconds of Hugging Face's decoders on the same weights: batch 1, the same sampling, exactly as many tokens.
+    """Return Hugging Face's decoders for the pair's weights, by name, as functions that return seconds.
 
-    Each takes a question, and further arguments of `generate` such as a streamer. Attention has the kernels of our
-    arms: cuDNN's plans for every new length would count as decoding.
+    They decode with batch size 1, the same sampling, and exactly as many tokens as our arms. A function takes a
+    question, and further arguments for `generate` such as a streamer. Attention uses the same kernels as in our arms,
+    because cuDNN would make a plan for every new length, whose time would count as decoding.
     """
     target, device = pair.target.model, pair.target.input_device
     for loaded in (pair.target, pair.draft):
@@ -187,7 +188,7 @@ def hugging_face(pair: Pair, decoding: DecodingSettings) -> dict[str, Callable[.
 
 
 def versions() -> str:
-    """Threads, libraries and machine, for a table's title."""
+    """The number of threads, the versions of libraries and the machine, for a table's title."""
     found = environment_columns()
     return (
         f"{torch.get_num_threads()} threads, torch {found['torch_version']},"
@@ -201,12 +202,12 @@ def ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Interva
 
 
 def bounds(ratio: Interval) -> dict[str, float]:
-    """The three numbers of an interval, for a line of JSON; `Interval(**bounds)` is the reverse."""
+    """The three numbers of an interval, for a line of JSON. `Interval(**bounds)` makes the interval again."""
     return {"estimate": ratio.estimate, "low": ratio.low, "high": ratio.high}
 
 
 def interval(ratio: Interval, digits: int = 3) -> str:
-    """`2.150 to 2.458`; empty where too few were measured for one."""
+    """The bounds of an interval, `2.150 to 2.458`; empty if there was too little data for bounds."""
     return "" if math.isnan(ratio.low) else f"{ratio.low:.{digits}f} to {ratio.high:.{digits}f}"
 
 
@@ -217,7 +218,11 @@ def table(
     notes: Sequence[str] = (),
     texts: int = 1,
 ) -> Table:
-    """A table; of the first `texts` columns those of text are aligned left. Empty notes are left out."""
+    """A table. Empty notes are left out.
+
+    Args:
+        texts: among this many first columns, those that contain text are aligned left.
+    """
     columns = tuple(
         Column(heading, text=index < texts and all(isinstance(row[index], str) for row in rows[:1]))
         for index, heading in enumerate(headings)
@@ -239,12 +244,12 @@ def show(
 
 
 def print_tables(*tables: Table) -> None:
-    """On stdout."""
+    """Print tables on stdout."""
     print_document(tables, plain_console(130))
 
 
 def device_name() -> str:
-    """The name of the first GPU, or of the CPU without any."""
+    """The name of the first GPU; without a GPU, that of the CPU."""
     return (
         torch.cuda.get_device_name(0)
         if torch.cuda.is_available()

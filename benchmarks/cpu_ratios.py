@@ -1,20 +1,24 @@
-"""How much the harness itself costs: ratios against bare forwards and Hugging Face's generate, side by side in one run.
+"""Measures the overhead of harness: ratios to bare forward passes and to Hugging Face's generate, in one run.
 
     python benchmarks/cpu_ratios.py [--model NAME] [--draft NAME] [--prompts 15] [--tokens 64] [--draft-tokens 4]
                                     [--temperature 0.5] [--runner compiled] [--best NAME]
 
-Every arm runs on every prompt before the next prompt begins, in an order that rotates, after a warm-up. Each ratio is
-of total times, with its paired bootstrap interval. Beside it stands the ratio without the prompt, which is of the times
-of a token after the first ones: a short run hides in its total what a long one would show. The bare forwards are those
-that the decoding loop made, of the same shapes at the same cache lengths in transformers' own cache, and nothing else:
-no sampling, no verification, no roll-back, no records. The time inside its passes is the loop's own, of the same
-answer: all else is the harness. Of compiled calls, in which passes have no ends, it is that of the same calls made
-plainly, over the same compiled passes. Beside the wall clock stands the CPU time of all threads, which other processes
-disturb less; OMP_NUM_THREADS=1 leaves one.
+Every arm runs on every prompt before the next prompt begins, in an order that rotates, after a warm-up. Each line of
+the table compares two arms, by three ratios with paired bootstrap intervals:
 
-With --runner compiled our arms also run compiled models, which are loaded a second time, because compiling changes how
-weights are stored. Compiling happens before the clock starts and is reported. --best names what drafts in one more
-compiled arm, such as a head, which Hugging Face's arms cannot have.
+- of total times;
+- of CPU times of all threads, which other processes disturb less (OMP_NUM_THREADS=1 leaves one thread);
+- of times per token without the prompt, that is, after the first tokens: the total of a short run mostly shows the
+  prompt.
+
+Two kinds of time are special. The *bare forwards* repeat the passes of the decoding loop, with the same shapes and
+cache lengths, in transformers' own cache, and do nothing else: no sampling, no verification, no roll-back, no records.
+The *time inside its passes* is measured within the same answer, so all the rest is the overhead of harness. In compiled
+calls, passes cannot be timed separately; there it is the time of the same compiled passes in plain calls.
+
+With --runner compiled, our arms also run compiled models. These are loaded a second time, because compiling changes how
+weights are stored. The time for compiling is not included, and is printed. --best names a draft for one more compiled
+arm, such as a head, which Hugging Face's decoders do not support.
 """
 
 from __future__ import annotations
@@ -40,10 +44,10 @@ from harness.local.engine.engine import LocalEngine
 from harness.local.models.cache_names import cache_name
 from harness.local.runners.static import StaticRunner
 
-# Model, tokens in its cache, new tokens: one forward pass.
+# A forward pass: the model, the number of tokens in its cache, and the number of new tokens.
 Call = tuple[PreTrainedModel, int, int]
 
-# Which arm is how many times as fast as which; the slower one, whose time is divided; the faster one.
+# The lines of the table: its label, the arm whose time is divided, and the arm by whose time it is divided.
 RATIOS = [
     ("speculative over regular", "static regular", "static speculative"),
     (
@@ -110,12 +114,14 @@ RATIOS = [
 
 
 class Seconds(NamedTuple):
-    """What one answer took: in all, and for each token after those that the prompt's pass decided.
+    """The times of an answer, in seconds.
 
     Attributes:
+        total: the whole time.
         cpu: the CPU time of all threads.
-        each_later_token: None of bare forwards, which decide nothing.
-        passes: the part inside the models' forward passes, where it was asked for.
+        each_later_token: the time per token after the tokens that the prompt's pass decided; None for bare forwards,
+            which decide nothing.
+        passes: the time inside the models' forward passes; None if it was not measured.
     """
 
     total: float
@@ -125,7 +131,7 @@ class Seconds(NamedTuple):
 
 
 class FirstTokens(BaseStreamer):
-    """Notes when `generate` decides its first tokens, and how many it decides in all."""
+    """Records when `generate` decides its first tokens, and how many tokens each step decides."""
 
     def __init__(self) -> None:
         self.counts: list[int] = []
@@ -141,22 +147,22 @@ class FirstTokens(BaseStreamer):
         """Receive the end of the text."""
 
     def seconds_each_later(self, end: float) -> float:
-        """Seconds of a token after the first step's, of a text that ended at this time."""
+        """The seconds per token after the first step's tokens, for a text that ended at the time `end`."""
         num_later = sum(self.counts[2:])
         return (end - self.decided_at) / num_later
 
 
 def now() -> Any:
-    """The wall clock and the CPU time of all threads, in seconds [2]."""
+    """The present times of the wall clock and of the CPU clock of all threads, in seconds, [2]."""
     return np.array([time.perf_counter(), time.process_time()])
 
 
-# An object and the name of its method that is a forward pass.
+# A forward pass: an object, and the name of its method.
 Pass = tuple[Any, str]
 
 
 def passes_of(engine: LocalEngine) -> list[Pass]:
-    """The forward passes of an engine: of its models, and of its runners over fixed rows."""
+    """The forward passes of an engine's models, and those of its runners with caches of fixed size."""
     pair = engine.runners.pair
     models = [loaded.model for loaded in (pair.target, pair.draft) if loaded is not None]
     runners = [engine.runners.target, engine.runners.draft]
@@ -168,9 +174,9 @@ def passes_of(engine: LocalEngine) -> list[Pass]:
 
 @contextmanager
 def stopwatch(passes: Sequence[Pass]) -> Iterator[list[float]]:
-    """The time inside these forward passes within the block, by both clocks as in `now`.
+    """Within the block, add up the time inside these forward passes, by both clocks as in `now`.
 
-    Not by hooks, of which torch's own work would count as the harness's.
+    The methods are wrapped. With torch's hooks, torch's work for the hooks would count as overhead of harness.
     """
     inside = [0.0, 0.0]
 
@@ -190,7 +196,10 @@ def stopwatch(passes: Sequence[Pass]) -> Iterator[list[float]]:
 
 
 def ours(engine: LocalEngine, arm: Arm, question: Question, passes: Sequence[Pass] = ()) -> Seconds:
-    """Answer a question with our loop; the passes given are timed."""
+    """Answer a question with our loop, and time the given passes.
+
+    Without passes, `Seconds.passes` is zero.
+    """
     with without_garbage_collection(), stopwatch(passes) as inside:
         started = now()
         generation = timed_answer(engine, arm, question)
@@ -203,7 +212,7 @@ def ours(engine: LocalEngine, arm: Arm, question: Question, passes: Sequence[Pas
 
 
 def by_plain_calls(engine: LocalEngine, arm: Arm, question: Question) -> Seconds:
-    """Answer a question by plain calls over compiled passes, which are timed."""
+    """Answer a question with plain calls of compiled passes, and time these passes."""
     calls: Any = engine.runners.prepared[arm.name == "speculative"]
     prepared = calls._prepared
     calls._prepared = {}
@@ -226,11 +235,11 @@ def hugging_face(decode: Callable[..., float], question: Question) -> Seconds:
 
 @contextmanager
 def recorded(models: Sequence[PreTrainedModel]) -> Iterator[list[Call]]:
-    """The forward passes that the models make within the block."""
+    """Record the forward passes that the models make within the block."""
     calls: list[Call] = []
 
     def note(model: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        cache = named.get(cache_name(model))  # a prompt's pass makes it
+        cache = named.get(cache_name(model))  # None in a prompt's pass, which makes the cache
         num_slots = cache.get_seq_length() if cache is not None else 0
         calls.append((model, num_slots, named["input_ids"].shape[1]))
 
@@ -241,7 +250,7 @@ def recorded(models: Sequence[PreTrainedModel]) -> Iterator[list[Call]]:
 
 
 def bare_forwards(calls: Sequence[Call]) -> Seconds:
-    """How long the same forward passes take, in the same order. The clock stops while a cache is set to its length."""
+    """Repeat recorded forward passes in the same order, and time them. Setting a cache to its length is not timed."""
     caches = {model: DynamicCache() for model, _, _ in calls}
     seconds = np.zeros(2)
     with torch.inference_mode(), without_garbage_collection():

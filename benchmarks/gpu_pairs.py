@@ -1,11 +1,11 @@
-"""A pair of models on one GPU: our runners and Hugging Face's decoders, side by side.
+"""Measures a pair of models on one GPU, with our runners and with Hugging Face's decoders.
 
-Real weights are not needed: the models have the architectures of the presets and random weights, linked (`chain.py`) so
-that the draft agrees with the target on four tokens in five, by any decoder's own rule. (Their activations have no
-outliers, so 8-bit layers take less time here than with trained weights.) Every arm generates the same number of tokens
-from the same prompts, one prompt after the other through all arms in an order that rotates, after a warm-up that
-compiles and captures. Ratios are of total times, with their paired bootstrap interval. Decoding alone is the time after
-the first token, without the prompt.
+No real weights are needed. The models have the architectures of presets, and random weights that are set (`chain.py`)
+such that the draft agrees with the target on four tokens in five; any decoder's rule then gives this acceptance. (The
+activations have no outliers, so 8-bit layers take less time here than with trained weights.) Every arm generates the
+same number of tokens from the same prompts. All arms decode one prompt before the next prompt begins, in an order that
+rotates, after a warm-up that compiles and captures. Ratios are of total times, with paired bootstrap intervals.
+*Decode* columns are about the time after the first token.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ PROMPT_TOKENS = 64
 _BUFFER_BYTES = 256 * 2**20
 # Copies are repeated until they have taken this long.
 _COPYING_S = 0.2
-# Of a pass that is timed by itself.
+# The number of replays of a pass that is timed by itself.
 REPLAYS = 20
 HEADINGS = (
     "arm", "ms/token", "over eager\nregular", "95 % interval", "first\ntoken ms", "decode\nms/token",
@@ -49,7 +49,7 @@ HEADINGS = (
 
 Contender = Callable[[Question], float]
 Lines = list[dict[str, Any]]
-# Takes all lines so far: one about the case, then the others.
+# Saves all lines so far: one about the case, then one for each arm.
 Save = Callable[[Lines], None]
 PEERS = ("generate", "assisted, constant K", "generate, static compiled cache")
 
@@ -59,10 +59,10 @@ class Case:
     """One pair at one batch size and one K.
 
     Attributes:
-        minutes: it takes about as long on a GPU with 80 GB; a guess until it has run.
-        peer: the only arm, one of `PEERS`, in a process of its own: CUDA graphs of other libraries may free memory
-            that ours use. The others are the arms of our runners. Batch 1 only.
-        linked: random weights that agree as often as `AGREEMENT`; otherwise the stored ones.
+        minutes: about how long the case takes on a GPU with 80 GB; a guess until it has run.
+        peer: one of `PEERS`, which is then the only arm; None for the arms of our runners. A peer runs in a separate
+            process, because CUDA graphs of other libraries may free memory that ours use; only with batch size 1.
+        linked: whether the weights are random and agree as often as `AGREEMENT`; otherwise they are the stored ones.
     """
 
     model: str
@@ -94,12 +94,12 @@ class Case:
         )
 
     def measure(self, options: argparse.Namespace, save: Save, done: Lines) -> None:
-        """Load the pair and run all arms on it: a line about the case, then one per arm."""
+        """Load the pair, measure all arms with it, and save a line about the case and one for each arm."""
         measure(self, options, save)
 
 
 def questions_of(case: Case, pair: Pair, decoding: DecodingSettings, count: int) -> list[Question]:
-    """Batches of random prompts."""
+    """Make `count` questions: batches of random prompts."""
     size = min(
         loaded.model.config.vocab_size for loaded in (pair.target, pair.draft) if loaded is not None
     )
@@ -117,12 +117,17 @@ def questions_of(case: Case, pair: Pair, decoding: DecodingSettings, count: int)
 
 @dataclass
 class Arms:
-    """Our arms of a pair: what runs them, and what their generations told."""
+    """Our arms of a pair, by name: functions that run them, and their results.
+
+    Attributes:
+        generations: the answers of each arm; the first one is the warm-up.
+        passes_ms: the time of the models' passes in an iteration, each captured and replayed by itself; None if the arm
+            captures nothing.
+    """
 
     contenders: dict[str, Contender]
     setup_seconds: dict[str, float]
-    generations: dict[str, list[Answered]]  # by contender, the warm-up first
-    # Of an iteration's passes of the models, each captured by itself and replayed; None where none is captured.
+    generations: dict[str, list[Answered]]
     passes_ms: dict[str, float | None] = field(default_factory=dict)
 
     def decode_seconds(self, name: str) -> list[float]:
@@ -137,13 +142,13 @@ class Arms:
 
 
 def first_token_seconds(generation: Answered) -> float:
-    """Return when the first record was decided, which has one token for each row."""
+    """Return the seconds until the first token of each row was decided."""
     assert generation.batch is not None
     return generation.batch.first_s
 
 
 def our_arms(case: Case, pair: Pair, decoding: DecodingSettings, on_gpu: bool) -> Arms:
-    """Prepare every runner of a case."""
+    """Prepare every runner for a case, and return the arms."""
     arms = Arms({}, {}, {})
 
     def ours(name: str, engine: LocalEngine, arm: Arm, question: Question) -> float:
@@ -151,7 +156,7 @@ def our_arms(case: Case, pair: Pair, decoding: DecodingSettings, on_gpu: bool) -
         arms.generations.setdefault(name, []).append(generation)
         return generation.seconds
 
-    # The reference, captured kernels of torch's own on a GPU, and the default on such a device.
+    # On a GPU: `eager` as the reference, `static` for torch's kernels in CUDA graphs, and `compiled`, the default.
     runners: tuple[RunnerName, ...] = ("eager", "static")
     if on_gpu:
         runners = ("eager", "static", "compiled")
@@ -175,7 +180,10 @@ def our_arms(case: Case, pair: Pair, decoding: DecodingSettings, on_gpu: bool) -
 
 
 def _passes_ms(engine: LocalEngine, case: Case, drafts: bool) -> float | None:
-    """The time of the passes of an iteration, each in a graph of its own: the least that an iteration can take."""
+    """The time of the passes of an iteration, each in its own graph: the least time that an iteration can take.
+
+    None if the engine captures nothing.
+    """
     runners = engine.runners
     if not runners.prepared or runners.pair.target.input_device.type != "cuda":
         return None
@@ -211,7 +219,7 @@ def copy_bandwidth(device: torch.device) -> float:
 
 
 def measure(case: Case, options: argparse.Namespace, save: Save) -> None:
-    """Measure a case; saves after each question."""
+    """Measure a case, and save its lines after each question."""
     settings = case.settings(options.tokens)
     decoding = settings.decoding
     placed = common.place(settings, PROMPT_TOKENS)
@@ -256,7 +264,12 @@ def measure(case: Case, options: argparse.Namespace, save: Save) -> None:
 def lines_of(
     arms: Arms, seconds: Mapping[str, list[float]], num_tokens: int
 ) -> list[dict[str, Any]]:
-    """Return a line for each arm, of all that is known so far."""
+    """Return a line for each arm, with its figures so far.
+
+    Args:
+        seconds: the seconds of each question so far, by arm.
+        num_tokens: the number of tokens of an answer.
+    """
     lines = []
     for name, own in seconds.items():
         line: dict[str, Any] = {
@@ -296,7 +309,7 @@ def _decoding_columns(arms: Arms, name: str, num_tokens: int) -> dict[str, Any]:
 
 
 def table(about: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> Table:
-    """A row for each arm."""
+    """A table with a row for each arm."""
 
     def number(line: Mapping[str, Any], key: str, form: str = ".2f") -> str:
         return "" if line.get(key) is None else f"{line[key]:{form}}"

@@ -1,4 +1,4 @@
-"""The results of `gpu_suite.py`: which targets are reached, and every table, as Markdown."""
+"""Reports the results of `gpu_suite.py` as Markdown: what targets are reached, and all tables."""
 
 from __future__ import annotations
 
@@ -31,34 +31,34 @@ def _commands_table(about: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]
     return common.table("the command line", headings, rows, texts=4)
 
 
-# By case; the others are pairs.
+# The function that makes the table of a case. Cases that are not listed are pairs.
 TABLES: dict[str, Callable[[Mapping[str, Any], Sequence[Mapping[str, Any]]], Table]] = {
     "tests": _tests_table,
     **dict.fromkeys(("recovery", "eagle3", "sharded"), _commands_table),
 }
-# On a GPU, and without one.
+# The main pair on a GPU, and without a GPU.
 MAIN_PAIRS = ("7B+llama_68m-batch1-k4", "tiny+tiny_draft-batch1-k4")
-# Ours is worth its code where another way takes more than this many times as long.
+# Our implementation is worth its code if the other way takes more than this many times as long.
 _WORTH = 1.05
 README_MARKS = "<!-- GPU results begin -->\n", "<!-- GPU results end -->\n"
 
 
 @dataclass(frozen=True)
 class Result:
-    """A case that has run: the line about it, and the others."""
+    """The result of a case: the line about the case, and the other lines."""
 
     about: dict[str, Any]
     lines: list[dict[str, Any]]
 
 
 def read(directory: Path, names: Iterable[str]) -> dict[str, Result]:
-    """Return the results in a directory, by case; in the order of `names`."""
+    """Return the results in a directory by case, in the order of `names`. Cases without a result are left out."""
     results = {name: read_file(directory / f"{name}.jsonl") for name in names}
     return {name: result for name, result in results.items() if result is not None}
 
 
 def read_file(file: Path) -> Result | None:
-    """Return the result of one case; None without any."""
+    """Return the result of one case; None if the file does not exist."""
     if not file.exists():
         return None
     about, *lines = map(json.loads, file.read_text(encoding="utf-8").splitlines())
@@ -66,7 +66,7 @@ def read_file(file: Path) -> Result | None:
 
 
 def with_peers(name: str, results: Mapping[str, Result]) -> Result:
-    """Return a pair's result with the arms that were measured in processes of their own."""
+    """Return a pair's result with the arms of its peers, which were measured in separate processes."""
     result = results[name]
     eager = next((line for line in result.lines if line["arm"] == "eager regular"), None)
     lines = list(result.lines)
@@ -81,7 +81,7 @@ def with_peers(name: str, results: Mapping[str, Result]) -> Result:
 
 
 def fill(page: Path, results: Mapping[str, Result]) -> None:
-    """Write the targets and the main pair's table between the marks of a page."""
+    """Write the table of targets and the main pair's table between the marks in a Markdown file."""
     begin, end = README_MARKS
     text = page.read_text(encoding="utf-8")
     before, rest = text.split(begin)
@@ -96,7 +96,7 @@ def fill(page: Path, results: Mapping[str, Result]) -> None:
 
 
 def report(results: Mapping[str, Result]) -> str:
-    """One block for RESULTS.md."""
+    """Return a section for RESULTS.md with all results."""
     if not results:
         return "no results"
     about = next(iter(results.values())).about
@@ -117,7 +117,7 @@ def report(results: Mapping[str, Result]) -> str:
             result = with_peers(name, results)
         if result.lines:
             tables.append(TABLES.get(name, pair_table)(result.about, result.lines))
-    # A section of a page that has its own title.
+    # Lower all headings by a level, because RESULTS.md has its own title.
     return "\n".join(
         f"#{line}" if line.startswith("#") else line
         for line in _markdown(title, tables, about=said, notes=notes).splitlines()
@@ -132,7 +132,7 @@ def _markdown(
 
 
 def targets(results: Mapping[str, Result]) -> Table:
-    """The targets, the figures, and whether they are enough."""
+    """A table of the targets, the figures, and whether each target is reached."""
     name = next((one for one in MAIN_PAIRS if one in results), MAIN_PAIRS[0])
     rows = (
         [*_of_pair(name, with_peers(name, results))]
@@ -141,7 +141,7 @@ def targets(results: Mapping[str, Result]) -> Table:
     )
     if "tests" in results and "exit_code" in results["tests"].about:
         about = results["tests"].about
-        # Skipped tests alone are no success.
+        # If all tests were skipped, the target is missed.
         green = about["exit_code"] == 0 and not about["summary"].startswith("0 passed")
         rows.append(("pytest -m gpu is green", about["summary"], _reached(green)))
     else:
@@ -150,7 +150,7 @@ def targets(results: Mapping[str, Result]) -> Table:
 
 
 def decisions(results: Mapping[str, Result]) -> Table:
-    """What the measured cases decide: whether ours is worth its code."""
+    """A table of decisions that follow from the results, such as whether our implementation is worth its code."""
     rows = []
     name = next((one for one in MAIN_PAIRS if one in results), None)
     if name is not None:
@@ -168,7 +168,7 @@ def decisions(results: Mapping[str, Result]) -> Table:
 
 
 def _worth(lines: Mapping[str, Mapping[str, Any]]) -> Iterable[tuple[str, str, str]]:
-    """Ratios of the main pair's times: how much longer the other way takes than ours."""
+    """Ratios of the main pair's times, the other way over ours: as question, ratio and decision."""
     for question, ours, theirs, so in (
         (
             "our compiled passes against generate with a compiled static cache, without a draft",
@@ -189,7 +189,9 @@ def _worth(lines: Mapping[str, Mapping[str, Any]]) -> Iterable[tuple[str, str, s
 
 
 def _answer(line: Mapping[str, Any], sign: str) -> str:
-    """The first line with a sign in what a command printed."""
+    """The first line with the text `sign` in the last lines of a command's output; if there is none, `no figure`; for a
+    failed command, its last line.
+    """
     if line["exit_code"] not in (0, 3):
         return f"failed: {line['end'][-1] if line['end'] else ''}"
     return next((said.strip() for said in line["end"] if sign in said), "no figure")
@@ -206,7 +208,7 @@ def _of_pair(name: str, result: Result) -> Iterable[tuple[str, str, str]]:
         for arm in (" regular", " speculative")
     )
     if floor := result.about["floor_ms"]:
-        # After the first token, of the timed run.
+        # The time per token after the first token, in the timed run.
         step_ms = regular["decode_ms_per_token"]
         times = step_ms / floor
         found = f"{times:.2f}× ({regular['arm']}: {step_ms:.2f} ms over {floor:.2f} ms)"

@@ -1,28 +1,34 @@
-"""The first thing to run on a GPU: pairs of models, the command line, tests, against the targets to reach.
+"""Measures pairs of models on a GPU, tries the command line and runs tests, to check the targets of this project.
 
-With one 80 GB GPU, these calls; nothing needs to be exported:
+Run it first on a new GPU. With one GPU with 80 GB, call it as follows; no variables need to be exported:
 
     python benchmarks/gpu_suite.py --list --out DIR           # the plan, with minutes and results so far
     python benchmarks/gpu_suite.py --minutes 9 --out DIR      # what fits into 9 minutes; call it again and again
     python benchmarks/gpu_suite.py --report DIR               # the targets, and all tables, ready for RESULTS.md
     python benchmarks/gpu_suite.py --readme DIR               # fills the GPU table of README.md
 
-The order is that of what one wants to know first: the main pair and its peers, whether it is lossless, a head, number
-formats, tests. A machine that is lent for minutes comes back bare. Then bring the wheels
-of `scripts/collect_gpu_wheels.sh`, and carry two directories from call to call, without which every call begins with
-the first case: DIR, and DIR.inductor beside it, the compiler's cache (2 to 3 minutes of tuning for each pair). Take
-both home from DIR.tar.gz and DIR.inductor.tar.gz. Where a call has ten minutes, this leaves time for the archives:
+The most important cases come first: the main pair and its peers, whether it is lossless, a head, number formats, tests.
+
+A machine that is lent for minutes is empty at each call. So bring the wheels of `scripts/collect_gpu_wheels.sh`, and
+keep two directories from call to call (without them, every call begins with the first case): DIR, and next to it
+DIR.inductor, the compiler's cache, which saves 2 to 3 minutes of tuning for each pair. Both are archived at the end, as
+DIR.tar.gz and DIR.inductor.tar.gz. If a call has ten minutes, these commands leave time for the archives:
 
     python -m pip install --no-index --no-deps WHEELS/*.whl
     python benchmarks/gpu_suite.py --minutes 8.5 --out results
 
-Each case runs in its own process. DIR/NAME.jsonl has its results, saved after every measurement, DIR/NAME.log all
-that it printed, and DIR/outputs and DIR/results what its commands save. A case that was cut off begins
-again in the next call (tests and commands go on where they stopped); after two attempts it counts as done with what it
-has, and so does one that failed. --case NAME runs a case (--again: from the beginning), no option runs the next one.
+Each case runs in its own process. Its files are:
 
-The pairs are in `gpu_pairs.py`. Minutes are guesses until a case
-has run. Without a GPU there is a small plan over the shipped pair.
+    DIR/NAME.jsonl             results, saved after every measurement
+    DIR/NAME.log               all output
+    DIR/outputs, DIR/results   the files that its commands save
+
+A case that was cut off begins again in the next call (tests and commands continue where they stopped). After two
+attempts, or after a failure, it counts as done with the results that it has. --case NAME runs one case; with --again it
+begins anew. Without options, the next case runs.
+
+The pairs are in `gpu_pairs.py`. Minutes are guesses until a case has run. Without a GPU there is a small plan for the
+shipped pair.
 """
 
 from __future__ import annotations
@@ -44,7 +50,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # where harness is not installed
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # in case harness is not installed
 
 import common
 import gpu_report
@@ -57,15 +63,16 @@ from harness.results.locked_files import replace_file
 
 ROOT = Path(__file__).resolve().parents[1]
 MOST_ATTEMPTS = 2
-# A case is stopped after so many times its guess, but not before so many minutes.
+# A case is stopped after _PATIENCE times its guessed minutes, but not before _LEAST_PATIENCE minutes.
 _PATIENCE, _LEAST_PATIENCE = 3, 10
 _SECONDS_TO_SAVE = 15
 
 
 class Job(Protocol):
-    """A case: its name, about how many minutes it takes, and what saves its lines as they come.
+    """A case: its name, about how many minutes it takes, and a method that measures it.
 
-    The first line is about the case. `done` are the lines of an attempt that was cut off.
+    `measure` calls `save` with all lines so far, of which the first is about the case. `done` are the lines of an
+    earlier attempt that was cut off.
     """
 
     @property
@@ -79,7 +86,7 @@ class Job(Protocol):
 
 @dataclass(frozen=True)
 class Other:
-    """A case that is no pair."""
+    """A case that is not a pair, but tests or commands."""
 
     name: str
     minutes: float
@@ -90,7 +97,7 @@ class Other:
 
 
 class SavedTests:
-    """A plugin of pytest: saves each test's outcome as it ends, and leaves out those that have one."""
+    """A plugin of pytest that saves the outcome of each test when it ends, and skips tests that have an outcome."""
 
     def __init__(self, save: Save, done: Lines) -> None:
         self._save = save
@@ -113,18 +120,21 @@ class SavedTests:
 
 
 def pytest_arguments(marks: str) -> list[str]:
-    """The arguments of pytest for what has these marks, where plugins and other tests' packages may be missing."""
+    """The arguments with which pytest runs the tests with these marks, even if its plugins or packages of other tests
+    are missing.
+    """
     files = sorted((ROOT / "tests").rglob("test_*.py"))
     marked = [str(file) for file in files if "mark.gpu" in file.read_text(encoding="utf-8")]
-    # The project's own options name plugins.
+    # Replace the project's options, because they name plugins.
     options = ["-o", "addopts=", "--continue-on-collection-errors", "--color=no", "--durations=10"]
     return ["-v", "-m", marks, *options, *marked]
 
 
 def run_tests(marks: str, save: Save, done: Lines) -> None:
-    """Run what has these marks; tests that an earlier attempt ended are left out.
+    """Run the tests with these marks, without tests that have an outcome from an earlier attempt.
 
-    Raises RuntimeError if not one test ran, so that nobody takes the case for done.
+    Raises:
+        RuntimeError: no test ran, so the case must not count as done.
     """
     os.chdir(ROOT)
     saved = SavedTests(save, done)
@@ -137,9 +147,10 @@ def run_tests(marks: str, save: Save, done: Lines) -> None:
 
 
 def run_commands(commands: Sequence[str], save: Save, done: Lines) -> None:
-    """Run the command line itself, and note each fallback that it says; what has a line is left out.
+    """Run commands of harness, and save a line for each. Commands that have a line already are left out.
 
-    Environment variables stand before a command, as in a shell.
+    Args:
+        commands: commands without `harness`. As in a shell, environment variables may precede a command.
     """
     lines = [line for line in done if "command" in line]
     known = {line["command"] for line in lines}
@@ -177,35 +188,35 @@ def _run_command(command: str) -> dict[str, Any]:
 
 
 def with_project() -> dict[str, str]:
-    """The environment in which another process finds harness, installed or not."""
+    """An environment in which another process finds harness, whether it is installed or not."""
     return {
         **os.environ,
         "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
     }
 
 
-# What a run says that does not prepare its calls as it was asked to.
+# Words in the output of a run that does not prepare its calls as requested.
 FALLBACKS = ("it runs with runner=", "run eagerly", "captured as it is")
 RANDOM = "weights=random decoding.synthetic_acceptance=0.8 dtype=bfloat16"
 MAIN = f"latency model=7B draft=llama_68m {RANDOM}"
 EAGLE = f"latency model=llama3.1_8B-instruct draft=llama3.1_8B-eagle3 {RANDOM} num_prompts=4"
 SHARDED = f"latency model=7B_2GPUs draft=llama_68m {RANDOM} num_prompts=4"
-# Each with the question that it answers.
+# The cases, each with the question that it answers.
 GPU_JOBS: list[Job] = [
-    # How much compiled passes save, and how far a step is from the bandwidth floor.
+    # How much time do compiled passes save, and how close is a step to the bandwidth floor?
     Case("7B", "llama_68m", 5),
-    # Whether our loop is faster than transformers' own, with a draft and without, compiled in the same way.
+    # Is our loop faster than that of transformers, with and without a draft, compiled in the same way?
     *(Case("7B", "llama_68m", 2, peer=name) for name in PEERS),
-    # Whether what is timed is lossless.
+    # Are the calls that are timed lossless?
     Other("recovery", 2, partial(run_commands, ["recovery"])),
-    # What a head costs at the sizes of an 8B model.
+    # What does a head cost at the sizes of an 8B model?
     Other("eagle3", 5, partial(run_commands, [EAGLE])),
-    # Whether quantized targets draft and verify as fast as planned.
+    # Are quantized targets as fast as planned?
     Case("7B_4bit", "llama_68m", 3),
     Case("7B_8bit", "llama_68m", 3),
-    # Whether what needs a GPU is right.
+    # Does the code that needs a GPU pass its tests?
     Other("tests", 4, partial(run_tests, "gpu and not slow")),
-    # Whether a target over two GPUs runs, where there are two.
+    # Does a target over two GPUs run, if there are two?
     Other("sharded", 3, partial(run_commands, [SHARDED])),
 ]
 CPU_JOBS: list[Job] = [
@@ -219,7 +230,14 @@ CPU_JOBS: list[Job] = [
 
 
 def run(job: Job, options: argparse.Namespace, file: Path | None) -> str | None:
-    """Run a case and print its result, saved after every measurement. Returns why it failed."""
+    """Run a case, save its result after every measurement, and print its table.
+
+    Args:
+        file: the file for the result; None to save nothing.
+
+    Returns:
+        The reason why the case failed; None if it did not.
+    """
     before = None if options.again or file is None else gpu_report.read_file(file)
     began = time.perf_counter()
     latest: Lines = [{}]
@@ -237,7 +255,7 @@ def run(job: Job, options: argparse.Namespace, file: Path | None) -> str | None:
         save_lines(file, [about, *lines[1:]])
 
     print(f"{job.name}: about {job.minutes:g} min", flush=True)
-    # What an attempt that was cut off has saved stays as it is, its first line too, until this one saves something.
+    # Keep the lines of an attempt that was cut off, including its first line, until this attempt saves its own.
     done, earlier = (before.lines, before.about) if before else ([], {})
     own = common_columns.keys() | {"seconds", "error"}
     save([{name: value for name, value in earlier.items() if name not in own}, *done])
@@ -247,8 +265,8 @@ def run(job: Job, options: argparse.Namespace, file: Path | None) -> str | None:
         about = common_columns | latest[0]
         make_table = gpu_report.TABLES.get(job.name, gpu_report.pair_table)
         common.print_tables(make_table(about, latest[1:]))
-    except Exception as exception:  # the next call goes on with the next case
-        # Nobody can ask the machine again.
+    except Exception as exception:  # the next call continues with the next case
+        # Print the traceback, because the machine may not be available again.
         traceback.print_exc()
         error = f"{type(exception).__name__}: {exception}".splitlines()[0]
         save(latest, done=True, error=error)
@@ -263,7 +281,9 @@ def save_lines(file: Path | None, lines: Sequence[Mapping[str, Any]]) -> None:
 
 
 def run_for(minutes: float, jobs: Sequence[Job], options: argparse.Namespace) -> None:
-    """Run cases one after the other, each in its own process, as long as one fits; at least the first."""
+    """Run cases one after the other, each in its own process. The first one runs in any case; a later one is left out
+    if its guessed minutes exceed the time that is left.
+    """
     deadline = time.monotonic() + 60 * minutes
     try:
         for job in jobs:
@@ -277,7 +297,7 @@ def run_for(minutes: float, jobs: Sequence[Job], options: argparse.Namespace) ->
 
 
 def most_minutes(job: Job) -> float:
-    """The minutes after which a case is taken for one that hangs, so that the others have their turn."""
+    """The minutes after which a case is assumed to hang and is stopped, so that the others can run."""
     return max(_LEAST_PATIENCE, _PATIENCE * job.minutes)
 
 
@@ -287,7 +307,7 @@ def inductor_cache(out: Path) -> Path:
 
 
 def run_alone(job: Job, seconds: float, options: argparse.Namespace) -> None:
-    """Run a case in a process of its own, its output in a file, for at most so many seconds."""
+    """Run a case in its own process for at most this many seconds, with its output in a file."""
     numbers = [f"--prompts={options.prompts}", f"--tokens={options.tokens}", f"--out={options.out}"]
     numbers += ["--again"] if options.again else []
     options.out.mkdir(parents=True, exist_ok=True)
@@ -298,9 +318,9 @@ def run_alone(job: Job, seconds: float, options: argparse.Namespace) -> None:
             start_new_session=True,
             stdout=output,
             stderr=subprocess.STDOUT,
-            # What commands save goes home with the results.
+            # In this directory, the files that commands save are archived with the results.
             cwd=options.out,
-            # torch has set the variable in this process already.
+            # Set for the new process only: in this process, torch has set the variable already.
             env=with_project() | {"TORCHINDUCTOR_CACHE_DIR": str(inductor_cache(options.out))},
         )
         try:
@@ -310,7 +330,8 @@ def run_alone(job: Job, seconds: float, options: argparse.Namespace) -> None:
             print(f"{job.name}: stopped after {seconds / 60:.1f} min, see {log}", flush=True)
         finally:
             if process.poll() is None:
-                # With all that it has started. A command that is told to end saves what it has measured.
+                # End the process with all processes that it has started. On SIGTERM, commands save what they have
+                # measured.
                 os.killpg(process.pid, signal.SIGTERM)
                 time.sleep(_SECONDS_TO_SAVE)
                 with contextlib.suppress(ProcessLookupError):
@@ -319,7 +340,7 @@ def run_alone(job: Job, seconds: float, options: argparse.Namespace) -> None:
 
 
 def is_due(name: str, found: Mapping[str, gpu_report.Result]) -> bool:
-    """Return whether a case has no result yet, or was cut off and may begin again."""
+    """Return whether a case has no result yet, or was cut off and has attempts left."""
     if name not in found:
         return True
     about = found[name].about
@@ -333,7 +354,7 @@ def options_from(jobs: Mapping[str, Job]) -> argparse.Namespace:
     parser.add_argument("--list", action="store_true", help="print the cases with their minutes")
     parser.add_argument("--case", choices=jobs, metavar="NAME")
     parser.add_argument("--minutes", type=float, help="run as many cases as fit")
-    # Resolved, because tests run in the project's directory.
+    # Make the path absolute, because tests run in the project's directory.
     parser.add_argument("--out", type=lambda out: Path(out).resolve(), help="directory of results")
     parser.add_argument("--again", action="store_true", help="run cases even if they have a result")
     shown = "print the results in DIR as Markdown and end"
@@ -348,7 +369,8 @@ def options_from(jobs: Mapping[str, Job]) -> argparse.Namespace:
 
 
 def main() -> None:
-    # What has a limit of time, `timeout` or a job's, sends it: the case that runs is ended, too, and all is archived.
+    # `timeout`, or a scheduler with a time limit, sends SIGTERM. Turned into an exception, the signal ends the running
+    # case, too, and all results are archived.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     jobs = {job.name: job for job in (GPU_JOBS if torch.cuda.is_available() else CPU_JOBS)}
     options = options_from(jobs)

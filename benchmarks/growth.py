@@ -1,23 +1,25 @@
-"""The cost of each part of an iteration as contexts, batches, K and vocabularies grow, over the bare forward passes.
+"""Measures the cost of each part of an iteration, relative to bare forward passes, as contexts, batches, K and
+vocabularies grow.
 
     python benchmarks/growth.py [--quick] [--layers 8] [--hidden-size 256] [--repeats 10] [--device cpu]
                                 [--axis context] [--processor-time] [--out FILE]
 
-A random Llama is the target and one with a quarter of its layers the draft. One of four sizes varies at a time. At each
-point the eager runner, the static runner and the bare models take turns over the same iterations, in which rows keep
-different numbers of tokens, as they do in a batch. With --device cuda there is also the compiled runner, and the device
-is synchronised around each part. The parts are
+The target is a Llama with random weights, and the draft one with a quarter of its layers. One of four sizes varies at a
+time. At each point, the eager runner, the static runner and the bare models alternate over the same iterations, in
+which rows keep different numbers of tokens. With --device cuda there is also the compiled runner, and the device is
+synchronised before and after each part. Each part is given as a ratio to bare forward passes:
 
-- regular: the target's forward pass over one token;
-- verification: the target's forward pass over K + 1 tokens;
-- drafting: K tokens drawn from the draft, sampling included;
-- roll-back: `keep` of the target and of the draft;
-- verdict: both warped distributions compared and the next token drawn, until the host knows it.
+    part            work                                                  ratio to
+    regular         the target's forward pass over one token              the same bare pass
+    verification    the target's forward pass over K + 1 tokens           the same bare pass
+    drafting        drawing K tokens from the draft                       K bare passes of the draft
+    roll-back       telling the drafter which tokens were kept            the bare verification
+    verdict         comparing both warped distributions, and drawing      the bare verification
+                    the next token, until the host knows it
+    iteration       all parts except regular                              the bare verification and drafting
 
-The bare forwards have the same batch, new tokens and context, in a transformers cache, with no padding and no mask.
-Regular and verification are given over their own bare forward, drafting over K bare forwards of the draft, roll-back
-and verdict over the bare verification, the iteration (all but regular) over the bare verification with K bare drafts.
-Ratios are of total times. --out also writes them with their paired bootstrap 95 % intervals, as JSON lines.
+The bare passes have the same batch, new tokens and context, in a transformers cache, without padding and without a
+mask. Ratios are of total times. --out also writes the ratios with their paired bootstrap 95 % intervals, as JSON lines.
 """
 
 from __future__ import annotations
@@ -53,13 +55,13 @@ PARTS = ("regular", "verification", "drafting", "roll-back", "verdict", "iterati
 
 # Seconds by part.
 Times = dict[str, float]
-# Of a model at a point; whether it is the draft.
+# Makes a runner for a model at a point; the last argument is whether the model is the draft.
 MakeRunner = Callable[[PreTrainedModel, "Point", bool], Runner]
 
 
 @dataclass(frozen=True)
 class Point:
-    """The sizes that an iteration's cost depends on; the defaults are those of all the others while one varies."""
+    """The sizes on which an iteration's cost depends. While one size varies, the others have these defaults."""
 
     context: int = 1024
     batch_size: int = 8
@@ -84,14 +86,14 @@ QUICK_AXES = {
 
 @dataclass(frozen=True)
 class Turn:
-    """The work of all contenders in one iteration: how many draft tokens each row keeps, and the random numbers."""
+    """One iteration, which is the same for all contenders: how many draft tokens each row keeps, and random numbers."""
 
     num_accepted: list[int]
     uniforms: Tensor
 
 
 class Pair:
-    """A target and a draft of one vocabulary, with random weights."""
+    """A target and a draft with random weights and vocabularies of one size."""
 
     def __init__(self, options: argparse.Namespace, vocabulary: int) -> None:
         self.device = torch.device(options.device)
@@ -123,7 +125,7 @@ class Pair:
 
 
 def compiled(model: PreTrainedModel, point: Point, drafts: bool) -> Runner:
-    """The static runner with its passes compiled, and room for all turns."""
+    """A static runner with compiled passes, and with room for the tokens of all iterations."""
     runner, k = StaticRunner(model), point.num_draft_tokens
     widths = (1, 2) if drafts else (1, k + 1)
     runner.fix(point.batch_size, point.context + 32 * (k + 1), widths)
@@ -132,7 +134,7 @@ def compiled(model: PreTrainedModel, point: Point, drafts: bool) -> Runner:
 
 
 def makers(device: torch.device) -> dict[str, MakeRunner]:
-    """Functions that make the runners, of the target or of the draft."""
+    """Functions that make a runner for the target or for the draft, by the runner's name."""
     found: dict[str, MakeRunner] = {
         "eager": lambda model, point, drafts: SnapshotRunner(model),
         "static": lambda model, point, drafts: StaticRunner(model),
@@ -141,7 +143,7 @@ def makers(device: torch.device) -> dict[str, MakeRunner]:
 
 
 class Decoder:
-    """The parts of one iteration with our runners, each timed by itself."""
+    """Runs an iteration with our runners, and times each part."""
 
     @torch.inference_mode()
     def __init__(self, pair: Pair, make: MakeRunner, point: Point) -> None:
@@ -150,7 +152,7 @@ class Decoder:
         num_slots = point.context + 32 * (point.num_draft_tokens + 1)
         drafter = ModelDrafter(make(pair.draft, point, True), WARP)
         self._drafter = OnHost(drafter, point.num_draft_tokens, num_slots)
-        # Equal prompts are read once; rows become ragged with the first turn.
+        # Equal prompts are read only once. After the first iteration, rows have different lengths.
         prompts = [[1] * point.context] * point.batch_size
         self._lengths = [point.context] * point.batch_size
         self._next = [1] * point.batch_size
@@ -205,7 +207,7 @@ class Decoder:
 
 
 class Bare:
-    """The forward passes of the same shapes and nothing else; the cache is cut back while the clock stands."""
+    """Runs forward passes with the same shapes and nothing else. Cutting back the cache is not timed."""
 
     def __init__(self, pair: Pair, point: Point) -> None:
         self._pair, self._point = pair, point
@@ -245,7 +247,7 @@ class Bare:
 def measure(
     pair: Pair, point: Point, repeats: int
 ) -> tuple[dict[str, float], dict[str, dict[str, Interval]]]:
-    """Milliseconds of the bare forwards by part, and ratios by runner and part."""
+    """Return the milliseconds of the bare passes, by part; and the ratios, by runner and part."""
     generator = torch.Generator().manual_seed(0)
     shape = (point.batch_size, point.num_draft_tokens + 1, 3)
     turns = [
@@ -275,7 +277,7 @@ def measure(
 def measure_axis(
     load: Callable[[int], Pair], axis: str, values: Sequence[int], base: Point, repeats: int
 ) -> list[dict[str, Any]]:
-    """One size varies: a line for each value and runner."""
+    """Vary one size, and return a line for each value and runner."""
     lines = []
     for value in values:
         point = dataclasses.replace(base, **{axis: value})
@@ -289,7 +291,7 @@ def measure_axis(
 
 
 def table(title: str, lines: Sequence[Mapping[str, Any]]) -> Table:
-    """A table of one axis or of several: the sizes that vary, milliseconds, and ratios over the bare forward passes."""
+    """A table for one axis or several: the sizes that vary, milliseconds, and ratios to the bare forward passes."""
     varying = [size for size in AXES if len({line[size] for line in lines}) > 1] or [
         lines[0]["axis"]
     ]
@@ -309,7 +311,7 @@ def table(title: str, lines: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def loader(options: argparse.Namespace) -> Callable[[int], Pair]:
-    """Makes the pair of a vocabulary, and holds one at a time."""
+    """Return a function that makes the pair with a size of vocabulary. Only the last pair is kept."""
     return functools.lru_cache(maxsize=1)(functools.partial(Pair, options))
 
 

@@ -1,13 +1,14 @@
-"""A/A: how often does the interval of `latency` exclude 1 where both arms are the same server?
+"""An A/A test: how often does the interval of `latency` exclude 1 if both arms are the same server?
 
-    python benchmarks/identical_arms.py --runs 100                        # quiet
-    python benchmarks/identical_arms.py --runs 100 --load-halfway 3       # a load that starts in the middle
+    python benchmarks/identical_arms.py --runs 100                        # on an idle machine
+    python benchmarks/identical_arms.py --runs 100 --load-halfway 3       # the server slows down halfway
     python benchmarks/identical_arms.py --runs 20 --url http://host:8000/v1 --model 7B
     python benchmarks/identical_arms.py --runs 40 --burners 0,2,6 -- llama-server -m tiny.gguf -np 1 -c 512 -t 1
 
-With a command both arms are started by it, as `harness latency -- COMMAND -- COMMAND` does, and each run is beside
-one of these numbers of processes that compute without end, in turns. Without a URL the server is the small one of the
-tests, whose times are sleeps. At 95 % at most 7 of 100 intervals should exclude 1 (the chance of more is about 13 %).
+With a command, the command starts a server for each arm, as in `harness latency -- COMMAND -- COMMAND`. During each
+run, some processes compute without end; their number alternates between those of `--burners`. Without a command and a
+URL, the server is a small one from the tests, whose times are sleeps. With 95 % intervals, at most 7 of 100 should
+exclude 1 (the probability of more is about 13 %).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ DELAY_S = 0.002
 
 
 def main() -> None:
-    """Run and print one line per run and the count."""
+    """Make all runs, and print a line for each run, and the number of intervals that exclude 1."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--prompts", type=int, default=32)
@@ -72,7 +73,7 @@ def main() -> None:
 
 
 def run_command(options: argparse.Namespace, number: int) -> Any:
-    """The second row of one run of two equal commands."""
+    """Make a run with two equal commands, and return the row of the second arm."""
     directory = tempfile.mkdtemp()
     words = ["latency", "prompts=tiny", "chat=false", "temperature=0", f"seed={number}"]
     words += [
@@ -91,7 +92,7 @@ def run_command(options: argparse.Namespace, number: int) -> Any:
 
 
 class SlowingServer(EchoServer):
-    """A server whose steps take longer from one of its requests on."""
+    """A server whose steps take longer from a certain request on."""
 
     slow_after = 0
     slow_s = DELAY_S
@@ -103,8 +104,8 @@ class SlowingServer(EchoServer):
 
 
 def run(options: argparse.Namespace, number: int) -> Any:
-    """The speculative row of one run, with the same server under both addresses."""
-    # The warm-up and the question that finds out how a server is asked come first.
+    """Make a run with one server as both arms, and return the row of the speculative arm."""
+    # The requests of the warm-up, and one that finds out what the server supports, come first.
     before = 2 * (1 + options.in_flight)
     server = SlowingServer(delay_s=DELAY_S)
     server.slow_after = before + options.prompts

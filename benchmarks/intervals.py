@@ -1,13 +1,18 @@
-"""How often intervals of 95 % hold, in simulated measurements whose truth is known.
+"""Measures how often 95 % intervals contain the true value, in simulated measurements. Needs no model.
 
     python benchmarks/intervals.py [--repetitions 1000]
 
-Each line is a world, each column a number of prompts; runs of too few effective prompts have no interval, and do not
-count. Speed-ups: noise, prompts unlike each other, drift, stalls of both arms and of one, and answers of unequal length
-that are accepted more or less often the longer they are. Tokens per iteration: iterations are drawn, of answers of one
-length and of answers that end by themselves. Drafts that are hardly ever rejected: runs whose page says that few
-prompts had rejections count apart. `repeats=`: over runs and prompts. `precision=`: of runs that stopped by themselves.
-Then how many tables of equal alternatives have a difference. Needs no model.
+Each line is a *world* (a way to draw times), and each column a number of prompts. Runs with too few effective prompts
+have no interval, and do not count. The worlds are:
+
+- speed-ups: noise, prompts that differ, drift, stalls of one arm or of both, and answers with unequal lengths whose
+  acceptance depends on the length;
+- tokens per iteration: of answers with equal lengths, and of answers that end by themselves;
+- drafts that are hardly ever rejected; runs whose page notes that few prompts had rejections are counted separately;
+- `repeats=`: intervals over runs and prompts;
+- `precision=`: intervals of runs that stopped when they were precise enough.
+
+It also measures how many tables of equal alternatives show a difference.
 """
 
 from __future__ import annotations
@@ -30,19 +35,20 @@ from harness.results.statistics.runs import ratio_over_runs
 from harness.results.statistics.stopping import CONFIDENCE_OF_LOOKS, is_precise, looks
 
 Floats = NDArray[np.float64]
-# Times of both arms, [2, num_prompts], or tokens and iterations; of answers of unequal length these, too.
+# Draws a measurement with a number of prompts: the times of both arms, or tokens and iterations, [2, num_prompts]. For
+# answers with unequal lengths, the lengths are a third row.
 Draw = Callable[[np.random.Generator, int], Floats]
 
-# Whether each of so many simulated measurements, of so many prompts, is as it is to be.
+# Takes a number of measurements and a number of prompts, and yields, for each measurement, whether it is right.
 Each = Callable[[int, int], Iterator[bool]]
 
 NUM_PROMPTS = (8, 15, 30)
-# Draws for a truth that has no formula.
+# A true value that has no formula is computed from this many prompts.
 MANY = 200_000
 
 
 def noisy(rng: np.random.Generator, size: int, *, noise: float, hardness: float = 0.0) -> Floats:
-    """Both arms vary, and prompts are hard or easy in both alike."""
+    """Both arms vary independently, with `noise`. Prompts differ by `hardness`, equally in both arms."""
     return np.exp(rng.normal(0, noise, (2, size)) + rng.normal(0, hardness, size))
 
 
@@ -54,7 +60,13 @@ def drifting(rng: np.random.Generator, size: int) -> Floats:
 def stalling(
     rng: np.random.Generator, size: int, *, share: float, factor: float, num_arms: int = 2
 ) -> Floats:
-    """Answers that take many times as long now and then, in both arms or in the regular one alone."""
+    """Now and then an answer takes many times as long, in both arms or only in the regular one.
+
+    Args:
+        share: the share of answers that stall.
+        factor: how many times as long these take.
+        num_arms: 2 for both arms, 1 for the regular one.
+    """
     stalls = rng.random((2, size)) < share
     stalls[num_arms:] = False
     return noisy(rng, size, noise=0.02) * np.where(stalls, factor, 1)
@@ -68,12 +80,12 @@ def unequal(
     spread: float = 0.0,
     length_of: Callable[[Floats], Floats] | None = None,
 ) -> Floats:
-    """Long answers gain more, or less; a prompt's own speed-up varies by 25 %.
+    """Long answers have a larger speed-up, or a smaller one. The prompts' speed-ups vary by 25 %.
 
     Args:
-        correlation: of the logarithm of the gain with the score.
-        spread: of the logarithms of log-normal lengths.
-        length_of: the lengths of answers with these normal scores, where they are others.
+        correlation: the correlation of the logarithm of the speed-up with the normal score of the length.
+        spread: the standard deviation of the logarithms of lengths, which are log-normal.
+        length_of: turns normal scores into lengths; None for log-normal lengths.
     """
     score, rest = rng.normal(size=(2, size))
     lengths = np.exp(spread * score) if length_of is None else length_of(score)
@@ -83,20 +95,24 @@ def unequal(
 
 
 def short_and_long(score: Floats) -> Floats:
-    """Seven answers in ten of 20 tokens, three of 400."""
+    """Lengths of which 70 % are 20 tokens and 30 % are 400."""
     return np.where(score < 0.5244, 20.0, 400.0)
 
 
 def heavy_tailed(score: Floats) -> Floats:
-    """Pareto's lengths with an exponent of 1.5, up to 100 times the shortest."""
+    """Lengths with a Pareto distribution with an exponent of 1.5, up to 100 times the shortest."""
     return np.asarray(np.minimum((1 - normal.cdf(score)) ** (-1 / 1.5), 100.0))
 
 
 def iterations(
     rng: np.random.Generator, size: int, *, spread: float, ends: bool, num_draft_tokens: int = 4
 ) -> Floats:
-    """Tokens and iterations of answers of 40 tokens, or of as many on average that end by themselves. A draft token is
-    accepted with a chance of 80 %, and with log-odds that vary by prompt.
+    """Tokens after the first, and iterations, of answers with 40 tokens. A draft token is accepted with a probability
+    of about 80 %, which varies by prompt.
+
+    Args:
+        spread: the standard deviation of the log-odds of acceptance between prompts.
+        ends: whether answers end by themselves; they then have 40 tokens on average.
     """
     accepted = 1 / (1 + np.exp(-math.log(4) - rng.normal(0, spread, size)))
     tokens = rng.geometric(1 / 39, size) if ends else np.full(size, 39)
@@ -117,11 +133,11 @@ def rarely_rejected(
     num_draft_tokens: int,
     rejecting: float = 0.0,
 ) -> Floats:
-    """Times of both arms, for answers of 32 tokens, with the iterations of the speculative one and the fewest possible.
+    """Times of both arms for answers with 32 tokens, and the numbers of iterations: actual and fewest possible.
 
     Args:
-        accepted: the chance of each draft token.
-        rejecting: the share of prompts in which it is 70 %.
+        accepted: the probability that a draft token is accepted.
+        rejecting: the share of prompts in which this probability is 70 %.
     """
     chances = np.where(rng.random(size) < rejecting, 0.7, accepted)
     decoded, number = np.zeros(size), np.zeros(size)
@@ -178,7 +194,7 @@ WORLDS: dict[str, Draw] = {
 
 
 def held(draw: Draw, num_repetitions: int, num_prompts: int) -> Iterator[bool]:
-    """Whether the interval of each simulated run holds the ratio of the long run."""
+    """Yield, for each simulated run that has an interval, whether the interval contains the long-run ratio."""
     rng = np.random.default_rng(num_prompts)
     tops, bottoms, *_ = draw(np.random.default_rng(99), MANY)
     truth = tops.sum() / bottoms.sum()
@@ -193,8 +209,10 @@ def held(draw: Draw, num_repetitions: int, num_prompts: int) -> Iterator[bool]:
 def held_where_rare(
     draw: Draw, is_noted: bool, num_repetitions: int, num_prompts: int
 ) -> Iterator[bool]:
-    """The same of drafts that are hardly ever rejected, where the coverage notes that rejections are rare, or does
-    not.
+    """Like `held`, for drafts that are hardly ever rejected.
+
+    Args:
+        is_noted: whether to count only runs whose interval notes that rejections are rare; otherwise only the others.
     """
     rng = np.random.default_rng(num_prompts)
     tops, bottoms, *_ = draw(np.random.default_rng(99), MANY)
@@ -210,7 +228,12 @@ def held_where_rare(
 def held_over_runs(
     lengths: float, runs: float, num_runs: int, num_repetitions: int, num_prompts: int
 ) -> Iterator[bool]:
-    """The same over runs, which differ by a share of their times; what is left differs by 2 %."""
+    """Like `held`, for intervals over several runs of the same prompts.
+
+    Args:
+        lengths: the spread of the answers' lengths (see `unequal`).
+        runs: the standard deviation between runs, as a share of the time; within runs it is 2 %.
+    """
     rng = np.random.default_rng(num_prompts)
     draw = partial(unequal, spread=lengths, correlation=0.6)
     tops, bottoms, _ = draw(np.random.default_rng(99), MANY)
@@ -224,7 +247,7 @@ def held_over_runs(
 
 
 def held_when_precise(lengths: float, num_repetitions: int, precision: float) -> Iterator[bool]:
-    """The same of runs that stop when they are this precise, at the latest after 1,000 prompts."""
+    """Like `held`, for runs that stop when they are this precise, at the latest after 1,000 prompts."""
     rng = np.random.default_rng(0)
     draw = partial(unequal, spread=lengths, correlation=0.6)
     tops, bottoms, _ = draw(np.random.default_rng(99), MANY)
@@ -244,7 +267,7 @@ def holds(interval: Interval, truth: float) -> bool:
 
 
 def false_table(lengths: float, num_repetitions: int, num_prompts: int) -> Iterator[bool]:
-    """Whether a table of six equal alternatives has one that gains less than the highest."""
+    """Yield, for each simulated table of six equal alternatives, whether one is significantly slower than the best."""
     rng = np.random.default_rng(num_prompts)
     for _ in range(num_repetitions):
         hardness = rng.lognormal(0, lengths, num_prompts)
@@ -286,7 +309,10 @@ def main() -> None:
 
 
 def show(pool: ProcessPool, lines: Mapping[str, Each], number: int) -> None:
-    """A line for each world, with the share for each number of prompts."""
+    """Print a line for each world, with the share for each number of prompts.
+
+    The share of runs that have an interval follows in brackets if it is below 100 %.
+    """
     for name, each in lines.items():
         found = pool.starmap(found_by, [(each, number, size) for size in NUM_PROMPTS])
         cells = []

@@ -1,9 +1,9 @@
-"""Does `acceptance` name why acceptance is low? Planted causes and sound pairs, with the shipped tiny models.
+"""Checks whether `acceptance` names the cause of low acceptance, in planted cases and in sound pairs of tiny models.
 
 python benchmarks/low_acceptance.py [NAME ...]
 
-Servers are `harness serve`, and llama.cpp's where LLAMA_SERVER names the program. Of each world the finding is printed,
-and whether it names what was planted, and nothing where nothing was.
+Servers are `harness serve`. For each case (a *world*), the page's finding is printed, and whether it is right: it must
+name the planted cause, and for a sound pair it must name none.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from shipped_copies import SHIPPED
 EAGLE = ("model=tiny", "draft=tiny_eagle3")
 DRAFT = ("model=tiny", "draft=tiny_draft")
 _ASKED = ("prompts=tiny", "n=10", "texts_per_prompt=2", "batch_size=20", "up_to=4")
-# How sentences begin that name a cause.
+# The beginnings of sentences that name a cause.
 _NAMING = (
     "Explained by",
     "More is accepted",
@@ -51,7 +51,7 @@ _NAMING = (
 
 
 class _LateRunner(Proxy):
-    """Gives each token the hidden state of the one before, across passes."""
+    """A runner that gives each token the hidden state of the token before it, also at the beginning of a pass."""
 
     def start(self, prompts: Sequence[Sequence[int]], *options: Any, **named: Any) -> Step:
         step: Step = self._wrapped.start(prompts, *options, **named)
@@ -76,7 +76,7 @@ class _LateRunner(Proxy):
 
 
 class HiddenLate(Fault):
-    """A head gets the hidden states of the token before each one."""
+    """A fault: a head gets, for each token, the hidden state of the token before."""
 
     def runner(self, runner: Runner) -> Runner:
         return _LateRunner(runner)
@@ -87,16 +87,14 @@ class World:
     """A run of `acceptance`.
 
     Attributes:
-        named: a part of the sentence that names what was planted; empty for a sound pair.
+        named: part of the sentence that names the planted cause; empty for a sound pair.
         client: settings of the run.
         server: settings of `harness serve`; None for no server.
-        command: of llama.cpp's server, behind `--`.
     """
 
     named: str
     client: Sequence[str]
     server: Sequence[str] | None = None
-    command: Sequence[str] = ()
 
 
 def copied(name: str, change: Callable[[Path], object]) -> str:
@@ -124,7 +122,7 @@ def untrained(directory: Path) -> None:
 
 
 def noisy(directory: Path, *, noise: float = 0.15) -> None:
-    """Weights of the same model, trained otherwise."""
+    """Add noise to the weights, as if the model had been trained in another way."""
     torch.manual_seed(0)
     with_weights(
         directory,
@@ -135,13 +133,17 @@ def noisy(directory: Path, *, noise: float = 0.15) -> None:
 
 
 def windowed(directory: Path) -> None:
-    """A draft that sees the last tokens alone."""
+    """Make a draft that only sees the last 12 tokens."""
     mistral = {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}
     configured(directory, **mistral, sliding_window=12)
 
 
 def reduced(directory: Path, *, wrong: bool = False) -> None:
-    """A head with every token but 60 rare ones, in another order of the vocabulary."""
+    """Make a head whose vocabulary lacks the first 60 tokens.
+
+    Args:
+        wrong: whether the mapping to the target's vocabulary is missing (all zeros).
+    """
     kept = torch.arange(60, 960)
     file = directory / "model.safetensors"
     tensors = load_file(file)
@@ -152,7 +154,7 @@ def reduced(directory: Path, *, wrong: bool = False) -> None:
 
 
 def short_range(directory: Path) -> None:
-    """A draft whose positions are scaled, wrongly, from token 128 on."""
+    """Make a draft whose positions are wrongly scaled from token 128 on."""
     factors = [1.0] * 16
     rope = {
         "rope_type": "longrope",
@@ -167,7 +169,7 @@ def short_range(directory: Path) -> None:
 
 
 def long_prompts() -> str:
-    """A file of prompts of about 300 tokens: those of the set `tiny`, one after another."""
+    """Write a file with prompts of about 300 tokens, which consist of several prompts of the set `tiny`."""
     lines = (
         (PACKAGE / "measuring" / "prompts" / "prompt_sets" / "tiny.jsonl").read_text().splitlines()
     )
@@ -179,7 +181,7 @@ def long_prompts() -> str:
 
 
 def templated(directory: Path) -> None:
-    """A chat template that the model has not seen."""
+    """Add a chat template that the model was not trained on."""
     file = directory / "tokenizer_config.json"
     template = (
         "{% for m in messages %}## {{ m.role }} @@ 77 @@ {{ m.content }} @@\n## 99 %%{% endfor %}"
@@ -235,7 +237,8 @@ def worlds() -> dict[str, World]:
             "last draft token left out", DRAFT, (*DRAFT, f"engine={planted('LastDropped')}")
         ),
     }
-    # Nothing measured explains these, but the engine is not as its weights say: by 3 to 6 %, which needs more texts.
+    # No condition that is measured explains these, but the engine accepts 3 to 6 % less than its weights predict. More
+    # texts are needed to show this.
     many = (*DRAFT, "texts_per_prompt=4", "batch_size=40", "causes=none")
     for name, change in {"noise": functools.partial(noisy, noise=0.12), "window": windowed}.items():
         draft = copied("tiny_draft", change)
@@ -257,15 +260,13 @@ def worlds() -> dict[str, World]:
 
 
 def finding_of(world: World, directory: Path) -> list[str]:
-    """The sentences of a run."""
+    """The sentences of the finding of a run; the end of stderr if the run has no result."""
     serving = nullcontext("") if world.server is None else served(directory, *world.server)
     with serving as url:
         address = [f"url={url}/v1", "engine=server"] if url else []
         if url and "chat=true" not in world.client:
             address.append("chat=false")
         words = ["harness", "acceptance", *_ASKED, *address, *world.client]
-        if world.command:
-            words += ["--", *world.command]
         done = subprocess.run(words, cwd=directory, capture_output=True, text=True)
     results = sorted(directory.rglob("result.json"))
     if not results:

@@ -1,4 +1,4 @@
-"""What `peers.py` asks: the other tools and `harness`, their environments, commands and results."""
+"""The tools that `peers.py` compares, `harness` among them: their environments, commands and results."""
 
 from __future__ import annotations
 
@@ -26,7 +26,13 @@ ARMS = ("regular", "speculative")
 
 
 class Server(NamedTuple):
-    """Its address, and of its requests of 64 tokens so far: milliseconds to the first token and of the others."""
+    """A server.
+
+    Attributes:
+        url: its address.
+        answered: returns, for each request of 64 tokens so far, the milliseconds to the first token, and those from the
+            first to the last.
+    """
 
     url: str
     answered: Callable[[], list[tuple[float, float]]]
@@ -37,13 +43,14 @@ class Tool:
     """A tool, its command and its answers.
 
     Attributes:
-        pip: arguments for each call in its environment.
-        command: for the address of one server, `{url}`, or of both.
-        with_first: whether its time of a token is all of a request over its tokens; else the first is left out.
-        read: milliseconds per token, from the directory in which it ran: of one arm, or of both.
-        answers: of each round and `kind` of servers, milliseconds per token of both arms, printed and true.
-        said: by trouble, what its output has of it.
-        output: of the last run.
+        pip: the arguments of each call of `pip install` that makes its environment; () for harness.
+        command: the command, with the address of one server, `{url}`, or of both, `{regular}` and `{speculative}`.
+        with_first: whether its time per token is the whole time of a request divided by its tokens; if not, the first
+            token is left out.
+        read: reads the milliseconds per token from the directory in which the tool ran: for one arm, or for both.
+        answers: for each round and `kind` of servers, the milliseconds per token of both arms, printed and true.
+        said: for each trouble, the line of the tool's output about it.
+        output: the output of the last run.
     """
 
     name: str
@@ -60,7 +67,9 @@ class Tool:
         return "{url}" not in self.command
 
     def true_ms(self, server: Server) -> float:
-        """Milliseconds per token of the last requests, by the server: warm-ups come first. Some may have been lost."""
+        """The milliseconds per token by the server's own times, over the last `NUM_PROMPTS` requests, because warm-ups
+        come before. There are fewer if requests were lost.
+        """
         answered = server.answered()[-NUM_PROMPTS:]
         first_ms, rest_ms = map(sum, zip(*answered, strict=True))
         if self.with_first:
@@ -111,7 +120,8 @@ TOOLS = (
             1000 / float(re.findall(r"tg64 +\| +([\d.]+)", (place / "output.txt").read_text())[0])
         ],
     ),
-    # Of vLLM only the client runs. Its dependencies, most of which are for GPUs, are left out but for those it imports.
+    # Only vLLM's client is used. Most of vLLM's dependencies are for GPUs, so only those that the client imports are
+    # installed.
     Tool(
         "vllm",
         [
@@ -138,13 +148,17 @@ TOOLS = (
 
 
 def write_questions(work: Path) -> dict[str, object]:
-    """Files with the prompts as each tool reads them, by their names in commands."""
+    """Write the prompts into files, in the form that each tool reads.
+
+    Returns:
+        The values for the names in braces in commands.
+    """
     lines = PROMPTS.read_text(encoding="utf-8").splitlines()
     texts = [json.loads(line)["prompt"] for line in lines]
     plain = [{"text": text, "output_length": NUM_TOKENS} for text in texts[:NUM_PROMPTS]]
     (work / "prompts.jsonl").write_text("\n".join(lines[:NUM_PROMPTS]) + "\n", encoding="utf-8")
     (work / "texts.jsonl").write_text("\n".join(map(json.dumps, plain)) + "\n", encoding="utf-8")
-    # llama-benchy takes its prompts from a book, which it downloads.
+    # llama-benchy downloads a book, and takes its prompts from this book.
     (work / "book").mkdir()
     (work / "book" / "book.txt").write_text("\n".join(texts), encoding="utf-8")
     handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=work / "book")
@@ -161,7 +175,7 @@ def write_questions(work: Path) -> dict[str, object]:
 
 
 def install(tool: Tool, environments: Path) -> None:
-    """Make the environment of a tool, unless it is there."""
+    """Make the environment of a tool, unless it exists or the tool needs none."""
     if not tool.pip or (environments / tool.name).exists():
         return
     subprocess.run([sys.executable, "-m", "venv", environments / tool.name], check=True)

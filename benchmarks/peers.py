@@ -1,18 +1,21 @@
-"""The other tools and `harness`: one question, the same servers, and each answer beside the servers' own times.
+"""Compares other tools and `harness`: each answers one question about the same servers, and its answers are compared
+with the servers' own times.
 
     python benchmarks/peers.py PROGRAM                       # a llama-server
     python benchmarks/peers.py PROGRAM --rounds 4 --environments DIR --tools guidellm,harness
 
 The question: how much faster are 12 prompts of 64 tokens, greedy and one at a time, with a draft? guidellm, AIPerf,
-llama-benchy and `vllm bench serve` measure one server each time, and their user divides; `harness latency` measures
-both. In every round each tool gets two fresh llama-servers with the tiny pair, then two servers whose times are sleeps
-(`tests/support/echo_server.py`). Tools and arms come in the reverse order in every second round.
+llama-benchy and `vllm bench serve` measure one server at a time, and their user divides the results; `harness latency`
+measures both servers. In every round each tool gets two fresh llama-servers with the tiny pair, and then two servers
+whose times are sleeps and so are known (`tests/support/echo_server.py`). In every second round, the order of tools and
+arms is reversed.
 
-Of a llama-server the truth is its log of the requests that count, of the others the times that they noted, by the
-tool's own definition: all of a request over its tokens, or without the first one. What a tool says of a busy machine,
-warm caches, unlike prompts and a server that drafts nothing is the first line of its output that a pattern of `SAYS`
-finds where that trouble was made. Each tool is in an environment of its own, made here with pip. About half an hour
-for two rounds on two cores.
+The true times of a llama-server are in its log; the other servers record theirs. They are computed by the tool's own
+definition: the whole time of a request divided by its tokens, or the same without the first token.
+
+Then each tool measures servers with a trouble: a busy machine, warm caches, different prompts, and a server that drafts
+nothing. The first line of its output that matches a pattern in `SAYS` is printed. Each tool is in its own environment,
+which is made with pip. Two rounds take about half an hour on two cores.
 """
 
 from __future__ import annotations
@@ -47,7 +50,8 @@ from echo_server import EchoServer, serving
 ROOT = Path(__file__).parents[1]
 # Drafted and accepted tokens of the known server's iterations.
 DRAFTS = ((3, 0), (3, 3), (3, 1), (3, 2))
-# What is looked for in a tool's output where that trouble was made; of the interval in any.
+# For each trouble, a pattern that is searched in the output of a tool that measured a server with this trouble. The
+# pattern `interval` is searched in its output without a trouble.
 SAYS = {
     "interval": r"\d ?± ?\d|% interval|confidence interval",
     "busy machine": r"quiet|busy|bottleneck|too long to run",
@@ -59,7 +63,7 @@ SAYS = {
 
 @contextmanager
 def llama_server(command: Sequence[str], log: Path) -> Iterator[Server]:
-    """A llama-server that answers, with its log as the truth."""
+    """Run a llama-server within the block. Its true times come from its log."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
 
@@ -86,7 +90,7 @@ def llama_server(command: Sequence[str], log: Path) -> Iterator[Server]:
 
 
 class KnownServer(EchoServer):
-    """It also answers without a stream, as some tools ask before they measure."""
+    """An echo server that also answers requests without a stream, which some tools send before they measure."""
 
     async def _complete(self, body: dict[str, Any], *streams: Any) -> bool:
         if body.get("stream"):
@@ -103,7 +107,7 @@ class KnownServer(EchoServer):
 
 @contextmanager
 def known_server(**settings: Any) -> Iterator[Server]:
-    """A server of known times: 20 ms, then 8 ms for a token, or 10 ms for an iteration with three draft tokens."""
+    """Run a server with known times: 20 ms to the first token, and then as the settings say (see `Bench.servers`)."""
     known = KnownServer(
         metrics=True, drafts_until="end", slots=1, first_s=0.02, **{"num_read": 30, **settings}
     )
@@ -118,7 +122,7 @@ def known_server(**settings: Any) -> Iterator[Server]:
 
 @contextmanager
 def burners(number: int) -> Iterator[None]:
-    """Processes that compute without end."""
+    """Run processes that compute without end, within the block."""
     running = [subprocess.Popen([sys.executable, "-c", "while 1: pass"]) for _ in range(number)]
     try:
         yield
@@ -130,7 +134,7 @@ def burners(number: int) -> Iterator[None]:
 
 @dataclass
 class Bench:
-    """Where everything is, and the words that commands are filled with."""
+    """Directories, commands of llama-servers, and values for the names in braces in the tools' commands."""
 
     work: Path
     environments: Path
@@ -138,7 +142,13 @@ class Bench:
     words: Mapping[str, object]
 
     def servers(self, stack: ExitStack, kind: str, **change: Any) -> list[Server]:
-        """Two fresh ones, without and with a draft; of known ones the second may be changed."""
+        """Start two servers, without and with a draft.
+
+        Args:
+            kind: `real` for llama-servers; `known` for servers that take 8 ms for a token, or 10 ms for an iteration
+                with three draft tokens.
+            change: other settings for the second server of kind `known`.
+        """
         if kind == "known":
             plain, drafting = ({"delay_s": 0.008}, {"delay_s": 0.01, "drafts": DRAFTS, **change})
             return [stack.enter_context(known_server(**each)) for each in (plain, drafting)]
@@ -149,9 +159,12 @@ class Bench:
         return made
 
     def run(self, tool: Tool, servers: Sequence[Server], arms: Sequence[str] = ARMS) -> list[Path]:
-        """Ask both servers, the arms in this order; returns where the tool ran, and keeps its output."""
+        """Let a tool measure both servers, the arms in this order. Return the directories in which it ran.
+
+        The tool's output is then in `tool.output`.
+        """
         urls = {arm: server.url for arm, server in zip(ARMS, servers, strict=True)}
-        # A setting of the hub's library, such as to be offline, changes how tokenizers are found.
+        # Settings of the hub's library are removed, because HF_HUB_OFFLINE changes how tools find tokenizers.
         inherited = {name: text for name, text in os.environ.items() if not name.startswith("HF_")}
         environment = inherited | {"HOME": str(self.work), "COLUMNS": "160", "PYTHONPATH": ""}
         program = [str(self.environments / tool.name / "bin" / tool.name)]
@@ -172,7 +185,7 @@ class Bench:
         return places
 
     def ask(self, tool: Tool, kind: str, servers: Sequence[Server], arms: Sequence[str]) -> None:
-        """One answer of a tool, kept with its times and the servers' own."""
+        """Let a tool measure both servers, and add the printed and the true times to its answers."""
         began = time.perf_counter()
         places = self.run(tool, servers, arms)
         minutes = (time.perf_counter() - began) / 60
@@ -191,14 +204,21 @@ class Bench:
         print(tool.name, tool.answers[-1], flush=True)
 
     def trouble(self, tool: Tool, name: str, servers: Sequence[Server], otherwise: str) -> None:
-        """Ask servers with a trouble, and keep what the tool says of it."""
+        """Let a tool measure servers with a trouble, and keep the line of its output about it.
+
+        Args:
+            name: the trouble, a key of `SAYS`.
+            otherwise: the tool's output without the trouble.
+        """
         self.run(tool, servers)
         (self.work / f"{tool.name}, {name}.txt").write_text(tool.output, encoding="utf-8")
         tool.said[name] = says(name, tool.output, otherwise)
 
 
 def says(trouble: str, output: str, otherwise: str = "") -> str:
-    """The first line about it, and whether the tool has the same line without that trouble."""
+    """The first line of an output about a trouble, with `(always)` if the tool also prints this line without the
+    trouble; `nothing` if there is none.
+    """
     usual = {re.sub(r"[\d.]+", "", line) for line in otherwise.splitlines()}
     for line in output.splitlines():
         if re.search(SAYS[trouble], line, re.IGNORECASE):
@@ -208,7 +228,7 @@ def says(trouble: str, output: str, otherwise: str = "") -> str:
 
 
 def percents(values: pd.Series[Any]) -> str:
-    """`+0.5 to +1.2 %`."""
+    """The range of the values: `+0.5 to +1.2 %`."""
     ends = dict.fromkeys(f"{100 * value:+.1f}" for value in (values.min(), values.max()))
     return f"{' to '.join(ends)} %"
 
@@ -218,8 +238,10 @@ def print_row(cells: Iterable[str]) -> None:
 
 
 def print_tables(tools: Sequence[Tool]) -> None:
-    """In Markdown: the figures, then what each tool says. An error of a real speed-up is from that of the logs of all
-    tools with the same definition, in all rounds together.
+    """Print two tables in Markdown: the figures, and the lines about troubles.
+
+    The error of a speed-up on llama-servers is relative to the true speed-up over all rounds, of all tools that define
+    the time per token in the same way.
     """
     frames = []
     for tool in tools:

@@ -1,9 +1,11 @@
-"""Computes the figures of runs again from the answers in their prompts files, and says which differ: for a person who
-trusts nobody. Definitions are in docs/numbers.md; nothing of harness is imported.
+"""Recomputes the figures of runs from the answers in their prompts files, and prints the figures that differ.
+
+It is an independent check: nothing of harness is imported. The definitions are in docs/numbers.md.
 
     python benchmarks/recompute.py outputs/latency/2026-11-24/08-31-46 ...
 
-Other figures of a row are facts of an arm that no answer has. Exit code 1 where a figure differs.
+Figures of a row that do not follow from answers, such as facts about the machine, are listed but not checked. The exit
+code is 1 if a figure differs.
 """
 
 import json
@@ -15,22 +17,25 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-# Ends of intervals may differ by this share of the width in logs, because a bootstrap is another method.
+# The bounds of intervals may differ by this share of the width (in logarithms), because the bootstrap used here is not
+# the method of harness.
 OF_THE_WIDTH = 0.75
 Figures = list[tuple[Any, dict[str, Any]]]  # rows, each with its figures by name
 
 
 def place_sums(cells: pd.Series) -> np.ndarray:
-    """The lists in some cells added up place by place."""
+    """The sum, element by element, of the lists in cells. Shorter lists are padded with zeros."""
     lists = [json.loads(cell) for cell in cells.dropna()]
     longest = max(map(len, lists), default=0)
     return np.sum([np.pad(entries, (0, longest - len(entries))) for entries in lists], axis=0)
 
 
 def drafts(answers: pd.DataFrame) -> dict[str, Any]:
-    """Rates over all iterations of these answers; an answer without counts drafted nothing, one token an iteration."""
+    """Rates over all iterations of these answers. An answer without counts is one without drafts: each of its
+    iterations yielded one token.
+    """
     reported = answers[answers.num_iterations.notna()]
-    # A count that one answer does not report is unknown for all.
+    # If one answer does not report a count, the sum of this count is unknown.
     counts = reported[["num_drafting", "num_proposed", "num_accepted"]].sum(skipna=False)
     drafting, proposed, accepted = counts
     decoded = (answers.num_tokens - 1).clip(lower=0)
@@ -52,7 +57,12 @@ def drafts(answers: pd.DataFrame) -> dict[str, Any]:
 
 
 def waits(answers: pd.DataFrame, batched: bool, after_first: bool = False) -> pd.DataFrame:
-    """Milliseconds and tokens of each answer; a batch shares one time, and is one answer of mean length."""
+    """The milliseconds and tokens of each answer. A batch has one time, and counts as one answer with the mean number
+    of tokens.
+
+    Args:
+        after_first: whether to leave out the first token and the time to it.
+    """
     together = answers.groupby(
         ["moment", "turn"] if batched else "prompt_index", sort=False, dropna=False
     )
@@ -66,7 +76,9 @@ def waits(answers: pd.DataFrame, batched: bool, after_first: bool = False) -> pd
 
 
 def speedup(answers: pd.DataFrame, batched: bool, after_first: bool) -> tuple[float, float, float]:
-    """Regular over speculative time per token, on prompts that both answered; ends by a percentile bootstrap."""
+    """The regular time per token divided by the speculative one, over prompts that both arms answered; and the bounds
+    of its interval, by a percentile bootstrap.
+    """
     both = answers.groupby("prompt_index").arm.nunique() == 2
     answered = answers[answers.prompt_index.map(both)]
     regular, speculative = (
@@ -77,7 +89,7 @@ def speedup(answers: pd.DataFrame, batched: bool, after_first: bool) -> tuple[fl
     arms = np.stack([regular[kept], speculative[kept]])
     number = arms.shape[1]
     drawn = np.random.default_rng(0).integers(0, number, (4000, number))
-    # The first set of units are all of them, each once.
+    # The first sum is over all units, each once; the others are over drawn units.
     sums = arms[:, np.concatenate([[np.arange(number)], drawn])].sum(axis=2)
     per_token = sums[..., 0] / sums[..., 1]
     ratios = per_token[0] / per_token[1]
@@ -85,7 +97,7 @@ def speedup(answers: pd.DataFrame, batched: bool, after_first: bool) -> tuple[fl
 
 
 def latency(rows: pd.DataFrame, prompts: pd.DataFrame) -> Figures:
-    """The rows of single runs."""
+    """The rows of `latency` for single runs, with their recomputed figures."""
     found = []
     for _, row in rows[rows["repeat"].astype(str) != "all"].iterrows():
         asked = prompts[prompts.run == row.run]
@@ -134,7 +146,7 @@ def latency(rows: pd.DataFrame, prompts: pd.DataFrame) -> Figures:
 
 
 def evaluation(rows: pd.DataFrame, answers: pd.DataFrame) -> Figures:
-    """The rows of one seed: accuracy with Wald's bounds."""
+    """The rows of `eval` for single seeds, with their recomputed figures: accuracy, and the bounds of Wald's method."""
     found = []
     for _, row in rows[rows.seed.astype(str) != "all"].iterrows():
         own = answers[(answers.arm == row.arm) & (answers.seed == int(row.seed))]
@@ -147,7 +159,7 @@ def evaluation(rows: pd.DataFrame, answers: pd.DataFrame) -> Figures:
 
 
 def differences(row: Any, figures: dict[str, Any]) -> list[str]:
-    """The figures that a row has otherwise, in words; those that it does not have are left out."""
+    """A line for each figure that differs between a row and its answers. Figures that the row lacks are left out."""
     found = []
     for name, figure in figures.items():
         stored = np.array(json.loads(row[name]) if isinstance(row[name], str) else row[name], float)
@@ -155,7 +167,7 @@ def differences(row: Any, figures: dict[str, Any]) -> list[str]:
         tolerance = 1e-4 if name.endswith("position") else 1e-9
         if name.startswith(("speedup_", "decode_speedup_")):
             tolerance += OF_THE_WIDTH * np.nan_to_num(np.log(row.speedup_high / row.speedup_low))
-        # Rare rejections widen an interval on purpose.
+        # If rejections are rare, harness widens the interval on purpose.
         is_widened = "unseen" in str(row.get("speedup_covers")) and name.endswith(("_low", "_high"))
         is_close = np.allclose(stored, np.array(figure, float), tolerance, tolerance, True)
         if not (np.isnan(stored).all() or is_widened or is_close):
@@ -164,7 +176,7 @@ def differences(row: Any, figures: dict[str, Any]) -> list[str]:
 
 
 def main(directories: list[str]) -> int:
-    """Check the runs below these directories; 1 where a figure differs, or none was computed."""
+    """Check the runs in these directories and below. Return 1 if a figure differs, or if none was computed."""
     num_figures, wrong = 0, []
     for kind, figures_of in (("latency", latency), ("eval", evaluation)):
         for file in [

@@ -1,10 +1,10 @@
-"""How often `recovery` accuses an honest engine, and how often it finds each planted fault.
+"""Measures how often `recovery` calls a lossless engine lossy, and how often it finds each planted fault.
 
     python benchmarks/recovery_false_alarms.py [--runs 50] [--fault-runs 1] [--draws 2000] [--batch-size 8]
                                                [OVERRIDE ...]
 
-Overrides are settings of `recovery`, `model=… draft=…` for another pair than the tiny one. Each run
-has its own seed. Runs are small; all other settings are the defaults.
+Overrides are settings of `recovery`, such as `model=… draft=…` for a pair other than the tiny one. Each run has its own
+seed, and few prompts and tokens (`SMALL`). All other settings have their defaults.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SMALL = ("num_prompts=3", "decoding.max_new_tokens=12", "shift=0.3")
 
 
 def main() -> None:
-    """Run all of them, and print a table."""
+    """Run `recovery` on each engine, and print a table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -61,12 +61,12 @@ def main() -> None:
 
 
 def _tried(engine: str, num_runs: int, settings: Sequence[str]) -> tuple[object, ...]:
-    """A row of the table: the verdicts of runs with seeds of their own."""
+    """Run `recovery` on an engine with several seeds, and return a row of the table."""
     directory = Path(tempfile.mkdtemp())
     file = directory / "recovery.csv"
     started = time.perf_counter()
     for seed in range(num_runs):
-        # A verdict that is not the good one is an error; its rows are in the file.
+        # For a verdict other than lossless, `run` raises an error, but the rows are in the file.
         with contextlib.suppress(harness.HarnessError):
             harness.run(
                 "recovery",
@@ -96,7 +96,7 @@ def _tried(engine: str, num_runs: int, settings: Sequence[str]) -> tuple[object,
         f"{min(differing)} to {max(differing)}",
         f"{seconds / num_runs:.1f}",
     )
-    # The whole table takes long.
+    # Print each row immediately, because the whole table takes long.
     print(*row, sep=" | ", flush=True)
     return row
 

@@ -1,11 +1,13 @@
-"""What rounding does to the test of drawn tokens in `recovery`: false alarms and power where kernels round differently.
+"""Measures how rounding affects the test of drawn tokens in `recovery`: false alarms and power if kernels round
+differently.
 
     python benchmarks/recovery_rounding.py [--runs 20] [--draws 12000]
 
-The logits are a pair's own, along texts that it writes, in bfloat16. To each context noise is added that is the same
-whenever this kernel computes it. The arm draws by the noisy logits. *Own passes* scores by the same ones, as the passes
-that decode do; *another kernel* by logits without noise, whose two routes agree, which is what `recovery` did before.
-Evidence is a power of 10: at 9 an arm is called lossy.
+The logits are those of a pair's target in bfloat16, along texts that it generates. For each context, noise is added to
+the logits, always the same for one context, as if a kernel rounded differently. The arm draws tokens by these noisy
+logits. The scorer *own passes* uses the same noisy logits, as if it used the passes that decode. The scorer *another
+kernel* uses logits without noise, of which its two routes agree; `recovery` did this before. Evidence is a power of 10;
+from 9 on an arm is called lossy.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ _EPSILON = float(torch.finfo(torch.bfloat16).eps)
 
 
 class Kernel:
-    """A reference that knows the logits [n, V] of each prompt, and a second route to them that agrees."""
+    """A reference that has the logits [n, V] for each prompt. Its second route gives the same logits."""
 
     def __init__(self, logits: Floats) -> None:
         self.vocabulary_size = logits.shape[-1]
@@ -69,7 +71,7 @@ class Kernel:
 
 
 def main() -> None:
-    """Draw from the pair's own logits with noise, and print a table."""
+    """Draw tokens by a target's logits with noise, test them, and print a table."""
     options = common.parser(__doc__, runs=20, draws=12000).parse_args()
     contexts = _contexts(options)
     rows = []
@@ -96,7 +98,7 @@ def main() -> None:
 
 
 def _contexts(options: argparse.Namespace) -> Floats:
-    """The logits [texts, `_LENGTH`, V] of a pair's target along texts that it draws."""
+    """The logits [texts, `_LENGTH`, V] of a pair's target along texts that the target draws."""
     settings = common.cpu_settings(options, "dtype=bfloat16", "draft=none")
     pair = common.load(settings)
     prompts = common.read_prompts(settings, pair, _NUM_PROMPTS)
@@ -116,7 +118,7 @@ def _contexts(options: argparse.Namespace) -> Floats:
 
 
 def _tested(contexts: Floats, noise: float, scorer: str, seed: int) -> TokenResult:
-    """The test of tokens that are drawn by noisy logits."""
+    """Draw tokens by the logits of contexts with noise, and test them against the reference that `scorer` names."""
     generator = np.random.default_rng(seed)
     noisy = contexts + noise * generator.standard_normal(contexts.shape)
     reference: Any = Kernel(noisy if scorer == "own passes" else contexts)

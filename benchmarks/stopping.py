@@ -1,7 +1,6 @@
-"""Runs that stop when they are precise enough (`precision=`), in simulation.
+"""Simulates runs that stop when they are precise enough (`precision=`), and prints the coverage of their intervals.
 
-Each run draws prompts with replacement from those that a real one has measured. The table has the coverage of the
-intervals of stopped runs.
+Each simulated run draws prompts with replacement from the prompts that a real run has measured.
 
     python -m harness latency num_prompts=40 decoding.temperature=0
     python benchmarks/stopping.py outputs/latency/.../latency_prompts.csv
@@ -41,7 +40,13 @@ def main() -> None:
 
 
 def precise_runs(regular: Floats, speculative: Floats, num_runs: int, most: int) -> None:
-    """How often the intervals of stopped runs cover the truth, and how many prompts they ask."""
+    """Print, for several precisions, how often the intervals of stopped runs contain the true speed-up, and how many
+    prompts the runs send on average.
+
+    Args:
+        regular, speculative: the times of both arms, by prompt.
+        most: the most prompts of a simulated run.
+    """
     truth = regular.sum() / speculative.sum()
     rng = np.random.default_rng(0)
     rows = []

@@ -1,15 +1,15 @@
-"""Does this checkout decide the same tokens as another one?
+"""Checks whether this checkout decides the same tokens as another one.
 
     python benchmarks/texts.py OLD            # 540 combinations
     python benchmarks/texts.py OLD --quick    # 180 of them: those in batches of 3
     python benchmarks/texts.py --write FILE   # the texts of this checkout, as JSON
 
-OLD is another checkout, or a file that `--write` made; OLD NEW compares any two. Each checkout runs this script in a
-process that imports its own `harness`.
+OLD is another checkout, or a file that `--write` made. `OLD NEW` compares any two of these. For each checkout, this
+script runs in a process that imports the checkout's `harness`.
 
-A combination is a draft, a runner, a rule, a sampling and a batch size, for the shipped target in float32 on the CPU.
-All token ids of both arms must be equal: on one machine with one version of torch, only a change of the code can decide
-another token.
+A combination consists of a draft, a runner, a rule, a sampling setting and a batch size. The target is the shipped one,
+in float32 on the CPU. All token ids of both arms must be equal: on one machine with one version of torch, only a change
+of the code can change a token.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from harness.local.engine.engine import LocalEngine
 ROOT = Path(__file__).resolve().parents[1]
 DRAFTS = ("tiny_draft", "tiny_eagle3", "tiny_dflash", "tiny_medusa", "lookup")
 RUNNERS = ("eager", "static", "compiled")
-# With its lenience: `google` at 1 is `deepmind`.
+# Each rule with its lenience. At lenience 1, `google` would be the same as `deepmind`.
 RULES = (("deepmind", 1.0), ("google", 0.7), ("block", 1.0))
 # Temperature, top-k and top-p.
 SAMPLINGS = ((0.0, 0, 1.0), (0.5, 0, 1.0), (1.0, 0, 1.0), (1.0, 20, 0.9))
-# In batches of 3, the last of 4 prompts is alone.
+# With batches of 3, the fourth prompt is in a batch by itself.
 NUM_PROMPTS = 4
 BATCH_SIZES = (1, 3, 4)
 NUM_TOKENS = 12
@@ -49,7 +49,7 @@ Answers = list[list[int]]  # token ids, by prompt
 
 
 def main() -> None:
-    """Write or compare; texts that differ end with exit code 1."""
+    """Write texts or compare them. The exit code is 1 if texts differ."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -73,7 +73,7 @@ def main() -> None:
 
 
 def read(place: Path, arguments: list[str]) -> dict[str, Any]:
-    """The answers in a file, or of a checkout."""
+    """Return the answers in a file, or run this script for a checkout and return the checkout's answers."""
     if place.is_file():
         found: dict[str, Any] = json.loads(place.read_text(encoding="utf-8"))
         return found

@@ -1,32 +1,34 @@
-"""How often does a page say something false?
+"""Measures how often a page contains a false statement.
 
     python benchmarks/truth.py --pages 1000 --processes 2 --seed 7
 
-Draws worlds of `engine=simulated`, runs whole commands in them, and holds what their pages say against what was
-planted, which a few lines here compute. False is
+It draws *worlds*, settings of `engine=simulated` with known (*planted*) speed-ups, runs whole commands in them, and
+compares the statements on their pages with the planted values. A statement is false in these cases:
 
-    faster, slower, pays     where the planted speed-up is on the other side of 1, or 1
-    gains less, gains more   where the planted ratio of both speed-ups is on the other side, or none
-    not ranked               for a reason that is not so
-    best, fastest            of findings, marks in tables and steps, where another one gains as much or more
-    none pays                where one does
-    would give               a cause of a loss, where there is none
-    a bar, a mark            of another colour or side than the planted speed-up
-    a schedule               that takes a K at a load where it is shown to pay and planted to lose, measured or between
-                             two measured ones, or that switches off a K that gains there; at a load where nothing is
-                             shown it keeps the K of the smaller one
-    worse, better            where the planted change has the other direction, or none
-    no significant difference  where the planted change is larger than the margin
-    format=json              that has other statements than the page
+    faster, slower, pays       the planted speed-up is 1, or on the other side of 1
+    gains less, gains more     the planted ratio of both speed-ups is 1, or on the other side of 1
+    not ranked                 the reason for it is not true
+    best, fastest              another run has the same planted speed-up or a larger one
+    none pays                  one does
+    would give                 a cause of a loss is named, but there is no loss
+    a bar, a mark              its colour or side contradicts the planted speed-up
+    a schedule                 it uses a K, by a conclusion, at a measured load where the K has a planted loss, or at a
+                               load between two measured ones with a planted loss; or it switches off a K that has a
+                               planted gain
+    worse, better              the planted change is zero, or has the other direction
+    no significant difference  the planted change exceeds the margin
+    format=json                its statements differ from those of the page
 
-`cannot be told apart` and `cannot tell` say nothing that could be false; they are counted. The answers
-of `eval` are planted as rows, because no model answers here; `compare` makes no statement.
+(At a load without a conclusion, a schedule keeps the K of the load before, which is not false.)
 
-Half of the worlds have a trouble (`TROUBLES`). Not among them is a machine that wanders differently under each arm, as
-one start of a server cannot show that: `repeats=` or `engine.blocks=` do.
+`not significantly different` and `cannot tell` cannot be false; they are counted. No model answers questions here, so
+the answers of `eval` are planted as rows. `compare` makes no statements.
 
-Intervals that miss the planted value are counted apart: their level is 95 %, for all of a family at once. Those that
-rest on few prompts with rejections, as they say, count by themselves. The single runs of equal arms are of a draft that
+Half of the worlds have a trouble (`TROUBLES`). There is no trouble in which the speed of the machine varies differently
+under each arm, because one start of a server cannot show that: `repeats=` or `engine.blocks=` do.
+
+Intervals that miss the planted value are counted separately: they have 95 %, simultaneously for all of a family. Those
+that note that few prompts had rejections have their own count. If the arms of a single run are equal, its draft
 proposes nothing.
 """
 
@@ -38,7 +40,6 @@ import json
 import math
 import os
 import random
-import re
 import shutil
 import sys
 import tempfile
@@ -72,17 +73,18 @@ from harness.results.statistics.proportions import (
     wilson_interval,
 )
 
-# The file of the engine.
+# The module of the engine.
 simulated: Any = sys.modules[type(ENGINES["simulated"]).__module__]
-# Planted values as near to each other as this are equal: sums of the bench are rounded.
+# Planted values that differ by less than this count as equal, because sums are rounded.
 _ROUNDING = 1e-6
-# The difference in accuracy that pages exclude, or do not (`eval margin=0.05`), with room for rounding.
+# The difference in accuracy that matters on pages (`eval margin=0.05`), with room for rounding.
 _MARGIN = 0.05 + _ROUNDING
-# At loads above one the planted speed-up is that of a full batch: laps begin and end with fewer rows.
+# At loads above one, the planted speed-up is computed for a full batch. It may be off by this much, because laps begin
+# and end with fewer rows.
 _ROUNDING_AT_LOADS = 0.015
 
 
-# What disturbs a world, and the settings of `World` and of the engine that plant it.
+# The troubles of worlds, with the settings of `World` and of the engine that cause them.
 TROUBLES: Mapping[str, Mapping[str, Any]] = {
     "lengths": {"lengths": "lognormal"},
     "lengths of few": {"lengths": "Pareto"},
@@ -96,20 +98,22 @@ TROUBLES: Mapping[str, Mapping[str, Any]] = {
     "the regular arm warms up": {"warm_up": 0.6},
     "answers as short as K": {"lengths": "short"},
 }
-# Troubles whose truth holds at any load: rows of one length fill a batch until its end.
+# Troubles for which the planted speed-up is also right at higher loads: all answers have one length, so that batches
+# are full until their end.
 AT_LOADS = ("a few easy prompts", "unlike prompts", "acceptance falls", "the machine wanders")
-# By name, a quantile in [0, 1) -> tokens.
+# The populations of lengths by name, as functions from a quantile in [0, 1) to a number of tokens.
 _LENGTHS: Mapping[str, Callable[[float], int]] = {
     "lognormal": lambda quantile: max(2, round(24 * math.exp(0.8 * _normal(quantile)))),
     "Pareto": lambda quantile: min(200, max(2, round(10 * (1 - quantile) ** (-1 / 1.5)))),
     "bimodal": lambda quantile: 12 if quantile < 0.7 else 90,
     "short": lambda quantile: 4 + int(5 * quantile),
 }
-# Seconds after which a wandering machine has forgotten how fast it was, and passes that an arm takes to warm up.
+# The time constant, in seconds, with which the speed of a wandering machine changes; and the number of passes that an
+# arm takes to warm up.
 _WANDERS_S, _WARM_UP = 20.0, 150
-# Planted speed-ups that were computed.
+# A cache of planted speed-ups.
 _SPEEDUPS: dict[str, float] = {}
-# Quantiles that stand for a population of lengths, and of prompts.
+# The numbers of quantiles that represent a population of lengths, and of prompts.
 _NUM_LENGTHS, _NUM_PROMPTS = 20, 31
 
 
@@ -119,14 +123,15 @@ def _normal(quantile: float) -> float:
 
 @dataclass(frozen=True)
 class World:
-    """A planted world: what all of its runs share.
+    """A world: the settings that all of its runs share.
 
     Attributes:
-        lengths: the name of the population of lengths; empty where all answers have `num_tokens`.
+        engine: settings of the engine.
+        lengths: the name of the population of lengths; empty if all answers have `num_tokens`.
         longer_log_odds: added to the log-odds of acceptance in answers that are longer than the median.
-        tails: whether prompts differ with the tails of Student's t on 2 degrees of freedom.
-        wander: the standard deviation of how fast the machine is, under both arms.
-        warm_up: how much longer the first passes of the regular arm take, as a share.
+        tails: whether the log-odds of prompts follow Student's t with 2 degrees of freedom; otherwise they are normal.
+        wander: the standard deviation of the logarithm of the machine's speed, which changes slowly, for both arms.
+        warm_up: the share by which the first passes of the regular arm take longer.
     """
 
     engine: Mapping[str, Any]
@@ -141,14 +146,14 @@ class World:
 
     @property
     def population(self) -> Sequence[int]:
-        """Lengths that are equally likely."""
+        """The lengths of answers, which are equally likely."""
         if not self.lengths:
             return [self.num_tokens]
         places = (np.arange(_NUM_LENGTHS) + 0.5) / _NUM_LENGTHS
         return [_LENGTHS[self.lengths](place) for place in places]
 
     def typed(self, **engine: Any) -> list[str]:
-        """Its settings as they are typed."""
+        """The world's settings as they are typed, with these settings of the engine changed."""
         settings = {**self.engine, **engine}
         typed = [
             f"engine.{name}={[*value] if isinstance(value, tuple) else value}"
@@ -166,14 +171,16 @@ class World:
         ]
 
     def log_odds(self, length: int, settings: Any) -> Floats:
-        """What is added to the log-odds of acceptance in equally likely prompts with answers of a length."""
+        """The amounts that are added to the log-odds of acceptance, for equally likely prompts whose answers have this
+        length, [`_NUM_PROMPTS`].
+        """
         places = (np.arange(_NUM_PROMPTS) + 0.5) / _NUM_PROMPTS
         each = np.asarray(special.stdtrit(2, places) if self.tails else special.ndtri(places))
         longer = self.longer_log_odds if length > np.median(self.population) else 0.0
         return np.asarray(longer + settings.prompts_differ * each)
 
     def speedup(self, k: int, load: int = 1, **engine: Any) -> float:
-        """The planted speed-up: the expected time of all answers without drafts over that with them."""
+        """The planted speed-up: the expected time of all answers without drafts, divided by that with drafts."""
         asked = f"{self} {k} {load} {engine}"
         if asked not in _SPEEDUPS:
             _SPEEDUPS[asked] = self._speedup(
@@ -194,7 +201,7 @@ class World:
 
     @contextlib.contextmanager
     def planted(self) -> Iterator[None]:
-        """The troubles that no setting plants, within the block, in which one engine answers."""
+        """Within the block, in which one engine is opened, cause the troubles for which the engine has no setting."""
         pass_of, row_of = simulated._Batch._pass, simulated._Row.of
         drawn = random.Random(f"wander {self.seed} {random.random()}")
         passes: Counter[str] = Counter()
@@ -228,7 +235,7 @@ class World:
 
 
 def _expected_ms(settings: Any, k: int, load: int, num_tokens: int, log_odds: Floats) -> Floats:
-    """The mean time of the iterations that decode so many tokens of each prompt, [num_prompts]."""
+    """The expected time of the iterations that decode this many tokens, for each prompt, [num_prompts]."""
     rates = [_shifted(rate, log_odds) for rate in settings.acceptance_by_position]
     times = [np.zeros_like(log_odds)]
     for left in range(1, num_tokens + 1):
@@ -244,7 +251,7 @@ def _expected_ms(settings: Any, k: int, load: int, num_tokens: int, log_odds: Fl
 
 
 def _stall_ms(settings: Any) -> float:
-    """The mean time that an iteration stalls."""
+    """The mean time for which an iteration stalls."""
     return settings.stall_ms / settings.stall_every if settings.stall_every else 0.0
 
 
@@ -256,7 +263,9 @@ def _shifted(rate: float, log_odds: Floats) -> Floats:
 
 @dataclass
 class Found:
-    """What a page said: claims and false ones by their words, and intervals and those that miss."""
+    """Counts of a page's statements, by their words: all, and false ones; and of its intervals: all, and those that
+    miss.
+    """
 
     command: str
     said: Counter[str] = field(default_factory=Counter)
@@ -268,12 +277,12 @@ class Found:
         self.wrong[words] += is_false
 
     def check_speedup(self, statement: Statement, truth: float, rounding: float) -> None:
-        """Hold a statement about a speed-up against the planted one."""
+        """Compare a statement about a speed-up with the planted speed-up."""
         self.check(statement.words, is_false=_is_false(statement, truth, rounding))
         self._count(statement, truth, rounding)
 
     def check_share(self, statement: Statement, truth: float, rounding: float) -> None:
-        """Hold a statement about the ratio of two speed-ups against the planted one."""
+        """Compare a statement about the ratio of two speed-ups with the planted ratio."""
         is_false = _is_false(statement, truth, rounding)
         if statement.words == "not ranked":
             is_false = not _is_rightly_left_out(statement)
@@ -281,7 +290,7 @@ class Found:
         self._count(statement, truth, rounding)
 
     def check_difference(self, statement: Statement, truth: float) -> None:
-        """Hold a statement about two proportions against their planted difference."""
+        """Compare a statement about two proportions with their planted difference."""
         sides = {"above": truth <= 0, "below": truth >= 0}
         sides["open"] = statement.is_judged and abs(truth) > _MARGIN
         self.check(statement.words, is_false=sides.get(statement.relation, False))
@@ -310,7 +319,7 @@ def _is_false(statement: Statement, truth: float, rounding: float) -> bool:
 
 
 def _is_rightly_left_out(statement: Statement) -> bool:
-    """Whether a run that is not ranked has the reason that is given."""
+    """Whether the reason that is given for not ranking a run is true."""
     speedup = getattr(statement.subject, "speedup", None)
     if statement.why == "drift or a busy machine":
         return not statement.subject.was_quiet
@@ -319,13 +328,13 @@ def _is_rightly_left_out(statement: Statement) -> bool:
 
 
 def _is_doubted(statement: Statement) -> bool:
-    """Whether its machine gave several threads too little time for a verdict."""
+    """Whether the machine was too busy for a verdict on a run with several threads."""
     row = statement.subject
     return (row.processor_share or 1.0) < 0.5 and (row.num_threads or 1) > 1
 
 
 def _check_page(found: Found, page: Page, planted: Callable[[Any], float], rounding: float) -> None:
-    """Hold statements, the cells of tables that are drawn, and words about causes and steps against what is planted."""
+    """Compare a page's statements, marks in tables, and words about causes and steps with the planted values."""
     for statement in page.statements:
         _check(found, statement, planted, rounding)
     speedups = [planted(said.subject) for said in page.statements if said.reference is None]
@@ -339,13 +348,10 @@ def _check_page(found: Found, page: Page, planted: Callable[[Any], float], round
         for _, text in part.why:
             if "would give" in text and speedups:
                 found.check("a cause of a loss", is_false=min(speedups) >= 1 - rounding)
-    for step in page.next:
-        if re.match("none pays|it does not pay", step.text) and speedups:
-            found.check("none pays", is_false=max(speedups) > 1 + rounding)
 
 
 def _check_marks(found: Found, runs: Sequence[Run[Any]], planted: Callable[[Any], float]) -> None:
-    """Hold the marks of a best run, and the colours of bars, against what is planted."""
+    """Check that runs that are marked as best have the highest planted speed-up."""
     pairs = ranked_runs(runs)
     for members in grouped(pairs, lambda pair: id(pair.series)).values():
         for pair in members:
@@ -358,7 +364,7 @@ def _check_marks(found: Found, runs: Sequence[Run[Any]], planted: Callable[[Any]
 
 @contextlib.contextmanager
 def _elsewhere() -> Iterator[None]:
-    """In an empty directory, without output."""
+    """Within the block, work in an empty directory, without output."""
     with (
         tempfile.TemporaryDirectory() as directory,
         contextlib.chdir(directory),
@@ -370,7 +376,12 @@ def _elsewhere() -> Iterator[None]:
 
 
 def drawn_world(rng: random.Random, *, loads: bool = False) -> World:
-    """Any world; of four one has arms that are equal, another one starts unevenly or stalls, and two have a trouble."""
+    """Draw a world. Independently, half of the worlds have a trouble, a quarter have equal arms, and a quarter have
+    stalls and perhaps drift.
+
+    Args:
+        loads: whether the world is for several loads.
+    """
     engine: dict[str, Any] = {
         "step_ms": 20.0,
         "first_ms": 0.0,
@@ -395,16 +406,23 @@ def drawn_world(rng: random.Random, *, loads: bool = False) -> World:
         engine |= {"acceptance": 0.0, "draft_ms": 0.0, "width_ms": 0.0}
     if rng.random() < 0.25:
         engine |= {"drift": rng.choice([0.0, 0.3]), "stall_every": 200, "stall_ms": 300}
-    # As many as the largest load.
+    # For several loads there are as many prompts as the largest load.
     num_prompts = 16 if loads else rng.choice([8, 10, 15, 30])
     return World(engine, num_prompts, rng.choice([16, 32]), rng.randrange(10**6), **trouble)
 
 
 def _check_results(found: Found, truths: Mapping[str, float]) -> Page | None:
-    """Hold the page about all runs in `results`, its pictures and its JSON against the planted speed-up of each run."""
+    """Compare the page about all runs in `results`, its marks and its JSON with the planted speed-up of each run.
+
+    Args:
+        truths: the planted speed-ups, by run id.
+
+    Returns:
+        The page; None if no run has figures.
+    """
 
     def planted(row: Any) -> float:
-        # It may be that of several runs.
+        # The row may be pooled, from several runs of one setting.
         return truths[str((row.pooled_runs or [row.run])[0])]
 
     record = measurement("latency")
@@ -422,7 +440,7 @@ def _check_results(found: Found, truths: Mapping[str, float]) -> Page | None:
 
 
 def _without_ids(statement: dict[str, Any]) -> str:
-    """A statement as JSON: pooled runs get an id whenever they are read."""
+    """A statement as JSON without ids of runs, because pooled runs get a new id whenever they are read."""
     rows = [row for row in (statement["subject"], statement["reference"]) if row is not None]
     for row in rows:
         row.pop("run")
@@ -432,7 +450,7 @@ def _without_ids(statement: dict[str, Any]) -> str:
 def _check(
     found: Found, statement: Statement, planted: Callable[[Any], float], rounding: float
 ) -> None:
-    """Hold what is said of one of several runs against the planted speed-up of a row."""
+    """Compare a statement about a run, or about a run and its reference, with the planted values."""
     truth = planted(statement.subject)
     if statement.kind == "compared":
         found.check_share(statement, truth / planted(statement.reference), rounding)
@@ -441,15 +459,15 @@ def _check(
 
 
 def _run(world: World, *typed: str) -> str:
-    """Run `latency`; the id of the run."""
-    # A run without a verdict has rows, too.
+    """Run `latency`, and return the id of the run."""
+    # A run without a verdict raises an error, but it has rows, too.
     with contextlib.suppress(VerdictError), world.planted():
         harness.run("latency", *typed)
     return str(pd.read_csv("results/latency.csv")["run"].iloc[-1])
 
 
 def one_run(rng: random.Random) -> Found:
-    """A single run whose phases were timed, as of our own loop."""
+    """Check a single run, with times of phases as harness's own loop would have measured them."""
     found = Found("latency")
     world, k = drawn_world(rng), rng.choice([2, 4, 8])
     truth = world.speedup(k)
@@ -470,7 +488,7 @@ def one_run(rng: random.Random) -> Found:
 
 
 def _with_phases(world: World, k: int, rows: Sequence[Any], rng: random.Random) -> list[Any]:
-    """Rows of a run with what its loop would have measured beside."""
+    """The rows of a run with the columns about phases that harness's own loop would have measured."""
     settings = simulated.SimulatedSettings(**world.engine)
     # Phases are means over a hundred iterations or more.
     noise = [math.exp(rng.gauss(0, settings.noise / 10)) for _ in range(3)]
@@ -490,7 +508,7 @@ def _with_phases(world: World, k: int, rows: Sequence[Any], rng: random.Random) 
 
 
 def sweep_over_k(rng: random.Random) -> Found:
-    """A sweep over K."""
+    """Check a sweep over K."""
     found = Found("sweep over K")
     world = drawn_world(rng)
     ks = sorted(rng.sample([1, 2, 3, 4, 6, 8], rng.choice([2, 3, 4])))
@@ -500,13 +518,13 @@ def sweep_over_k(rng: random.Random) -> Found:
 
 
 def sweep_over_drafts(rng: random.Random) -> Found:
-    """A sweep over drafts, of which some are equal."""
+    """Check a sweep over drafts, some of which have equal speed-ups."""
     found = Found("sweep over drafts")
     world, k = drawn_world(rng), rng.choice([2, 4])
     acceptance, draft_ms = world.engine["acceptance"], world.engine["draft_ms"]
     truths = {}
     for number in range(rng.choice([2, 3, 4, 5])):
-        # Another setting, and the same time.
+        # The tiny change makes another setting with practically the same time.
         draft = {"acceptance": acceptance, "draft_ms": draft_ms + number * 1e-9}
         if rng.random() < 0.5 and acceptance and not isinstance(acceptance, tuple):
             draft["acceptance"] = round(min(0.98, acceptance * rng.uniform(0.7, 1.3)), 3)
@@ -516,7 +534,9 @@ def sweep_over_drafts(rng: random.Random) -> Found:
 
 
 def _damage(rng: random.Random, run: str) -> str:
-    """Make of a run one that was interrupted, that shared its cores, or whose times of prompts are gone; which."""
+    """Change the files of a run: as if it had been interrupted, or as if its machine had been busy, or without its
+    prompts file. Return the kind of damage.
+    """
     damage = rng.choice(["interrupted", "starved", "without prompts"])
     rows = pd.read_csv("results/latency.csv", dtype=str)
     its_own = rows["run"] == run
@@ -531,7 +551,7 @@ def _damage(rng: random.Random, run: str) -> str:
 
 
 def mixed_report(rng: random.Random) -> Found:
-    """A directory of unlike runs: several K, loads, numbers of prompts, seeds, repetitions, and damaged ones."""
+    """Check a report about different runs: several K, numbers of prompts, seeds and repetitions, and damaged runs."""
     found = Found("report")
     world = drawn_world(rng)
     truths = {}
@@ -541,7 +561,7 @@ def mixed_report(rng: random.Random) -> Found:
         typed = [*world.typed(), f"K={k}", f"seed={world.seed + rng.choice([0, 0, 1])}"]
         if rng.random() < 0.3:
             typed.append(f"num_prompts={rng.choice([4, 12, 20])}")
-        # A measurement that is made again is the same with another noise.
+        # A repetition has the same settings and different noise.
         for repeat in range(1, rng.choice([2, 2, 4])):
             run = _run(world, *typed, f"repeat={repeat}")
             truths[run] = world.speedup(k)
@@ -554,7 +574,7 @@ def mixed_report(rng: random.Random) -> Found:
 
 
 def sweep_over_loads(rng: random.Random) -> Found:
-    """A sweep over loads and K, and its schedule."""
+    """Check a sweep over loads and K, and its schedule."""
     found = Found("sweep over loads")
     world = drawn_world(rng, loads=True)
     loads = rng.choice(["1,4", "1,4,16", "1,2,8"])
@@ -583,7 +603,7 @@ def sweep_over_loads(rng: random.Random) -> Found:
 def _check_schedule(
     found: Found, members: Sequence[Member], planted: Callable[[Any], float]
 ) -> None:
-    """Hold a schedule against the planted speed-up of each run."""
+    """Compare a schedule with the planted speed-up of each run."""
     schedule, _ = schedule_of(members)
     member_of = {(load_of(member), member.run.last.num_draft_tokens): member for member in members}
     before = 0
@@ -601,7 +621,7 @@ def _check_schedule(
 
 
 def one_eval(rng: random.Random) -> Found:
-    """One to four evaluations, with planted chances that each arm answers correctly."""
+    """Check a page about one to four runs of `eval`, with planted probabilities that an arm answers correctly."""
     found = Found("eval")
     draws = np.random.default_rng(rng.randrange(10**9))
     truths = {}
@@ -610,7 +630,7 @@ def one_eval(rng: random.Random) -> Found:
         num_questions = rng.choice([30, 100, 300])
         chance = rng.uniform(0.3, 0.95)
         difference = rng.choice([0.0, 0.0, -0.05, -0.1, 0.03])
-        # Both arms find the same questions hard.
+        # A share of the questions is equally hard for both arms.
         is_shared = draws.random(num_questions) < rng.choice([0.0, 0.7])
         regular, other = draws.random((2, num_questions))
         other = np.where(is_shared, regular, other)
@@ -646,7 +666,11 @@ COMMANDS: dict[str, Callable[[random.Random], Found]] = {
 
 
 def page(numbered: tuple[str, int]) -> Found:
-    """One page of a command, by the number of its world."""
+    """Check one page.
+
+    Args:
+        numbered: a key of `COMMANDS`, and the number of the world, which seeds all random numbers.
+    """
     name, number = numbered
     with _elsewhere():
         random.seed(number)
@@ -654,7 +678,7 @@ def page(numbered: tuple[str, int]) -> Found:
 
 
 def show(name: str, found: Sequence[Found]) -> None:
-    """Print one command: pages that say anything false, statements by relation, and intervals that miss."""
+    """Print the counts for one command: pages with a false statement, statements by their words, and intervals."""
     num_false = sum(any(one.wrong.values()) for one in found)
     share = num_false / len(found)
     error = math.sqrt(max(share, 1 / len(found)) * (1 - share) / len(found))

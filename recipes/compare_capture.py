@@ -1,9 +1,9 @@
-"""Records `harness compare` in a terminal, and makes the README's moving picture of it: docs/compare.svg.
+"""Records `harness compare` in a terminal, and makes an animated picture of it for the README: docs/compare.svg.
 
     python recipes/compare_capture.py [--prompt TEXT] [--out docs/compare.svg]
 
-The picture runs in real time, from the first key of the prompt to the verdict on the race, and has the figures of the
-machine that made it: use a quiet one. Where pictures do not move it shows the end.
+The picture runs in real time, from the first key of the prompt to the verdict on the race. It contains the figures that
+were measured meanwhile, so use an idle machine. A viewer without animation shows the end.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from pyte.screens import Char
 
 from harness.config.installation import CONF
 
-# The first of the shipped set, of about its mean acceptance.
+# The first prompt of the shipped set. Its acceptance is about the mean of the set.
 PROMPT = "Paul was a shy hedgehog who lived near the village. In"
 COMMAND = "harness compare temperature=0"
 LAST_LINE = "The texts are identical, token for token."
 COLUMNS, LINES = 80, 30
 SECONDS_PER_KEY = 0.03
-# Output that comes within this time belongs to one frame.
+# Output that arrives within this time belongs to one frame.
 SECONDS_OF_ONE_FRAME = 0.005
-# Before the first key, and between the end and the next beginning.
+# Pauses before the first key, and between the end and the next beginning.
 PAUSE_BEFORE_S = 0.6
 PAUSE_AFTER_S = 5.0
 PATIENCE_S = 300.0
@@ -45,16 +45,16 @@ PATIENCE_S = 300.0
 # Pixels.
 FONT_SIZE, CHARACTER, LINE, MARGIN = 14, 8.4, 20, 16
 BACKGROUND, FOREGROUND = "#14181d", "#d5dbe1"
-# pyte knows no dim text: it gets a colour.
+# pyte does not support dim text, so such text gets a colour.
 DIM, DIM_COLOUR = "\x1b[2m", "\x1b[38;2;139;148;158m"
 
 
 class Piece(NamedTuple):
-    """Characters of one style, next to each other on a line.
+    """Adjacent characters on a line that have one style.
 
     Attributes:
-        line, column: of its first character.
-        style: attributes of SVG.
+        line, column: the position of the first character.
+        style: the style as attributes of an SVG element.
     """
 
     line: int
@@ -64,14 +64,14 @@ class Piece(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """What the screen shows from a time on, in seconds."""
+    """The content of the screen from the time `at` on, in seconds."""
 
     at: float
     pieces: frozenset[Piece]
 
 
 class Recording:
-    """A terminal with `compare` in it."""
+    """A terminal in which `compare` runs, and the frames that it has shown."""
 
     def __init__(self, directory: Path) -> None:
         self.frames: list[Frame] = []
@@ -83,9 +83,9 @@ class Recording:
         environment |= {"COLUMNS": str(COLUMNS), "LINES": str(LINES)}
         self._keyboard, inside = os.openpty()
         termios.tcsetwinsize(inside, (LINES, COLUMNS))
-        # The terminal replies to a request for the cursor's position.
+        # Like a real terminal, answer a request for the cursor's position.
         self._screen.write_process_input = self.type
-        # Files of a recording are of no use.
+        # The files of the run are not needed.
         settings = ["results.file=null", f"hydra.run.dir={directory}"]
         command = [sys.executable, "-m", *COMMAND.split(), *settings]
         self._process = subprocess.Popen(
@@ -97,14 +97,18 @@ class Recording:
         os.write(self._keyboard, keys.encode())
 
     def wait_for(self, expected: str) -> None:
-        """Record until this is on the screen."""
+        """Record until this text is on the screen.
+
+        Raises:
+            AssertionError: it is not there after PATIENCE_S seconds.
+        """
         deadline = time.monotonic() + PATIENCE_S
         while expected not in "\n".join(self._screen.display):
             assert time.monotonic() < deadline, "\n".join(self._screen.display)
             self.record(1.0)
 
     def record(self, seconds: float) -> None:
-        """Record one frame, or nothing if none comes within this time."""
+        """Record one frame; no frame if there is no output within this time."""
         patience = seconds
         printed = b""
         while select.select([self._keyboard], [], [], patience)[0]:
@@ -120,14 +124,14 @@ class Recording:
         os.close(self._keyboard)
 
     def _pieces(self) -> Iterator[Piece]:
-        """What is on the screen, up to the verdict's last line: the next prompt comes at once."""
+        """The content of the screen, without the lines after the verdict, where the next prompt appears."""
         for line, text in enumerate(self._screen.display):
             cells = self._screen.buffer[line]
             start = 0
             styles = (_style(cells[column]) for column in range(len(text.rstrip())))
             for style, run in itertools.groupby(styles):
                 end = start + len(list(run))
-                # Lanes and words that are far apart change at different times.
+                # Words that are far apart become separate pieces, because the lanes change at different times.
                 for word in re.finditer(r"\S+(?: {1,2}\S+)*", text[start:end]):
                     yield Piece(line, start + word.start(), word.group(), style)
                 start = end
@@ -147,12 +151,12 @@ def _style(cell: Char) -> str:
 
 
 def record(prompt: str) -> list[Frame]:
-    """Frames of a race, from a terminal that awaits the prompt to the verdict; the first one is at 0 s."""
+    """The frames of a race. The first one, at 0 s, shows the terminal before the prompt; the last one the verdict."""
     with tempfile.TemporaryDirectory() as directory:
         recording = Recording(Path(directory))
         try:
             recording.wait_for("Ctrl-D ends.")
-            # Until `>` is drawn, and keys are read.
+            # Wait until `>` is drawn, because keys are read only then.
             recording.wait_for("\n> ")
             recording.record(1.0)
             first = recording.frames[-1]
@@ -171,7 +175,7 @@ def record(prompt: str) -> list[Frame]:
 
 
 def as_svg(frames: list[Frame]) -> str:
-    """The frames as one picture that moves by CSS alone: each piece is visible while it is on the screen."""
+    """The frames as an SVG picture that is animated by CSS only: each piece is visible while it is on the screen."""
     length = frames[-1].at + PAUSE_AFTER_S
     ends = [frame.at for frame in frames[1:]] + [length]
     seen: dict[Piece, list[tuple[float, float]]] = {}
@@ -200,7 +204,7 @@ def as_svg(frames: list[Frame]) -> str:
             attributes += f' class="{name}"'
         if piece not in frames[-1].pieces:
             attributes += ' visibility="hidden"'
-        # The command's own line is above the screen.
+        # The line with the command is above the screen.
         texts.append(_text(piece.line + 1, piece.column, piece.text, attributes))
     num_lines = 2 + max(piece.line for piece in seen)
     width = 2 * MARGIN + COLUMNS * CHARACTER
@@ -229,7 +233,7 @@ g{{font:{FONT_SIZE}px ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mo
 def _text(line: int, column: int, text: str, attributes: str) -> str:
     x = MARGIN + column * CHARACTER
     y = MARGIN + line * LINE + FONT_SIZE
-    # So that every font fits the grid.
+    # `textLength` makes every font fit the grid.
     length = len(text) * CHARACTER
     return f'<text x="{x:.1f}" y="{y}" textLength="{length:.1f}"{attributes}>{escape(text, quote=False)}</text>\n'
 

@@ -1,4 +1,4 @@
-"""Settings and columns as their own classes describe them: what texts of help and pages of the site are made of."""
+"""Descriptions of settings and columns, read from their classes. The help texts and pages of the site use them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from harness.config.settings import DraftSettings, ModelSettings
 from harness.results.row import ColumnDescription
 from harness.results.schema import CORE_COLUMNS
 
-# The groups of settings that commands have, some of them without `prompts`; apart from drafts and engines.
+# The groups of settings that commands have, without `draft` and `engine`. Some commands have no `prompts`.
 GROUPS = dict(sorted(fixed_groups(PromptedSettings).items()))
 
 
@@ -27,10 +27,10 @@ class Setting(NamedTuple):
     """One setting, or a preset, a draft or an engine that can be typed.
 
     Attributes:
-        name: as it is typed, `decoding.top_p`.
+        name: the name as it is typed, `decoding.top_p`.
         meaning: half a line or more.
-        choices: the words that it takes; none for numbers, texts and lists.
-        value: its default, or in `--help` the value that the typed settings give it; MISSING where there is none.
+        choices: the words that the setting accepts; () for numbers, texts and lists.
+        value: the setting's default, in general or for a command; MISSING if there is none.
     """
 
     name: str
@@ -40,11 +40,11 @@ class Setting(NamedTuple):
 
 
 def described(kind: type, prefix: str = "", without: Collection[str] = ()) -> list[Setting]:
-    """The settings of a class as its docstring describes them; groups of settings such as `decoding` are left out.
+    """The settings of a class, with the meanings in its docstring. Groups of settings such as `decoding` are left out.
 
     Args:
-        prefix: before each name, `draft.`.
-        without: fields that are left out too.
+        prefix: the beginning of each name, `draft.`.
+        without: names of fields to leave out, too.
     """
     meanings = _meanings(kind)
     types = value_types(kind)
@@ -52,7 +52,7 @@ def described(kind: type, prefix: str = "", without: Collection[str] = ()) -> li
     for field in dataclasses.fields(kind):
         if field.name in without or field.name not in types:
             continue
-        # The names of a registry, where a setting takes one of them.
+        # For a setting whose value is a name in a registry, the metadata have a function that returns all names.
         names_of_choices = field.metadata.get("choices")
         choices = tuple(names_of_choices()) if names_of_choices else _choices(types[field.name])
         meaning = meanings.get(field.name, "")
@@ -61,18 +61,18 @@ def described(kind: type, prefix: str = "", without: Collection[str] = ()) -> li
 
 
 def _meanings(kind: type) -> dict[str, str]:
-    """The meanings of a dataclass's fields, from the `Attributes:` of its docstring and of its bases'."""
+    """The meanings of a dataclass's fields, from the section `Attributes:` in its docstring and its base classes'."""
     meanings: dict[str, str] = {}
     for ancestor in reversed(kind.__mro__):
         if not dataclasses.is_dataclass(ancestor):
             continue
         _, _, section = inspect.cleandoc(ancestor.__doc__ or "").partition("Attributes:\n")
-        # Up to the next section.
+        # The section ends where a line is not indented.
         attributes = re.split(r"\n(?=\S)", section)[0]
-        # "    name: meaning", and further lines, indented more.
+        # Matches "    name: meaning", and further lines that are indented more.
         for name, lines in re.findall(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", attributes, re.MULTILINE):
             text = " ".join(lines.split())
-            # As a user types them: `null`, `true`.
+            # Write values as a user types them: `null`, `true`.
             for value in (None, True, False):
                 text = re.sub(rf"\b{value}\b", as_typed(value), text)
             meanings[name] = text
@@ -89,13 +89,13 @@ def _choices(hint: Any) -> tuple[str, ...]:
 
 
 def group_settings(group: str) -> list[Setting]:
-    """The settings of one of `GROUPS`, without those that `model=` and `prompts=` set themselves."""
+    """The settings of one of `GROUPS`, without those that are set by choosing a preset, `model=` or `prompts=`."""
     chosen = ("name", "repository", "file") if group in ("model", "prompts") else ()
     return described(GROUPS[group], f"{group}.", chosen)
 
 
 def command_settings(kind: type[RunSettings]) -> tuple[list[Setting], list[Setting]]:
-    """The settings outside groups: those that every command has, in this one's words, and its own."""
+    """The settings outside groups: those of all commands, with this command's meanings; and the command's own."""
     common = value_types(RunSettings)
     settings = described(kind)
     own = [setting for setting in settings if setting.name not in common]
@@ -103,7 +103,7 @@ def command_settings(kind: type[RunSettings]) -> tuple[list[Setting], list[Setti
 
 
 def method_settings(kind: type[DraftSettings]) -> list[Setting]:
-    """The settings of a way to draft, without those that every draft or every model has."""
+    """The settings of a drafting method, without those that every draft or every model has."""
     return described(kind, "draft.", value_types(DraftSettings) | value_types(ModelSettings))
 
 
@@ -120,7 +120,7 @@ def sentence(summary: str) -> str:
 # Columns --------------------------------------------------------------------------------------------
 
 CORE = "The core dozen"
-# Figures by the question they answer. The first pattern that is found in a column's name decides.
+# The questions that figures answer. A column belongs to the first question whose pattern is found in its name.
 _TOPICS = {
     "Is it faster, and how sure is that?": (
         r"^arm$|speedup|pooled_runs|interleaved|num_(different_)?prompts|aa_ratio"
@@ -134,7 +134,7 @@ _TOPICS = {
         r"ms_per_token|tokens_per_second|first_token|per_output|inter_token|num_(prompt_)?tokens|_answer$"
     ),
     "Where does the time go?": r"_ms$|8bit|experts|bytes|floor",
-    "Was the machine quiet, and the work the same?": (
+    "Was the machine idle, and the work the same?": (
         r"drift|processor|^load$|cores|gpu|throttled|units|identical"
         r"|difference|divergence|margin|skipped|truncated"
     ),
@@ -145,11 +145,12 @@ _CIRCUMSTANCES = "With what, where and when?"
 
 
 class Column(NamedTuple):
-    """A column as it is listed; one with an interval has a `±` behind its name, and stands for four.
+    """A column as it is listed. A figure with an interval, which is four columns in a file, is one `Column`, with a `±`
+    after its name.
 
     Attributes:
-        type: of its values, `float`.
-        unit: of its values; empty for none.
+        type: the type of the values, `float`.
+        unit: the unit of the values; empty for none.
     """
 
     name: str
@@ -159,7 +160,10 @@ class Column(NamedTuple):
 
 
 def columns_by_topic() -> dict[str, dict[Column, list[str]]]:
-    """Every column with the files that have it, without `.csv`; the core first, and those of one file last."""
+    """For each topic, its columns with the files that have them, without `.csv`.
+
+    The core dozen comes first, and the columns of a single file come last, with the file's docstring as their topic.
+    """
     titles = [CORE, *_TOPICS, _OTHER_FIGURES, _SETTINGS, _CIRCUMSTANCES]
     topics: dict[str, dict[Column, list[str]]] = {title: {} for title in titles}
     for kind in row_kinds():
@@ -192,7 +196,7 @@ def _listed(name: str, column: ColumnDescription) -> Column:
 def _taken_out(
     topics: dict[str, dict[Column, list[str]]], files: list[str]
 ) -> dict[Column, list[str]]:
-    """The columns that exactly these files have, which are no longer in a topic."""
+    """Remove the columns that exactly these files have from their topics, and return them."""
     found = {}
     for columns in topics.values():
         for column in [each for each, stems in columns.items() if stems == files]:

@@ -1,4 +1,4 @@
-"""Prints every file of the package with the first sentence of its docstring: `python -m recipes.files [ROOM]`."""
+"""Prints each file of the package with the first sentence of its docstring: `python -m recipes.files [ROOM]`."""
 
 from __future__ import annotations
 

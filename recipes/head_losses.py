@@ -1,7 +1,8 @@
-"""Losses of the heads that ship: each learns the target's whole distributions from the inputs that it drafts with.
+"""The losses with which the shipped heads are trained. A head learns the target's whole distributions, from the inputs
+that it has when it drafts.
 
-All are cross-entropies, which differ from the KL divergence only by the target's own entropy. Rows are padded on the
-right, where a causal model sees nothing of the padding.
+All losses are cross-entropies, which differ from the KL divergence only by the entropy of the target's distributions.
+Rows are padded on the right, so that a causal model does not see the padding.
 """
 
 from __future__ import annotations
@@ -18,23 +19,24 @@ from harness.local.drafting.heads.head import Head, Unread
 from harness.local.drafting.heads.medusa import Medusa
 from harness.local.runners.slots import SlotCache
 
-# The weight of each further draft token, as a share of the one before: verification reaches it less often.
+# The weight of a draft token is this share of the weight of the one before, because verification reaches later tokens
+# less often.
 DECAY = 0.8
-# Tokens that an EAGLE-3 head is trained to draft.
+# The number of tokens that an EAGLE-3 head is trained to draft.
 CHAIN = 4
-# Blocks of each row that a step of DFlash passes.
+# The number of blocks of each row in a training step of DFlash.
 BLOCKS = 8
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Texts, and what the target computes over them.
+    """Texts, and the target's outputs for them.
 
     Attributes:
         tokens: [B, n], padded on the right.
         is_learned: [B, n], whether the target's distribution after a token is learned.
         target_probabilities: [B, n, V], the target's distribution after each token.
-        features: [B, n, L * D], the states of the L layers that the head reads, side by side.
+        features: [B, n, L * D], the hidden states of the L layers that the head reads, concatenated.
     """
 
     tokens: Tensor
@@ -43,9 +45,9 @@ class Batch:
     features: Tensor
 
     def loss(self, logits: Tensor, ahead: int, first: int = 0) -> Tensor:
-        """The mean cross-entropy of logits [B, m, V]: entry i learns the distribution after token i + `ahead`.
+        """The mean cross-entropy of logits [B, m, V], whose entry i predicts the distribution after token i + `ahead`.
 
-        Entries before `first` do not count.
+        Entries before `first` are left out.
         """
         end = max(0, self.tokens.shape[1] - ahead)
         return soft_loss(
@@ -56,13 +58,13 @@ class Batch:
 
 
 def soft_loss(logits: Tensor, target_probabilities: Tensor, weights: Tensor) -> Tensor:
-    """The mean cross-entropy of logits [..., V] to distributions [..., V], with weights [...]."""
+    """The mean cross-entropy between distributions [..., V] and logits [..., V], with weights [...]."""
     each = -(target_probabilities * logits.float().log_softmax(-1)).sum(-1)
     return (each * weights).sum() / weights.sum().clamp(min=1)
 
 
 def loss_of(head: Head, target: Any, batch: Batch) -> Tensor:
-    """The loss of a head that borrows what it lacks from its target."""
+    """The loss of a head. First the head borrows the modules that it lacks, such as embeddings, from the target."""
     head.borrow(target)
     if isinstance(head, Eagle3):
         return eagle_loss(head, batch)
@@ -73,10 +75,10 @@ def loss_of(head: Head, target: Any, batch: Batch) -> Tensor:
 
 
 def eagle_loss(head: Eagle3, batch: Batch) -> Tensor:
-    """Training-time test (section 3.2 of the paper).
+    """The loss of EAGLE-3's training-time test (section 3.2 of its paper).
 
-    Step s computes the s-th entry beyond the decided tokens of the chains from every token, from the states that step
-    s - 1 made.
+    A chain of draft tokens begins at every token of a text, and all chains are computed together. Step s computes the
+    s-th draft entry of each chain, from the states that step s - 1 computed.
     """
     embedded = head.embed(batch.tokens[:, 1:])
     states = head.join(batch.features[:, :-1])
@@ -87,19 +89,19 @@ def eagle_loss(head: Eagle3, batch: Batch) -> Tensor:
         cache.step = step
         states = head(embedded, states, cache)
         logits, following = head.predict(states)
-        # Chains begin at position 0 or later: after `step` entries none is before `step`.
+        # Chains begin at position 0 or later, so their entries in this step are at position `step` or later.
         losses.append(batch.loss(logits, ahead=1, first=step) * DECAY**step)
-        # The state of entry i goes to entry i + 1. The zeros never count.
+        # The state of entry i becomes the input of entry i + 1. The zeros at the beginning have no effect on the loss.
         states = nn.functional.pad(following, (0, 0, 1, -1))
     return torch.stack(losses).sum()
 
 
 class _Unrolled(SlotCache):
-    """The cache of a pass over the chains from every token at once, step after step.
+    """A cache for passes over all chains together, one pass for each step.
 
-    At position i, step 0 has entry i, made from the target's features. Step s has the s-th entry after it of the chain
-    that began at entry i - s. So in step 2 position 5 continues the chain from entry 3: it sees entries 0 to 3 of step
-    0, position 4 of step 1, and itself.
+    In step 0, position i has entry i, which is computed from the target's features. In step s, position i has the s-th
+    draft entry of the chain that began at entry i - s. For example, in step 2 position 5 continues the chain from entry
+    3. It sees entries 0 to 3 of step 0, position 4 of step 1, and itself.
     """
 
     def __init__(self, positions: Tensor) -> None:
@@ -118,7 +120,7 @@ class _Unrolled(SlotCache):
         return key_states, value_states
 
     def range_mask(self, first: Tensor, last: Tensor) -> Tensor:
-        """A mask [B, 1, n, (steps so far) * n], the keys of one step behind those of another."""
+        """A mask [B, 1, n, (steps so far) * n]. The keys of step 0 come first, then those of step 1, and so on."""
         ahead = last.unsqueeze(-1) - self.positions[:, None, :]  # [B, n, n], from key to query
         window = last.unsqueeze(-1) - first.unsqueeze(-1)
         seen_of_steps = [(ahead >= self.step) & (ahead <= window)]
@@ -128,12 +130,15 @@ class _Unrolled(SlotCache):
 
 
 def block_loss(head: DFlash, batch: Batch) -> Tensor:
-    """The loss of `BLOCKS` blocks of each row, passed as `DFlash.draft` does, at anchors chosen at random."""
+    """The loss of DFlash over `BLOCKS` blocks of each row, computed as in `DFlash.draft`, at random anchors.
+
+    The anchor of a block is the last decided token before its draft tokens.
+    """
     config = head.config
     num_rows, length = batch.tokens.shape
     most = head.most_tokens
-    # A block with token a as its anchor sees the features up to token a - 1, and predicts from token a + 1 on, all
-    # within the text.
+    # A block whose anchor is token a sees the features up to token a - 1, and predicts the tokens from a + 1 on. All of
+    # these must be within the text.
     possible = batch.is_learned[:, 1 : 1 + length - most].float() + 1e-9
     anchors = 1 + torch.multinomial(possible, BLOCKS, replacement=True).flatten()
     rows = torch.arange(num_rows).repeat_interleave(BLOCKS)
@@ -158,7 +163,9 @@ def block_loss(head: DFlash, batch: Batch) -> Tensor:
 
 
 def medusa_loss(head: Medusa, batch: Batch) -> Tensor:
-    """The sum of the heads' losses: from the state at token i, head h learns the distribution of token i + h + 2."""
+    """The sum of the losses of Medusa's heads. From the state at token i, head h learns the distribution of token
+    i + h + 2.
+    """
     losses = []
     for number in range(head.config.num_heads):
         logits = head.logits_ahead(number, batch.features)

@@ -1,6 +1,6 @@
-"""The texts that `harness help` prints, in `harness/cli/texts`: `python -m recipes.help_texts` writes them.
+"""Writes the texts that `harness help` prints, in `harness/cli/texts`: `python -m recipes.help_texts`.
 
-Those of `report` and `audit`, which have no settings of a run, are written by hand.
+The texts of `report` and `audit`, which have no settings of a run, are written by hand.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from recipes.described import (
 _WIDTH = 80
 _NAME_WIDTH = 28
 _EXAMPLE_WIDTH = 44
-# How many settings of a section the page shows.
+# The page of a command shows this many settings of a section.
 _MOST_SETTINGS = 8
-# Longer values are dots on the page.
+# A longer value is replaced by dots on the page.
 _LONGEST_VALUE = 20
-# Of the settings that every command has, those that the page shows.
+# The settings of all commands that a command's page shows.
 _USED_MOST = (
     "decoding.num_draft_tokens",
     "decoding.temperature",
@@ -111,9 +111,9 @@ def _columns() -> str:
 
 
 def _sections(command: ConfiguredCommand[Any], config: DictConfig, hydra: Hydra) -> Sections:
-    """Everything that can be typed: presets, drafts, engines and settings."""
+    """Everything that can be typed: presets, drafts, engines and settings, by section."""
     presets = []
-    # Groups with a plus have no default in any command: the plus is typed.
+    # Groups with a plus have no default in any command. Users must type the plus, too.
     for group in "model decoding placement prompts +experiment +pair +launcher".split():
         options = hydra.config_loader.get_group_options(group.lstrip("+"))
         if options and (group.startswith("+") or group in config):
@@ -128,7 +128,7 @@ def _sections(command: ConfiguredCommand[Any], config: DictConfig, hydra: Hydra)
     settings = {command.name: own, "common": common}
     settings |= {group: group_settings(group) for group in sorted(fixed_groups(command.settings))}
     for name, method in METHODS.all().items():
-        # `model` is no name to type.
+        # `model` is not a value of `draft=`.
         settings[f"draft={name}" if method.named else name] = method_settings(method.settings)
     for name, engine in ENGINES.all().items():
         settings[f"engine={name}"] = engine_settings(engine.settings)
@@ -138,7 +138,7 @@ def _sections(command: ConfiguredCommand[Any], config: DictConfig, hydra: Hydra)
 
 
 def _configured(setting: Setting, config: DictConfig) -> Setting:
-    """A setting with the default that the command gives it, and its choices in the meaning."""
+    """A setting with its default for this command. Choices that the meaning does not explain are added to it."""
     meaning = setting.meaning.rstrip(".")
     unexplained = {word for word in setting.choices if f"`{word}`" not in meaning}
     if unexplained and unexplained != {"true", "false"}:
@@ -147,7 +147,7 @@ def _configured(setting: Setting, config: DictConfig) -> Setting:
         value = OmegaConf.select(config, setting.name, default=setting.value)
         if OmegaConf.is_config(value):
             value = OmegaConf.to_container(value, resolve=True)
-    except OmegaConfBaseException:  # an interpolation of what is not there
+    except OmegaConfBaseException:  # an interpolation of a value that does not exist
         value = dataclasses.MISSING
     return setting._replace(meaning=meaning, value=value)
 
@@ -158,7 +158,7 @@ def _everything(sections: Sections) -> str:
 
 
 def _page(command: ConfiguredCommand[Any], sections: Sections) -> str:
-    """The help that most users need, in about fifty lines."""
+    """The help page of a command, `--help`, in about fifty lines."""
     models = "a preset, with suffixes _8bit _4bit _NGPUs in any order, a directory, a GGUF file, a hub repository"
     choices = [Setting("model=, draft=", models)]
     for group in ("draft", "engine"):
@@ -166,7 +166,7 @@ def _page(command: ConfiguredCommand[Any], sections: Sections) -> str:
         choices.append(Setting(f"{group}=", ", ".join(values)))
     if "prompts" in sections:
         choices.append(Setting("prompts=", "a benchmark (mt_bench, gsm8k, ...) or your own file"))
-    # Settings that this command's class adds come before those of a class that it extends.
+    # Settings of the command's own class come before those of its base classes.
     added = inspect.get_annotations(command.settings)
     own = sorted(sections.get(command.name, ()), key=lambda entry: entry.name not in added)
     by_name = {entry.name: entry for entries in sections.values() for entry in entries}
@@ -188,7 +188,7 @@ def _page(command: ConfiguredCommand[Any], sections: Sections) -> str:
 
 
 def _examples(command: ConfiguredCommand[Any]) -> str:
-    """Command lines, each with its meaning beside it, or below it where it is long."""
+    """Example command lines, each with its meaning at its right, or below it if the line is long."""
     lines = []
     for arguments, meaning in command.examples:
         line = f"  harness {command.name} {arguments}".rstrip()
@@ -204,11 +204,11 @@ def _examples(command: ConfiguredCommand[Any]) -> str:
 
 
 def _entry(entry: Setting, *, in_short: bool = False) -> str:
-    """A name with its meaning and value.
+    """A line with a name, its meaning and its value.
 
     Args:
-        in_short: the first clause of the meaning, which goes on with semicolons and further sentences; a long value
-            is dots.
+        in_short: show only the first clause of the meaning, up to a semicolon, colon or full stop, and replace a long
+            value by dots.
     """
     meaning = re.split("[;:.] ", entry.meaning)[0] if in_short else entry.meaning
     value = ""
@@ -220,7 +220,7 @@ def _entry(entry: Setting, *, in_short: bool = False) -> str:
 
 
 def _line(name: str, text: str) -> str:
-    """A name with a text beside it; below it where the name is long."""
+    """A name with a text at its right, or below it if the name is long."""
     block = _filled(text, " " * _NAME_WIDTH)
     name = f"  {name}"
     if len(name) < _NAME_WIDTH:

@@ -1,4 +1,6 @@
-"""The site's pages of columns and of settings, as rows and settings describe themselves (`scripts/site.py`)."""
+"""Makes the site's pages about columns and settings from the descriptions in their classes (used by
+`scripts/site.py`).
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,7 @@ print(rows[["model", "draft", "speedup", "speedup_low", "speedup_high"]])
 
 
 def departures(command: str) -> Mapping[str, Any]:
-    """The defaults that a command's file in `conf/` gives to settings of all commands, by name."""
+    """The values, by setting, that a command's file in `conf/` gives to settings that all commands have."""
     departing: dict[str, Any] = {}
     for name, value in names.load_preset(command).items():
         if name in GROUPS:
@@ -95,7 +97,7 @@ def settings_page() -> str:
             parts.append(f"Other defaults here: {listed}.")
     parts.append("## What drafts")
     for name, method in METHODS.all().items():
-        # `model` is no name to type.
+        # `model` is not a value of `draft=`.
         title = f"draft={name}" if method.named else name
         parts += [f"### {title}", sentence(method.summary)]
         if own := method_settings(method.settings):

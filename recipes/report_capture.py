@@ -2,8 +2,9 @@
 
     python recipes/report_capture.py [--sweep DIRECTORY]
 
-docs/report.png is the page of a sweep, docs/report-phone.png its cards on a telephone, and docs/race.png the race of
-`harness serve`. Needs Chromium and a quiet machine, whose figures they have: a page with doubts gives no picture.
+docs/report.png shows the page of a sweep, docs/report-phone.png the page's cards on a telephone, and docs/race.png the
+race of `harness serve`. Needs Chromium. The pictures contain measured figures, so the machine must be otherwise idle:
+if a page has doubts, no picture is made.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ sys.path.insert(0, str(ROOT / "tests" / "support"))
 from browser import Page, browser  # noqa: E402
 
 SWEEP = ["draft=tiny_draft,tiny_eagle3,lookup", "K=2,4,8", "num_prompts=10"]
-# What a picture must not say.
-DOUBTS = ("not quiet", "are not ordered", "Without a verdict")
+# Words that must not be on a page of which a picture is made.
+DOUBTS = ("busy", "are not ordered", "Without a verdict")
 PROMPT = "Paul was a shy hedgehog who lived near the village. In"
 PORT = 5711
-# Enough for the pages' colours and the edges of letters: a third of the bytes.
+# So many colours are enough for the pages' colours and the edges of letters, and take a third of the bytes.
 COLOURS = 256
 # Pixels.
 DESKTOP, TELEPHONE = 1240, 390
@@ -47,7 +48,11 @@ def harness(*arguments: str) -> list[str]:
 
 
 def picture(page: Page, name: str, first: str, last: str, width: int, scale: float = 1.0) -> None:
-    """Write docs/NAME.png: the page from the top of one element to the bottom of another, each in JavaScript."""
+    """Write docs/NAME.png, a picture of the page from the top of one element to the bottom of another.
+
+    Args:
+        first, last: JavaScript expressions for the two elements.
+    """
     top = float(page.evaluate(f"{first}.getBoundingClientRect().top + scrollY"))
     bottom = float(page.evaluate(f"{last}.getBoundingClientRect().bottom + scrollY"))
     start = max(0.0, top - MARGIN_ABOVE)
@@ -62,7 +67,7 @@ def picture(page: Page, name: str, first: str, last: str, width: int, scale: flo
 
 
 def report_pictures(directory: Path, page: Page) -> None:
-    """A sweep's speed-ups on a desktop, and their cards on a telephone, with the best one open."""
+    """Make pictures of a sweep's speed-ups on a desktop, and of their cards on a telephone, with the best card open."""
     file = directory / "report" / "report.html"
     command = harness("report", str(directory), f"output={file.parent}")
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
@@ -72,7 +77,7 @@ def report_pictures(directory: Path, page: Page) -> None:
         shown = page.evaluate("document.body.innerText")
         doubts = [doubt for doubt in DOUBTS if doubt in shown]
         if doubts:
-            sys.exit(f"{file} says {', '.join(doubts)}: measure again on a quiet machine")
+            sys.exit(f"{file} says {', '.join(doubts)}: measure again on an idle machine")
         pairs = "document.querySelector('.pairs')"
         if width == DESKTOP:
             picture(page, "report", "document.body", f"{pairs}.closest('section')", width)
@@ -83,7 +88,7 @@ def report_pictures(directory: Path, page: Page) -> None:
 
 
 def race_picture(directory: Path, page: Page) -> None:
-    """The race of `harness serve` at its end, up to the acceptance by position."""
+    """Make a picture of a race of `harness serve` that has ended, down to the acceptance by position."""
     with serving(directory):
         query = urllib.parse.urlencode({"prompt": PROMPT, "temperature": 0})
         page.open(f"http://127.0.0.1:{PORT}/?{query}", DESKTOP)
@@ -93,7 +98,7 @@ def race_picture(directory: Path, page: Page) -> None:
 
 @contextmanager
 def serving(directory: Path) -> Iterator[None]:
-    """`harness serve` with the shipped pair."""
+    """Run `harness serve` with the shipped pair within the block."""
     with (directory / "serve.log").open("w") as log:
         server = subprocess.Popen(
             harness("serve", f"port={PORT}"), cwd=directory, stdout=log, stderr=log

@@ -1,7 +1,7 @@
 """Writes the shipped pair as GGUF files, for llama.cpp: `python -m recipes.tiny_gguf DIRECTORY`.
 
-DIRECTORY then has `tiny.gguf` and `tiny_draft.gguf`, in 32-bit floats, as the pair computes on a CPU here: greedy texts
-are the same, token for token. Needs the extra `gguf`.
+DIRECTORY then contains `tiny.gguf` and `tiny_draft.gguf` with 32-bit floats, as in harness on a CPU: greedy texts are
+identical, token for token. Needs the extra `gguf`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import harness
 
 SHIPPED = Path(harness.__file__).parent / "local" / "models" / "shipped"
 PAIR = ("tiny", "tiny_draft")
-# The pair was not trained on chats. With this template a chat of one message is its text.
+# The pair was not trained on chats. With this template, a chat with one message is the text of that message.
 CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 ROTATED = ("q_proj.weight", "k_proj.weight")
 
@@ -36,7 +36,7 @@ def write_pair(directory: Path) -> None:
 
 
 def write(checkpoint: Path, file: Path) -> None:
-    """Writes a Llama checkpoint with a byte-level BPE tokenizer and tied embeddings as a GGUF file."""
+    """Write a Llama checkpoint with a byte-level BPE tokenizer and tied embeddings as a GGUF file."""
     config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
     writer = gguf.GGUFWriter(file, "llama")
     writer.add_name(checkpoint.name)
@@ -74,7 +74,9 @@ def add_shape(writer: gguf.GGUFWriter, config: dict) -> None:
 
 
 def add_tokenizer(writer: gguf.GGUFWriter, tokenizer: dict) -> None:
-    """Adds byte-level BPE over single digits and GPT-2's words; llama.cpp calls that splitting `smollm`."""
+    """Add a byte-level BPE tokenizer that splits texts into single digits and GPT-2's words. llama.cpp calls this kind
+    of splitting `smollm`.
+    """
     model = tokenizer["model"]
     special = {token["id"] for token in tokenizer["added_tokens"]}
     ids = sorted(model["vocab"].values())
@@ -87,7 +89,9 @@ def add_tokenizer(writer: gguf.GGUFWriter, tokenizer: dict) -> None:
 
 
 def neighbouring_pairs(weight: torch.Tensor, head_dim: int) -> torch.Tensor:
-    """Reorders rows: llama.cpp rotates dimensions 2i and 2i+1 of a head together, transformers i and i + head_dim/2."""
+    """Reorder rows for rotary embeddings: llama.cpp rotates dimensions 2i and 2i + 1 of a head together, transformers
+    rotates i and i + head_dim/2.
+    """
     by_half = weight.unflatten(0, (-1, 2, head_dim // 2))
     return by_half.transpose(1, 2).reshape(weight.shape)
 

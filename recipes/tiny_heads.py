@@ -1,8 +1,8 @@
 """Train the heads that ship for the tiny model: `python -m recipes.tiny_heads OUTPUT_DIRECTORY`.
 
-Each has the shape of the one that ships, begins with random weights, and learns from the model's own answers to
-beginnings of texts in its language. No text that asks what the prompt set `tiny` asks is among them. For other models
-use a trainer such as speculators or SpecForge, whose heads `draft=` reads.
+Each new head has the shape of the one that ships, begins with random weights, and learns from the model's own answers
+to beginnings of texts in the pair's language. Texts that contain a question of the prompt set `tiny` are left out. For
+other models use a trainer such as speculators or SpecForge; `draft=` reads their heads.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Text:
     """A prompt with the model's answer.
 
     Attributes:
-        tokens: of both.
-        prompt_length: how many of them are the prompt's.
+        tokens: the tokens of the prompt and of the answer.
+        prompt_length: number of tokens of the prompt.
     """
 
     tokens: list[int]
@@ -55,14 +55,16 @@ class Text:
 
 
 def held_out() -> list[str]:
-    """What the prompt set `tiny` asks: each beginning of a story, and the sum after each prompt's solved examples."""
+    """The questions of the prompt set `tiny`: the beginning of each story, and the sum after each prompt's solved
+    examples.
+    """
     file = PACKAGE / "measuring" / "prompts" / "prompt_sets" / "tiny.jsonl"
     lines = file.read_text(encoding="utf-8").splitlines()
     return [json.loads(line)["prompt"].splitlines()[-1] for line in lines]
 
 
 def prompts(count: int) -> list[str]:
-    """Stories, products and sums that break off within their first words."""
+    """Beginnings of stories, products and sums, with up to twenty words."""
     rng = random.Random(5)
     asked = held_out()
     begun = []
@@ -77,13 +79,13 @@ def prompts(count: int) -> list[str]:
 def load_target() -> Any:
     """The tiny model in float32."""
     model = AutoModelForCausalLM.from_pretrained(SHIPPED / "tiny", dtype=torch.float32)
-    # Answers go on where a text ends.
+    # Let answers continue after the end of a text.
     model.generation_config.eos_token_id = None
     return model.eval().requires_grad_(False)
 
 
 def answered(target: Any, asked: Sequence[str], answer_tokens: int = ANSWER_TOKENS) -> list[Text]:
-    """Every prompt with the model's answer at each temperature."""
+    """The texts of all prompts with the model's answers, one for each temperature."""
     tokenizer = AutoTokenizer.from_pretrained(SHIPPED / "tiny", padding_side="left")
     texts = []
     torch.manual_seed(0)
@@ -112,10 +114,10 @@ def answered(target: Any, asked: Sequence[str], answer_tokens: int = ANSWER_TOKE
 
 @torch.no_grad()
 def batch_of(target: Any, texts: Sequence[Text], layers: Sequence[int]) -> Batch:
-    """The target's outputs over texts, padded on the right.
+    """The target's outputs for texts, which are padded on the right.
 
-    A prompt of 3 tokens with an answer of 2 learns what follows its tokens 2 and 3, counted from 0: the answer's two
-    tokens.
+    Only distributions of answer tokens are learned. For a prompt of 3 tokens and an answer of 2, these are the
+    distributions after tokens 2 and 3, counted from 0.
     """
     width = max(len(text.tokens) for text in texts)
     tokens = torch.zeros(len(texts), width, dtype=torch.long)
@@ -130,10 +132,10 @@ def batch_of(target: Any, texts: Sequence[Text], layers: Sequence[int]) -> Batch
 
 
 def new_head(kind: str, target: Any) -> Head:
-    """A head of the shape of the shipped one, with the weights that training begins with.
+    """A head with the shape of the shipped one, and with the weights at the start of training.
 
-    Every matrix with the shape of the target's output matrix begins as a copy of it. The blocks of Medusa change
-    nothing at first.
+    A matrix with the shape of the target's output matrix begins as a copy of it. Medusa's blocks begin as identities.
+    All other matrices are random.
     """
     tiny = read_checkpoint("model", ModelSettings(name="tiny", repository=str(SHIPPED / "tiny")))
     settings = ModelSettings(name=kind, repository=str(SHIPPED / f"tiny_{kind}"))
@@ -156,14 +158,14 @@ def new_head(kind: str, target: Any) -> Head:
 
 
 def rate(step: int, num_steps: int) -> float:
-    """The learning rate rises over the first 3 % of the steps, and falls to a tenth as a cosine."""
+    """The learning rate of a step: it rises over the first 3 % of the steps, and falls to a tenth as a cosine."""
     warm_up = max(1, num_steps * 3 // 100)
     cosine = 0.55 + 0.45 * math.cos(math.pi * step / num_steps)
     return LEARNING_RATE * min((step + 1) / warm_up, cosine)
 
 
 def train(head: Head, target: Any, texts: Sequence[Text], epochs: int) -> list[float]:
-    """Train in place; return the loss of each step. All batches come once in each epoch, in an order of its own."""
+    """Train a head in place, and return the loss of each step. Each epoch has all batches, in a new order."""
     head.train().requires_grad_(True)
     optimizer = torch.optim.AdamW(head.parameters(), betas=(0.9, 0.95), weight_decay=0.01)
     torch.manual_seed(0)
@@ -189,7 +191,7 @@ def train(head: Head, target: Any, texts: Sequence[Text], epochs: int) -> list[f
 
 
 def save(head: Head, kind: str, directory: Path) -> None:
-    """Write the weights in bfloat16 beside the configuration, as `draft=` reads them."""
+    """Write the weights in bfloat16 and the configuration into one directory, which `draft=` can read."""
     shipped = SHIPPED / f"tiny_{kind}"
     (weights,) = shipped.glob("*.safetensors")
     directory.mkdir(parents=True, exist_ok=True)

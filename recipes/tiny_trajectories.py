@@ -1,13 +1,13 @@
-"""Writes conversations with tool calls of the shipped target: `python -m recipes.tiny_trajectories DIRECTORY`.
+"""Makes conversations in which the shipped target calls a tool: `python -m recipes.tiny_trajectories DIRECTORY`.
 
-DIRECTORY then has `target` and `draft`, the shipped pair with a chat template, and `trajectories.jsonl` in OpenAI's
-format, for
+DIRECTORY then contains `target` and `draft`, the shipped pair with a chat template, and `trajectories.jsonl` in
+OpenAI's format, for
 
     harness acceptance model=DIRECTORY/target draft=DIRECTORY/draft prompts=DIRECTORY/trajectories.jsonl
 
-The target writes every turn at the temperature of `decoding=sampled`, or likeliest tokens with `--greedy`, after all
-that precedes it: it goes on with a story, or writes the next line of a table of products and sums up to the equals
-sign. Then it has called the tool, which gives the right number.
+The target generates each turn from the whole conversation before it, at the temperature of `decoding=sampled`, or
+greedily with `--greedy`. It continues a story, or generates the next line of a table of products and sums, up to the
+equals sign. Such a line is a call of the tool, which returns the right number.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ from recipes.tiny_pair.language import story, sums
 SHIPPED = Path(harness.__file__).parent / "local" / "models" / "shipped"
 PAIR = {"target": "tiny", "draft": "tiny_draft"}
 TEMPERATURE = 0.5
-# Conversations end before they fill the context of 512 tokens; the pair learnt from 256 at once.
+# A conversation ends after this many tokens, before it fills the context of 512. The pair was trained on windows of 256
+# tokens.
 MOST_TOKENS = 400
 MOST_IN_A_TURN = 24
-# A tool is shown by its description, a call by what is to be computed, and a result by its number.
+# The text of a tool is its description, that of a call its expression, and that of a result its number.
 CHAT_TEMPLATE = """\
 {%- for tool in tools or [] %}{{ tool.function.description + '\\n' }}{% endfor -%}
 {%- for message in messages -%}
@@ -72,14 +73,19 @@ def write_trajectories(directory: Path, number: int, *, greedy: bool = False) ->
 
 @dataclass
 class Wanted:
-    """The target's next words: after these tokens, up to a text that ends them and with it, or a line break."""
+    """A text that the target is to generate.
+
+    Attributes:
+        prompt: the tokens after which it is generated.
+        end: the text ends with these characters, or at a line break.
+    """
 
     prompt: list[int]
     end: str
 
 
 class Writer:
-    """Lets the target write conversations, all of them at once."""
+    """Lets the target generate conversations, all of them in one batch."""
 
     def __init__(self, checkpoint: Path, *, greedy: bool) -> None:
         self.greedy = greedy
@@ -102,7 +108,10 @@ class Writer:
         return [rows[place] for place in range(number)]
 
     def trajectory(self, rng: random.Random) -> Generator[Wanted, str, dict[str, Any]]:
-        """One conversation, of stories and of lines that the tool completes."""
+        """A generator for one conversation of stories and of lines that the tool completes.
+
+        It yields each text that the target is to generate, receives the text, and returns the conversation.
+        """
         tools = [
             {"type": "function", "function": {"name": "calculator", "description": "3 + 4 = 7"}}
         ]
@@ -144,7 +153,7 @@ class Writer:
 
     @torch.inference_mode()
     def written(self, wanted: list[Wanted]) -> list[str]:
-        """What the target writes next in each conversation."""
+        """Generate the next text of each conversation."""
         longest = max(len(one.prompt) for one in wanted)
         read = torch.tensor([[0] * (longest - len(one.prompt)) + one.prompt for one in wanted])
         is_text = torch.tensor(

@@ -38,7 +38,7 @@ def test_a_setting_that_is_typed_twice_is_named(harness: Harness) -> None:
     typed = "engine=simulated K=2 n=8 n=8 num_draft_tokens=8 repeats=1".split()
     outcome = harness("latency", *typed)
     twice = [line for line in outcome.stderr.splitlines() if "typed twice" in line]
-    assert twice == ["decoding.num_draft_tokens is typed twice: 8 counts, and not 2"]
+    assert twice == ["decoding.num_draft_tokens is given twice: 8 is used, and 2 ignored"]
     assert "K=8" in outcome.stdout
 
 
@@ -68,7 +68,7 @@ def test_users_bring_their_own_presets(harness: Harness) -> None:
     damaged = Path("mine/model/damaged.yaml")
     damaged.write_text("name: x\nrepository: [a\n")
     refused = harness.refused("latency", "-cd", "mine", "model=damaged")
-    assert refused.startswith(f"{damaged.resolve()}, line 3: is no YAML")
+    assert refused.startswith(f"{damaged.resolve()}, line 3: is not valid YAML")
 
 
 def test_several_values_are_a_sweep_wherever_the_flag_stands(harness: Harness) -> None:
@@ -142,7 +142,9 @@ def test_a_second_run_replaces_nothing_and_a_sweep_goes_on(harness: Harness) -> 
     Path("other/.locks").mkdir(parents=True)
     for typed in ([*quick, "hydra.run.dir=other"], [*sweep, "hydra.sweep.dir=other"]):
         with filelock.FileLock("other/.locks/run.lock"):
-            assert "other: is another run's: name a new directory" in harness.refused(*typed)
+            assert "other: is in use by another run: name a new directory" in harness.refused(
+                *typed
+            )
     for num_before in (0, 2):
         ended = harness(*sweep, "hydra.sweep.dir=sweep")
         assert ended.stderr.count("measured before") == num_before

@@ -1,14 +1,14 @@
-"""`engine=simulated`: an engine that only simulates time. Also the example of an engine in one file
+"""`engine=simulated`: an engine that only simulates time. It is also an example of an engine in a file
 (`engine=./my_engine.py:Mine`).
 
-The settings state what each pass costs, and the engine adds these costs up on its own clock, without waiting. Its
-tokens mean nothing. Use it to learn to read a page whose truth is known; the instrument is tested with it, too:
-`harness latency engine=simulated engine.step_ms=20 engine.acceptance=0.8 K=4`.
+The settings contain the cost of each pass, and the engine adds these costs up on its own clock, without waiting. Its
+tokens mean nothing. It has two uses: to learn to read a page whose true figures are known, and to test the instrument.
+For example: `harness latency engine=simulated engine.step_ms=20 engine.acceptance=0.8 K=4`.
 
-An engine consists of its settings, its record, which commands ask before they open it, and the engine that it opens,
-with an arm for each way of answering. Here requests in flight share the engine. A pass of the target verifies the
-tokens of all rows. A row that has ended makes room for one that waits. A prompt is read in a separate pass, during
-which all other rows wait.
+An engine needs three classes: its settings; its record, with facts that commands need before they open the engine; and
+the opened engine, with an arm for each way of answering. In this engine, all requests in flight form a batch. A pass of
+the target verifies the tokens of all rows. When a row ends, the next waiting request gets its place. A prompt is read
+in a separate pass, during which all other rows wait.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from harness.results.schema import SIMULATED
 
 _MOST_TOKENS = 100_000
 _MOST_MS = 1e7
-# The largest values of settings. With larger ones numbers would overflow, or a run would never end.
+# The largest values of settings. With larger ones, numbers would overflow or a run would never end.
 _BOUNDS: Mapping[Sequence[str], float] = {
     ("step_ms", "width_ms", "row_ms", "draft_ms", "prompt_ms", "first_ms", "stall_ms"): _MOST_MS,
     ("prompts_differ", "noise", "start_noise"): 10,
@@ -105,7 +105,7 @@ class SimulatedSettings(EngineSettings):
 
     @property
     def acceptance_by_position(self) -> Sequence[float]:
-        """The acceptance rate at each position. The last one holds for all further positions."""
+        """The acceptance rate at each position. The last rate is for all further positions, too."""
         return (self.acceptance,) if isinstance(self.acceptance, int | float) else self.acceptance
 
     @property
@@ -119,18 +119,19 @@ class SimulatedSettings(EngineSettings):
         return self.step_ms + (num_rows - 1) * self.row_ms + width_ms + jumps
 
     def iteration_ms(self, num_draft_tokens: int, num_rows: int = 1) -> float:
-        """Return the milliseconds of an iteration that drafts this many tokens for each row and verifies them. This is
-        the planted truth, without noise.
+        """Return the milliseconds of an iteration that drafts this many tokens for each row and verifies them.
+
+        This is the true time according to the settings, without noise.
         """
         return num_draft_tokens * self.draft_ms + self.pass_ms(num_draft_tokens + 1, num_rows)
 
 
 class Simulated(EngineRecord):
-    """The record of the engine: planted costs and acceptance, on its own clock."""
+    """The record of the engine, which has made-up costs and acceptance, and its own clock."""
 
     name = SIMULATED
     summary = (
-        "planted costs and acceptance on a clock of its own, to learn and to test: no measurement"
+        "made-up costs and acceptance on a clock of its own, to learn and to test: no measurement"
     )
     settings = SimulatedSettings
     in_process = False
@@ -144,7 +145,9 @@ class Simulated(EngineRecord):
         require(number <= _MOST_TOKENS, "decoding.max_new_tokens", rule, number)
 
     def adapted(self, run: RunSettings) -> RunSettings:
-        """Return the run's settings without the models' names, which would make it look like a measurement of them."""
+        """Return the run's settings without the names of models, which would make the run look like a measurement of
+        these models.
+        """
         run = dataclasses.replace(run, model=ModelSettings(name=SIMULATED, repository=SERVED))
         if run.draft is not None:
             run = dataclasses.replace(run, draft=dataclasses.replace(run.draft, name=SIMULATED))
@@ -168,15 +171,15 @@ class _Clock:
 
 
 class SimulatedEngine(Engine):
-    """Both arms, or the regular one, on one clock."""
+    """Both arms (only the regular one without a draft), which share a clock."""
 
     def __init__(self, opening: Opening) -> None:
         run = opening.settings
         settings = run.engine
         assert isinstance(settings, SimulatedSettings)
-        # Repetitions with the same seed and the same texts have different noise.
+        # The noise depends on the number of the repetition, because repetitions may have the same seed.
         repeat = run.repeat if isinstance(run, RepeatedSettings) else 1
-        # So have runs with other settings, such as the jobs of a sweep.
+        # It also depends on the settings, so that the jobs of a sweep have different noise.
         circumstances = f"{run.engine} {run.decoding} {run.batch_size}"
         clock = _Clock(noise=random.Random(f"noise {run.seed} {repeat} {circumstances}"))
         self.arms = [SimulatedArm(name, settings, clock) for name in run.arms]
@@ -191,10 +194,10 @@ def _start_again(arm: Arm) -> None:
 
 
 class SimulatedArm(Arm):
-    """One arm.
+    """An arm of the simulated engine.
 
     Attributes:
-        factor: multiplies all of its times since its last start.
+        factor: a factor on all of the arm's times, which changes with each start of the arm.
     """
 
     def __init__(self, name: str, settings: SimulatedSettings, clock: _Clock) -> None:
@@ -238,10 +241,10 @@ class _Row:
         asked: the request.
         record: the record of its answer.
         length: the number of tokens of its answer.
-        log_odds: the prompt's own addition to the log-odds of acceptance.
+        log_odds: the amount by which the log-odds of acceptance differ for this prompt.
         coins: random numbers that decide whether its draft tokens are accepted.
-        sent_s: when it was sent, on the engine's clock.
-        is_extra: whether it only keeps up the load.
+        sent_s: the time at which it was sent, on the engine's clock.
+        is_extra: whether it is not part of the question, and only keeps up the load.
     """
 
     asked: Request
@@ -256,8 +259,8 @@ class _Row:
     def of(
         cls, settings: SimulatedSettings, request: Request, sent_s: float, *, is_extra: bool = False
     ) -> _Row:
-        """Make the row of a request. Its answer depends only on the seed and the prompt, not on the order of requests
-        or on other requests.
+        """Make the row of a request, whose acceptance depends only on the seed and the prompt: not on other requests,
+        nor on their order.
         """
         decoding = request.decoding
         length = decoding.max_new_tokens
@@ -276,24 +279,23 @@ class _Row:
 
     @property
     def num_left(self) -> int:
-        """The number of tokens until its end."""
+        """The number of tokens that are still to be generated."""
         return self.length - self.record.num_tokens
 
     def tokens(self, number: int) -> list[int]:
-        """Return the next tokens of the answer. They repeat the prompt's tokens, in both arms alike."""
+        """Return the next tokens of the answer. They repeat the prompt's tokens, so both arms have equal texts."""
         prompt = self.asked.prompt
         first = self.record.index + self.record.num_tokens
         return [prompt[(first + step) % len(prompt)] for step in range(number)]
 
 
 class _Batch:
-    """The requests of a question, and those that only keep up its load.
+    """The requests of a question, and extra requests that only keep up the load.
 
     Attributes:
         waiting, running, ended: the rows in each state.
-        free: for each free slot, the time since when it has been free.
-        own_arrivals, all_arrivals: the numbers of arrivals for the question's requests, and for all requests, since the
-            question was asked.
+        free: for each free place in the batch, the time since which it has been free.
+        own_arrivals, all_arrivals: the numbers of arrivals for the question's requests, and for all requests.
     """
 
     def __init__(self, arm: SimulatedArm, first: Request, extra: Sequence[Request]) -> None:
@@ -315,7 +317,7 @@ class _Batch:
         return [*self.ended, *self.running, *self.waiting]
 
     def answer(self, own: Sequence[_Row]) -> None:
-        """Answer the question's own requests."""
+        """Answer the question's own requests. When they have ended, extra requests may still be in flight."""
         self.waiting.extend(own)
         self.own_arrivals = self.all_arrivals = 0
         while any(row.num_left > 0 for row in own):
@@ -328,7 +330,9 @@ class _Batch:
                 self._clock.now_s = max(self._clock.now_s, self.waiting[0].sent_s)
 
     def in_flight_s(self, began_s: float) -> float:
-        """Return the summed seconds of all requests in flight since a time, those that have not ended included."""
+        """Return the summed seconds that all requests have been in flight since `began_s`, including requests that have
+        not ended.
+        """
         now_s = self._clock.now_s
         seconds = 0.0
         for row in self.ended:
@@ -340,7 +344,7 @@ class _Batch:
         return seconds
 
     def _read_prompts(self) -> None:
-        """Read the prompts that have been sent, while there are free slots."""
+        """Read the prompts that have been sent, while there are free places."""
         settings, clock = self._settings, self._clock
         while self.free and self.free[0] <= clock.now_s:
             if self.waiting and self.waiting[0].sent_s <= clock.now_s:
@@ -349,11 +353,12 @@ class _Batch:
                 row = self._extra_row(clock.now_s)
             else:
                 break
-            # It counts as sent when a slot became free, and has waited since then for the prompts before it.
+            # The request counts as sent at the time when its place became free. Since then it has waited, while the
+            # prompts before it were read.
             row.sent_s = self.free.popleft()
             self._pass(settings.first_ms + settings.prompt_ms * row.record.num_prompt_tokens)
             self._give(row, 1)
-            # At most one such request per pass, so that running rows proceed.
+            # Start at most one extra request per iteration, so that running rows proceed.
             if row.is_extra:
                 break
 
@@ -380,7 +385,7 @@ class _Batch:
         self._clock.now_s += ms / 1000 * self._arm.factor * drift * noise
 
     def _give(self, row: _Row, num_tokens: int) -> None:
-        """Add the next tokens of a request, which then goes on or ends."""
+        """Add the next tokens of a request, which then continues or ends."""
         row.record.add(row.tokens(num_tokens), self._clock.now_s - row.sent_s)
         if not row.is_extra:
             self.own_arrivals += 1

@@ -1,8 +1,8 @@
 """Uses Hydra to compose configurations from presets and typed settings, and runs a command once or for each sweep job.
 
 Hydra's own `main` would read `sys.argv` and print errors over many lines. `run` therefore does the work of that
-function itself, with a few private names of Hydra. Before the range of Hydra's releases in pyproject.toml is widened,
-tests/cli must pass with the new one.
+function itself, with a few private names of Hydra. Before pyproject.toml allows another release of Hydra, tests/cli
+must pass with that release.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from harness.config.errors import RunError, SettingError, nearest
 from harness.config.installation import CONF, install_command
 from harness.results.locked_files import DISK_ERRORS
 
-# Settings that take an acceptance, each with the form in which a mean length and its K are typed. The form is suggested
-# to users who type rates by position.
+# Settings whose value is an acceptance, each with the form for a mean acceptance length and its K. The form is
+# suggested to users who give a rate for each position.
 _LENGTHS = {"acceptance": "acceptance={:.3f}@{}", "card": "card={:.3f} K={}"}
 
 
@@ -60,7 +60,7 @@ def opened(presets: str | None = None) -> Iterator[Hydra]:
         if not Path(presets).is_dir():
             raise SettingError("--config-dir", "no such directory", presets)
         searched.prepend("command-line", f"file://{Path(presets).resolve()}", "schema")
-    GlobalHydra.instance().clear()  # In a notebook there may be one.
+    GlobalHydra.instance().clear()  # A notebook may have initialised Hydra already.
     try:
         yield Hydra.create_main_hydra2("harness", searched)
     finally:
@@ -81,11 +81,11 @@ def run(command: str, typed: Typed, invocation: Invocation) -> str:
     """Run a command once, or for each job of a sweep.
 
     Returns:
-        The text to print: the configuration for `--cfg`, the list of jobs for `dry_run=true`, and else mostly nothing.
+        The text to print: the configuration for `--cfg`, the list of jobs for `dry_run=true`, otherwise "".
 
     Raises:
         SettingError: the words cannot be understood, or the command cannot do what they ask for.
-        RunError: the run's directory cannot be made.
+        RunError: the run's directory cannot be made. The run's own errors are collected in `invocation` instead.
     """
     options = typed.options
     with explaining(command), opened(options.get("presets")) as hydra:
@@ -156,7 +156,9 @@ def _sweep(command: str, config: DictConfig, context: HydraContext, invocation: 
 
 @contextmanager
 def explaining(command: str) -> Iterator[None]:
-    """Turn mistakes that Hydra finds within the block into our own errors, unless a traceback was asked for."""
+    """Turn errors that Hydra raises within the block for a user's mistake into our own errors, unless a traceback was
+    asked for.
+    """
     try:
         yield
     except Exception as error:
@@ -167,10 +169,10 @@ def explaining(command: str) -> Iterator[None]:
 
 
 def _explained(error: Exception, command: str) -> Exception | None:
-    """Return the mistake as an error of one line; None if the error is no mistake of the user's.
+    """Return an error whose message has one line; None if the error is not a mistake of the user.
 
-    Some errors are recognised by their class, others by their message, of which a comment shows an example. The order
-    of the conditions counts: the last ones match whatever else Hydra reports.
+    Some errors are recognised by their class. Others are recognised by their message; a comment shows an example. The
+    order of the conditions matters: the last condition matches all other errors of Hydra.
     """
     text = str(error)
     # Hydra reports a missing preset by an OSError that has no number.
@@ -191,7 +193,7 @@ def _explained(error: Exception, command: str) -> Exception | None:
     # YAML's error in a preset: "while parsing a flow sequence\n  in \"mine.yaml\", line 2, column 3".
     if (mark := getattr(error, "problem_mark", None)) is not None:
         place = f"{mark.name}, line {mark.line + 1}"
-        return SettingError(place, f"is no YAML ({text.splitlines()[0]})")
+        return SettingError(place, f"is not valid YAML ({text.splitlines()[0]})")
     # "Ambiguous value for argument 'draft=lookup,tiny_draft'"
     if several := re.match(r"Ambiguous value for argument '([^=]+)=(.*)'", text):
         hint = conversion.setting_hints(configured(command).settings).get(several[1])
@@ -224,9 +226,9 @@ def _no_such_preset(
         installing = f"{install_command('ray,slurm')} brings the launchers of ray and submitit"
         there = ", ".join(error.options or ())
         return SettingError(group, f"is not installed, only {there}; {installing}", choice)
-    # Hydra lists no presets where the missing one is that of a name with suffixes, `7C` of `7C_8bit`.
+    # Hydra lists no alternatives if the missing preset is the base of a name with suffixes: `7C` for `7C_8bit`.
     known = list(error.options or names.presets(group))
-    # A draft may have any model's name. Hydra then says "In 'draft/tiny_draf': Could not find 'model/tiny_draf'".
+    # A draft may be named like any model. Hydra then reports "In 'draft/tiny_draf': Could not find 'model/tiny_draf'".
     if group == "model" and str(error).startswith("In 'draft"):
         group = "draft"
         known += names.drafts()

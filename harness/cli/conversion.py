@@ -54,7 +54,7 @@ def from_config(
     """Build the dataclass `kind` from a plain mapping (a resolved OmegaConf container).
 
     Args:
-        prefix: stands before the names of settings in errors, such as `decoding.`.
+        prefix: the beginning of the settings' names in errors, such as `decoding.`.
 
     Raises:
         SettingError: a key is unknown or missing, or a value has the wrong type or breaks its rule.
@@ -81,9 +81,10 @@ def from_config(
 
 
 def setting_hints(kind: type) -> dict[str, Any]:
-    """Return every setting of `kind` with its type, under the name that is typed, such as `decoding.top_p`.
+    """Return the type of every setting of `kind`, by the setting's full name, such as `decoding.top_p`.
 
-    A group whose class depends on its record has the settings of all its records: of every draft, or of every engine.
+    The settings of every draft and of every engine are included, because the classes of the groups `draft` and `engine`
+    depend on what the user chooses.
     """
     hints = dict(_hints(kind))
     for name, hint in _hints(kind).items():
@@ -97,7 +98,7 @@ def setting_hints(kind: type) -> dict[str, Any]:
 
 
 def value_types(kind: type) -> dict[str, Any]:
-    """Return the type of each setting of a class that is a single value, not a group such as `decoding`."""
+    """Return the type of each setting of a class, without groups such as `decoding`."""
     return {name: hint for name, hint in _hints(kind).items() if not _group_of(hint)}
 
 
@@ -132,7 +133,9 @@ def _group_of(hint: Any) -> type | None:
 
 
 def _unknown(kind: type, config: Mapping[str, Any], prefix: str, key: str) -> SettingError:
-    """Return the error for a setting that this class lacks, which says if another draft or engine or command has it."""
+    """Return the error for a setting that this class lacks. It names the drafts, engines or commands that have the
+    setting, if any.
+    """
     if issubclass(kind, EngineSettings):
         owners = ENGINES.owners(key)
         if owners:

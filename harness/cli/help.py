@@ -9,7 +9,8 @@ from pathlib import Path
 
 from harness.config.errors import SettingError, nearest
 
-# The directory of the texts: `latency.txt` and `latency_all.txt` for each command, `commands.txt`, and the topics.
+# The directory of the texts: `latency.txt` for each command, `latency_all.txt` for a command with settings,
+# `commands.txt`, and the topics.
 TEXTS = Path(__file__).with_name("texts")
 _WORDS = ("-h", "--help", "help")
 _TOPICS = ("all", "presets", "columns")

@@ -20,14 +20,15 @@ WANTS_TRACEBACK = os.environ.get("HYDRA_FULL_ERROR") == "1"
 
 @dataclass
 class Invocation:
-    """What Hydra calls with each configuration that it composes. A launcher may call a copy of it in another process.
+    """The function that Hydra calls with each configuration that it composes. A launcher may call a copy in another
+    process.
 
     Attributes:
         servers: the commands after `--`.
         quiet: whether errors are only collected, so that `run` can raise them; otherwise they are also printed.
         rows: rows of the run, or of all jobs of the sweep.
         errors: the errors so far.
-        exit_codes: those of the errors and of the sweep. The process exits with the most severe one.
+        exit_codes: the exit codes of the errors, and of the sweep. The process exits with the most severe one.
     """
 
     servers: Sequence[Sequence[str]] = ()
@@ -57,8 +58,8 @@ class Invocation:
 
     @contextmanager
     def reporting(self) -> Iterator[None]:
-        """Collect an error of the block and print it in a line or two. If a traceback was asked for, raise the
-        error.
+        """Collect an error that the block raises, and print it in a line or two. If a traceback was asked for, raise
+        the error instead.
         """
         try:
             yield
@@ -71,7 +72,7 @@ class Invocation:
             is_printed = str(error) in map(str, self.errors)
             self.errors.append(error)
             self.exit_codes.append(getattr(error, "exit_code", 1))
-            # On a terminal, the page that was just printed says the same.
+            # On a terminal, the page that was just printed states the verdict.
             is_printed |= isinstance(error, VerdictError) and sys.stdout.isatty()
             if not self.quiet and not is_printed:
                 from harness.reporting.table import visible

@@ -1,4 +1,4 @@
-"""Turns a configuration that Hydra composed into settings, and runs a command alone with them."""
+"""Turns a configuration that Hydra composed into settings, and runs a command that is not part of a sweep."""
 
 from __future__ import annotations
 
@@ -37,14 +37,15 @@ def run(config: Any, servers: Servers) -> tuple[Sequence[Any], VerdictError | No
         servers: the commands after `--`.
 
     Returns:
-        The run's rows, none for a service; and the error that states its bad answer, or None if the answer is good.
+        The run's rows, empty for a service; and the error that states its bad or doubtful answer, or None if the answer
+        is good.
 
     Raises:
         HarnessError: a setting is wrong, or the run failed.
     """
     command, settings = settings_of(config, servers, None)
     check_machine(command, settings)
-    # Only here, because each job of a sweep is refused by itself.
+    # Only for a single run: in a sweep, only the jobs whose files are missing fail, when they run.
     require_files(settings)
     # Raise a signal that arrived during the imports up to here.
     signals.raise_postponed()
@@ -58,7 +59,7 @@ def run(config: Any, servers: Servers) -> tuple[Sequence[Any], VerdictError | No
 def settings_of(
     config: Any, servers: Servers, manifest: Manifest | None
 ) -> tuple[ConfiguredCommand[Any], RunSettings]:
-    """Return the command and its settings; `config` and `servers` are those of `run`.
+    """Return the command and its settings. `config` and `servers` are as for `run`.
 
     Args:
         manifest: the manifest of the sweep that the job belongs to; None for a single run.
@@ -84,7 +85,8 @@ def settings_of(
                     " a command after --"
                 )
                 raise SettingError(name, rule)
-    # `typed.read` turns a typed repeats=5 into a sweep over `repeat`. A number that arrives here came from elsewhere.
+    # `typed.read` turns repeats=5 on the command line into a sweep over `repeat`. Without such a sweep, the number was
+    # set in another way, such as by a preset.
     repeats = getattr(settings, "repeats", 1)
     if repeats > 1 and ROUND not in choices:
         raise SettingError("repeats", "must be typed as repeats=NUMBER", repeats)
@@ -101,9 +103,9 @@ def check_machine(command: ConfiguredCommand[Any], settings: RunSettings) -> Non
 
 
 def put_servers(servers: Servers, plain: dict[str, Any]) -> None:
-    """Put the commands after `--` into a configuration, because their words never pass through Hydra.
+    """Put the commands after `--` into a configuration, because Hydra never gets these commands.
 
-    In a sweep over several servers, the configuration holds the number of the job's command.
+    With three or more commands, `plain` contains the number of the job's command, which is removed.
     """
     if not servers:
         return
@@ -126,8 +128,8 @@ def _resolved(config: DictConfig) -> dict[str, Any]:
         raise SettingError(str(error.full_key), "must be set") from error
     except OmegaConfBaseException as error:
         raise SettingError(str(error.full_key or "settings"), str(error).splitlines()[0]) from error
-    # Presets and `${oc.env:NAME}` may have brought a key in. Texts for models are checked apart from the rest, because
-    # ordinary words in them may look like a key.
+    # A preset or `${oc.env:NAME}` may contain a key. Texts for models are checked separately, because ordinary words in
+    # them may look like a key.
     checked = copy.deepcopy(plain)
     prompts = checked.get("prompts") or {}
     texts = [f"prompt={checked.pop('prompt', '')}"]

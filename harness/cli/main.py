@@ -2,7 +2,7 @@
 
 Commands without settings, such as `report`, parse their arguments themselves. For all others, `cli.typed` reads the
 words, and `cli.composing` lets Hydra compose a configuration, once or for each job of a sweep. Hydra calls an
-`Invocation` with each configuration. It collects the errors, from which the exit code follows. `cli.job` makes typed
+`Invocation` with each configuration. The invocation collects errors, which decide the exit code. `cli.job` makes typed
 settings and runs the experiment. Torch is only imported once the settings are known to be valid.
 """
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 
 _INTERRUPTED = "harness: interrupted; anything measured so far is kept"
-# Exit codes from the mildest to the most severe; of several, the most severe counts. They mean success, a doubtful
-# answer, a wrong setting, and a failure or a bad answer.
+# Exit codes from the mildest to the most severe: success, a doubtful answer, a wrong setting, and a failure or a bad
+# answer. If there are several, the process exits with the most severe one.
 _SEVERITIES = (0, CANNOT_TELL, 2, 1)
 # Options that print something instead of running a command.
 _FOR_THE_TERMINAL = ("-h", "--help", "help", "-c", "--cfg")
@@ -50,7 +50,7 @@ def main() -> None:
             try:
                 _answer(words, invocation)
             except SystemExit:
-                # The last lines may have no reader any more, as with `| head`.
+                # With `| head`, for example, nobody may read the last lines. Find that out here, not at exit.
                 sys.stdout.flush()
                 raise
             sys.stdout.flush()
@@ -90,7 +90,9 @@ def _prepare_streams() -> None:
 
 
 def _end_process() -> NoReturn:
-    """End the process as a KeyboardInterrupt would, but without an exception, because an import could swallow that."""
+    """End the process as a KeyboardInterrupt would, but without an exception, because a module that is being imported
+    could swallow an exception.
+    """
     with suppress(Exception):
         sys.stdout.flush()
     with suppress(OSError):
@@ -101,15 +103,15 @@ def _end_process() -> NoReturn:
 def run(command: str, *overrides: str, verbose: bool = False, **settings: Any) -> pd.DataFrame:
     """Run a command from Python: `run("latency", model="7B", decoding={"num_draft_tokens": 6})`.
 
-    It writes the same files as the command line does; progress and messages go to stderr. With `-m` among the overrides
-    it runs a sweep, in which a failed job becomes a row with its `status` and `error`. Calls from several threads run
-    one after the other.
+    The run writes the same files as a run from the command line; progress and messages go to stderr. With `-m` among
+    the overrides it is a sweep, in which a failed job becomes a row with its `status` and `error`. Calls from several
+    threads run one after the other.
 
     Args:
         overrides: settings as on the command line, such as `"model=7B"`.
-        verbose: whether the tables that the command prints are printed too.
-        settings: settings as keywords, which count as typed after the overrides. A group takes the name of a preset, or
-            a mapping of its settings.
+        verbose: whether to print the command's tables.
+        settings: settings as keywords. A keyword wins over an override of the same setting. The value for a group is
+            the name of a preset, or a mapping of the group's settings.
 
     Returns:
         The rows of the run, or of all jobs of the sweep. The dozen columns that answer most questions come first, then
@@ -118,8 +120,8 @@ def run(command: str, *overrides: str, verbose: bool = False, **settings: Any) -
     Raises:
         SettingError: a setting is wrong. In a sweep it is raised after the other jobs have run.
         RunError: the run failed.
-        VerdictError: the run succeeded, and its answer is bad: for example, the pair is not lossless. An answer that is
-            only doubtful raises nothing; the rows say so.
+        VerdictError: the run succeeded, and its answer is bad: for example, the pair is not lossless. A doubtful answer
+            raises nothing; its rows contain the reason for the doubt.
     """
     from harness.cli import conversion, typed
     from harness.commands.registry import configured, with_settings
@@ -152,7 +154,7 @@ def run(command: str, *overrides: str, verbose: bool = False, **settings: Any) -
 
 
 def _answer(words: Words, invocation: Invocation) -> None:
-    """Run the command that is named first, or print help or the version."""
+    """Run the command that the first word names, or print help or the version."""
     command, *others = words.typed or ["--" if words.servers else "help"]
     printed = ""
     with invocation.reporting():
@@ -178,10 +180,10 @@ def _answer(words: Words, invocation: Invocation) -> None:
 
 
 def _checked(command: str, names: Collection[str]) -> str:
-    """Return the command if it is one of these names.
+    """Return the command unchanged.
 
     Raises:
-        SettingError: it is not.
+        SettingError: the command is not one of the names.
     """
     from harness.commands.registry import COMMANDS
 

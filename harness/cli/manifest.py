@@ -1,4 +1,4 @@
-"""A sweep's directory: `sweep.json` with the facts that are known at the start, and a CSV file with the jobs' rows."""
+"""The files in a sweep's directory: `sweep.json`, which lists what is varied, and a CSV file with the jobs' rows."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ from harness.results.locked_files import LOCKS, locked, replace_file
 from harness.results.schema import RunRow
 
 _FILE = "sweep.json"
-# Everything that a run or a sweep has in its directory if nothing was measured.
+# The files and directories that a run or a sweep makes even if nothing is measured.
 _UNUSED = {"log.txt", "environment.json", "multirun.yaml", ".hydra", LOCKS, _FILE}
-# The most jobs of a sweep. Each takes seconds at least, so that more are a mistake.
+# The most jobs of a sweep. A job takes seconds at least, so a larger sweep would take hours and is probably a mistake.
 _MOST_JOBS = 10_000
 
 
@@ -83,8 +83,8 @@ class Manifest:
         if num_jobs > _MOST_JOBS:
             raise SettingError("-m", f"makes more than {_MOST_JOBS:,} jobs: divide the sweep")
         if ROUND in choices:
-            # Hydra puts an experiment's own list of choices before the typed ones. Named first in that list, `repeat`
-            # comes first.
+            # Hydra varies the choices in `sweeper.params` (an experiment's) more slowly than typed choices. So `repeat`
+            # is put first in `params`.
             choices = {ROUND: choices.pop(ROUND), **choices}
             params = config.hydra.sweeper.get("params") or {}
             with read_write(config.hydra):
@@ -94,7 +94,7 @@ class Manifest:
     def jobs(self, config: DictConfig, loader: ConfigLoader) -> Iterator[tuple[list[str], Any]]:
         """Yield the overrides of each job, and its configuration.
 
-        Settings that have no effect in a job are left out of it, and jobs that are then the same become one:
+        Settings that have no effect in a job are left out of its overrides, and jobs that are then equal become one:
         `draft=lookup,none K=2,4` makes the three jobs `draft=lookup K=2`, `draft=lookup K=4` and `draft=none`.
 
         Raises:
@@ -109,7 +109,7 @@ class Manifest:
                 for name in ("draft", "engine", "decoding")
             }
             self.leave_out(groups)
-            # Without a draft, K has no effect, except in the commands of servers, which may name K for either arm.
+            # Without a draft, K has no effect, except in the commands of servers, which may contain {K} in either arm.
             if groups["draft"]["name"] == "none" and groups["engine"]["name"] != "server":
                 for name in OF_THE_DRAFT:
                     groups["decoding"].pop(name, None)
@@ -125,11 +125,11 @@ class Manifest:
                 yield kept, composed
 
     def leave_out(self, groups: dict[str, Any]) -> None:
-        """Remove from a job's configuration the settings that only the drafts or engines of other jobs have.
+        """Remove from a job's configuration the settings that only drafts or engines of other jobs use.
 
         With `-m draft=lookup,tiny draft.max_ngram=2` the job of `tiny` gets no `draft.max_ngram`.
         """
-        # `pair=7B+lookup` chooses both models.
+        # `pair=7B+lookup` chooses the target and the draft.
         pair_drafts = [pair.partition("+")[2] for pair in self.choices.get("pair", ())]
         methods = {method_name(draft) for draft in [*self.choices.get("draft", ()), *pair_drafts]}
         groups["draft"] = METHODS.without_others(groups["draft"], methods)
@@ -157,13 +157,13 @@ class Manifest:
 
 
 def overrides_of(config: DictConfig, loader: ConfigLoader) -> list[Override]:
-    """Return the settings of a sweep: an experiment's, then the typed ones. If one is set several times, the last
-    counts.
+    """Return the settings of a sweep: first those of an experiment, then the typed ones. If a setting occurs several
+    times, only its last value is returned.
     """
-    # An experiment's choices are in the configuration. Hydra ignores them for settings that are also typed.
+    # An experiment's choices are in `params`. Hydra, too, ignores such a choice if the setting is also typed.
     params = config.hydra.sweeper.get("params") or {}
     texts = [f"{key}={value}" for key, value in params.items()]
-    # As typed, because the value of an interpolation may only be known within a job.
+    # Unresolved, because the value of an interpolation may only be known within a job.
     typed: Any = OmegaConf.to_container(config.hydra.overrides.task, resolve=False)
     # The parser needs the configurations, because `glob(...)` selects among them.
     parsed = OverridesParser.create(loader).parse_overrides([*texts, *typed])
@@ -171,10 +171,10 @@ def overrides_of(config: DictConfig, loader: ConfigLoader) -> list[Override]:
 
 
 def results_file(config: DictConfig) -> str | None:
-    """Return the file that collects the rows of all runs.
+    """Return the file that collects the rows of all runs: the value of `results.file`.
 
-    None if each job has a file of its own, such as `results/${oc.env:SLURM_JOB_ID}.csv` for jobs that a launcher
-    starts.
+    None if the value is null, or if it can only be resolved within a job, such as `results/${oc.env:SLURM_JOB_ID}.csv`:
+    then each job has its own file.
     """
     try:
         file: str | None = OmegaConf.select(config, "results.file")
@@ -186,13 +186,17 @@ def results_file(config: DictConfig) -> str | None:
 class SweepFile:
     """`multirun/…/latency.csv`: exactly one set of rows for each job of a sweep, however the job ended.
 
-    Jobs in all processes of a launcher write their rows there and read those of others. The rows of a job have its
-    number in the column `job`. Rows without a number are rows of single runs in the same directory, which are left
-    alone, and rows that pool repeated jobs.
+    A launcher may run jobs in several processes. Each job writes its rows to this file, and reads the rows of other
+    jobs. Two columns tell the kinds of rows apart:
+
+        row of                                    job                      repeat
+        a job                                     the number of the job    its round, if jobs are repeated
+        several repeats of a job, pooled          None                     all
+        a single run in the same directory        None                     anything else; such rows are left alone
 
     Args:
         sweep: the sweep's directory.
-        kind: the class of its rows.
+        kind: the class of the rows.
     """
 
     def __init__(self, sweep: Path, kind: type[RunRow]) -> None:
@@ -204,7 +208,7 @@ class SweepFile:
         return [row for row in rows_in(self.path, self._kind) if row.job is not None]
 
     def put(self, job: int, rows: Sequence[RunRow]) -> list[RunRow]:
-        """Put the rows of a job into the file, instead of any that it has there.
+        """Put the rows of a job into the file, in place of the rows that the file has for this job, if any.
 
         Returns:
             The rows of all jobs that have ended.
@@ -218,13 +222,17 @@ class SweepFile:
         return [row for row in kept if row.job is not None]
 
     def remove_jobs(self) -> None:
-        """Remove the rows that an earlier sweep wrote here. They remain in the directories of its jobs."""
+        """Remove the rows that an earlier sweep wrote here. They remain in the directories of its jobs.
+
+        Raises:
+            RunError: writing fails.
+        """
         if self.path.exists():
-            # Rows that pool all rounds of a job have no job number either.
+            # Pooled rows have no job number either.
             self._replaced(lambda row: row.job is None and getattr(row, ROUND, None) != "all")
 
     def _replaced(self, keep: Callable[[RunRow], bool], new: Sequence[RunRow] = ()) -> list[RunRow]:
-        """Replace the file's rows by those that `keep` accepts and the new ones, and return them.
+        """Keep the file's rows that `keep` accepts, add the new ones, and return all rows of the changed file.
 
         Raises:
             RunError: writing fails; the file then keeps its old content.
@@ -238,9 +246,15 @@ class SweepFile:
         return rows
 
     def append_summaries(self, rows: Sequence[Any], collected: str | None) -> None:
-        """Append rows that pool several jobs (`pooled_runs`), to this file and to the one that collects all runs.
+        """Append pooled rows to this file and to the file that collects all runs.
 
-        If a sweep is resumed, rows that a file already has are not appended again.
+        If a sweep is resumed, pooled rows that a file already has (with equal `pooled_runs`) are not appended again.
+
+        Args:
+            collected: the file that collects all runs; None if there is none.
+
+        Raises:
+            SettingError or RunError: writing fails.
         """
         for path in (self.path, collected):
             if path is None or not rows:
@@ -254,13 +268,15 @@ class SweepFile:
 
 @contextmanager
 def claimed(config: DictConfig) -> Iterator[None]:
-    """Keep other runs out of the directory of a run or a sweep within the block.
+    """Lock the directory of a run or a sweep against other runs within the block.
 
     A directory in which nothing was measured is removed at the end, except after an interruption.
 
     Raises:
-        SettingError: another run is using the directory; it has files already, for a sweep other files than those of a
-            sweep; or it is the place of `results.file`.
+        SettingError: the directory cannot be used, for one of these reasons:
+            - another run is using it;
+            - it contains files already (a sweep may continue in the directory of an earlier sweep);
+            - the run's own file of rows would be `results.file`.
     """
     is_sweep = config.hydra.mode is RunMode.MULTIRUN
     setting = "hydra.sweep.dir" if is_sweep else "hydra.run.dir"
@@ -274,7 +290,8 @@ def claimed(config: DictConfig) -> Iterator[None]:
         return
     own = SweepFile(directory, command.row).path
     collected = results_file(config)
-    # Unlike `Path.resolve`, this accepts links that lead to themselves. `check_appendable` refuses those.
+    # Unlike `Path.resolve`, `realpath` raises no error for a link that leads to itself. `check_appendable` refuses such
+    # a link.
     if isinstance(collected, str) and os.path.realpath(own) == os.path.realpath(collected):
         rule = f"must be another directory than that of results.file={collected}, which collects all runs"
         raise SettingError(setting, rule, value)
@@ -297,22 +314,24 @@ def claimed(config: DictConfig) -> Iterator[None]:
             except Exception:
                 _remove_unused(directory)
                 raise
-            # Not after an interruption, because a job may still be writing its row.
+            # After an interruption this is not reached, because a job may still be writing its row.
             _remove_unused(directory)
     except filelock.Timeout:
-        raise SettingError(setting, "is another run's: name a new directory", value) from None
+        raise SettingError(
+            setting, "is in use by another run: name a new directory", value
+        ) from None
 
 
 def _remove_unused(directory: Path) -> None:
-    """Remove the directory of a run that measured nothing, and its empty parents; for a sweep, such jobs and then
-    itself.
+    """Remove the directory of a run that measured nothing, and empty directories above it. In a sweep's directory,
+    first remove the directories of jobs that measured nothing.
 
-    Hydra makes the directories before settings are checked.
+    This is needed because Hydra makes the directories before settings are checked.
     """
     for job in directory.glob("[0-9]*"):
         _remove_unused(job)
     if _UNUSED.issuperset(os.listdir(directory)) and not directory.samefile("."):
         shutil.rmtree(directory, ignore_errors=True)
         with suppress(OSError):
-            # A relative path makes the removal of parents stop at the current directory.
+            # With a relative path, `removedirs` stops at the current directory.
             os.removedirs(os.path.relpath(directory.parent))

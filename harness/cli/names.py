@@ -1,15 +1,15 @@
 """Makes configurations for names that have no file in `conf/`, and is the source from which Hydra takes them.
 
 Hydra looks up `latency`, `model/7B_8bit` or `draft/./my-model` when it reads overrides, sweeps or experiments, and it
-asks here first. A configuration holds what a YAML file in `conf/` would hold: settings, and under `defaults` the
-configurations that it begins with. Later ones win, and `_self_` marks the place of its own settings among them. For
-`7B_8bit` it is
+asks this source first. A configuration has the content that a YAML file in `conf/` would have: settings, and under
+`defaults` a list of other configurations to begin with. Each entry of this list overrides the entries before it; the
+entry `_self_` stands for the configuration's own settings. The configuration for `7B_8bit` is
 
     {"defaults": ["7B", "_self_"], "name": "7B_8bit", "quantization": "8bit"}
 
 There are configurations for
 
-- commands, with the defaults that the classes of settings declare: the files of `conf/` hold only what differs;
+- commands, with the defaults that the classes of settings declare: files of `conf/` only contain values that differ;
 - suffixes: `7B_8bit_4GPUs` is the preset `7B` with `quantization` and `gpus` set;
 - paths and repositories of the hub, which are names with a slash, and prompt files, known by their extension;
 - the group `draft`, which has every name of the group `model`, and also `none`, the methods without weights, and
@@ -45,7 +45,7 @@ from harness.engines.registry import ENGINES, default_draft
 
 
 def drafts() -> list[str]:
-    """Return the values of `draft=` that are not models or files."""
+    """Return the values of `draft=` that are neither models nor files."""
     return ["none", *(name for name, method in METHODS.all().items() if method.named)]
 
 
@@ -58,8 +58,8 @@ def presets(group: str) -> list[str]:
 
 
 def _model(name: str) -> dict[str, Any] | None:
-    """Return the configuration of a path, a GGUF file or a preset with suffixes; None for others, such as plain
-    presets, which are files of `conf/`.
+    """Return the configuration of a path, a GGUF file or a preset with suffixes; None for any other name, such as a
+    preset without suffixes, which is a file of `conf/`.
     """
     path = Path(name)
     if path.suffix == ".gguf":
@@ -75,9 +75,9 @@ def _model(name: str) -> dict[str, Any] | None:
 
 
 def _draft(name: str) -> dict[str, Any] | None:
-    """Return the configuration of a name that `draft=` takes, with the defaults of its method's settings.
+    """Return the configuration of a value of `draft=`, with the defaults of its method's settings.
 
-    A model or a head gets the settings that the group `model` has under that name: in Hydra, `/model@_here_` means "a
+    A model or a head gets the settings that the group `model` has for this name: in Hydra, `/model@_here_` means "a
     choice of the group `model`, put where this configuration is".
     """
     if name == "none":
@@ -94,15 +94,16 @@ def _draft(name: str) -> dict[str, Any] | None:
 
 
 def method_name(draft: str) -> str:
-    """Return the drafting method of a name that `draft=` takes."""
+    """Return the name of the drafting method for a value of `draft=`."""
     return _method_and_choice(draft)[0]
 
 
 def _method_and_choice(name: str) -> tuple[str, dict[str, Any]]:
     """Return the method that a name stands for, and the settings that the name implies.
 
-    `early_exit_8` -> ("early_exit", {"layers": [8]}) and `lookup` -> ("lookup", {}). Any name that no other method
-    knows is that of a model or a head: `7B` -> ("model", {}).
+    early_exit_8 -> ("early_exit", {"layers": [8]})
+    lookup       -> ("lookup", {})
+    7B           -> ("model", {}): a name that no other method knows names a model or a head
     """
     if METHODS.is_in_file(name):
         return name, {}
@@ -114,7 +115,7 @@ def _method_and_choice(name: str) -> tuple[str, dict[str, Any]]:
 
 
 def _engine(name: str) -> dict[str, Any] | None:
-    """Return the configuration of an engine, which is the defaults of its settings; None if there is no such engine."""
+    """Return the configuration of an engine: the defaults of its settings; None if there is no such engine."""
     ENGINES.check_names_class(name)
     if not ENGINES.is_in_file(name) and name not in ENGINES.names():
         return None
@@ -122,8 +123,11 @@ def _engine(name: str) -> dict[str, Any] | None:
 
 
 def _prompts(name: str) -> dict[str, Any] | None:
-    """Return the configuration of a prompt set, a file or a preset, with the defaults of its settings; None for
-    others.
+    """Return the configuration of prompts from a file, a run's directory or a preset, with the defaults of their
+    settings; None if the name is none of these.
+
+    Raises:
+        SettingError: the name is a directory without a file of prompts.
     """
     if name.endswith("/") or ("/" in name and Path(name).is_dir()):
         # In a run's directory, use its texts, or else its prompts with their answers.
@@ -154,11 +158,11 @@ def _command(name: str) -> dict[str, Any] | None:
     kind = record.settings
     defaults: list[Any] = ["common", "_self_"]
     if issubclass(kind, PromptedSettings) or kind.IGNORES_OTHERS:
-        # `default_prompts` is a resolver, defined below: it is the set `tiny` for our tiny models, and `english` for
-        # others.
+        # The resolver `default_prompts`, defined below, gives the set `tiny` for our tiny models, and `english` for
+        # all others.
         defaults.insert(1, {"prompts": "${default_prompts:${model}}"})
     defaults += [{f"override hydra/{part}_logging": "stderr"} for part in ("job", "hydra")]
-    # OmegaConf's mark for a value that must be set. The defaults that follow replace it where there are any.
+    # `???` is OmegaConf's mark for a value that must be set. Settings that have a default get it below.
     must_be_set = dict.fromkeys(value_types(kind), "???")
     config = {"defaults": defaults, "command": name} | must_be_set
     return config | _defaults(kind) | load_preset(name)
@@ -195,7 +199,10 @@ _GROUPS = {"model": _model, "draft": _draft, "engine": _engine, "prompts": _prom
 def configuration(path: str) -> dict[str, Any] | None:
     """Return the configuration of a command, or of a name in a group: `latency` or `draft/lookup`.
 
-    None if there is none. Hydra then looks for a file in `conf/`.
+    None if this module makes no configuration for it. Hydra then looks for a file in `conf/`.
+
+    Raises:
+        SettingError: the name is that of a class or a directory that cannot be used.
     """
     if path == "common":
         # The configuration of every command begins with this one.
@@ -209,11 +216,11 @@ def configuration(path: str) -> dict[str, Any] | None:
     return _GROUPS[group](name) if group in _GROUPS else None
 
 
-# Hydra's plug-ins, with the methods that these have ------------------------------------------------
+# Hydra's plug-ins, whose methods Hydra calls -------------------------------------------------------
 
 
 class NameSource(ConfigSource):
-    """A source of configurations for Hydra: those that `configuration` makes."""
+    """A source from which Hydra takes the configurations that `configuration` makes."""
 
     @staticmethod
     def scheme() -> str:
@@ -221,9 +228,9 @@ class NameSource(ConfigSource):
 
     def load_config(self, config_path: str) -> ConfigResult:
         config = OmegaConf.create(configuration(config_path) or {})
-        # Let Hydra accept any key in a group, because a sweep may set what only some drafts or engines have.
-        # `conversion` refuses keys that none of them has. Values stay unresolved, because a value that must be set,
-        # ???, cannot be read.
+        # Let Hydra accept any key in a group, because a sweep may use a setting that only some drafts or engines have.
+        # `conversion` refuses keys that none of them has. Values stay unresolved, because reading `???`, the mark for a
+        # value that must be set, would raise an error.
         for name, part in [(config_path, config), *config.items_ex(resolve=False)]:
             if OmegaConf.is_dict(part) and name != "hydra":
                 OmegaConf.set_struct(part, False)
@@ -231,7 +238,7 @@ class NameSource(ConfigSource):
         return ConfigResult(self.provider, path, config, {"package": None})
 
     def is_group(self, config_path: str) -> bool:
-        # Only groups without a directory in `conf/`. Hydra finds the other groups there.
+        # Only groups without a directory in `conf/`. Hydra finds the groups that have one.
         return config_path in ("", "draft", "engine")
 
     def is_config(self, config_path: str) -> bool:
@@ -254,12 +261,14 @@ class NameSearchPath(SearchPathPlugin):
 
 
 def _default_draft(model: str, engine: str) -> str:
-    """Return the draft if none is named: the engine's own, else the tiny draft for the tiny model, else none."""
+    """Return the value of `draft=` if the user gives none: the engine's own draft; if it has none, `tiny_draft` for the
+    tiny model and `none` for any other.
+    """
     of_model = "tiny_draft" if without_suffixes(model) == "tiny" else "none"
     return default_draft(engine) or of_model
 
 
-# In a configuration, `${in_package:local/x}` stands for what the function `in_package` returns for `local/x`.
+# In a configuration, `${in_package:local/x}` stands for the result of the function `in_package` for `local/x`.
 _RESOLVERS: dict[str, Callable[..., Any]] = {
     "default_draft": _default_draft,
     "default_prompts": lambda model: (

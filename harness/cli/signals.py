@@ -1,14 +1,15 @@
-"""Raises the signals that end a run as exceptions, so that none is lost.
+"""Turns the signals that end a run into exceptions, so that no signal is lost.
 
 An exception that a signal raises during an import may disappear, because extension modules and fallbacks of libraries
-swallow it. A signal is therefore not always raised at once. What it does depends on the mode of this process:
+swallow it. A signal is therefore not always raised immediately. Its effect depends on the mode of this process:
 
-    POSTPONING   during imports, and while rows are        nothing yet: `raise_postponed` raises it; a
-                 written                                   second signal is raised at once
-    ENDING       on the command line, during imports       ends the process without an exception
+    mode         when                                      effect of a signal
+    POSTPONING   during imports, and while rows are        none yet: `raise_postponed` raises it later; a
+                 written                                   second signal is raised immediately
+    ENDING       on the command line, during imports       the process ends without an exception
                  before there are rows to write, and in
                  `leaving`
-    RAISING      at all other times                        raises KeyboardInterrupt in the main thread
+    RAISING      at all other times                        KeyboardInterrupt is raised in the main thread
 
 If an exception disappears in a destructor, the signal is sent again.
 """
@@ -31,7 +32,7 @@ from harness.config.errors import RunError
 
 
 class _Mode(Enum):
-    """What a signal does; the module's docstring explains each mode."""
+    """The effects that a signal may have; the module's docstring explains each mode."""
 
     RAISING = "raising"
     POSTPONING = "postponing"
@@ -59,18 +60,18 @@ _last: tuple[int, BaseException] | None = None
 
 
 class TimeLimit(KeyboardInterrupt):
-    """The cluster is about to end the job that this run is part of: Slurm and submitit send SIGUSR2 before they do."""
+    """The cluster is about to end the job that this run is part of: Slurm and submitit first send SIGUSR2."""
 
     def __init__(self, reason: str = "time limit: stopped by SIGUSR2") -> None:
         super().__init__(reason)
 
 
 def handle(number: int, make_error: Callable[[], BaseException]) -> None:
-    """Make a signal raise an error in the main thread, at once or, in mode POSTPONING, later.
+    """Install a handler for a signal, which acts according to the mode. `make_error` makes the error that it raises.
 
-    The handler stays for the rest of the process, unless it is replaced; `interrupting` restores the earlier ones.
+    The handler stays for the rest of the process, unless it is replaced. `interrupting` restores the earlier handlers.
     """
-    # The same error each time, so that `_raise_again` can recognise it.
+    # Make the error only once, so that `_raise_again` can recognise it.
     error_once = functools.cache(make_error)
 
     def receive(*_: object) -> None:
@@ -93,13 +94,13 @@ def handle(number: int, make_error: Callable[[], BaseException]) -> None:
 def interrupting(end_process: Callable[[], NoReturn] | None = None) -> Iterator[None]:
     """Within the block, Ctrl-C, SIGTERM and SIGHUP raise KeyboardInterrupt, and SIGUSR2 raises `TimeLimit`.
 
-    SIGUSR2 is left alone if the calling program handles it already. Until the first `raise_postponed` no signal raises
-    anything, because a command begins with imports. Ignored signals (`nohup`) stay ignored. In a thread other than the
-    main thread the block has no effect, because only the main thread gets signals.
+    A command begins with imports, so until the first `raise_postponed` signals are not raised. Signals that are ignored
+    (`nohup`) stay ignored, and SIGUSR2 keeps the handler of the calling program, if it has one. In a thread other than
+    the main thread the block has no effect, because only the main thread gets signals.
 
     Args:
-        end_process: ends the process at once, instead of postponing a signal; given by the command line. None for a
-            program that has called `harness.run`.
+        end_process: for the command line: a function that ends the process immediately, in place of postponing a
+            signal. None for a program that has called `harness.run`.
     """
     global _terminals, _end_process, _is_interrupting, _is_embedded
     _is_embedded = end_process is None
@@ -113,7 +114,7 @@ def interrupting(end_process: Callable[[], NoReturn] | None = None) -> Iterator[
         signal.SIGUSR2: TimeLimit,
     }
     handlers = {number: signal.getsignal(number) for number in errors}
-    # A handler of None was not installed by Python, so Python could not put it back.
+    # `getsignal` returns None for a handler that Python did not install, and that it therefore could not restore.
     replaced = [number for number in errors if handlers[number] not in (signal.SIG_IGN, None)]
     if handlers[signal.SIGUSR2] is not signal.SIG_DFL:
         replaced = [number for number in replaced if number != signal.SIGUSR2]
@@ -140,8 +141,8 @@ def interrupting(end_process: Callable[[], NoReturn] | None = None) -> Iterator[
 def within_time_limit() -> Iterator[None]:
     """In a process that submitit started for a job, make the job's time limit a RunError of the block.
 
-    Submitit's own error would end the process before its rows are written. If the job is preempted, submitit still puts
-    it back into the queue.
+    The error that submitit raises would end the process before its rows are written. Submitit's handler still runs
+    first, so that a job that is preempted returns to the queue.
     """
     before = signal.getsignal(signal.SIGUSR2)
     is_main = threading.current_thread() is threading.main_thread()
@@ -167,7 +168,7 @@ def within_time_limit() -> Iterator[None]:
 
 
 def _stop_raising(*, must_go_on: bool = False) -> None:
-    """From now on let no signal raise an error: a signal ends the process if that is allowed, or else is postponed.
+    """From now on let no signal raise an error: a signal ends the process if that is allowed, and is postponed if not.
 
     Args:
         must_go_on: postpone signals in any case, because there are rows to write.
@@ -178,8 +179,8 @@ def _stop_raising(*, must_go_on: bool = False) -> None:
 
 
 def _let_raise() -> BaseException | None:
-    """From now on let signals raise at once. Returns the error of a postponed signal, which is then forgotten, or
-    None.
+    """From now on let signals raise immediately. Return the error of the postponed signal, which is then forgotten;
+    None if there was no signal.
     """
     global _mode, _postponed
     _mode = _Mode.RAISING
@@ -189,16 +190,17 @@ def _let_raise() -> BaseException | None:
 
 
 def raise_postponed() -> None:
-    """Raise the error of a postponed signal, if there is one, and from now on let signals raise at once."""
+    """Raise the error of a postponed signal, if there is one, and from now on let signals raise immediately."""
     error = _let_raise()
     if error is not None:
         raise error
 
 
 def load(module: str, *, must_go_on: bool = False) -> Any:
-    """Import a module, which may import torch, and return it. Meanwhile signals end the process or are postponed.
+    """Import a module, which may import torch, and return it. During the import, signals end the process or are
+    postponed.
 
-    Afterwards they raise at once, a postponed one included.
+    After the import, a postponed signal is raised, and later signals raise immediately.
 
     Args:
         must_go_on: postpone signals in any case, because there are rows to write.
@@ -206,8 +208,8 @@ def load(module: str, *, must_go_on: bool = False) -> Any:
     _stop_raising(must_go_on=must_go_on)
     is_new = module not in sys.modules
     # Importing makes millions of objects, and searching them for garbage takes seconds. So the collector is off during
-    # the import, and afterwards these objects are exempt. Not in a user's program, whose own objects would be exempt
-    # too.
+    # the import, and afterwards it skips all objects that exist then (`gc.freeze`). In a user's program it does not
+    # skip them, because these would include the user's own objects.
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -238,12 +240,15 @@ def leaving() -> Iterator[None]:
 
 @contextmanager
 def finishing() -> Iterator[None]:
-    """Postpone a signal to the end of the block, because there are rows to write. A second signal is raised at once."""
+    """Postpone a signal to the end of the block, because there are rows to write. A second one is raised immediately.
+
+    If the block raises an Exception, a signal stays postponed until the next `raise_postponed`.
+    """
     _stop_raising(must_go_on=True)
     try:
         yield
     except Exception:
-        # A signal that was raised now would hide this error. It stays postponed until the next `raise_postponed`.
+        # A signal that was raised now would hide this error, so it stays postponed.
         if _postponed is None:
             _let_raise()
         raise

@@ -1,4 +1,6 @@
-"""A sweep: gets rows for each job, from a worker or an earlier measurement, and prints the table at the end."""
+"""Runs the jobs of a sweep: gets the rows of each job, from a worker or from an earlier measurement, and prints the
+tables at the end.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,7 @@ from harness.results.rows.prompts import PROMPTS_FILE
 from harness.results.runs import Run, grouped, runs_of
 from harness.results.schema import NO_VERDICT, REFUSED, ComparedRow, RunRow
 
-# The rows of any command, as the file of its sweep holds them.
+# Rows of any command.
 Rows = Sequence[Any]
 
 
@@ -61,6 +63,8 @@ def begin(
 
     Raises:
         SettingError: there are no jobs, or too many.
+        RunError: a file cannot be written.
+        HydraException or OmegaConfBaseException: a job cannot be composed.
     """
     directory = Path(config.hydra.sweep.dir)
     manifest = Manifest.of(config, loader)
@@ -74,29 +78,32 @@ def begin(
     SweepFile(directory, measurement(command).row).remove_jobs()
     say(f"{counted(manifest.num_jobs, 'job')} in {directory}")
     if config.hydra.launcher._target_.endswith((".SlurmLauncher", ".RayLauncher")):
-        # From now on, this process only waits for jobs that run elsewhere. A signal ends the wait, and the table is
+        # From now on, this process only waits for jobs in other processes. A signal ends the wait, and the table is
         # printed.
         signals.raise_postponed()
     return manifest, jobs
 
 
 class Crew:
-    """Keeps the worker of this process's sweep from job to job, and remembers the pairs that failed to load."""
+    """Keeps the worker from job to job of this process's sweep, and remembers the pairs that failed to load."""
 
     def __init__(self) -> None:
-        # Holds the last job's pair. None before the first job, and after a failure.
+        # The process that has loaded the last job's pair. None before the first job, and after a failure.
         self._worker: Worker | None = None
-        # The text of all settings that decide which pair the worker loads. These include the number of a repeat, so
-        # that each repeat gets a new process.
+        # `pair_key` of the loaded pair, as text. The key includes the number of a repeat, so that each repeat gets a
+        # new process.
         self._pair = ""
-        # The errors of pairs that failed to load, by pair and time limit, because a pair may load if it has more time.
+        # The errors of pairs that failed to load. The time limit is part of the key, because a pair that failed may
+        # load if it is given more time.
         self._failures: dict[tuple[str, float | None], HarnessError] = {}
 
     def run(self, job: Job) -> HarnessError | None:
-        """Run a job in the worker that has loaded its pair, or else in a new one.
+        """Run a job in the present worker if it has loaded the job's pair, otherwise in a new worker.
+
+        A job whose pair failed to load before, with the same time limit, is not run.
 
         Returns:
-            The error that ended the job early; None if there was none.
+            The error that ended the job early, or that the pair raised before; None if there was none.
         """
         settings = job.settings
         pair = repr(pair_key(settings))
@@ -131,8 +138,12 @@ _crew = Crew()
 def run_job(config: Any, servers: Servers) -> Sequence[RunRow]:
     """Return the rows of the job that Hydra composed, measured now or earlier, and put them into the sweep's file.
 
+    If the job fails, its rows contain the error, which is not raised.
+
     Raises:
-        SettingError: a setting is wrong, or no file can be written to the directory.
+        SettingError: a setting is wrong, or `results.file` cannot be written.
+        RunError: another file of rows cannot be written.
+        KeyboardInterrupt: the job was interrupted. The rows that it had written by then are in the sweep's file.
     """
     hydra = HydraConfig.get()
     directory = Path(hydra.runtime.cwd, hydra.sweep.dir)
@@ -162,10 +173,10 @@ def run_job(config: Any, servers: Servers) -> Sequence[RunRow]:
     error: HarnessError | None = None
     doubt = ""
     with suppress(HarnessError):
-        # The job's worker meets the same error and reports it as the failure of the job.
+        # The worker gets the same error when it runs the job, and reports it as the job's failure.
         _, doubt = _outlook(command, settings)
     if doubt or not sys.stderr.isatty():
-        # On a terminal, the job's progress line says the same.
+        # On a terminal, the job's progress line has the same number and label.
         about = ": ".join(filter(None, [label, doubt]))
         say(f"job {number + 1} of {manifest.num_jobs}: {about}")
     try:
@@ -186,8 +197,8 @@ def run_job(config: Any, servers: Servers) -> Sequence[RunRow]:
         if rows:
             record(rows, _duration(time.monotonic() - started))
         raise
-    # If an error came after complete rows were written, these stay in the run's own file, and the sweep's file has them
-    # marked as failed.
+    # If the job failed after it had written complete rows, its own file keeps these, and the sweep's file gets copies
+    # that are marked as failed.
     if error is not None and all(row.status == "ok" for row in rows):
         rows = [dataclasses.replace(row, status="failed", error=str(error)) for row in rows]
     record(rows, _duration(time.monotonic() - started))
@@ -200,7 +211,7 @@ def _measured_before(job: Job) -> Sequence[RunRow]:
     record = measurement(job.command)
     if not settings.resume or not record.measures:
         return []
-    # Without a file that collects all runs, an earlier start of this sweep may have left rows of the same job.
+    # Without a file that collects all runs, look for rows that an earlier start of this sweep left for the same job.
     file = settings.results.file or job.file
     rows = measured_rows(file, record.row, identify(settings))
     is_repeat = isinstance(settings, RepeatedSettings) and settings.repeats > 1
@@ -240,14 +251,22 @@ def job_line(command: str, rows: Rows) -> str:
 def finish(
     command: str, config: DictConfig, manifest: Manifest, *, is_refused: bool, is_interrupted: bool
 ) -> tuple[Sequence[RunRow], int]:
-    """End this process's sweep: print its table, and return its rows and its exit code.
+    """End this process's sweep: print its tables, and return its rows and its exit code.
 
     Args:
         is_refused: whether jobs may lack rows because a setting was wrong.
         is_interrupted: whether jobs may lack rows because the sweep did not wait for them.
+
+    Returns:
+        All rows, pooled ones last; and the exit code of these rows (`exit_code`). If that code is 0 but jobs lack rows,
+        2 is returned if a setting was wrong, and otherwise 1.
+
+    Raises:
+        SettingError or RunError: a file cannot be written.
     """
     global _crew
     _crew.dismiss()
+    # A new crew, which has no memory of failed pairs: the next sweep of this process (from Python) tries them again.
     _crew = Crew()
     directory = Path(config.hydra.sweep.dir)
     file = SweepFile(directory, measurement(command).row)
@@ -280,14 +299,15 @@ def finish(
 def pool(manifest: Manifest, rows: Sequence[RunRow]) -> list[list[ComparedRow]]:
     """Pool the rows of each job over its rounds.
 
-    With draft=lookup,tiny_draft and repeats=2 there are four jobs. Those of the first round have the numbers 0 and 1,
-    and those of the second 2 and 3. So 0 and 2 are pooled, and 1 and 3.
+    With draft=lookup,tiny_draft and repeats=2 there are four jobs. The first round has the jobs 0 and 1, and the second
+    round the jobs 2 and 3. So jobs 0 and 2 are pooled, and jobs 1 and 3.
 
     Args:
         rows: the rows of all jobs.
 
     Returns:
-        The pooled rows: one list for each job of a round that succeeded at least twice. Empty without repeats.
+        A list of pooled rows for each combination of settings whose job succeeded in at least two rounds. Empty without
+        repeats.
     """
     if manifest.jobs_per_round == manifest.num_jobs:
         return []
@@ -309,14 +329,17 @@ def print_sweep(
     details: bool = False,
     as_json: bool = False,
 ) -> None:
-    """Print the answer on stdout, and on stderr where the rows are saved. The answer with all tables goes to
+    """Print the answer on stdout, and on stderr a line with the file of the rows. Write the answer with all tables to
     `summary.txt`.
 
     Args:
-        pooled: for each job that was repeated, rows over all its runs. The tables show them instead of the single runs.
+        pooled: for each job that was repeated, its pooled rows. The tables show them in place of the single runs.
         is_refused: whether jobs lack rows because a setting was wrong.
-        details: whether the tables after the answer are printed too.
-        as_json: whether each job's `result.json` is printed instead of tables.
+        details: whether to print the tables after the answer, too.
+        as_json: whether to print each job's `result.json`, in place of tables.
+
+    Raises:
+        RunError: `summary.txt` cannot be written.
     """
     record = measurement(command)
     failures: Sequence[Run] = []
@@ -326,21 +349,22 @@ def print_sweep(
     else:
         runs = runs_of([*rows, *itertools.chain.from_iterable(pooled)])
         if record.measures:
-            # Show each measurement once, without the single runs that a pooled row names.
+            # Show each measurement once: leave out the single runs that a pooled row combines.
             runs, failures = merge(runs)
     pages = pages_about([record], runs, failures)
     num_done = len({row.job for row in rows})
     if num_done < num_jobs:
-        # The next step is to repeat this command, or to correct a setting, instead of what the pages suggest.
+        # The user must first repeat this command or correct a setting, so leave out the steps that the pages suggest.
         pages = {question: dataclasses.replace(page, next=()) for question, page in pages.items()}
-    # The first line, which is the page's question, and the last, which is empty, are left out: the user knows the
-    # question.
+    # Make the pages in two lengths. Leave out the first line, which is the page's question (the user knows it), and the
+    # last line, which is empty.
     short, full = (
         below_each_other(pages, part)[1:-1] if pages else [Line("Nothing was measured.")]
         for part in (in_short, in_full)
     )
     if as_json:
-        # For rows that were taken over from an earlier run, this is the file of that run.
+        # Rows that were reused name the directory of the earlier run, so its file is printed. Each file is loaded and
+        # dumped again, to print one line per job.
         for directory in dict.fromkeys(row.directory for row in rows):
             result = Path(directory or file.parent, NAME)
             if result.is_file():
@@ -349,13 +373,14 @@ def print_sweep(
         print_document(full if details else short, plain_console(WIDE))
 
     line = f"  Saved  {num_done} of {counted(num_jobs, 'job')} in {file}"
-    # The figures of a server that may have been replaced since are only reused if the user says so. One row with the
-    # server's start is enough, because the rows of jobs that did not reach the server have none.
+    # If the start of the server is unknown, it may have been replaced since, and its figures are only reused with
+    # resume=always. One row with the server's start is enough, because the rows of jobs that did not reach the server
+    # have none.
     served = [row for row in rows if row.engine == "server"]
     is_unknown = bool(served) and not any(row.server_started for row in served)
     again = "the same command with resume=always" if is_unknown else "the same command again"
     is_unfinished = num_done < num_jobs and not is_refused
-    # A command that measures nothing, such as `plan`, would fail in the same way again.
+    # A failed job of a command that measures nothing, such as `plan`, would fail in the same way again.
     if is_unfinished or (_any_failed(rows) and record.measures):
         line += f"\n         {again} measures what is missing or failed"
     say(line)
@@ -365,14 +390,19 @@ def print_sweep(
 
 
 def exit_code(command: str, rows: Rows, pooled: Sequence[Rows]) -> int:
-    """Return the exit code of a sweep. The order of the conditions counts.
+    """Return the exit code that follows from the rows of a sweep; `finish` also considers jobs without rows.
 
-    It is 1 if a job failed, or else 2 if a job was refused for a wrong setting. Otherwise the answers decide: 1 if one
-    is bad, 3 if one is only doubtful, and 0 if all are good. For a command that compares times, a single good answer is
-    enough for 0.
+    The first condition that applies decides:
+
+        a job failed                                             1
+        a job was refused for a wrong setting                    2
+        the command compares times, and one answer is good       0
+        an answer is bad                                         1
+        an answer is doubtful                                    3
+        all answers are good, or there are no rows               0
 
     Args:
-        pooled: for each job that was repeated, rows over all its runs. They count instead of the single runs.
+        pooled: for each job that was repeated, its pooled rows. If there are any, only they are judged.
     """
     if _any_failed(rows):
         return 1
@@ -383,6 +413,7 @@ def exit_code(command: str, rows: Rows, pooled: Sequence[Rows]) -> int:
     bad_answers = [record.bad_answer(job) for job in jobs]
     if record.settings.COMPARES_TIMES and None in bad_answers:
         return 0
+    # The smallest code, because a bad answer (1) decides before a doubtful one (3).
     return min((answer.exit_code for answer in bad_answers if answer is not None), default=0)
 
 
@@ -396,7 +427,7 @@ def _any_failed(rows: Rows) -> bool:
 def preview(config: DictConfig, loader: ConfigLoader, servers: Servers) -> str:
     """Return a description of what a run or a sweep would measure: each job in a line, and the commands of its servers.
 
-    No launcher is asked, and no program, weights or GPU need to be on this machine.
+    No launcher is called, and this machine needs none of the programs, weights or GPUs.
 
     Raises:
         SettingError: a setting is wrong, or a file is missing.
@@ -424,7 +455,12 @@ def preview(config: DictConfig, loader: ConfigLoader, servers: Servers) -> str:
 
 
 def _outlook(command: ConfiguredCommand[Any], settings: RunSettings) -> tuple[str, str]:
-    """Return what `Experiment.outlook` returns; two empty texts if the prompts are on a hub, or if nothing is run."""
+    """Return two texts of `Experiment.outlook`: what would be sent, such as `15 prompts`, and why this would give no
+    verdict. Both are empty for prompts on a hub, which are not downloaded for this, and for a service.
+
+    Raises:
+        HarnessError: a setting is wrong, or the prompts cannot be read.
+    """
     is_here = isinstance(settings, PromptedSettings) and settings.prompts.repository is None
     if not isinstance(command, Command) or not is_here:
         return "", ""
@@ -433,6 +469,7 @@ def _outlook(command: ConfiguredCommand[Any], settings: RunSettings) -> tuple[st
 
 def _server_lines(settings: RunSettings) -> list[tuple[str, str]]:
     """Return the labels of the servers that a run starts, each with its command."""
+    # `start_command` is a setting of engine=server. Its class is in `servers`, which `cli` may not import.
     if not vars(settings.engine).get("start_command"):
         return []
     commands = engine_of(settings).server_setup(settings).commands

@@ -26,8 +26,9 @@ from harness.config.run import MOST_REPEATS
 from harness.config.settings import PROMPT_FILES, require_possible_path
 from harness.measuring.progress import say
 
-# Hydra's options that take a value. Apart from `-m`, other options are refused: they compose another configuration, or
-# print what concerns only Hydra, and `--experimental-rerun` runs code from a pickle.
+# Hydra's options that are followed by a value. `-m` is accepted, too. Hydra's other options are refused, because they
+# compose a different configuration or print details of Hydra, and because `--experimental-rerun` runs code from a
+# pickle.
 _FOLLOWED = {"-c": "cfg", "--cfg": "cfg", "-cd": "presets", "--config-dir": "presets"}
 _CFG = ("job", "hydra", "all")
 # Settings that take the name of a preset, or a path.
@@ -36,7 +37,8 @@ _NAMES_OR_PATHS = ("model", "draft", "engine", "prompts", "pair")
 _UNDIVIDED = ("results.file", "hydra.run.dir", "hydra.sweep.dir", "causes")
 # Stands for a text that is not a value in Hydra's grammar.
 _UNREADABLE = object()
-# Settings that number the jobs of a sweep: by its round, and by its command among those after `--`.
+# Settings that `read` adds to make a sweep: the number of the round, with `repeats=`, and the number of a job's command
+# among the commands after `--`.
 ROUND = "repeat"
 SERVER = "server"
 
@@ -47,7 +49,8 @@ class Typed:
 
     Attributes:
         settings: the settings, as overrides in Hydra's grammar.
-        options: Hydra's options under their long names, each with its value, or empty; also `dry_run`.
+        options: the values of Hydra's options by the options' long names, with "" for an option without a value; also
+            `dry_run`, if it is true.
     """
 
     settings: list[str]
@@ -100,18 +103,18 @@ def read(words: Words, command: str) -> Typed:
             rule = "must be setting=value, in quotes if it has spaces; a server's command is typed after --"
             raise SettingError(word, rule)
     if "cfg" in options and "multirun" in options:
-        raise SettingError("-m", "has no --cfg: leave one of them out")
+        raise SettingError("-m", "cannot be combined with --cfg: leave one of them out")
     _check_names(settings, command, known)
     values: dict[str, str] = {}
     for setting in settings:
         name, _, value = setting.partition("=")
         name = name.lstrip("+")
         if values.get(name, value) != value:
-            say(f"{name} is typed twice: {value} counts, and not {values[name]}")
+            say(f"{name} is given twice: {value} is used, and {values[name]} ignored")
         values[name] = value
     rounds = []
     repeats = values.get("repeats", "")
-    # Too large a number is not made a sweep, so that the settings refuse it.
+    # A larger number makes no sweep here; it is refused later, when the settings are checked.
     is_repeated = repeats.isdecimal() and 1 < int(repeats) <= MOST_REPEATS
     if "repeats" in known and is_repeated and "cfg" not in options:
         rounds = [f"{ROUND}={','.join(map(str, range(1, int(repeats) + 1)))}"]
@@ -123,8 +126,8 @@ def read(words: Words, command: str) -> Typed:
 
 
 def literal(text: str) -> str:
-    """Return the text in a form in which OmegaConf does not look up `${...}`. It doubles only backslashes before
-    that.
+    """Return the text with a backslash before each `${`, so that OmegaConf does not look up `${...}`. Backslashes
+    directly before a `${` are doubled; all others stay as they are.
     """
     return re.sub(r"(\\*)\$\{", lambda match: 2 * match[1] + "\\${", text)
 
@@ -155,10 +158,10 @@ def _meant_by(name: str, known: Collection[str]) -> str:
 
 
 def _check_names(settings: Sequence[str], command: str, known: Mapping[str, Any]) -> None:
-    """Raise a SettingError for mistakes that Hydra would accept silently, or would refuse in many lines.
+    """Raise a SettingError for mistakes that Hydra would accept silently, or would report in an error of many lines.
 
-    One error lists all names that are no settings of any draft or engine. `conversion` later refuses the settings that
-    the chosen draft and engine lack.
+    One error lists all names that are not settings of the command, of any draft or of any engine. Settings that only
+    the chosen draft or engine lacks are refused later, by `conversion`.
     """
     takes_any_key = ["hydra", "draft.", "engine."]
     for name, hint in known.items():
@@ -195,10 +198,14 @@ def _server_settings(
 ) -> list[str]:
     """Return the settings that follow from the commands after `--`, or from the address of a server.
 
-    Three or more commands make a sweep: its jobs compare each of the others with the first, and are numbered by them.
+    Three or more commands make a sweep, in which each job compares one of the later commands with the first. The
+    setting `server` is the number of the later command, from 1.
 
     Args:
-        typed: the values of the settings that are typed before the commands.
+        typed: the values of the settings that are typed before the first `--`.
+
+    Returns:
+        The settings to add; [] without commands and without an address, and for an experiment without commands.
 
     Raises:
         SettingError: a command is missing, or a typed setting would have no effect on the commands.
@@ -212,14 +219,17 @@ def _server_settings(
     if not servers:
         return added
     if not all(any(server) for server in servers):
-        rule = "is followed by the command of a server, and a second -- by another one to compare"
+        rule = (
+            "must be followed by the command of a server, and a second -- by the command to compare"
+        )
         raise SettingError("--", f"{rule}: harness {command} -- llama-server -m MODEL.gguf ...")
     if engine != "server":
-        raise SettingError("--", f"is for engine=server, and engine={engine} is typed")
+        raise SettingError("--", f"requires engine=server, but engine={engine} was given")
     words = [word for server in servers for word in server]
     names = {name: name.partition("engine.vary.")[2] for name in typed if "engine.vary." in name}
     k = typed.get("decoding.num_draft_tokens", "")
-    # Commands other than `latency` use K themselves.
+    # For `latency`, K has an effect only where a server's command contains {K}. Other commands also use K themselves,
+    # but several values of K would start the same server several times.
     if "," in k or (k and command == "latency"):
         names["decoding.num_draft_tokens"] = "K"
     for setting, name in names.items():
@@ -243,7 +253,7 @@ def _quoted_for_hydra(argument: str) -> str:
     decoding.top_p=0.9           decoding.top_p=0.9: unchanged, because Hydra can read it
 
     A `~` at the beginning of a path becomes the home directory. `${...}` is looked up, except in a prompt without
-    quotes. The order of the conditions counts: each judges only what those before it let through.
+    quotes. The order of the conditions matters: a condition is only reached if none before it applied.
     """
     key, equals, value = argument.partition("=")
     name = key.lstrip("+")
@@ -260,8 +270,8 @@ def _quoted_for_hydra(argument: str) -> str:
     if value.startswith(("[", "{")) and not is_name:
         return argument
     parsed = _parsed(argument)
-    # What Hydra reads as a number, null, a list or a mapping is put in quotes where a name is expected, so that it is
-    # taken for a name. No preset has such a name.
+    # Where a name is expected, a value that Hydra would read as a number, null, a list or a mapping is put in quotes,
+    # so that Hydra reads it as a name. No preset has such a name.
     has_meaning = isinstance(parsed, str | Sweep | Glob) if is_name else parsed is not _UNREADABLE
     if has_meaning:
         return argument
@@ -273,7 +283,7 @@ def _quoted_for_hydra(argument: str) -> str:
 
 
 def _parsed(argument: str) -> Any:
-    """Return the value in `key=value` as Hydra parses it; `_UNREADABLE` if its grammar has no such value."""
+    """Return the value in `key=value` as Hydra parses it; `_UNREADABLE` if Hydra cannot parse it."""
     try:
         return OverridesParser.create().parse_override(argument).value()
     except (HydraException, RecursionError, ValueError):
@@ -281,7 +291,9 @@ def _parsed(argument: str) -> Any:
 
 
 def in_quotes(value: str) -> str:
-    """Return a value in single quotes for Hydra. Quotes in it, and the backslashes before them, get a backslash."""
+    """Return a value in single quotes for Hydra. Quotes within the value, and backslashes before quotes, are escaped
+    with a backslash.
+    """
     return QuotedString(value, Quote.single).with_quotes()
 
 
@@ -294,8 +306,8 @@ def from_keywords(settings: Mapping[str, Any], known: Collection[str]) -> list[s
     Text stays unchanged, so that it means the same as on the command line.
 
     Args:
-        known: every setting of the command. They show which keywords are groups: because `decoding.top_p` is a setting,
-            `decoding` is a group, not a mapping.
+        known: every setting of the command, which shows what keywords are groups: `decoding` is a group, because
+            `decoding.top_p` is a setting. The mapping for a keyword that is no group is the setting's value.
 
     Raises:
         SettingError: a value has a type that no setting has.

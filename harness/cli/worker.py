@@ -1,13 +1,14 @@
-"""Runs jobs in a process that may die, the worker, and controls it from the user's process.
+"""Runs jobs in a separate process that may die, the *worker*, and controls the worker from the user's process.
 
-Models may exhaust memory, crash inside a library, or hang, while they load or while they run. So they do both in a
-separate process, which runs job after job with the pair that it has loaded. The user's process runs the sweep, and
-reads the files that the worker writes. The two exchange these messages:
+Models may exhaust memory, crash inside a library, or hang, while they load or while they run. So models are loaded and
+run in the worker, which runs job after job with the pair that it has loaded. The user's process runs the sweep, and
+reads the files that the worker writes. The two processes exchange these messages:
 
-    to the worker     a `Job`; then perhaps an exception, which is raised there and ends the job
-    from the worker   True when it begins to load the pair, False when the pair is loaded;
-                      `_SPENT` at the end of a job after which it must take no other;
-                      at a job's end the error that ended it early, after which the worker ends, or None
+    to the worker     a `Job`
+                      an exception, which is raised in the worker and ends its job
+    from the worker   True when it begins to load the pair, and False when the pair is loaded
+                      `_SPENT`, just before the next message, if the worker can run no further job
+                      at the end of a job: None, or the error that ended the job early; then the worker exits
 """
 
 from __future__ import annotations
@@ -43,25 +44,25 @@ from harness.results.schema import RunRow
 if TYPE_CHECKING:
     from harness.engines.keeper import PairKeeper
 
-# How long a worker may take to write its rows and end, after an error was raised in it.
+# How many seconds a worker may take to write its rows and exit, after an error was raised in it.
 _GRACE_S = 20.0
 # A worker sends this if its process can run no further job (`Engine.is_spent`).
 _SPENT = "spent"
-# How long a worker may live after its connection was closed.
+# How many seconds a worker may live after its connection was closed.
 _ENDING_S = 10.0
 
 
 @dataclass(frozen=True)
 class Job:
-    """One run of an experiment, alone or in a sweep.
+    """One run of a command: a single run, or a job of a sweep.
 
     Attributes:
         command: the command's name, such as `latency`.
         settings: the run's settings.
         directory: the directory of the run's own files.
         label: names a job of a sweep in messages; empty for a single run.
-        run_id: the column `run` of all its rows, which distinguishes them from those of an earlier run in the same
-            directory.
+        run_id: the value of the column `run` in all rows of the job, which distinguishes these from the rows of an
+            earlier run in the same directory.
     """
 
     command: str
@@ -82,13 +83,14 @@ class Job:
             keeper: keeps the loaded pair from job to job; None for a single job.
 
         Raises:
-            HarnessError: the error that ended the job.
+            HarnessError: the error that ended the job. Rows of what was measured before are written by then.
         """
         signals.load(measurement(self.command).module)
         if engine_of(self.settings).in_process:
             if SLOWEST_MODULE not in sys.modules:
                 note("importing torch and transformers")
-            # Imported while signals wait. An exception that a handler raises during this import may abort the process.
+            # `signals.load` postpones signals, because an exception that a signal handler raises during this import
+            # may abort the process.
             signals.load(SLOWEST_MODULE)
         run_module = signals.load("harness.commands.run", must_go_on=True)
         rows: Sequence[RunRow] = run_module.run_command(
@@ -107,7 +109,11 @@ class Job:
         return [row for row in rows if row.run == self.run_id]
 
     def ensure_rows(self, error: HarnessError) -> Sequence[RunRow]:
-        """Return the run's rows. If it wrote none, first write rows that state this error, for which no models load."""
+        """Return the run's rows. If the run wrote none, first write rows that state this error, without loading models.
+
+        Raises:
+            SettingError or RunError: the rows cannot be written.
+        """
         rows: Sequence[RunRow] = self.rows()
         if not rows:
             run_module = signals.load("harness.commands.run", must_go_on=True)
@@ -121,7 +127,7 @@ class Worker:
     """Controls a process that runs jobs which share one pair.
 
     Attributes:
-        loading: whether the process is loading the pair, or failed or died while it did.
+        loading: whether the process is loading the pair, or failed or died while loading it.
         is_spent: whether the process can run no further job.
     """
 
@@ -131,21 +137,24 @@ class Worker:
         environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(sys.path),
-            "PYTHONIOENCODING": ":replace",  # for letters that stdout lacks, see `main._prepare_streams`
+            "PYTHONIOENCODING": ":replace",  # for letters that stdout cannot encode, as in `main._prepare_streams`
         }
         self._connection, end_of_worker = Pipe()
         self._process = start_process(end_of_worker, environment)
-        # From now on only the process has this end open, so that its death closes the connection.
+        # From now on only the worker's process has this end open, so that its death closes the connection.
         end_of_worker.close()
 
     def run(self, job: Job, timeout_s: float | None = None) -> HarnessError | None:
-        """Run a job to its end. Its rows, if it wrote any, are then in its directory.
+        """Run a job to its end. Afterwards the rows that the job wrote, if any, are in its directory.
 
         Args:
             timeout_s: the seconds after which the job is ended; None for no limit.
 
         Returns:
             The error that ended the job early, after which the process takes no more jobs; None if there was none.
+
+        Raises:
+            KeyboardInterrupt: this process was interrupted. The job was ended and the worker killed before.
         """
         deadline = time.monotonic() + (timeout_s or math.inf)
         try:
@@ -209,7 +218,7 @@ def start_process(
 ) -> subprocess.Popen[bytes]:
     """Start a process that runs the jobs that arrive through the connection."""
     program = f"from harness.cli.worker import serve; serve({connection.fileno()})"
-    # In a session of its own, because Ctrl-C is to reach only the user's process, which passes it on once.
+    # The process gets its own session, so that Ctrl-C reaches only the user's process, which passes it on once.
     return subprocess.Popen(
         [sys.executable, "-c", program],
         env=environment,
@@ -240,12 +249,12 @@ def serve(file_descriptor: int) -> None:
         except (EOFError, OSError):
             pass  # the user's process is gone, and nobody waits for results
         except Exception:
-            traceback.print_exc()  # a job of classes that are not found here
+            traceback.print_exc()  # such as a job whose classes cannot be imported here
         os._exit(1)
 
     faulthandler.enable()
-    # Slurm sends SIGUSR2 to all processes of a job, and the user's process passes it on once. Servers that are started
-    # here inherit that the signal is ignored, so that they answer until the run has ended.
+    # Slurm sends SIGUSR2 to all processes of a job, but the worker gets the error from the user's process. Servers that
+    # the worker starts ignore the signal, too, so that they answer until the run has ended.
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     with suppress(OSError, KeyboardInterrupt, RunError):
         signals.handle(

@@ -1,1 +1,1 @@
-"""The commands: a folder for each, with its record, rows, measurement, figures, tables and plots."""
+"""The commands. The folder of a command contains its record, rows, measurement, figures, tables and plots."""

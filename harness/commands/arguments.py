@@ -13,14 +13,14 @@ Settings = TypeVar("Settings")
 
 
 def read_arguments(kind: type[Settings], words: Words) -> tuple[Settings, list[str]]:
-    """Read the typed settings, and return them and all other words, in their order.
+    """Read the settings among the words, and return them and all other words, in their order.
 
     Args:
-        kind: a dataclass of texts or literals with defaults. A field of type `list[str]` collects every value that is
-            typed for it.
+        kind: a dataclass whose fields have defaults, and the types `str`, `Literal` or `list[str]`. A list collects
+            every value that is typed for it; other settings may be typed once.
 
     Raises:
-        SettingError: for an unknown setting or option, a setting that is typed twice, or a value that is not among its
+        SettingError: for an unknown setting or option, a setting that is given twice, or a value that is not among its
             choices.
     """
     words.check()
@@ -37,7 +37,7 @@ def read_arguments(kind: type[Settings], words: Words) -> tuple[Settings, list[s
                 values.setdefault(name, []).append(text)
                 continue
             if name in values:
-                raise SettingError(name, f"is typed twice: {values[name]} and {text}")
+                raise SettingError(name, f"is given twice: {values[name]} and {text}")
             choices = get_args(types[name])
             if choices and text not in choices:
                 rule = f"must be {' or '.join(choices)}{nearest(text, choices)}"

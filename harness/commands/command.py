@@ -1,9 +1,9 @@
-"""The records of commands, with their settings, their rows and how they are shown, and the interface of a measurement.
+"""The classes of records of commands, and the interface of a measurement.
 
-A word after `harness` names one of three kinds of command: a `PathCommand` reads files, a `Service` answers until it is
-ended, and a `Command` measures and writes rows. Its record is in `commands/<name>/record.py`, or in `registry.py` for
-`audit` and `report`. Anything that needs torch is imported inside functions, so that names, settings and help are known
-without it.
+The word after `harness` names a command, which is of one of three kinds: a `PathCommand` reads files, a `Service`
+answers requests until it is ended, and a `Command` measures and writes rows. The record of a command is in
+`commands/<name>/record.py`, or in `registry.py` for `audit` and `report`. A record names the modules that need torch by
+their paths, so that commands, settings and help need no torch.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class CommandRecord(Record):
 
     Attributes:
         name: the word.
-        summary: the question that it answers, for the list of commands and as the first line of `--help`.
+        summary: half a line about the command, for the list of commands and as the first line of `--help`.
         example: example arguments for the list of commands.
-        examples: the examples of `--help`: arguments, and what they are for.
+        examples: the examples of `--help`: arguments, and a description of each.
     """
 
     summary: ClassVar[str] = ""
@@ -60,9 +60,9 @@ class ConfiguredCommand(CommandRecord, Generic[SomeSettings]):
     Attributes:
         notes: further sentences for `--help`.
         settings: the dataclass of its settings.
-        measures: whether it measures. The jobs of such a command's sweep run in workers and reuse rows of an identical
-            measurement, and `report` shows its runs. Jobs of any other command run quietly in the sweep's own process.
-        sweeps: whether a sweep may have several of its jobs.
+        measures: whether it measures. If so, the jobs of a sweep run in workers and reuse the rows of an identical
+            measurement, and `report` shows its runs. If not, jobs run in the sweep's own process, without output.
+        sweeps: whether the command may be used with `-m`, in a sweep.
     """
 
     notes: ClassVar[str] = ""
@@ -71,10 +71,10 @@ class ConfiguredCommand(CommandRecord, Generic[SomeSettings]):
     sweeps: ClassVar[bool] = False
 
     def check_installed(self) -> None:
-        """Raise a SettingError if a package that it needs is not installed, without importing it."""
+        """Raise a SettingError if a package that the command needs is not installed. No package is imported."""
 
     def needs_local(self, settings: SomeSettings) -> bool:
-        """Whether it needs models in this process, whatever the engine."""
+        """Whether the command needs models in this process even if the engine is in another one."""
         return False
 
 
@@ -82,8 +82,8 @@ class Service(ConfiguredCommand[SomeSettings]):
     """A command that answers requests until it is ended, and writes no rows.
 
     Attributes:
-        program: name of the module whose `run(settings, leaving)` runs it. `leaving()` is a context in which a signal
-            ends the process at once.
+        program: name of the module whose `run(settings, leaving)` runs the command. `leaving()` returns a context in
+            which a signal ends the process immediately.
     """
 
     program: ClassVar[str]
@@ -93,13 +93,13 @@ class Command(ConfiguredCommand[SomeSettings], Generic[SomeSettings, SomeRow]):
     """A command that measures or predicts, and writes rows.
 
     Attributes:
-        question: the question that its runs answer, for `report`.
-        experiment: the class of its measurement (`Experiment` below), or its place as `module:name`.
-        row: the kind of row that a run writes.
-        shown_by: the function that makes the page of its runs, as `module:name`.
-        tabled_by: the function that makes the lines of a Markdown table with a row for each run, as `module:name`, for
+        question: the question that the command's runs answer, for `report`.
+        experiment: the class of the measurement (`Experiment` below), or its path, `module:name`.
+        row: the class of the rows that a run writes.
+        shown_by: the path of the function that makes a page from runs, `module:name`.
+        tabled_by: the path of the function that makes the lines of a Markdown table with a row for each run, for
             `report format=row`; empty if there is none.
-        further_rows: the kinds of rows in other files that it writes.
+        further_rows: the classes of the rows that a run writes to other files.
     """
 
     question: ClassVar[str] = ""
@@ -118,7 +118,7 @@ class Command(ConfiguredCommand[SomeSettings], Generic[SomeSettings, SomeRow]):
         return place.partition(":")[0] if isinstance(place, str) else place.__module__
 
     def begin(self, settings: SomeSettings) -> Experiment[SomeSettings, SomeRow]:
-        """The measurement with these settings.
+        """A new experiment with these settings, which has measured nothing yet.
 
         Raises:
             SettingError: if the experiment refuses a setting.
@@ -129,15 +129,23 @@ class Command(ConfiguredCommand[SomeSettings], Generic[SomeSettings, SomeRow]):
         return experiment
 
     def line(self, rows: Sequence[SomeRow]) -> str:
-        """The result of a job that succeeded, in a few words; empty if it has no short form."""
+        """The result of a job that succeeded, in a few words; empty if there is no short form.
+
+        Args:
+            rows: the rows of the job, at least one.
+        """
         return ""
 
     def failure(self, row: SomeRow) -> str:
-        """Why a job has no full result, in the words of its line."""
+        """The reason why a job has no full result, as a line: `does not fit: ...`."""
         return f"{str(row.status).replace('_', ' ')}: {row.error}"
 
     def bad_answer(self, rows: Sequence[SomeRow]) -> VerdictError | None:
-        """The error of a run that succeeded but whose answer is not the hoped-for one; None if it is."""
+        """The error for a run that succeeded, but whose answer is bad or doubtful; None if the answer is good.
+
+        Args:
+            rows: the rows of one run.
+        """
         for row in rows:
             if row.status == NO_VERDICT:
                 return VerdictError(f"no verdict: {row.error}", CANNOT_TELL)
@@ -153,16 +161,17 @@ class Command(ConfiguredCommand[SomeSettings], Generic[SomeSettings, SomeRow]):
         return VerdictError(f"cannot tell: {why}", CANNOT_TELL)
 
     def page(self, runs: Sequence[Run[SomeRow]]) -> Page | None:
-        """The page about runs, which may be one run, a sweep's or a report's; None if nothing was measured."""
+        """The page about one run, the runs of a sweep or the runs of a report; None if nothing was measured."""
         page: Page | None = pkgutil.resolve_name(self.shown_by)(runs)
         return page
 
 
 class Experiment(Protocol[SomeSettings, MadeRow]):
-    """The measurement of a command; its record names the class.
+    """The measurement of a command, whose record names the class.
 
     Attributes:
-        settings: the given settings with the command's own changes, which are checked early and without models.
+        settings: the given settings with the command's own changes. The constructor makes these changes, and raises a
+            SettingError for settings that can be refused without models.
     """
 
     settings: SomeSettings
@@ -171,13 +180,13 @@ class Experiment(Protocol[SomeSettings, MadeRow]):
         """Describe a run before it begins.
 
         Returns:
-            Two texts: what is asked, such as `15 prompts`; and why that can give no verdict, with the setting that
-            would. Each is empty if nothing is known.
+            Two texts: what will be sent, such as `15 prompts`; and, if this cannot give a verdict, the reason with a
+            setting that would help. Each is empty if there is nothing to report.
         """
         return "", ""
 
     def measure(self, session: Session) -> None:
-        """Measure. If anything ends this early, the measurements made until then are kept for `rows`."""
+        """Measure. If an error or an interruption ends this early, the measurements so far are kept for `rows`."""
 
     def rows(self, session: Session) -> Sequence[MadeRow]:
-        """The rows of all measurements so far; before the first one, rows with settings alone (`session.row`)."""
+        """The rows of all measurements so far; before the first measurement, rows without figures (`session.row`)."""

@@ -1,4 +1,6 @@
-"""The pages about many runs: real measurements by command, then made-up runs, then runs without a verdict."""
+"""The pages about many runs: a page for the real measurements of each command, one for runs with made-up figures, and
+one for runs without a verdict.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,12 @@ from harness.results.verdict import verdict_of
 def pages_about(
     commands: Iterable[Command[Any, Any]], runs: Sequence[Run], failures: Sequence[Run]
 ) -> dict[str, Page]:
-    """Pages, each by the question that it answers.
+    """The pages, by the question that each answers (or by a title, for the last two kinds).
 
     Args:
         commands: the commands whose runs are shown.
         runs: runs with figures.
-        failures: runs without a full result; those with figures are among `runs`, too.
+        failures: runs without a full result. If such a run has figures, it is in `runs`, too.
     """
     measured = set(measured_of(runs))
     pages = {}
@@ -40,7 +42,7 @@ def pages_about(
             if is_measured:
                 pages[command.question or command.name] = page
                 continue
-            # Only their figures are shown: made-up runs allow no conclusion.
+            # Made-up figures allow no conclusion, so only the tables of these runs are shown.
             for part in page.parts or [page]:
                 table = (part.full_tables or part.tables)[0].as_faint()
                 made_up.append(Page(f"{command.name}: {part.title}", tables=[table]))
@@ -56,7 +58,7 @@ def pages_about(
 
 
 def without_verdict_table(runs: Sequence[Run]) -> Table:
-    """Runs without a verdict, each with its reason."""
+    """A table of runs without a verdict, each with the reason."""
     columns = (
         Column("command", text=True, of="run.command", varies=True),
         Column("pair", text=True, of="name.cell"),
@@ -69,7 +71,7 @@ def without_verdict_table(runs: Sequence[Run]) -> Table:
 
 
 def _why(run: Run[Any]) -> str:
-    """`interrupted: Ctrl-C`, `no interval from fewer than 8 prompts`."""
+    """The reason why a run has no verdict: `interrupted: Ctrl-C`, `no interval from fewer than 8 prompts`."""
     if run.status == "ok":
         return verdict_of(run.last).why
     return f"{run.status.replace('_', ' ')}: {run.reason}"

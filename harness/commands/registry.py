@@ -1,4 +1,4 @@
-"""The commands by name, and the checks of a run's settings against the records that they name."""
+"""The commands by name, and the check of a run's settings by the records of its engine, command and draft."""
 
 from __future__ import annotations
 
@@ -58,7 +58,10 @@ def configured(name: str) -> ConfiguredCommand[Any]:
 
 
 def whose_setting(name: str) -> str:
-    """`is a setting of latency, recovery alone`, for a setting or a group of settings; empty if no command has it."""
+    """The rule for a setting, or a group of settings, that a command lacks: `is a setting of latency, recovery alone`.
+
+    Empty if no command has the setting.
+    """
     owners = [
         command
         for command in with_settings()
@@ -84,7 +87,7 @@ def row_kinds() -> list[type[Row]]:
 
 
 def checked(settings: RunSettings) -> RunSettings:
-    """The settings, as the records of their engine and draft adapt them.
+    """The settings, with the changes that the engine's record makes (`adapted`).
 
     Raises:
         SettingError: if the run breaks a rule of its engine, its command or its draft.

@@ -1,6 +1,6 @@
-"""Runs the experiment of a command, and then writes and prints its rows, however it ended.
+"""Runs the experiment of a command, and then writes and prints its rows, even after an error or an interruption.
 
-`cli.worker.Job` calls it for every run, whether it is a run by itself or a job of a sweep.
+`cli.worker.Job` calls `run_command` for every run: for a single run, and for each job of a sweep.
 """
 
 from __future__ import annotations
@@ -38,23 +38,24 @@ def run_command(
     *,
     run_id: str | None = None,
 ) -> Sequence[RunRow]:
-    """Run a command; write, print and return its rows, however it ends.
+    """Run a command, and write, print and return its rows.
 
-    A wrong setting leaves no rows, unless something was measured before it was noticed.
+    If an error or an interruption ends the run, rows with everything that was measured are written and printed before
+    the error is raised. A wrong setting leaves no rows, unless something was measured before the mistake was found.
 
     Args:
-        directory: directory of the run's own files.
+        directory: the directory for the run's own files.
         keeper: keeps the loaded pair from run to run; None for a single run.
-        finishing: a context in which rows are made and written, while signals are postponed.
-        run_id: the `run` of all rows; None for a new id.
+        finishing: a context in which signals are postponed, while rows are made and written.
+        run_id: the value of the column `run` in all rows; None for a new id.
 
     Returns:
         All rows that the run wrote.
 
     Raises:
         SettingError: if a setting is wrong by itself, or for these models.
-        RunError: if the run failed, after its rows are written with everything that was measured; or if its rows cannot
-            be written.
+        RunError: if the run failed, or if its rows cannot be written.
+        KeyboardInterrupt: if the run was interrupted.
     """
     if settings.results.file:
         check_appendable(settings.results.file)
@@ -95,20 +96,21 @@ def run_command(
             if saved is not None:
                 say(saved)
         if write_error is not None:
-            # A full disk matters more than the error that ended the run, which becomes this error's context.
+            # A full disk matters more than an error that ended the run. That error becomes this error's context.
             raise write_error
-    # Not only `rows`: some commands write others while they measure.
+    # `written` may contain more than `rows`, because some commands write rows while they measure.
     return session.written
 
 
 def _rows(command: str, experiment: Experiment[Any, Any], session: Session) -> Sequence[RunRow]:
-    """Return the rows of a run, however it ended."""
+    """Return the rows of a run, even if it ended early. Raises an error only if the run itself had none."""
     try:
         return experiment.rows(session)
     except Exception:
         if session.error is None:
             raise
-        # Making the rows may fail if figures are missing. A new experiment's rows hold at least the error.
+        # After an error, making the rows may fail because figures are missing. A new experiment has rows without
+        # figures, which contain the run's error.
         return measurement(command).begin(session.original_settings).rows(session)
 
 
@@ -118,8 +120,8 @@ def _write(
     """Write the rows of a run, and its page, to files.
 
     Returns:
-        A line that says in which files the rows are; and the error if writing failed. It is not raised, so that the
-        page is still printed.
+        A line that names the files with the rows (None without rows, or if writing them failed); and the error if
+        writing failed (otherwise None), which is not raised, so that the page is still printed.
     """
     saved = None
     said = page or Page("")
@@ -129,7 +131,7 @@ def _write(
         saved = session.write_rows(rows)
     except HarnessError as error:
         failure = error
-    # The run's own directory gets its files even if its rows could not be added to those of all runs.
+    # The run's own directory gets its files even if the rows could not be appended to the file for all runs.
     try:
         write_result(
             session.directory,
@@ -154,7 +156,11 @@ def record_failure(
     *,
     run_id: str,
 ) -> Sequence[RunRow]:
-    """Write and return rows with the error that ended a run before it wrote any."""
+    """Write and return rows with the error that ended a run before it wrote any rows.
+
+    Raises:
+        SettingError or RunError: if the rows cannot be written.
+    """
     experiment = measurement(command).begin(settings)
     session = Session(experiment, settings, directory, None, run_id)
     session.status = REFUSED if isinstance(error, SettingError) else "failed"
@@ -167,7 +173,7 @@ def record_failure(
 
 
 def _remove_own_locks(settings: RunSettings, directory: Path) -> None:
-    """Remove the locks of the run's directory, unless the file that all runs share is in it, too."""
+    """Remove the locks in the run's directory, unless `results.file`, which all runs share, is in this directory."""
     shared = settings.results.file
     if shared is None or Path(shared).resolve().parent != directory.resolve():
         remove_locks(directory)

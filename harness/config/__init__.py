@@ -1,1 +1,1 @@
-"""Typed settings that cannot hold a wrong value, the errors that users read, and what this machine has."""
+"""Typed settings that cannot hold a wrong value, the errors that users read, and facts about this machine."""

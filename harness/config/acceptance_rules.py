@@ -1,8 +1,8 @@
-"""Rules of acceptance by name, which decide which draft tokens are kept: the built-in rules, and the user's own.
+"""The acceptance rules by their names. A rule decides which draft tokens are kept. A user may add one in a file.
 
-This module imports no torch: it names each rule's function by its path, and the function is imported when a run
-decodes. All that the instrument says of a rule follows from the rule's record. A new rule is a class here and a
-function in `harness/local/decoding/verify.py`.
+This module imports no torch: it contains the path of each rule's function, which is imported when a run decodes. Every
+statement about a rule, such as that it is lossless, follows from the rule's record. To add a rule, write a class here
+and a function in `harness/local/decoding/verify.py`.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from harness.config.registry import Record, Registry
 
 
 class AcceptanceRule(Record):
-    """A rule of acceptance, chosen by `decoding.rule=NAME`.
+    """An acceptance rule, chosen by `decoding.rule=NAME`.
 
-    A user's own rule is a subclass with a method `verify`, in a file (`decoding.rule=./fly.py:Fly`). The method is
-    called after every pass of the target, for a whole batch. It gets and returns tensors, and must not read one on the
-    host.
+    A user's rule is a subclass with a method `verify`, in a file (`decoding.rule=./fly.py:Fly`). The method is called
+    after every pass of the target, for a whole batch. Its argument and result consist of tensors, none of which it may
+    read on the host.
 
     Attributes:
         name: the name in `decoding.rule=`.
         lossless: whether the output follows the target's distribution at temperatures above 0.
-        lossless_greedily: whether texts at temperature 0 are the target's; None if `lossless` also holds for these.
-        tests_each_token: whether a token's acceptance depends only on its own test and the tests before it. The number
-            accepted of fewer than K tokens then follows from the number accepted of K.
-        redraws: whether each iteration draws new random numbers for its draft tokens.
+        lossless_greedily: whether texts at temperature 0 are the target's texts; None if `lossless` decides this, too.
+        tests_each_token: whether the acceptance of a token depends only on the test of this token and of those before
+            it. Then the acceptance for a smaller K follows from the acceptance for K.
+        redraws: whether each iteration uses new random numbers, not those that belong to the tokens' positions.
         closed_form: whether the acceptance of a given text can be computed from the text's probabilities.
         takes_lenience: whether it has the setting `decoding.lenience`. A `lossless` rule is lossless at lenience 1.
     """
@@ -39,7 +39,7 @@ class AcceptanceRule(Record):
     redraws: ClassVar[bool] = False
     closed_form: ClassVar[bool] = False
     takes_lenience: ClassVar[bool] = False
-    # Where the function of a built-in rule is. It is imported when a run decodes. Empty for a rule with its own
+    # The path of a built-in rule's function, which is imported when a run decodes. Empty for a class that has a method
     # `verify`.
     _path: ClassVar[str] = ""
 
@@ -50,14 +50,14 @@ class AcceptanceRule(Record):
         return self.lossless
 
     def verify(self, offer: Any) -> Any:
-        """Return the `Verdict` over an `Offer` (both are in `harness/local/decoding/verify.py`).
+        """Return the `Verdict` on an `Offer` (both are classes in `harness/local/decoding/verify.py`).
 
-        A pure function, which also gets `lenience` if the rule takes it.
+        Must be a pure function. It also gets `lenience` if the rule takes it.
         """
         raise NotImplementedError
 
     def verification(self, chosen: Any) -> Callable[[Any], Any]:
-        """Return the function that judges an `Offer`, with the lenience that these `DecodingSettings` have."""
+        """Return the function from `Offer` to `Verdict`, with the lenience of these `DecodingSettings`."""
         function: Callable[..., Any] = (
             pkgutil.resolve_name(self._path) if self._path else self.verify
         )
@@ -107,9 +107,9 @@ def changed_lenience(chosen: Any) -> float | None:
 
 
 def tests_each_token(rule: str | None) -> bool:
-    """Return whether the rule of a row tests each token by itself.
+    """Return whether the rule with this name, from a row, tests each token by itself.
 
-    Also true for rules that are not loaded here and for rows without a rule.
+    True for a user's rule that is not loaded in this process, and for None.
     """
     record = None if rule is None else RULES.loaded(rule)
     return record is None or record.tests_each_token

@@ -1,4 +1,4 @@
-"""Amounts in words, of memory and of things; sizes of caches, typed times, and how far sequences agree."""
+"""Small functions about amounts: in words, in units that users type, in slots of a cache, and in common elements."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def amount(size: float) -> str:
 
 
 def percent(share: float, digits: int = 0) -> str:
-    """Return a share as a percentage: 0.58 is `58 %`."""
+    """Return a share in percent: `58 %` for 0.58."""
     return f"{100 * share:.{digits}f} %"
 
 
@@ -37,14 +37,17 @@ def capitalised(text: str) -> str:
 
 
 def counted(number: int, name: str) -> str:
-    """Return a number with the name of what it counts: `1 prompt`, `15 prompts`, `8 batches`."""
+    """Return a number with a noun in the right form: `1 prompt`, `15 prompts`, `8 batches`."""
     if number == 1:
         return f"1 {name}"
     return f"{number} {name}{'es' if name.endswith(('ch', 's')) else 's'}"
 
 
 def length_in_common(*sequences: Sequence[Any]) -> int:
-    """Return how many elements all sequences share before the first difference: 2 for [1, 2, 3] and [1, 2, 4, 5]."""
+    """Return how many elements are equal before the first difference: 2 for [1, 2, 3] and [1, 2, 4, 5].
+
+    If a sequence ends before any difference, its length is returned.
+    """
     for index, (first, *others) in enumerate(zip(*sequences, strict=False)):
         if any(other != first for other in others):
             return index
@@ -52,9 +55,9 @@ def length_in_common(*sequences: Sequence[Any]) -> int:
 
 
 def quantity(text: str, units: Mapping[str, float]) -> float | None:
-    """Return the number that a text with a unit means; None for any other text.
+    """Return the number that a text with a unit stands for: 600 for `10min` with {"min": 60}.
 
-    `10min` with {"min": 60} is 600.
+    None for a text without a unit, or with a unit that is not in `units`.
     """
     parts = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z%]+)\s*", text)
     if parts is None or parts[2] not in units:
@@ -63,19 +66,21 @@ def quantity(text: str, units: Mapping[str, float]) -> float | None:
 
 
 def as_share(typed: str | float | None) -> float | None:
-    """Return the share that a setting means: `2%` is 0.02, and a number is itself; None for any other text, and for
-    None.
+    """Return the share that a setting stands for: 0.02 for `2%`; a number is returned as it is.
+
+    None for any other text, and for None.
     """
     return quantity(typed, {"%": 0.01}) if isinstance(typed, str) else typed
 
 
 def rates_by_position(text: str, length_at_k: str) -> str:
-    """Return the rule that a list of acceptance rates by position breaks, such as `0.763,0.623,0.459`.
+    """Return an error's rule for a user who typed acceptance rates by position, such as `0.763,0.623,0.459`, where a
+    single number is expected.
 
-    The rule says which length to type instead. Empty for any other text.
+    The rule contains the acceptance length to type instead. Empty if the text is not a list of rates.
 
     Args:
-        length_at_k: how a length and its K are typed: `{:.3f}@{}`.
+        length_at_k: a format for a length and its K, `{:.3f}@{}`.
     """
     rates = []
     for part in text.strip("[]() ").split(","):

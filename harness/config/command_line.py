@@ -1,4 +1,4 @@
-"""The words of a command line, the short names of settings, and the check that no key is among the words."""
+"""The words of a command line, the short names of settings, and the check that no word contains a secret key."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from harness.config.errors import SettingError
 from harness.config.secrets import secrets_in, secrets_in_word
 
 _VARIABLE = "HARNESS_COMMAND_LINE"
-# What errors call a server's command, in the place where they name a setting.
+# The words for a server's command in errors, in place of the name of a setting.
 COMMAND = "the command after --"
-# The name of the setting in a word that was typed.
+# Matches the name of the setting at the beginning of a typed word.
 _NAME = re.compile(r"[\w.+~]+(?==)")
 _WRITTEN = "what is typed is written into files: leave it out, or set it in the environment"
 
-# Short names of settings, and the names that other tools give them.
+# The names of settings by their short names, and by the names that other tools use.
 SYNONYMS: Mapping[str, str] = {
     **dict.fromkeys(("K", "k", "gamma", "num_speculative_tokens"), "num_draft_tokens"),
     **dict.fromkeys(("T", "temp"), "temperature"),
@@ -35,7 +35,7 @@ SYNONYMS: Mapping[str, str] = {
 }
 
 _SERVER = "a server is measured by its command: harness latency --"
-# Settings that people may type after a server's command by mistake. No server has an option of this form.
+# Settings that users may type after a server's command by mistake. No server has an option of the form NAME=VALUE.
 _TYPED_TOO_LATE = ("K", "T", "n", "num_prompts", "batch_size", "tokens", "budget", "dry_run")
 # What to type instead of values that are common in other tools.
 INSTEAD: Mapping[str, str] = {
@@ -52,7 +52,7 @@ class Words:
 
     Attributes:
         typed: the command and its settings.
-        servers: the command of each server, which is what follows each `--`.
+        servers: the command of each server: the words after each `--`.
     """
 
     typed: Sequence[str] = ()
@@ -72,7 +72,7 @@ class Words:
 
     @property
     def arguments(self) -> list[str]:
-        """The arguments in one list, as `divide` takes them."""
+        """All words in one list, from which `divide` makes equal `Words`."""
         behind = [word for server in self.servers for word in ("--", *server)]
         return [*self.typed, *behind]
 
@@ -91,12 +91,14 @@ class Words:
                     raise SettingError(name, "is not a flag of a server: type it before --")
 
     def note(self) -> None:
-        """Store the words in the environment for this process and those that it starts, which have other arguments."""
+        """Store the words in the environment for this process and for the processes that it starts, whose own
+        arguments differ.
+        """
         os.environ[_VARIABLE] = json.dumps(self.arguments)
 
     @classmethod
     def noted(cls) -> Words:
-        """Return the words that `note` stored, or without them the arguments of this process."""
+        """Return the words that `note` stored; if it was not called, the arguments of this process."""
         kept = os.environ.get(_VARIABLE)
         return cls.divide(json.loads(kept) if kept else sys.argv[1:])
 
@@ -108,22 +110,22 @@ def setting_in(word: str) -> str:
 
 
 def is_typed(name: str) -> bool:
-    """Return whether a setting was typed, even with its default value.
+    """Return whether a setting is on the command line, even with its default value.
 
     Args:
-        name: without its group: `num_draft_tokens`.
+        name: the setting's name without its group, `num_draft_tokens`.
     """
     return any(setting_in(word).rpartition(".")[2] == name for word in Words.noted().typed)
 
 
 def check_has_no_key(words: Sequence[str]) -> None:
-    """Raise a SettingError if a server's command contains a key."""
+    """Raise a SettingError if a server's command contains a secret key."""
     for secret in secrets_in(words):
         raise SettingError(COMMAND, f"{secret}: {_WRITTEN}")
 
 
 def check_settings_have_no_key(settings: Iterable[str]) -> None:
-    """Raise a SettingError if a setting contains a key, such as `engine.extra={token: X}`."""
+    """Raise a SettingError if a setting contains a secret key, such as `engine.extra={token: X}`."""
     for setting in settings:
         for secret in secrets_in_word(setting):
             name = _NAME.match(setting)

@@ -1,4 +1,4 @@
-"""The numbers that decide how a run's pair is placed, and the changes that would make it fit."""
+"""The numbers on which the placement of a run's pair depends, and a change that would make the pair fit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from harness.config.run import RunnerName
 
 @dataclass(frozen=True)
 class Demand:
-    """The settings of a run that its use of memory depends on.
+    """The numbers on which a run's use of memory depends.
 
     Attributes:
         batch_size: the most rows that are decoded at the same time.
@@ -33,9 +33,10 @@ class Demand:
 
     @property
     def slots(self) -> int:
-        """The number of slots of a row in a cache of fixed size.
+        """The number of slots that a row needs in a cache of fixed size.
 
-        The last pass of a draft model writes two tokens, the second of which lies after the row's end.
+        It is one more than the row has tokens: the last pass of a draft model writes two tokens, of which the second
+        one is after the row's end.
         """
         return self.row_tokens + 1
 
@@ -51,21 +52,22 @@ class Demand:
     def head_tokens(self) -> int:
         """The most tokens for which a draft head keeps keys and values in a row.
 
-        After the row's end, a proposal writes up to K + 1 tokens that were decided last, and K that it drafts.
+        At the end of a row, a proposal may write K + 1 tokens that were decided last and the K tokens that it drafts.
         """
         return round_up(self.slots + 2 * self.num_draft_tokens + 1)
 
 
 @dataclass(frozen=True)
 class Remedy:
-    """A change that would make a pair fit.
+    """A change of settings that would make a pair fit.
 
-    As text: `model=65B_4bit (33.2 GB)`, or `model=65B_4GPUs (4 GPUs with as much free)` if the machine has fewer GPUs.
+    As text it is `model=65B_4bit (33.2 GB)`; if the machine has too few GPUs, `model=65B_4GPUs (4 GPUs with as much
+    free)`.
 
     Attributes:
-        change: the change as it is typed.
-        size: the size of the models after the change, `33.2 GB`; empty if it does not change.
-        num_gpus: the number of GPUs that the change needs, if the machine has fewer; else None.
+        change: the change as it would be typed.
+        size: the size of the models after the change, `33.2 GB`; empty if the size stays the same.
+        num_gpus: the number of GPUs that the change needs, if the machine has fewer; otherwise None.
     """
 
     change: str

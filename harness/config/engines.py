@@ -1,4 +1,4 @@
-"""Engines as settings know them: the settings that every engine has, and the abilities that commands ask about."""
+"""The part of an engine that is known before it is opened: the settings of every engine, and its abilities."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import ClassVar
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSettings:
-    """Settings of every engine. An engine with settings of its own has a subclass.
+    """Settings of every engine. An engine that has further settings has a subclass.
 
     Attributes:
         name: the name of the engine.
@@ -18,14 +18,14 @@ class EngineSettings:
 
     @property
     def url(self) -> str | None:
-        """The address of its server, for rows; if there are two servers, of the one that speculates; None without an
-        address.
+        """The address of the engine's server, for rows. If there are two servers, that of the server that speculates.
+        None if the settings contain no address.
         """
         return None
 
     @property
     def has_two(self) -> bool:
-        """Whether two servers were named, one that speculates and one that does not."""
+        """Whether the settings name two servers, one for each arm."""
         return False
 
     @property
@@ -40,27 +40,28 @@ class EngineSettings:
 
     @property
     def beyond_model(self) -> str | None:
-        """A typed setting that lets answers differ from what the model's weights alone make of the prompt's tokens.
+        """A setting, such as a grammar, because of which answers do not follow from the model's weights and the tokens
+        of the prompt alone.
 
-        None if there is no such setting.
+        None if no such setting is used.
         """
         return None
 
 
 class Abilities:
-    """Abilities of an engine.
+    """Abilities of an engine, which commands must know before the engine is opened.
 
     Attributes:
-        own_loop: whether it runs this project's own decoding loop. Such an engine has every runner and every rule of
-            acceptance, can choose K in each iteration, and can serve.
-        loads_pair: whether it generates with a pair that is loaded in this process.
-        in_process: whether it computes in this process. Otherwise the run plans no pair, and reads only the tokenizer
-            of the model, unless the model's weights are the reference for the answers.
-        queues: whether a question may have more prompts than the batch size. As many as the batch size are then kept in
-            flight, and each of the others begins when one of these ends.
-        own_clock: whether its seconds are simulated: numbers in its records that pass on no machine. Nothing on this
-            machine can slow it, and no page calls its figures a measurement.
-        default_draft: the draft of a run that names none; None for the draft that the model's preset has.
+        own_loop: whether the engine runs harness's own decoding loop. Such an engine supports every runner and every
+            acceptance rule, can choose K in each iteration, and can serve.
+        loads_pair: whether the engine decodes with a pair that is loaded in this process.
+        in_process: whether the engine computes in this process. If not, the run plans no pair and reads only the
+            model's tokenizer, unless the model's weights are the reference for the answers.
+        queues: whether a question may have more requests than `batch_size`. The engine then keeps `batch_size` requests
+            in flight: when one ends, the next one begins.
+        own_clock: whether the engine's times are simulated. Nothing on this machine can then slow the engine, and no
+            page calls its figures a measurement.
+        default_draft: the draft if the user names none; None for the usual default (see `cli.names`).
     """
 
     own_loop: ClassVar[bool] = False

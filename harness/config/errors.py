@@ -1,6 +1,4 @@
-"""Errors that a user can fix, which the command line prints without a traceback; and the texts that errors consist
-of.
-"""
+"""Errors that the command line prints without a traceback, and functions that make the texts of errors."""
 
 from __future__ import annotations
 
@@ -12,11 +10,11 @@ from harness.config.secrets import masked
 
 # Sequences that control a terminal: ESC [ … letter, ESC ] … end, and ESC with one character.
 _SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b.?")
-# How many characters of a message from outside are kept, and how many are read at most, so that a message of megabytes
-# costs nothing.
+# The most characters of another program's message that are kept, and the most that are processed, so that a message of
+# megabytes takes no time.
 _LONGEST_MESSAGE = 300
 _MOST_READ = 20 * _LONGEST_MESSAGE
-# How many characters of a typed text are shown. Paths of the system may have 4,096.
+# The most characters of a typed text that are shown.
 _LONGEST_TYPED = 500
 
 
@@ -30,9 +28,9 @@ class SettingError(HarnessError):
     """A setting has a value that breaks a rule.
 
     Args:
-        setting: the full name as typed on the command line, `decoding.top_p`.
-        rule: what must hold, `must be in (0, 1]`.
-        value: the setting's value. Left out if the rule already names it.
+        setting: the setting's full name as on the command line, `decoding.top_p`.
+        rule: the rule that the value breaks, `must be in (0, 1]`.
+        value: the setting's value; left out if there is none, or if the rule contains it.
     """
 
     exit_code = 2
@@ -54,11 +52,11 @@ CANNOT_TELL = 3
 
 
 class VerdictError(HarnessError):
-    """A run that succeeded, with a bad answer or none.
+    """The answer of a run that succeeded is bad or doubtful.
 
     Args:
         message: the answer, in one line.
-        exit_code: 1 for a bad answer, `CANNOT_TELL` if there is no answer.
+        exit_code: 1 for a bad answer, `CANNOT_TELL` for a doubtful one.
     """
 
     def __init__(self, message: str, exit_code: int) -> None:
@@ -78,7 +76,7 @@ class UnreachableError(RunError):
 
 
 def _shortened(text: str) -> str:
-    """Return a text that a user typed, or the beginning of a very long one."""
+    """Return a text that a user typed; of a very long one only the beginning."""
     if len(text) <= _LONGEST_TYPED:
         return text
     return f"{text[:_LONGEST_TYPED]}… ({len(text):,} characters)"
@@ -97,15 +95,16 @@ def as_typed(value: object) -> str:
 
 
 def nearest(word: str, known: Iterable[str], prefix: str = "") -> str:
-    """Return ` (did you mean X?)` for the known word that is most similar; empty if none is.
+    """Return ` (did you mean X?)` with the most similar known word; "" if none is similar. The text has two words if
+    two known words end in `_` and `word`.
 
     Args:
-        prefix: put before the suggestion, such as `draft.`, because `known` has the words without it.
+        prefix: the beginning of the suggested name, such as `draft.`, which the words in `known` lack.
     """
     names = list(known)
-    # A single wrong letter is half of `7C`.
+    # In a word of two letters, `7C` for `7B`, a single wrong letter halves the similarity.
     cutoff = 0.5 if len(word) <= 2 else 0.6
-    # `llama2_70B` is meant by `70B`, and not `7B`.
+    # For `70B` suggest `llama2_70B`, not `7B`.
     matches = [name for name in names if name.endswith(f"_{word}")][:2]
     matches = matches or difflib.get_close_matches(word, names, 1, cutoff)
     return did_you_mean([f"{prefix}{match}" for match in matches])
@@ -117,16 +116,14 @@ def did_you_mean(suggestions: Sequence[str]) -> str:
 
 
 def in_one_line(error: Exception) -> str:
-    """Return one line about an unexpected error, with the way to see its traceback."""
+    """Return a line about an unexpected error, which also says how to see the traceback."""
     lines = str(error).strip().splitlines()
     first_line = masked(lines[0]) if lines else ""
     return f"{type(error).__name__}: {first_line} (HYDRA_FULL_ERROR=1 shows the traceback)"
 
 
 def from_outside(text: str) -> str:
-    """Return a message of a server or another program as one short line, without keys and without control
-    characters.
-    """
+    """Return another program's message as one short line, without secret keys and without control characters."""
     beginning = _SEQUENCE.sub("", masked(text)[:_MOST_READ])
     # Drop control characters, and also those that change the direction of writing.
     printable = "".join(letter if letter.isprintable() else " " for letter in beginning)

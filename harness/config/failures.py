@@ -18,7 +18,7 @@ from harness.config.errors import HarnessError, RunError, SettingError, Unreacha
 from harness.config.installation import is_installed
 from harness.config.settings import ModelSettings
 
-# What CUDA's messages mean. The keys are regular expressions.
+# Explanations of CUDA's errors. A key is a regular expression that matches the error's message.
 _CUDA = {
     r"802(?s:.*)system not yet initialized": (
         "CUDA error 802, system not yet initialized: this machine's NVSwitch needs the fabric"
@@ -41,17 +41,18 @@ _UNREACHABLE = (
     "(what was downloaded before loads with HF_HUB_OFFLINE=1; a directory needs no network)"
 )
 _REFUSED = "the hub refuses {name}: {line}"
-# Names of the classes of errors that the hub's clients raise. `TransportError` is from httpx or its successor.
+# Names of the classes of errors that the hub's clients raise if the hub is out of reach. `TransportError` is from httpx
+# or its successor.
 _UNREACHABLE_ERRORS = (
     "LocalEntryNotFoundError",
     "ConnectionError",
     "TimeoutError",
     "TransportError",
 )
-# What exceptions about a repository mean. The keys are class names, or parts of messages. The order counts: the first
-# match decides.
+# Explanations of exceptions about a repository. A key is the name of the exception's class, or part of its message. The
+# order matters: the first match decides.
 _REPOSITORY = {
-    # The message of torch advises loading the file without that protection.
+    # torch's own message advises to load the file with weights_only=False, which would run the code.
     "weights_only": (
         "{name} holds pickled code, which can run any code: fetch or convert it as safetensors"
     ),
@@ -78,10 +79,10 @@ _REPOSITORY = {
 
 
 def as_run_error(exception: BaseException) -> RunError | None:
-    """Return a known failure of this machine as an error of one or two lines; None for any other exception.
+    """Return an error with one or two lines for a known failure of this machine; None for any other exception.
 
-    Known are exhausted memory, a full disk, a tokenizer library that panics, and CUDA that does not start or does not
-    support the GPU. A RunError is returned as it is.
+    Known failures are exhausted memory, a full disk, a tokenizer library that panics, and CUDA that does not start or
+    does not support the GPU. A RunError is returned as it is.
     """
     if isinstance(exception, RunError):
         return exception
@@ -89,7 +90,7 @@ def as_run_error(exception: BaseException) -> RunError | None:
     # Recognised by name, because no module exports the class.
     if type(exception).__name__ == "PanicException":
         return RunError(f"the tokenizer's library panicked: {first_line(exception)}")
-    # In a run that only asks servers, torch is not imported, and the error cannot be torch's.
+    # If torch is not imported, as in a run that only measures servers, the error cannot be torch's.
     torch: Any = sys.modules.get("torch")
     torch_error = None if torch is None else _of_torch(exception, torch)
     if torch_error is not None:
@@ -108,7 +109,7 @@ def as_run_error(exception: BaseException) -> RunError | None:
 
 
 def _of_torch(exception: BaseException, torch: Any) -> RunError | None:
-    """Return a known failure of torch or its GPUs as an error; None for any other exception."""
+    """Return an error with one or two lines for a known failure of torch or its GPUs; None for any other exception."""
     text = str(exception)
     is_memory_error = re.search(r"CUDA.*out of memory|CUBLAS_STATUS_ALLOC", text)
     if is_memory_error or isinstance(exception, torch.OutOfMemoryError):
@@ -135,11 +136,14 @@ def explain(
     settings: ModelSettings,
     kind: Literal["model", "dataset"] = "model",
 ) -> HarnessError | None:
-    """Return an error of one or two lines that says why a repository cannot be read; None for an unknown failure.
+    """Return an error with one or two lines that explain why a repository cannot be read; None for an unknown failure.
+
+    A known failure of the machine (`as_run_error`) is returned, too, also if it is only a cause of the exception.
 
     Args:
         role: `model`, `draft`, or the setting that names the repository.
-        kind: whether the repository holds a model or a data set.
+        settings: the model whose repository was read.
+        kind: whether the repository contains a model or a data set.
     """
     chain = list(_chain(exception))
     for link in chain:
@@ -153,7 +157,7 @@ def explain(
         return setting_error
     name = settings.repository
     meaning = next((meaning for sign, meaning in _REPOSITORY.items() if sign in evidence), None)
-    # Only the hub's clients report this, and they have been imported by then.
+    # Only clients of the hub raise these errors, so huggingface_hub is imported already.
     if meaning == _UNREACHABLE and not Path(name).is_dir():
         from huggingface_hub import constants
 
@@ -165,8 +169,8 @@ def explain(
         return None
     page = f"datasets/{name}" if kind == "dataset" else name
     nor_here = ""
-    # A typed name may have meant a directory. It is then the repository's name, perhaps with a suffix; a preset's name
-    # is not.
+    # If the user typed the repository's name, perhaps with suffixes, a directory may have been meant. The name of a
+    # preset differs from that of its repository.
     may_be_directory = kind == "model" and settings.name.startswith(name)
     if may_be_directory and not Path(name).is_dir():
         nor_here = f"; nor is there a directory {name} in {Path.cwd()}"
@@ -180,10 +184,14 @@ def explain(
 
 
 def explained(exception: Exception, role: str, settings: ModelSettings) -> BaseException:
-    """Return the error to raise instead: an interruption that caused it, an explanation, or the exception itself."""
+    """Return the exception to raise in place of one that was raised when a repository was read.
+
+    It is the first of these that exists: a KeyboardInterrupt in the exception's context; an explanation (`explain`),
+    which is a HarnessError; the exception itself, which may be of any class.
+    """
     underneath = exception.__context__
     while underneath is not None:
-        # Ctrl-C inside torch's stack of modes appears as an error of that stack.
+        # If Ctrl-C interrupts torch's stack of modes, torch raises an error about that stack.
         if isinstance(underneath, KeyboardInterrupt):
             return underneath
         underneath = underneath.__context__
@@ -191,10 +199,10 @@ def explained(exception: Exception, role: str, settings: ModelSettings) -> BaseE
 
 
 def _wrong_setting(evidence: str, role: str, settings: ModelSettings) -> SettingError | None:
-    """Return the error for a wrong setting, if that is the cause, or None.
+    """Return the error for a wrong setting if that is the cause, otherwise None.
 
     Args:
-        evidence: the names of the exceptions' classes, and the message.
+        evidence: the names of the exceptions' classes, and the message, in one text.
     """
     name = settings.repository
     if "RevisionNotFoundError" in evidence:
@@ -212,7 +220,10 @@ def _wrong_setting(evidence: str, role: str, settings: ModelSettings) -> Setting
 def explain_configuration(
     exception: BaseException, role: str, settings: ModelSettings
 ) -> HarnessError:
-    """Return an error that says why a configuration is unusable; for a damaged one, transformers may raise anything."""
+    """Return an error that explains why a configuration cannot be used.
+
+    Unlike `explain` it never returns None, because transformers may raise any exception for a damaged configuration.
+    """
     error = explain(exception, role, settings)
     if error is not None:
         return error
@@ -224,13 +235,13 @@ def explain_configuration(
 
 
 def first_line(exception: BaseException) -> str:
-    """Return the first line of the message that is not empty; without one, the name of the exception's type."""
+    """Return the first line of the message that is not empty; if there is none, the name of the exception's class."""
     lines = [line.strip() for line in str(exception).splitlines() if line.strip()]
     return lines[0] if lines else type(exception).__name__
 
 
 def _chain(exception: BaseException | None) -> Iterator[BaseException]:
-    """Yield the exception and its causes, as a traceback shows them."""
+    """Yield the exception and then those exceptions that a traceback would show above it."""
     seen: set[int] = set()
     while exception is not None and id(exception) not in seen:
         seen.add(id(exception))

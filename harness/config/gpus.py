@@ -14,8 +14,8 @@ class Gpu(NamedTuple):
 
     Attributes:
         name: the product's name.
-        pattern: a regular expression that matches part of the name that torch, the system or a table gives it.
-        memory: `own`, or `shared` with the processor.
+        pattern: a regular expression that matches part of the GPU's name in torch, in the system or in a table.
+        memory: `own` if the GPU has its own memory, `shared` if it uses the processor's.
         memory_gb: the memory in GB as sold; the largest size that is sold under this name.
         bandwidth_gb_s: bandwidth of the memory in 10^9 bytes per second.
     """
@@ -29,7 +29,7 @@ class Gpu(NamedTuple):
 
 @functools.cache
 def known_gpus() -> tuple[Gpu, ...]:
-    """Return the GPUs in `gpus.csv`, in its order."""
+    """Return the GPUs in `gpus.csv`, in the order of the file."""
     lines = Path(__file__).with_name("gpus.csv").read_text(encoding="utf-8").splitlines()[1:]
     return tuple(
         Gpu(name, pattern, memory, float(size), float(rate))
@@ -43,10 +43,10 @@ def known_gpu(device_name: str) -> Gpu | None:
 
 
 def gpus_named(name: str) -> list[Gpu]:
-    """Return the GPUs in the table that have all words of a name, least memory first: `A100`, `h100-sxm`, `RTX4090`.
+    """Return the GPUs in the table whose names contain all words of `name`: `A100`, `h100-sxm`, `RTX4090`.
 
-    If there are none, the name may be one that the driver reports, `NVIDIA A100-SXM4-80GB`. GPUs that share the
-    processor's memory are left out.
+    If there are none, `name` is looked up as a name that a driver reports, such as `NVIDIA A100-SXM4-80GB`. GPUs that
+    share the processor's memory are left out. The GPU with the least memory comes first. Empty for an unknown name.
     """
     words = set(re.split(r"[\s_-]+", re.sub(r"(?i)\b(rtx|gtx)(?=\d)", r"\1 ", name).lower()))
     named = [gpu for gpu in known_gpus() if words <= {*gpu.name.lower().split()}]

@@ -1,5 +1,5 @@
-"""This installation: where the package and its presets are, which packages of the extra `local` it lacks, and how to
-install them.
+"""Facts about this installation: where the package and its presets are, and which packages of the extra `local` are
+missing. Also makes the command that installs an extra.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ PACKAGE = Path(__file__).resolve().parents[1]
 # In a wheel, conf/ is inside the package; in a checkout, it is next to the package.
 CONF = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parent / "conf"
 
-# The packages of the extra `local` that every model on this machine needs.
+# The packages of the extra `local` that are needed to run any model on this machine.
 _LOCAL = ("torch", "transformers", "accelerate", "safetensors")
 
 
@@ -26,7 +26,7 @@ def install_command(extras: str) -> str:
     if (PACKAGE.parent / "pyproject.toml").is_file():
         return f"pip install -e {shlex.quote(f'{PACKAGE.parent}[{extras}]')}"
     try:
-        # pip notes the origin of a wheel that did not come from an index.
+        # pip stores the origin of a wheel that did not come from an index in this file.
         noted = importlib.metadata.distribution("specharness").read_text("direct_url.json")
         wheel = unquote(urlsplit(json.loads(noted or "{}")["url"]).path)
     except (importlib.metadata.PackageNotFoundError, ValueError, KeyError):
@@ -35,7 +35,7 @@ def install_command(extras: str) -> str:
 
 
 def is_installed(package: str) -> bool:
-    """Return whether a package can be imported, as far as can be told without importing it."""
+    """Return whether Python finds a package, without importing it."""
     try:
         return importlib.util.find_spec(package) is not None
     except ImportError:
@@ -43,16 +43,17 @@ def is_installed(package: str) -> bool:
 
 
 def missing_local() -> list[str]:
-    """Return the packages that are missing to run a model on this machine; empty if `local` is installed."""
+    """Return the missing packages among those needed to run a model on this machine; empty if `local` is installed."""
     return [package for package in _LOCAL if not is_installed(package)]
 
 
 def require_local(setting: str, value: object = ..., instead: str = "") -> None:
-    """Raise a SettingError with the command that helps, if models cannot run on this machine.
+    """Raise a SettingError if packages that models need are missing; its message has the command that installs them.
 
     Args:
-        setting, value: the setting that needs models here.
-        instead: text on how to do without them, added to the error.
+        setting: the setting, or the command, that needs models on this machine.
+        value: the setting's value; left out if there is none.
+        instead: text about a way to do without models, added to the message.
     """
     missing = missing_local()
     if missing:

@@ -1,6 +1,7 @@
-"""This machine: the names of its processor and GPUs, and how many cores may be used. It starts no CUDA in this process.
+"""Facts about this machine: the names of its processor and GPUs, and how many cores may be used.
 
-What is unknown is None or empty, because describing a run must never make it fail.
+No function starts CUDA in this process. A fact that is unknown is None or empty, because describing a run must never
+make the run fail.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path, PurePosixPath
 import psutil
 import pynvml
 
-# Exists if the driver of NVIDIA's GPUs is running.
+# This file exists if the driver of NVIDIA's GPUs is running.
 _DRIVER = Path("/dev/nvidiactl")
 _PRINT_GPUS = """
 import torch
@@ -41,15 +42,15 @@ def cpu_name() -> str | None:
 
 
 def gpu_names() -> list[str]:
-    """Return the names of the GPUs that this process sees, in CUDA's order.
+    """Return the names of the GPUs that this process may use, in CUDA's order; empty if there are none.
 
-    The names are the driver's, or else the identifiers in CUDA_VISIBLE_DEVICES.
+    If the driver's names are unknown, the entries of CUDA_VISIBLE_DEVICES are returned.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = _all_gpus()
     if visible is None:
         return names
-    # If the names are unknown, a GPU is called by its index.
+    # If there are GPUs without known names, an index in CUDA_VISIBLE_DEVICES is used as a name.
     are_nameless = not names and _DRIVER.exists()
     chosen = []
     for device in visible.split(","):
@@ -66,13 +67,13 @@ def gpu_names() -> list[str]:
 
 
 def num_usable_cores() -> int:
-    """Return how many cores this process may keep busy: those it may run on, or fewer if its cgroup has a quota."""
-    # With more threads than the quota allows, all of them would stop for the rest of each period.
+    """Return how many cores this process may keep busy: all that it may use, or fewer if its cgroup has a quota."""
+    # With more threads than the quota allows, the kernel would stop all of them for the rest of each period.
     return max(1, min(_num_visible_cores(), int(cpu_quota() or sys.maxsize)))
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a host name or address means this machine only. Names are not looked up."""
+    """Return whether a host is `localhost` or a loopback address, which means this machine. Names are not looked up."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -80,7 +81,7 @@ def is_loopback(host: str) -> bool:
 
 
 def num_free_cores() -> int:
-    """Return how many usable cores no program keeps busy at this moment, at least one. Takes 0.2 s."""
+    """Return how many of the usable cores are idle at this moment, at least one. Takes 0.2 s."""
     busy_percent = psutil.cpu_percent(0.2, percpu=True)
     visible: Iterable[int] = range(len(busy_percent))
     if hasattr(os, "sched_getaffinity"):
@@ -92,8 +93,8 @@ def num_free_cores() -> int:
 def share_cores(num_processes: int) -> None:
     """Limit the threads of this process, and of processes that it starts, to a share of the usable cores.
 
-    With 16 cores and 4 processes, each gets 4 threads. The function sets OMP_NUM_THREADS, which torch reads when it is
-    imported. If the user has set that number, it stays.
+    With 16 cores and 4 processes, each process gets 4 threads. The function sets OMP_NUM_THREADS, which torch reads
+    when it is imported. If the user has set OMP_NUM_THREADS, nothing changes.
 
     Args:
         num_processes: number of processes that compute at the same time, each with the same share.
@@ -110,7 +111,7 @@ def threads_are_set() -> bool:
 def output_of(
     command: Sequence[str], variables: Mapping[str, str] | None = None, limit_s: int = 10
 ) -> str | None:
-    """Return what a program prints, or None if it does not exist, fails, or takes longer than the limit."""
+    """Return the output of a program; None if the program does not exist, fails, or takes longer than the limit."""
     null = subprocess.DEVNULL
     try:
         printed = subprocess.check_output(
@@ -131,8 +132,8 @@ def _all_gpus() -> list[str]:
         pass
     if not _DRIVER.exists():
         return []
-    # In a container, the driver's management library may be missing. torch needs none, but it starts CUDA, so it runs
-    # in another process.
+    # In a container, the driver's management library may be missing. torch finds GPUs without that library, but it
+    # starts CUDA, so it runs in another process.
     variables = dict(os.environ)
     variables.pop("CUDA_VISIBLE_DEVICES", None)
     printed = output_of([sys.executable, "-c", _PRINT_GPUS], variables, limit_s=120)
@@ -140,7 +141,9 @@ def _all_gpus() -> list[str]:
 
 
 def _of_mac() -> str | None:
-    """Return the processor of a Mac, `Apple M4 Max, 16 cores`; the cores distinguish two products of the same name."""
+    """Return the processor of a Mac: `Apple M4 Max, 16 cores`. The number of cores distinguishes two products that have
+    the same name. None if the name is unknown.
+    """
     name = output_of(["sysctl", "-n", "machdep.cpu.brand_string"])
     cores = output_of(["sysctl", "-n", "hw.physicalcpu"])
     return f"{name}, {cores} cores" if name and name.startswith("Apple") and cores else name
@@ -155,14 +158,16 @@ def _num_visible_cores() -> int:
 def cpu_quota(
     root: Path = Path("/sys/fs/cgroup"), groups: Path = Path("/proc/self/cgroup")
 ) -> float | None:
-    """Return how many cores' worth of time the cgroups (version 1 or 2) of this process allow; None without a limit."""
+    """Return the CPU time per second, in cores, that the cgroups (version 1 or 2) of this process allow; None without a
+    limit.
+    """
     limits = []
     for line in _text(groups).splitlines():
         _, controllers, path = line.split(":", 2)
         is_version_1 = controllers != ""
         if is_version_1 and "cpu" not in controllers.split(","):
             continue
-        # A group's limit also holds for the groups inside it. In a container, only the outermost may be visible.
+        # A group's limit also holds for the groups inside it. In a container, only the outermost group may be visible.
         for group in (PurePosixPath(path), *PurePosixPath(path).parents):
             name = group.relative_to("/")
             if is_version_1:

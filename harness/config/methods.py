@@ -1,7 +1,7 @@
-"""Drafting methods as far as settings, rules and help know them: their names, and their settings under `draft.`.
+"""The registry of drafting methods, and the part of a method that settings and help use: its name and its settings.
 
-The records themselves are in modules of `harness.local` that import no torch. They are named here by their places, and
-loaded when they are needed.
+The records are in modules of `harness.local` that import no torch. This file contains their paths, and a record is
+loaded when it is needed.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 
 class MethodRecord(RecordWithSettings):
-    """A drafting method as it is known without models. New methods inherit from `local.drafting.method.Method`, which
-    adds the drafting itself.
+    """The part of a drafting method that needs no models. A new method inherits from `local.drafting.method.Method`,
+    which adds the drafting.
 
     Attributes:
         name: the method's name in `draft=`.
-        summary: what the method proposes, in half a line, for help.
+        summary: half a line about what the method proposes, for help.
         settings: the dataclass of the settings under `draft.`.
-        batches: whether it can draft for several prompts at once.
-        named: whether `draft=NAME` alone chooses it; False for models, which have names of their own.
+        batches: whether the method can draft for several prompts at once.
+        named: whether users choose the method by its name, `draft=lookup`. False for `model`: users name the model.
     """
 
     summary: ClassVar[str]
@@ -33,7 +33,7 @@ class MethodRecord(RecordWithSettings):
     named: ClassVar[bool] = True
 
     def choice(self, name: str) -> dict[str, Any] | None:
-        """Return the settings that a name implies, or None if the name is not one of this method.
+        """Return the settings that a value of `draft=` implies; None if the value does not name this method.
 
         `early_exit_8` implies {"layers": [8]}.
         """
@@ -45,7 +45,7 @@ class MethodRecord(RecordWithSettings):
             run.require_single_rows(f"must be 1: draft={self.name} takes one prompt at a time")
 
     def check_huggingface(self, settings: Any) -> None:
-        """Raise a SettingError if transformers' `generate` cannot draft with this method, as far as the settings tell.
+        """Raise a SettingError if the settings show that transformers' `generate` cannot draft with this method.
 
         `local.drafting.method.Method` and its subclasses override this.
         """

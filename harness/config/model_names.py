@@ -1,4 +1,6 @@
-"""Names of models: their suffixes (`7B_8bit_4GPUs`), which models are draft heads, and names for models of servers."""
+"""Names of models: suffixes (`7B_8bit_4GPUs`), names that stand for models of servers, and how a draft head is
+recognised.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +19,16 @@ _HEAD_KEYS = {
     "draft_vocab_size",
 }
 
-# The model of a run that asks a server for whatever model it serves, and has no tokenizer for it.
+# The name of the model if a run measures whatever model a server serves. Such a run has no tokenizer.
 SERVED = "served"
-# The draft of a run that compares two commands, whatever drafts there.
+# The name of the draft if a run compares two commands, whether or not the second command's server drafts.
 SECOND_COMMAND = "second command"
 
 _SUFFIX = re.compile(r"_(?:(?P<bits>[48]bit)|(?P<gpus>\d{1,9})GPUs?)$")
 
 
 class NameParts(NamedTuple):
-    """A model's name without its suffixes, and what the suffixes say; None for a missing suffix."""
+    """A model's name without its suffixes, and the values of the suffixes; None for a suffix that is missing."""
 
     base: str
     quantization: str | None
@@ -39,10 +41,10 @@ def split_suffixes(name: str) -> NameParts:
         return NameParts(name, quantization=None, num_gpus=None)
     bits: str | None = None
     gpus: str | None = None
-    # From the right. A suffix must leave some name before it: `_8bit` alone is a name.
+    # Remove suffixes from the right, as long as a name remains: `_8bit` by itself is a name.
     while (match := _SUFFIX.search(name)) and match.start():
         name = name[: match.start()]
-        # Of two suffixes of the same kind, the last counts.
+        # If there are two suffixes of one kind, the last one is used.
         bits = bits or match["bits"]
         gpus = gpus or match["gpus"]
     return NameParts(name, quantization=bits, num_gpus=int(gpus) if gpus else None)
@@ -56,8 +58,9 @@ def without_suffixes(name: str) -> str:
 def canonical_name(name: str, quantization: str | None = None) -> str:
     """Return a model's name with its suffixes in a fixed order: `7B_4GPUs_8bit` -> `7B_8bit_4GPUs`.
 
-    A quantization that was set apart from the name is added as a suffix: (`7B`, `8bit`) -> `7B_8bit`. The name of a
-    quantized repository already says so: `org/model-4bit` stays.
+    Args:
+        quantization: the value of the setting `quantization`, which is added as a suffix: (`7B`, `8bit`) -> `7B_8bit`.
+            It is not added if the name has such a suffix or ends in it, as `org/model-4bit` does.
     """
     name, bits, gpus = split_suffixes(name)
     if bits is None and quantization in ("8bit", "4bit") and not name.endswith(quantization):
@@ -70,7 +73,11 @@ def canonical_name(name: str, quantization: str | None = None) -> str:
 
 
 def is_head(repository: str, architecture: Mapping[str, Any] | None) -> bool:
-    """Return whether a repository holds a draft head, as far as a preset's architecture or a local directory shows."""
+    """Return whether a repository contains a draft head.
+
+    This is judged by the architecture of a preset or, without one, by the `config.json` in a local directory. False if
+    neither is known, as for a repository on the hub that is named by path.
+    """
     if architecture is not None:
         return not _HEAD_KEYS.isdisjoint(architecture)
     try:

@@ -1,4 +1,4 @@
-"""Finds records by their names, in this package and in files of the user's own."""
+"""Finds records by their names, in this package and in a user's files."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from harness.config.errors import SettingError, nearest
 
-# Errors whose text needs no class name in front.
+# Errors whose messages are clear without the name of the class in front.
 _PLAIN_ERRORS = (AttributeError, ImportError, OSError)
 
 
 class Record:
-    """Anything that a user can choose by its `name`."""
+    """An object that a user can choose by its `name`: a command, an engine, a drafting method or an acceptance rule."""
 
     name: str
 
 
 class RecordWithSettings(Record):
-    """A record with settings of its own, which a run has if it chooses the record.
+    """A record with further settings, which only apply to runs that choose this record.
 
     Attributes:
         settings: the dataclass of these settings.
@@ -37,31 +37,33 @@ class RecordWithSettings(Record):
 
 
 def names_of_fields(settings: Any) -> list[str]:
-    """Return the names of a dataclass's settings, first those of its base classes."""
+    """Return the names of a dataclass's fields; fields of base classes come first."""
     return [field.name for field in fields(settings)]
 
 
 AnyRecord = TypeVar("AnyRecord", bound=Record)
 
-# A class in a file of the user's: `./my_method.py:MyMethod`.
+# Matches the name of a class in a user's file: `./my_method.py:MyMethod`.
 _IN_FILE = re.compile(r"(?P<file>.+\.py):(?P<attribute>[A-Za-z_]\w*)")
 
 
 def classes_of(module: str, **classes: str) -> dict[str, str]:
-    """Return the places of records in one module, for a `Registry`: `classes_of("a.b", lookup="Lookup")` is
+    """Return, for a `Registry`, the paths of classes in one module: `classes_of("a.b", lookup="Lookup")` is
     {"lookup": "a.b:Lookup"}.
     """
     return {name: f"{module}:{class_name}" for name, class_name in classes.items()}
 
 
 class Registry(Generic[AnyRecord]):
-    """Records of one kind, by name. `./file.py:Name` is the name of a class, or an object, in a file.
+    """Records of one kind, by their names: built-in records, and records in a user's files.
+
+    A record in a user's file is named after a class or an object in the file: `./file.py:Name`.
 
     Args:
         setting: the setting that names a record, for errors: `draft`.
-        base: the class of the records, or the place of this class if it belongs to `harness.local`.
-        built_in: for each name the record, its class, or the place of its class: `module:CLASS` or `FILE.py:CLASS`.
-        advice: added to errors about a record of the user's: how to write one.
+        base: the class from which all records inherit, or its path if it belongs to `harness.local`.
+        built_in: for each name the record, its class, or the path of its class: `module:CLASS` or `FILE.py:CLASS`.
+        advice: the end of the error about an object that does not inherit from `base`; it explains how to write one.
     """
 
     def __init__(
@@ -93,18 +95,19 @@ class Registry(Generic[AnyRecord]):
             raise SettingError(self._setting, rule, name)
 
     def __getitem__(self, name: str) -> AnyRecord:
-        """Return the record of this name.
+        """Return the record with this name. A record in a user's file is loaded, which runs the file.
 
         Raises:
-            SettingError: there is none, or its module cannot be loaded.
+            SettingError: there is no such record, it cannot be loaded, or it has the wrong class.
         """
         if name not in self._loaded:
             self._loaded[name] = self._load(name)
         return self._loaded[name]
 
     def loaded(self, name: str) -> AnyRecord | None:
-        """Return the record if it is built in or was loaded before, else None. For names in rows, which must run no
-        code.
+        """Return the record if it is built in or was loaded before, otherwise None.
+
+        This is for names in rows, because reading a row must not run a user's file.
         """
         return self[name] if self.is_built_in(name) else self._loaded.get(name)
 
@@ -117,8 +120,11 @@ class Registry(Generic[AnyRecord]):
         return name in self._built_in
 
     def source(self, name: str) -> bytes | None:
-        """Return the content of the file that defines a record of the user's; None for a built-in record, empty if
-        there is no file.
+        """Return the content of the user's file that defines a record; None for a built-in record, empty if the record
+        was not defined in a file.
+
+        Raises:
+            SettingError: the record cannot be loaded.
         """
         if self.is_built_in(name):
             return None
@@ -139,7 +145,7 @@ class Registry(Generic[AnyRecord]):
                 record = pkgutil.resolve_name(record)
         except SettingError:
             raise
-        # A script that was not meant to be imported may try to end the process.
+        # SystemExit, too, because a script that was not meant to be imported may try to end the process.
         except (Exception, SystemExit) as error:
             cause = str(error)
             if not isinstance(error, _PLAIN_ERRORS):
@@ -148,7 +154,7 @@ class Registry(Generic[AnyRecord]):
         return self._checked(name, record)
 
     def _checked(self, name: str, record: Any) -> AnyRecord:
-        """Return the record with its name set; a class is instantiated.
+        """Return the record (an instance, if `record` is a class) with its name set.
 
         Raises:
             SettingError: it does not inherit from the base class.
@@ -166,12 +172,15 @@ class Registry(Generic[AnyRecord]):
 
 
 def _module_of(file: Path) -> ModuleType:
-    """Import and return the module in a file, under its own name, so that processes started from here can import it
-    too.
+    """Import and return the module in a file.
+
+    The file's directory is added to the paths of this process and of the processes that it starts, so that they can
+    import the module by its name.
 
     Raises:
         FileNotFoundError: there is no such file.
         ImportError: another module has this name.
+        Exception: whatever the module raises.
     """
     path = file.expanduser().resolve()
     if not path.is_file():
@@ -192,21 +201,25 @@ Chosen = TypeVar("Chosen", bound="RecordWithSettings")
 
 
 class SettingsRegistry(Registry[Chosen]):
-    """Records that each have settings of their own: only `lookup` has `draft.max_ngram`.
+    """Records with different settings: for example, only `lookup` has `draft.max_ngram`.
 
-    A group of a run's configuration, `draft` or `engine`, names one of the records and holds the settings of that
-    record.
+    Each registry of this kind belongs to a group of a run's configuration, `draft` or `engine`. The group names a
+    record, and contains the values of that record's settings.
 
     Attributes:
-        key: the setting within the group that names the record: `method` for `draft`, `name` for `engine`.
-        default: the name of the record if the group lacks that setting.
+        key: the setting in the group that names the record: `method` for `draft`, `name` for `engine`.
+        default: the name of the record if the group lacks this setting.
     """
 
     key: ClassVar[str]
     default: ClassVar[str]
 
     def settings_class(self, config: Mapping[str, Any]) -> Any:
-        """Return the class of settings that a group's configuration needs."""
+        """Return the dataclass of settings for the record that a group's configuration names.
+
+        Raises:
+            SettingError: there is no such record, or it cannot be loaded.
+        """
         return self[str(config.get(self.key, self.default))].settings
 
     def owners(self, setting: str) -> list[str]:
@@ -218,7 +231,7 @@ class SettingsRegistry(Registry[Chosen]):
         """Return a group's configuration without the settings that only other records of a sweep have.
 
         `-m draft=lookup,tiny_eagle3 draft.max_ngram=2` sets `max_ngram` in both jobs, but `tiny_eagle3` has no such
-        setting, so its job must not get it. Settings that no record of the sweep has stay, and are refused later.
+        setting, so it is removed from that job. A setting that no record of the sweep has is kept, and refused later.
 
         Args:
             names: the names of the records in the sweep.

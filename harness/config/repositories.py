@@ -1,5 +1,5 @@
-"""Checks of a model's place before slow imports: whether a model can be there, and whether reading its files is
-safe.
+"""Checks where a model is said to be, before slow imports: whether a model can be there, and whether its files are safe
+to read.
 """
 
 from __future__ import annotations
@@ -30,12 +30,16 @@ _READ_WHOLE = (
     "*.model",
 )
 _WEIGHTS = (".safetensors", ".bin", ".gguf", ".pt")
-# The most bytes of a file that is read as a whole. The largest tokenizers have 40 MB.
+# The most bytes of a file that is read as a whole: 268 MB. The files of the largest tokenizers have 40 MB.
 _MOST_BYTES = 1 << 28
 
 
 def check_place(role: str, repository: str) -> None:
-    """Raise a SettingError if the name is neither an existing directory nor a possible name on the hub."""
+    """Raise a SettingError if `repository` is neither an existing directory nor a possible name on the hub.
+
+    Args:
+        role: the setting for the error: `model` or `draft`.
+    """
     directory = Path(repository)
     if directory.is_dir():
         return
@@ -53,10 +57,10 @@ def check_place(role: str, repository: str) -> None:
 
 
 def check_files(setting: str, repository: str) -> None:
-    """Raise a SettingError if a file of a model is a pipe or a device, which may have no end, or is too large to be
-    read.
+    """Raise a SettingError if a file of a model is too large, or is a pipe or a device, which may have no end.
 
-    Only files of an existing directory are checked, and the size only of those that are read as a whole.
+    Nothing is checked unless `repository` is an existing directory. Sizes are only checked for files that are read as a
+    whole.
     """
     for folder in (Path(repository), Path(repository, "additional_chat_templates")):
         names = os.listdir(folder) if folder.is_dir() else []
@@ -81,6 +85,6 @@ def check_files(setting: str, repository: str) -> None:
 
 
 def _path_as_typed(directory: Path) -> str:
-    """Return a directory as a setting takes it, with a slash, because a name without one would be a preset."""
+    """Return a directory as it must be typed: with a slash, because a name without a slash would be a preset."""
     typed = str(directory)
     return typed if "/" in typed or typed == "." else f"./{typed}"

@@ -1,4 +1,4 @@
-"""The settings that all commands share. Like those in `settings.py`, they cannot hold a wrong value."""
+"""The settings that all commands share, and those of several commands. They cannot hold a wrong value."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from harness.config.settings import (
 
 WeightsSource = Literal["stored", "random"]
 RunnerName = Literal["auto", "eager", "static", "compiled"]
-# Follows a runner's name in rows if a GPU runs it without CUDA graphs, so that the host launches kernels one by one.
+# The end of a runner's name in rows if the runner is on a GPU but without CUDA graphs, so that the host launches each
+# kernel separately.
 NO_GRAPHS = ", no graphs"
 ChatTemplate = Literal["auto", "always", "never"]
 
@@ -54,7 +55,7 @@ class RunSettings:
             download.
         runner: how the models run. `eager` runs them as they are; `static` uses a cache of fixed size; `compiled`
             compiles them for such a cache. On a GPU `static` and `compiled` run as CUDA graphs, and `auto` is
-            `compiled` for latency and recovery and `static` for the others; elsewhere it is `static`.
+            `compiled` for latency and recovery and `static` for the others. On a CPU `auto` is `static`.
         engine: who generates.
     """
 
@@ -74,17 +75,17 @@ class RunSettings:
     runner: RunnerName = "auto"
     engine: EngineSettings = _LOCAL
 
-    # Whether, with an engine in another process, the command asks only the speculative arm, and judges its answers by
-    # the weights that `draft=` names.
+    # Whether, with an engine in another process, the command only uses the speculative arm, and compares its answers
+    # with the weights that `draft=` names.
     ASKS_SPECULATIVE_ALONE: ClassVar[bool] = False
     # Whether a preset may contain settings that only other commands have.
     IGNORES_OTHERS: ClassVar[bool] = False
-    # Whether a draft may be loaded but draft nothing (K = 0).
+    # Whether K=0 is allowed: the draft is then loaded but drafts nothing.
     MAY_IDLE: ClassVar[bool] = False
     # Whether the command compares times. Only then does `decoding.ignore_eos=auto` have a meaning.
     COMPARES_TIMES: ClassVar[bool] = False
-    # What `runner=auto` means on a GPU. `static` is ready at once. `compiled` takes minutes, and is for commands that
-    # compare times, or that test the kernels of such commands.
+    # The runner that `runner=auto` stands for on a GPU. `static` is ready immediately. `compiled` takes minutes to
+    # prepare, and is for commands that compare times, or that test the kernels of such commands.
     GPU_RUNNER: ClassVar[RunnerName] = "static"
 
     def __post_init__(self) -> None:
@@ -108,14 +109,12 @@ class RunSettings:
 
     @property
     def num_over_starts(self) -> int:
-        """The number of prompts that may be divided among several starts of the servers; 0 unless the command
-        compares times.
-        """
+        """The number of prompts that may be divided among several starts of the servers; 0 if none may be."""
         return 0
 
     @property
     def draft_sampling(self) -> str | None:
-        """How draft tokens are drawn; None without a draft, or if the draft leaves no choice."""
+        """How draft tokens are drawn, `target` or `greedy`; None without a draft, or if the draft leaves no choice."""
         return None if self.draft is None else self.draft.sampling
 
     def require_single_rows(self, rule: str) -> None:
@@ -123,7 +122,7 @@ class RunSettings:
         require(self.batch_size == 1, "batch_size", rule, self.batch_size)
 
     def check_engine(self, engine: Abilities) -> None:
-        """Raise a SettingError if this command cannot use the engine; commands override it."""
+        """Raise a SettingError if this command cannot use the engine. Commands override this method."""
 
     @property
     def pair_identity(self) -> tuple[object, ...]:
@@ -136,7 +135,7 @@ class RunSettings:
 
     @property
     def models(self) -> dict[str, ModelSettings]:
-        """The models with weights: the target as `model`, and the draft, if it has weights of its own, as `draft`."""
+        """The models by their roles: `model` is the target; `draft` is the draft, if that is a model with weights."""
         models = {"model": self.model}
         if isinstance(self.draft, ModelSettings):
             models["draft"] = self.draft
@@ -149,7 +148,7 @@ class RunSettings:
 
     @property
     def most_draft_tokens(self) -> int:
-        """The largest K of an iteration; 0 without a draft."""
+        """The most tokens that an iteration may draft; 0 without a draft."""
         return 0 if self.draft is None else self.decoding.most_draft_tokens
 
 
@@ -173,12 +172,14 @@ class RepeatedSettings(RunSettings):
 
     @property
     def pair_identity(self) -> tuple[object, ...]:
-        """The pair's identity, with the number of the repetition, because each repetition has its own process."""
+        """The pair's identity and the number of the repetition, because each repetition needs a new process."""
         return *super().pair_identity, self.repeat
 
     @property
     def seed_of_run(self) -> int:
-        """The seed of this repetition: `seed`, or, if texts are sampled, a later number for each later repetition."""
+        """The seed of this repetition. If texts are sampled, the repetitions have the seeds `seed`, `seed` + 1 and so
+        on; otherwise all have `seed`.
+        """
         sampled = self.decoding.temperature > 0
         return self.seed + self.repeat - 1 if sampled else self.seed
 

@@ -1,8 +1,8 @@
-"""Keeps keys out of all files, messages and pages: keys in what is typed, and keys that were read.
+"""Keeps secret keys out of all files, messages and pages: keys on the command line, and keys that were read.
 
 A key is recognised by its name (`--api-key X`, `HF_TOKEN=X`, `Cookie: X`, `{token: X}`), by its form (`sk-...`), or
-because it is in the environment. detect-secrets is no substitute. It finds 3 of the 65 spellings that tests/config
-refuses, because it expects keys of fixed lengths, and quotes around the values of names.
+because it is in the environment. The package detect-secrets is no substitute. It finds 3 of the 65 spellings that are
+refused in tests/config, because it expects keys with fixed lengths, and quotes around values.
 """
 
 from __future__ import annotations
@@ -13,40 +13,41 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 
-# Parts of names, between `-`, `_` and `.`, whose values are keys (`-hft`), and endings of such parts (`--apikey`,
-# `PGPASS`).
+# A name is divided into parts at `-`, `_` and `.`. Its value is a key if a part is one of _WORDS (`-hft`), or has one
+# of _ENDINGS (`--apikey`, `PGPASS`).
 _WORDS = frozenset(
     "hft pwd pw pat tok jwt sas pem auth authorization bearer credential credentials cookie cookies netrc sessionid"
     " sid sig signature wandb".split()
 )
 _ENDINGS = ("key", "token", "secret", "pass", "passwd", "password", "passphrase")
-# Parts that make a name harmless: first parts of switches (`--no-auth`), and last parts of names that say something
-# else about a key (`--api-key-file`).
+# Parts with which a name is harmless after all: _SWITCHES as the first part (`--no-auth`), and _ABOUT as the last part
+# (`--api-key-file`).
 _SWITCHES = frozenset("no allow disable enable return skip stream".split())
 _ABOUT = frozenset("dir file format id ids map mode name path sock type url variable".split())
-# Flags that programs also accept in shortened form, as Python's argparse does. `--ap` is too short, because other flags
-# begin with it.
+# Flags that are also recognised in shortened form, because programs that use Python's argparse accept such forms.
+# `--ap` is too short, because other flags begin with it, too.
 _ABBREVIATED = ("--api-key", "--hf-token", "--admin-api-key")
 _SHORTEST_FLAG = len("--api")
-# Flags with a name and a password. Docker's `-u` instead takes a number or the name of a group after the colon.
+# Flags whose value is a user's name and password, `NAME:PASSWORD`. The part after the colon is no password if it is
+# short, a number, a `$VARIABLE` or has only letters, because Docker's `-u` has a group there.
 _USERS = ("-u", "--user", "--proxy-user")
 _PASSWORD = re.compile(r"[^\s:/]+:(?!\d+$|\$)(?=.*[\d\W])\S{6,}")
-# Values that are no keys: nothing at all, short numbers, `bool:true` of llama.cpp's metadata, `<s>`, a shell's `$NAME`,
-# paths, names of files, and objects, which are judged by the names inside them.
+# Values that are no keys: an empty value, short numbers, `bool:true` from llama.cpp's metadata, `<s>`, a shell's
+# `$NAME`, paths, names of files, and objects (whose inner names are judged by themselves).
 _NO_KEY = re.compile(
     r"-?[\d.]{0,6}|true|false|none|null|auto|on|off|(?:int|float|bool):.*|<.*|\$.*|[.~]*/.*|\{.*"
     r"|[\w.-]+\.(?:pem|key|crt|txt|json|ya?ml|toml|env)",
     re.IGNORECASE,
 )
-# Names in the plural, such as `max_tokens` and `--spec-tokens 4`, mostly hold numbers. Their value counts as a key only
-# if it has at least 12 characters, with a digit and a letter among them.
+# Names in the plural, such as `max_tokens` and `--spec-tokens 4`, mostly have numbers as values. Such a value is only
+# taken for a key if it has at least 12 characters, with a digit and a letter among them.
 _ONE_OF_SEVERAL = re.compile(r"(?=.*\d)(?=.*[A-Za-z])[\w+/=-]{12,}")
-# `HF_TOKEN=x` and `Cookie: x` at the beginning of a word, also after `--env=`; `{"token": "x"}`; and `?key=x` in an
-# address. The value is only looked ahead at, not consumed, because another name may begin in it.
+# Matches `HF_TOKEN=x` and `Cookie: x` at the beginning of a word or after `--env=`; `{"token": "x"}`; and `?key=x` in
+# an address. The value is in a lookahead, so that the search for the next name begins within the value.
 _NAME_AND_VALUE = re.compile(
     r"""(?:^(?:--?[\w-]+=)?\+*|[{,?&#;]) *["']?([\w.-]+)["']? *[=:] *(?=["'[]*(?i:bearer +)?([^\s,&;"'}\]]*))"""
 )
-# Keys that are recognised by their own form, and a password in an address.
+# Matches keys that are recognised by their form, and a password in an address.
 _FORM = re.compile(
     r"(?<![\w-])(?:(?:sk-|gh[opsu]_|github_pat_|glpat-|gsk_|nvapi-|xox[abp]-|AKIA|AIza|eyJ)[\w-]{6,}|hf_[^\W_]{16,}"
     r"|(?:r8_|xai-|pplx-|glc_|npm_|hvs\.|SG\.|dop_v1_|rpa_|tgp_v1_|[spr]k_)(?=\w*\d)[\w-]{16,})"
@@ -55,7 +56,8 @@ _FORM = re.compile(
 )
 # Settings that hold texts of prompts. Such texts may mention keys.
 _TEXTS = re.compile(r"\+*prompt(s\.(system|template))?=")
-# A shorter value of the environment may occur in a word by chance, and shorter keys of servers are words such as
+# The value of an environment variable is only taken for a key if it has at least _SHORTEST_VALUE characters, because a
+# shorter value may occur in a word by chance. A server's key must have _SHORTEST_KEY: shorter ones are words such as
 # `none`.
 _SHORTEST_VALUE = 12
 _SHORTEST_KEY = 8
@@ -107,9 +109,11 @@ def _is_key_of_environment(name: str, value: str) -> bool:
 
 
 def secrets_in(words: Sequence[str]) -> Iterator[str]:
-    """Yield what shows that a command contains a key, such as a flag, variable or header, but not the key itself.
+    """Yield words about each key in a command, but never the key itself.
 
-    Also searches commands within one word, as in `sh -c '...'`. A single letter such as `-k` does not count.
+    These are the name of the flag, variable or header that has the key as its value; `a key or password` for a key that
+    is recognised by its form; or `the value of NAME` for that of an environment variable. Commands within one word,
+    as in `sh -c '...'`, are searched, too.
     """
     for word, following in itertools.pairwise([*words, ""]):
         flag, equals, value = word.replace("—", "--").partition("=")
@@ -126,7 +130,7 @@ def secrets_in(words: Sequence[str]) -> Iterator[str]:
 
 
 def secrets_in_word(word: str) -> Iterator[str]:
-    """Yield what shows that one word contains a key, such as `token` for `engine.extra={token: X}`."""
+    """Yield words about each key in a word, as `secrets_in` does: `token` for `engine.extra={token: X}`."""
     if not _TEXTS.match(word):
         for name, value in _NAME_AND_VALUE.findall(word):
             if _is_key(name, value):
@@ -139,7 +143,7 @@ def secrets_in_word(word: str) -> Iterator[str]:
 
 
 def _shell_words(line: str) -> list[str]:
-    """Return the words of a line as a shell divides it. A line that a shell refuses is divided at spaces."""
+    """Return the words into which a shell divides a line. A line that a shell refuses is divided at spaces."""
     try:
         return shlex.split(line)
     except ValueError:

@@ -1,7 +1,7 @@
 """The parts of a run's settings: models, placement, decoding, prompts. They are frozen and cannot hold a wrong value.
 
-`cli/conversion.py` makes them from a composed configuration. Each dataclass checks itself in `__post_init__`. Its error
-names the setting, the rule and the value, and the conversion adds the group that the setting belongs to.
+`cli/conversion.py` makes these objects from a composed configuration. Each dataclass checks its values in
+`__post_init__`. The error names the setting, the rule and the value, and the conversion adds the name of the group.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from harness.config.secrets import note_key
 Quantization = Literal["none", "8bit", "4bit"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 LARGEST_K = 1024
-# The most bytes of a file's name and of a path on Linux. On macOS a name may be as long.
+# The most bytes of a file's name and of a path on Linux. On macOS a name may also have 255.
 _LONGEST_NAME = 255
 _LONGEST_PATH = 4095
-# `auto` is the schedule of transformers, whose first K is _FIRST_AUTO_K.
+# With `auto`, K follows the schedule of transformers, whose first value is _FIRST_AUTO_K.
 NumDraftTokens = int | Literal["auto"]
 _FIRST_AUTO_K = 20
 # The endings of files with prompts, and the meanings that a column of such a file can have.
@@ -48,18 +48,22 @@ def require(holds: bool, setting: str, rule: str, value: object) -> None:
 
 
 def api_key(setting: str, variable: str | None) -> str | None:
-    """Return the key in the environment variable that a setting names; None if it names none.
+    """Return the key in the environment variable that a setting names; None if the setting is empty.
 
-    The key is kept out of all messages from then on.
+    From then on the key is kept out of all messages.
+
+    Args:
+        setting: the setting's name, for errors.
+        variable: the setting's value.
 
     Raises:
-        SettingError: there is no such variable, or a header cannot hold its value.
+        SettingError: there is no such variable, it is empty, or its value cannot be part of an HTTP header.
     """
     if not variable:
         return None
     key = os.environ.get(variable)
     if not key:
-        # The user may have typed the key itself instead of a variable's name. Never print that.
+        # The user may have typed the key itself in place of a variable's name. Never print a key.
         shown = variable if re.fullmatch(r"[A-Z_][A-Z\d_]*", variable) else "***"
         raise SettingError(setting, "must name a variable of the environment", shown)
     is_possible = key.isascii() and key.isprintable() and " " not in key
@@ -73,7 +77,10 @@ _ADDRESS_RULE = "must be an address such as http://host:8000/v1"
 
 
 def check_address(setting: str, url: str | None) -> None:
-    """Raise a SettingError if the text is not the address of a server, or has a password in it; None is accepted."""
+    """Raise a SettingError if `url` is not the address of a server, or contains a user, a password or a query.
+
+    None is accepted.
+    """
     if url is None:
         return
     # Checked first, because `urlsplit` drops line breaks.
@@ -82,7 +89,7 @@ def check_address(setting: str, url: str | None) -> None:
         parts = urlsplit(url)
     except ValueError as error:
         raise SettingError(setting, _ADDRESS_RULE, "***") from error
-    # Settings are written into rows, so they must not hold a password; neither must the message.
+    # Settings are written into rows, so they must not contain a password. Nor must this message.
     rule = "must hold no user, password or query: use api_key_variable"
     require("@" not in parts.netloc and not parts.query, setting, rule, "***")
     try:
@@ -94,9 +101,9 @@ def check_address(setting: str, url: str | None) -> None:
 
 
 def require_at_least(settings: object, **least: float) -> None:
-    """Raise a SettingError if a field is below its bound; None is accepted.
+    """Raise a SettingError if a field of `settings` is below its bound: `require_at_least(self, batch_size=1, seed=0)`.
 
-    Called as `require_at_least(self, batch_size=1, seed=0)`.
+    A field that is None is accepted.
     """
     for name, bound in least.items():
         value = getattr(settings, name)
@@ -105,7 +112,7 @@ def require_at_least(settings: object, **least: float) -> None:
 
 
 def rule_of_paths(path: str) -> str | None:
-    """Return the rule of file systems that this path breaks; None if it breaks none."""
+    """Return the rule for lengths of paths that this path breaks; None if it breaks none."""
     encoded = path.encode(errors="replace")
     if max(map(len, encoded.split(b"/"))) > _LONGEST_NAME:
         return f"must not have a name of more than {_LONGEST_NAME} bytes"
@@ -173,22 +180,26 @@ class ModelSettings:
                 check_files(name, place)
 
     def is_served_as(self, served: str) -> bool:
-        """Return whether a server's name for its model, `tiny.gguf` or `m (org/Tiny)`, is one of this model's names."""
+        """Return whether a server's name for its model is one of this model's names. Only the last parts are compared.
+
+        Args:
+            served: the server's name, such as `tiny.gguf`, or two names, such as `m (org/Tiny)`.
+        """
         listed = served.removesuffix(")").split(" (")
         own = (self.name, self.repository, self.gguf_file or "")
         return not set(map(_last_part, listed)).isdisjoint(map(_last_part, own))
 
     def is_same(self, other: ModelSettings) -> bool:
-        """Return whether both are the same model, by whatever names."""
+        """Return whether both settings describe the same model. Their names may differ."""
         names = {*ModelSettings.__dataclass_fields__} - {"name"}
         return all(getattr(self, name) == getattr(other, name) for name in names)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DraftSettings:
-    """Settings of every draft. Each way to draft has a subclass with the settings that it adds.
+    """Settings of every draft. A drafting method that has further settings has a subclass.
 
-    A draft with weights of its own is a `ModelSettings` too: `ModelDraftSettings` of `drafting.method`.
+    The settings of a draft with weights are also `ModelSettings` (`ModelDraftSettings` in `drafting.method`).
 
     Attributes:
         name: as typed on the command line, `lookup`.
@@ -207,11 +218,11 @@ class DraftSettings:
 
     @property
     def layers(self) -> tuple[int, ...] | None:
-        """The layers of the target that the draft uses, if they were chosen; else None."""
+        """The layers of the target that the draft uses, if the user chose them; otherwise None."""
         return None
 
     def __post_init__(self) -> None:
-        """Check nothing. The checks of all subclasses call each other with `super()`, and the chain ends here."""
+        """Check nothing. Subclasses call `super().__post_init__()`, and the chain of these calls ends here."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -287,7 +298,7 @@ class DecodingSettings:
         require(0 < self.top_p <= 1, "top_p", "must be in (0, 1]", self.top_p)
         require_at_least(self, max_new_tokens=1)
         require(0 < self.lenience <= 1, "lenience", "must be in (0, 1]", self.lenience)
-        # A rule of the user's own is loaded here, so that a mistake in it is found before anything runs.
+        # This loads a user's rule, so that a mistake in it is found before anything runs.
         takes_lenience = RULES[self.rule].takes_lenience
         rule = "needs decoding.rule=google; the other rules have no lenience"
         require(takes_lenience or self.lenience == 1, "lenience", rule, self.lenience)
@@ -301,17 +312,16 @@ class DecodingSettings:
 
     @property
     def synthetic_rates(self) -> tuple[float, ...] | None:
-        """For each position, the probability that a token is accepted if those before it were; None if the rule
-        decides.
+        """For each position, the probability that a draft token is accepted if all draft tokens before it were.
 
-        The last number holds for all later positions.
+        The last number is for all later positions, too. None if the rule decides.
         """
         asked = self.synthetic_acceptance
         return (asked,) if isinstance(asked, float) else asked
 
     @property
     def most_draft_tokens(self) -> int:
-        """The largest K of an iteration; for `auto`, the first K of the schedule."""
+        """The most tokens that an iteration drafts; for `auto`, the first K of the schedule."""
         return _FIRST_AUTO_K if self.num_draft_tokens == "auto" else self.num_draft_tokens
 
     @property
@@ -322,7 +332,7 @@ class DecodingSettings:
         return not RULES[self.rule].is_lossless(self.temperature)
 
 
-# Arguments that transformers' `apply_chat_template` takes itself, so that no variable of a template can be set by them.
+# Parameters of transformers' `apply_chat_template`, which are therefore no variables of a template.
 _NO_TEMPLATE_VARIABLES = (
     "conversation",
     "messages",

@@ -1,1 +1,1 @@
-"""The seam between the instrument and what generates texts: engines, the arms that they have, and what arms answer."""
+"""The interface between the instrument and the engines that generate text: questions, arms and their answers."""

@@ -1,7 +1,7 @@
-"""The arrivals of an answer, by which a replay shows it: tokens as they came, and the origin of each.
+"""The arrivals of an answer: which tokens came when, and from where each token comes. A replay shows them.
 
-This module imports nothing of ours. `local/decoding`, which imports no other module of the instrument, uses it to say
-where its tokens come from.
+This module imports no other module of harness. It is the only module of the instrument that `local/decoding` imports:
+the decoding loop states with it where its tokens come from.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from enum import StrEnum
 class Origin(StrEnum):
     """Where a token comes from."""
 
-    TARGET = "target"  # drawn from the target where no draft token was offered
+    TARGET = "target"  # drawn from the target in an iteration that offered no draft token
     DRAFT = "draft"  # proposed by the drafter and accepted
     RECOVERED = "recovered"  # drawn from the residual after a rejection
     BONUS = "bonus"  # drawn from the target after all offered draft tokens were accepted
@@ -23,13 +23,14 @@ class Origin(StrEnum):
 def origins(num_proposed: int, num_accepted: int, num_tokens: int) -> list[Origin]:
     """Return the origin of each token that an answer gained in one iteration.
 
-    The end of an answer may cut off the last tokens of its iteration. With 3 proposed draft tokens, of which 1 is
-    accepted, 2 tokens have the origins draft and recovered. If the answer ends after the first, it is draft alone.
+    For example, if 3 draft tokens are proposed and 1 is accepted, the answer gains 2 tokens, with the origins draft and
+    recovered. If the answer ends after the first of them, the result is draft only.
 
     Args:
-        num_proposed: number of draft tokens that were verified.
-        num_accepted: number of these that were accepted.
-        num_tokens: number of tokens that the answer gained.
+        num_proposed: the number of draft tokens that were verified.
+        num_accepted: how many of them were accepted.
+        num_tokens: the number of tokens that the answer gained. It is smaller than num_accepted + 1 if the answer ended
+            within the iteration.
     """
     last = Origin.BONUS
     if not num_proposed:
@@ -44,13 +45,13 @@ class Arrival:
     """Tokens of one answer that arrived together.
 
     Attributes:
-        row: index of the request among the requests that are answered.
-        seconds: time since the request began.
+        row: the index of the request among the requests that were sent together.
+        seconds: the time since the request began.
         tokens: the new token ids, at least one.
-        origins: the origin of each token; `target` for all if the arm does not know.
+        origins: the origin of each token; `target` for all tokens if the arm does not know their origins.
         proposed: the draft tokens that were verified in the iteration; empty if they are not known.
-        probabilities: the probabilities that the target and the drafter gave the rejected draft token; None if none was
-            rejected, or if they are not known.
+        probabilities: the probability of the rejected draft token under the target, and its probability under the
+            drafter; None if no token was rejected, or if they are not known.
     """
 
     row: int

@@ -1,4 +1,4 @@
-"""Counts that a server reports: its counters, how much they grew while it answered, and its count of draft tokens."""
+"""Counts that a server reports: its counters, by how much they grew, and its counts of draft tokens."""
 
 from __future__ import annotations
 
@@ -10,39 +10,40 @@ from typing import Any, Literal
 
 from harness.results.drafts import Drafts
 
-# The most draft tokens of one iteration, all branches of a tree included. The limit bounds the memory that a hostile
-# server could make this process allocate.
+# A count with more draft tokens per iteration than this, all branches of a tree included, is refused. Without this
+# limit, a hostile server could make this process allocate any amount of memory.
 _MOST_DRAFTED = 1024
-# The most draft tokens that one iteration is assumed to accept if the server does not say how many it accepted.
+# The largest number of draft tokens that one iteration is assumed to accept, if the server does not report how many
+# each iteration accepted.
 MOST_ACCEPTED = 64
 
 
 class ImpossibleCounts(ValueError):
-    """Counts that contradict each other, or contradict the answers that they describe."""
+    """Raised if counts contradict each other, or contradict the answers that they describe."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DraftCounts:
-    """A server's count of draft tokens, over all iterations of one answer or of several.
+    """A server's count of draft tokens, in all iterations of one answer or of several answers.
 
-    Every report of a server, whatever its format, is turned into such a value, which cannot hold impossible counts.
-    What is not known is None or empty.
+    The reports of all servers, whatever their format, are turned into such a value. It cannot hold impossible counts.
+    Counts that are not known are None or empty.
 
     Args:
-        num_tokens: number of tokens of the answers.
-        num_answers: number of answers. Each may end within an iteration, and servers also count the draft tokens that
-            this iteration accepted after the end.
-        most_accepted: the most draft tokens that one iteration can accept. Only used if both `accepted_at` and `steps`
-            are unknown.
+        num_tokens: the number of tokens of the answers.
+        num_answers: the number of answers. (Each answer may end within an iteration. Servers also count draft tokens
+            that this iteration accepted after the end of the answer.)
+        most_accepted: the largest number of draft tokens that one iteration can accept. It is used only if
+            `accepted_at` and `steps` are both unknown.
 
     Attributes:
-        proposed, accepted: numbers of draft tokens.
-        iterations: number of iterations that drafted something.
+        proposed, accepted: the numbers of proposed and of accepted draft tokens.
+        iterations: the number of iterations that drafted something.
         accepted_at: for each position, from 0, the number of iterations that accepted the draft token there.
-        steps: (proposed, accepted) of each iteration in order; iterations that drafted nothing may be among them.
+        steps: (proposed, accepted) for each iteration in order. Iterations that drafted nothing may be among them.
 
     Raises:
-        ImpossibleCounts: the counts contradict each other, or no answers of this length can have them.
+        ImpossibleCounts: the counts contradict each other, or answers of this length cannot have such counts.
     """
 
     accepted: float
@@ -77,8 +78,8 @@ class DraftCounts:
         self._check_length()
 
     def _check_length(self) -> None:
-        """Raise ImpossibleCounts if the answers are too short for the iterations, or the iterations too few for the
-        drafts.
+        """Raise ImpossibleCounts if the iterations must have yielded more tokens than the answers have, or if there are
+        too many draft tokens for the number of iterations.
         """
         most_accepted = self.most_accepted
         if self.accepted_at:
@@ -98,9 +99,9 @@ class DraftCounts:
 
     @property
     def counts(self) -> Drafts:
-        """The same counts as `Drafts`, which can be added to the counts of other answers.
+        """The same counts as a `Drafts` object, which can be added to the counts of other answers.
 
-        An answer for which nothing was drafted counts as one that reports no drafts.
+        If nothing was drafted for an answer, it counts as an answer that reports no drafts.
         """
         proposed, drafting = self.proposed, self.iterations
         return Drafts(
@@ -121,21 +122,22 @@ def _require_equal(name: str, counted: float | None, total: float) -> None:
 
 @dataclass(frozen=True)
 class Counts:
-    """Counters of a server, or how much they grew. A counter that the server lacks is None.
+    """Counters of a server, or by how much they grew. A counter that the server does not have is None.
 
     Attributes:
-        generated: new tokens.
-        drafts: iterations that verified draft tokens.
-        proposed, accepted: draft tokens.
+        generated: the number of new tokens.
+        drafts: the number of iterations that verified draft tokens.
+        proposed, accepted: the numbers of proposed and of accepted draft tokens.
         accepted_at: for each position, from 0, the number of iterations that accepted the draft token there.
-        read: tokens of prompts; some servers do not count those that came from a cache.
-        cached: tokens of prompts that came from a cache.
-        first_tokens, first_token_s: number of requests that got their first token, and the sum of the times until then.
-        restarts: number of times that the server restarted. Each restart resets the counters, so that their growth is
-            unknown.
-        running: number of requests that are being answered or wait now. This is a state, and is never added up. In a
-            growth, it is the number of other clients' requests that were still running at the end.
-        words: for each field, the name that the server has for the counter.
+        read: the number of tokens of prompts. Some servers do not count tokens that came from a cache.
+        cached: the number of tokens of prompts that came from a cache.
+        first_tokens: the number of requests that received their first token.
+        first_token_s: the sum of these requests' times until the first token, in seconds.
+        restarts: the number of times that the server restarted. Each restart resets the counters, so that their growth
+            is unknown.
+        running: the number of requests that are being answered or are waiting now. This is a state and is never added
+            up. In a growth, it is the number of other clients' requests that were still running at the end.
+        words: for each field, the server's own name for the counter.
     """
 
     generated: float | None = None
@@ -153,16 +155,18 @@ class Counts:
 
     @property
     def is_known(self) -> bool:
-        """Whether any counter is known. `restarts` always is, and does not count."""
+        """Whether any counter except `restarts` and `running` is known."""
         return replace(self, restarts=0.0, running=None) != Counts()
 
     def in_words(self, *names: str) -> str:
-        """The counters of these names, in the server's words, for messages: `llamacpp:tokens_predicted_total 128`."""
+        """Return the counters of these fields under the server's own names, for messages, such as
+        `llamacpp:tokens_predicted_total 128`; "" if none is known.
+        """
         known = [name for name in names if getattr(self, name) is not None and name in self.words]
         return ", ".join(f"{self.words[name]} {getattr(self, name):.0f}" for name in known)
 
 
-# The fields that hold one number and are None if the server lacks the counter.
+# The fields that hold one number, and are None if the server does not have the counter.
 _OPTIONAL = tuple(
     counter.name
     for counter in fields(Counts)
@@ -171,10 +175,11 @@ _OPTIONAL = tuple(
 
 
 def added(counts: Counts, other: Counts, sign: Literal[1, -1] = 1) -> Counts:
-    """Return the sum of both, or with `sign=-1` the difference. `running` is that of `counts`.
+    """Return the sum of both or, with `sign=-1`, the difference `counts` minus `other`. `running` and `words` are taken
+    from `counts`.
 
-    A counter that only one of them has counts as 0 in the other, because servers show some counters only after their
-    first event.
+    If only one of them has a counter, the counter is taken as 0 in the other, because servers show some counters only
+    after the first event.
     """
     sums: dict[str, Any] = {"restarts": counts.restarts + sign * other.restarts}
     for name in _OPTIONAL:
@@ -188,7 +193,7 @@ def added(counts: Counts, other: Counts, sign: Literal[1, -1] = 1) -> Counts:
 
 
 def growth(now: Counts, before: Counts) -> Counts:
-    """Return how much each counter grew; all counters are unknown if one fell or the server restarted."""
+    """Return by how much each counter grew. If a counter fell or the server restarted, all counters are unknown."""
     grown = added(now, before, -1)
     numbers = [getattr(grown, name) or 0.0 for name in _OPTIONAL]
     has_fallen = min([*numbers, *grown.accepted_at.values()]) < 0

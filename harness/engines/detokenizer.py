@@ -1,4 +1,6 @@
-"""Turns tokens into text while they are generated; a character that is split between tokens waits for the rest."""
+"""Turns tokens into text while they are generated. If a character is split between tokens, its text is held back until
+the character is whole.
+"""
 
 from __future__ import annotations
 
@@ -7,29 +9,29 @@ from collections.abc import Sequence
 
 from harness.engines.tokenizer import Tokenizer
 
-# The most tokens that wait for a character to become whole. A character has at most four bytes, and so lies in at most
-# four tokens. The fourth may begin another character, which needs up to three more. A text that is still broken after
-# seven tokens will never be whole.
+# The largest number of tokens whose text is held back until a character is whole. A character has at most four bytes,
+# and so is in at most four tokens. The fourth token may begin another character, which needs up to three more tokens. A
+# text that is still broken after seven tokens will never be whole.
 _LONGEST_WAIT = 7
-# How much of the preceding text is decoded with each new token: at first tokens of the prompt, then parts, of which
-# each has one to seven tokens. It is enough for a new token to get its leading space, even after a few special tokens.
-# More would cost time, because all of them are decoded again with every new token.
+# How much of the preceding text is decoded together with each new token: at first this many tokens of the prompt, later
+# this many parts of the answer, each with one to seven tokens. This is enough for a new token to get its leading space,
+# even after a few special tokens. More context would take more time, because it is decoded again with every new token.
 _CONTEXT = 8
-# The character in which the context begins may have begun up to three tokens earlier.
+# The first character of the context may have begun up to three tokens earlier.
 _REST_OF_CHARACTER = 3
 # The character that decoders write for bytes that are not a whole character.
 BROKEN = "\N{REPLACEMENT CHARACTER}"
 
 
 class Detokenizer:
-    """The text that follows a prompt, as it grows.
+    """The growing text after a prompt.
 
-    Each token is decoded together with a few tokens before it, because a tokenizer may write a token differently at the
-    start of a text. These begin with a whole character. A tokenizer with byte fallback decodes adjacent bytes together,
-    and one broken character would spoil all of them. Special tokens give no text.
+    Each token is decoded together with a few tokens before it (the context), because a tokenizer may write a token
+    differently at the beginning of a text. The context begins with a whole character: a tokenizer with byte fallback
+    decodes adjacent bytes together, and one broken character would spoil all of them. Special tokens have no text.
 
     Args:
-        prompt: token ids of the prompt.
+        prompt: the token ids of the prompt.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int]) -> None:
@@ -45,9 +47,9 @@ class Detokenizer:
         self._pending: list[int] = []
 
     def add(self, token: int) -> str | None:
-        """Return the text that `token` completes, maybe empty; None while a character is incomplete.
+        """Return the text that `token` completes, which may be empty; None while a character is incomplete.
 
-        After seven tokens that do not complete a character, their text is returned as it is, with broken characters.
+        After seven tokens without a complete character, their text is returned with its broken characters.
         """
         self._pending.append(token)
         text = self._new_text()
@@ -57,7 +59,7 @@ class Detokenizer:
         return text
 
     def flush(self) -> str:
-        """Return the text that still waits when the answer ends, with its broken character."""
+        """Return the text that is still held back when the answer ends, with its broken character; "" without one."""
         text = self._new_text()
         self._advance()
         return text

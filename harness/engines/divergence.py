@@ -1,4 +1,4 @@
-"""Where two greedy texts diverge, and whether rounding explains it."""
+"""Finds the position at which two greedy texts diverge, and measures whether rounding explains the divergence."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from harness.engines.door.reading import Reference
 from harness.engines.tokenizer import Tokenizer, tokens_behind
 from harness.results.statistics import Floats
 
-# The number of likeliest tokens whose margins are compared between two computations of the logits.
+# To compare two computations of the logits, the margins between this many likeliest tokens are compared.
 _NUM_LIKELY = 8
 
 
@@ -23,15 +23,16 @@ _NUM_LIKELY = 8
 class Divergence:
     """The position at which two continuations of a prompt differ.
 
-    Of two texts it is the first position that differs. Of one text whose logits are known, it is the position whose
-    margin exceeds its tolerance most.
+    For two texts, it is the first position at which they differ. For a text whose logits are known, it is the position
+    whose margin exceeds its tolerance most.
 
     Attributes:
-        position: index of the token, from 0.
-        logit_margin: after the prompt and the common tokens, the logit of the regular arm's token, or of the likeliest
-            one, minus the logit of the other token. If the margin is within the model's rounding, the two tokens tied.
-            None if it was not measured.
-        logit_tolerance: the largest margin that rounding explains there, as measured; None like the margin.
+        position: the index of the token after the prompt, from 0.
+        logit_margin: after the prompt and the common tokens, the logit of the regular arm's token (or of the likeliest
+            token) minus the logit of the other token. If the margin is within the model's rounding, the two tokens
+            tied. None if it was not measured.
+        logit_tolerance: the largest margin that rounding explains at this position, as measured; None if the margin is
+            None.
     """
 
     position: int
@@ -40,7 +41,7 @@ class Divergence:
 
     @property
     def columns(self) -> dict[str, float | None]:
-        """The values of these columns in rows."""
+        """The values of this divergence for the columns of a row."""
         return {
             "divergence_position": self.position,
             "logit_margin": self.logit_margin,
@@ -49,9 +50,9 @@ class Divergence:
 
     @property
     def excess(self) -> float:
-        """The size of the margin divided by its tolerance: rounding explains at most 1.
+        """The size of the margin divided by its tolerance. Rounding explains values up to 1.
 
-        Infinite without a margin, because nothing then shows whether the tokens tied.
+        Infinite if there is no margin, because then nothing shows that the tokens tied.
         """
         if self.logit_margin is None or self.logit_tolerance is None:
             return math.inf
@@ -66,14 +67,17 @@ def first_divergence(
 ) -> Divergence | None:
     """Return the position at which two continuations of a prompt diverge; None if they have the same tokens.
 
-    If one ends where the other goes on, the margin is None.
+    If one continuation ends at this position and the other goes on, the margin is None.
 
     Args:
         reference: measures the margin with the target. It begins a new batch for that, so no arm may be decoding with
-            the target at that time. None to measure no margins.
+            the target at the same time. None to measure no margin.
+        prompt: the token ids of the prompt.
+        expected: the tokens of the regular arm, or those to compare with.
+        actual: the tokens of the other continuation.
 
     Raises:
-        RunError: a token is not in the reference's vocabulary.
+        RunError: a token is not in the reference's vocabulary. It is not raised if no margin is measured.
     """
     position = length_in_common(expected, actual)
     if position == max(len(expected), len(actual)):
@@ -89,11 +93,12 @@ def first_divergence(
 def margin_deviation(logits: Floats, again: Floats) -> float:
     """Return the standard deviation by which margins differ between two computations of the same logits [n, V].
 
-    Margins between all pairs of the eight likeliest tokens of each position count. 0 if no pair has finite logits.
+    Margins between all pairs of the eight likeliest tokens at each position count. The result is 0 if no pair has
+    finite logits.
     """
     num_likely = min(_NUM_LIKELY, logits.shape[-1])
     likely = np.argpartition(logits, -num_likely)[:, -num_likely:]
-    # A server's reference knows only some tokens. The others have no finite logit.
+    # The logits of a server are known for some tokens only. The other tokens have no finite logit.
     with np.errstate(invalid="ignore"):
         moved = np.take_along_axis(again, likely, -1) - np.take_along_axis(logits, likely, -1)
         pairs = moved[:, :, np.newaxis] - moved[:, np.newaxis, :]
@@ -108,10 +113,10 @@ def _text_behind(tokenizer: Tokenizer, prompt: Sequence[int], tokens: Sequence[i
 
 
 def _ends_text(tokenizer: Tokenizer, token: int) -> bool:
-    """Whether a token has no text of its own, which is taken for the end of a text.
+    """Whether a token has no text of its own. Such a token is taken for the end of a text.
 
-    Not every tokenizer lists all tokens without text among its special tokens. The token is decoded twice in a row,
-    because some tokenizers drop a space at the beginning of a text.
+    The special tokens alone do not show this, because some tokenizers also have other tokens without text. The token is
+    decoded twice in a row, because some tokenizers drop a space at the beginning of a text.
     """
     return not tokenizer.decode([token, token], skip_special_tokens=True)
 
@@ -123,18 +128,22 @@ def text_divergence(
     text: str,
     num_tokens: int,
 ) -> Divergence | None:
-    """Return the position at which a text, whose tokens are not known, diverges from the reference's greedy text.
+    """Return the position at which a text diverges from the greedy text of the reference. The tokens of the text are
+    not known, only its characters.
 
-    Each pass reads the text in the tokens that the tokenizer gives it. If the reference's likeliest token writes the
-    same text in other tokens, that token is taken, and the rest is read again. For the text "a dog" the reference
-    writes "a", then " c". They diverge at position 1, where the text has " dog".
+    In each pass, the reference reads the text as the tokens into which the tokenizer splits it. If the reference's
+    likeliest token differs from the next of these tokens, but writes the same characters, it replaces that token, and
+    the rest of the text is split and read again. For example, the text is "a dog", and the reference writes "a" and
+    then " c". They diverge at position 1, where the text has " dog".
 
-    A text that ends although the reference continues diverges at its end. The result is None if the text has
-    `num_tokens` tokens, or if the reference ends there too.
+    If the text ends and the reference goes on, they diverge at the end of the text. The result is None if the texts
+    agree up to `num_tokens` tokens, or if the reference ends where the text ends.
 
     Args:
-        num_tokens: number of tokens that the server was asked for. If this many tokens of the reference do not write
-            the whole text, the two diverge after them.
+        reference: the reference, which begins a new batch for this.
+        prompt: the token ids of the prompt.
+        num_tokens: the number of tokens that the server was asked for. If this many tokens of the reference do not
+            write the whole text, the two diverge after these tokens.
     """
     # Servers differ in whether they send an incomplete last character.
     text = text.rstrip(BROKEN)
@@ -144,8 +153,8 @@ def text_divergence(
     for _ in range(num_tokens + 1):
         rest = tokens_behind(tokenizer, text[len(_text_behind(tokenizer, prompt, written)) :])
         tokens = [*written, *rest][:num_tokens]
-        # `logits_along` gives the logits before each token, and those after the last are wanted too: 0 stands for any
-        # token.
+        # `logits_along` returns the logits before each token. The logits after the last token are needed too, so any
+        # token (here 0) is appended.
         [logits] = reference.logits_along([prompt], [[*tokens, 0]])
         likeliest = logits.argmax(-1).tolist()
         position = length_in_common(tokens, likeliest)
@@ -155,7 +164,7 @@ def text_divergence(
         token = likeliest[position]
         has_ended = position == len(tokens)
         if _ends_text(tokenizer, token):
-            # Beyond the end of a text, the server may continue in its own way.
+            # If the reference ends the text, the server's text must end here too.
             return None if has_ended else Divergence(position)
         written = [*tokens[:position], token]
         longer = _text_behind(tokenizer, prompt, written)
@@ -170,7 +179,7 @@ def text_divergence(
 
 
 def check_known(tokens: Sequence[int], vocabulary_size: int) -> None:
-    """Raise a RunError for a token outside the reference's vocabulary: the server may serve another model.
+    """Raise a RunError if a token is not in the reference's vocabulary. Then the server may serve another model.
 
     Args:
         tokens: at least one token id.

@@ -1,8 +1,12 @@
 """Plans, places and loads the pair of a run, keeps it for later runs, and opens the run's engine.
 
-A `Session` calls its methods in this order: `plan` reads configurations and tokenizers, `place` fits the models into
-memory, and `open` makes the engine, which calls `load` if it needs the weights. A sweep's worker uses one keeper for
-all its jobs, so that a pair is loaded only once.
+A `Session` calls the methods of a `PairKeeper` in this order:
+
+    plan     reads configurations and tokenizers
+    place    fits the models into memory
+    open     makes the engine, which calls `load` if it needs the weights
+
+The worker process of a sweep uses one keeper for all its jobs, so that a pair is loaded only once.
 """
 
 from __future__ import annotations
@@ -29,14 +33,15 @@ if TYPE_CHECKING:
 
 
 class PairKeeper:
-    """Keeps the last pair, for the case that the next run has the same one.
+    """Keeps the last pair, because the next run may use the same pair.
 
     Args:
-        note_loading: called with True before a pair is planned or loaded, and with False once that has succeeded. From
-            this a sweep knows whether a run failed because of its pair.
+        note_loading: called with True before a pair is planned or loaded, and with False after that has succeeded. So a
+            sweep knows whether a run failed because of its pair.
 
     Attributes:
-        is_spent: whether any engine so far was spent, as `Engine.is_spent` explains.
+        is_spent: whether `is_spent` was True for any engine that this keeper opened: then the process can open no
+            further engine of this kind.
     """
 
     def __init__(self, note_loading: Callable[[bool], None] = lambda begins: None) -> None:
@@ -48,10 +53,10 @@ class PairKeeper:
         self._pair: Pair | None = None
 
     def plan(self, settings: RunSettings) -> AnyPair:
-        """Read configurations and tokenizers of the settings' pair, and check all that can be known before weights
-        load.
+        """Read the configurations and tokenizers of the pair that the settings name, and check everything that can be
+        checked before weights load.
 
-        Frees the kept pair if the settings name another one.
+        If the settings name another pair than the kept one, the kept pair is freed.
 
         Raises:
             SettingError, RunError: the pair cannot be read, or the engine cannot run it.
@@ -63,14 +68,19 @@ class PairKeeper:
             with self._loading():
                 self._planned = _planned_pair(settings)
             self._planned_key = key
-        # A kept pair is checked as well, because this run's decoding settings may differ.
+        # A kept pair is checked again, because the decoding settings of this run may differ.
         engine_of(settings).check_pair(self._planned, settings)
         return self._planned
 
     def place(self, settings: RunSettings, demand: Demand) -> PlacedPair:
-        """Choose devices that have room for the demand. Only for engines that run in this process.
+        """Choose devices that have room for the demand. This is only for engines that run in this process.
 
-        A loaded pair stays where it is if the demand would place it in the same way.
+        A loaded pair stays where it is if it would be placed on the same devices for the new demand. Otherwise it is
+        freed.
+
+        Raises:
+            SettingError, RunError: as from `plan`.
+            RunError: the pair does not fit.
         """
         planned = self.plan(settings)
         assert not isinstance(planned, ServedPair)
@@ -82,12 +92,18 @@ class PairKeeper:
         return self._placed
 
     def load(self) -> Pair:
-        """Return the pair that was placed last, and load it unless it is loaded already."""
+        """Return the pair that was placed last, after loading it if it is not loaded yet. `place` must have been called
+        before.
+
+        Raises:
+            SettingError, RunError: the pair cannot be loaded.
+        """
         assert self._placed is not None
         if self._pair is None:
             with self._loading():
                 self._pair = self._placed.load()
-                # Loading leaves garbage. Collect it, or `timing` freezes it with everything else that exists.
+                # Loading leaves garbage. It is collected now, because `timing` exempts all objects that exist then from
+                # later collections.
                 gc.collect()
         return self._pair
 
@@ -103,7 +119,8 @@ class PairKeeper:
     def _loading(self) -> Iterator[None]:
         self._note_loading(True)
         yield
-        self._note_loading(False)  # not after an exception
+        # This line is not reached if the block raises an exception.
+        self._note_loading(False)
 
     def open(
         self, settings: RunSettings, preparation: Preparation, directory: Path = Path()
@@ -114,10 +131,10 @@ class PairKeeper:
             directory: the run's directory, where the engine may write files.
 
         Raises:
-            SettingError: the engine cannot do what the settings ask for.
+            SettingError: the engine cannot do what the settings require.
             RunError: the engine does not start.
         """
-        # `Opening` extends `Preparation`, so that its fields come from there.
+        # `Opening` is a subclass of `Preparation`, so that it takes all fields of `preparation`.
         opening = Opening(
             **vars(preparation),
             settings=settings,
@@ -131,9 +148,9 @@ class PairKeeper:
 
 
 def _planned_pair(settings: RunSettings) -> AnyPair:
-    """Plan the pair, or for an engine in another process load only the tokenizer.
+    """Plan the pair. For an engine in another process, load only the tokenizer.
 
-    `TextTokenizer` replaces that tokenizer if the served model is not known, or if transformers is not installed.
+    If the served model is not known, or if transformers is not installed, a `TextTokenizer` replaces the tokenizer.
     """
     if not engine_of(settings).in_process:
         if settings.model.repository == SERVED or not is_installed("transformers"):

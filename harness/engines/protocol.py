@@ -1,7 +1,8 @@
-"""The seam between the commands and what generates: questions, the arms that answer them, and engines with these arms.
+"""The interface between the commands and the engines that generate text: questions, the arms that answer them, and
+engines, which have these arms.
 
-Commands ask through `timing.timed_answer`, which calls `arm.answer(requests, in_flight)`. The arm may be our own loop,
-transformers or a server. The one that answers also takes the times.
+Commands ask questions with `timing.timed_answer`, which calls `arm.answer(requests, in_flight)`. The arm may belong to
+our own decoding loop, to transformers or to a server. The arm that answers also takes the times.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ class Chat:
     """The messages of a conversation, and the tools that the model may call.
 
     Attributes:
-        messages: each has `role` and `content`. The arguments of `tool_calls` are JSON texts, as servers take them.
+        messages: each message has a `role` and a `content`. The arguments of `tool_calls` are JSON texts, as servers
+            require.
         tools: definitions of functions.
     """
 
@@ -36,13 +38,13 @@ class Chat:
 
     @property
     def has_tools(self) -> bool:
-        """Whether tools are offered, or any message calls a tool or returns its result."""
+        """Whether tools are offered, or a message calls a tool or contains the result of a call."""
         return bool(self.tools) or any(
             message.get("tool_calls") or message["role"] == "tool" for message in self.messages
         )
 
     def for_template(self) -> list[dict[str, Any]]:
-        """Return the messages as chat templates take them: the arguments of calls are objects, not JSON texts."""
+        """Return the messages in the form that chat templates need: arguments of calls are objects, not JSON texts."""
         messages = []
         for message in self.messages:
             copy = dict(message)
@@ -56,34 +58,34 @@ class Chat:
         return messages
 
 
-# Log-probabilities by token id at one position of a text. They cover the likeliest tokens, and the text's own token if
-# the arm reports it.
+# Log-probabilities at one position of a text, by token id. They contain the likeliest tokens and, if the arm reports
+# it, the text's own token.
 Likeliest = Mapping[int, float]
 
 
 @dataclass(frozen=True)
 class Request:
-    """One prompt to be answered, the same for every arm.
+    """A prompt to be answered, with its settings. Both arms answer the same requests.
 
     Attributes:
-        prompt: token ids, at least one.
-        decoding: how tokens are chosen, and the most tokens of the answer (`max_new_tokens`).
+        prompt: the token ids of the prompt, at least one.
+        decoding: how tokens are chosen, and the largest number of tokens of the answer (`max_new_tokens`).
         seed: the run's seed.
-        index: the prompt's number. Seed and index determine the random numbers of the answer, whichever requests are
-            answered beside it.
-        stop_tokens: the first of these tokens ends the answer; if there are none, it has `max_new_tokens` tokens.
-        chat: the messages and tools that the prompt was made from, for servers that apply the template themselves; None
-            if they are not known.
-        salt: a server's prefix cache treats the same prompt with another salt as a new one; None to allow answers from
-            caches.
-        follows_up: whether the prompt continues after an earlier answer, which a server's cache may have kept.
-        ends: texts that end the answer, for servers that know no `stop_tokens`. Such a server omits this text from the
-            answer.
-        with_logprobs: whether the server is to send the log-probability of each token.
-        leave_after: number of tokens after which a server's client does not wait for the rest of the answer; None to
-            wait for all. Engines in this process give whole answers.
-        may_be_empty: whether an answer without a token is valid, instead of a failure.
-        read_alone: whether no other prompt is read in the same pass, so that rounding does not depend on other
+        index: the number of the prompt. Seed and index alone determine the random numbers of the answer; other requests
+            do not matter.
+        stop_tokens: the answer ends after the first of these tokens. If empty, it has `max_new_tokens` tokens.
+        chat: the messages and tools from which the prompt was made, for servers that apply the chat template
+            themselves; None if they are not known.
+        salt: a value that is sent with the request. A server's prefix cache treats the same prompt with another salt as
+            a new prompt. None if the server may use its cache.
+        follows_up: whether the prompt continues an earlier answer, which a server's cache may have kept.
+        ends: texts that end the answer, for servers that do not support `stop_tokens`. Such a server omits this text
+            from the answer.
+        with_logprobs: whether the server is asked for the log-probability of each token.
+        leave_after: the number of tokens after which the rest of the answer is not needed; None if all is needed.
+            Engines in this process ignore it.
+        may_be_empty: whether an answer without a token is valid. If not, it is a failure.
+        read_alone: whether no other prompt may be read in the same pass, so that rounding does not depend on other
             requests.
     """
 
@@ -113,18 +115,20 @@ class Request:
 
 @dataclass(frozen=True)
 class Question:
-    """Requests that are asked together, the same for every arm: a batch, a lap of requests in flight, or one of its
-    turns.
+    """Requests that are sent to an arm together. Both arms get the same questions.
+
+    A question is a batch, a lap (several requests are in flight at the same time), or one turn of the conversations in
+    a batch or lap.
 
     Attributes:
-        requests: at least one, all with the same decoding settings.
-        in_flight: how many are answered at the same time; None for all.
-        extra: further requests, with salts, by which an arm keeps up the load until the last answer has ended. If there
-            are none, the load declines towards the end.
+        requests: at least one request; all have the same decoding settings.
+        in_flight: how many requests are answered at the same time; None for all of them.
+        extra: further requests, with salts, with which an arm keeps up the load until the last answer has ended. If
+            empty, the load declines towards the end.
         unit: a number that is the same for questions whose answers are not independent, such as the turns of a
-            conversation. Intervals treat a unit as one observation.
-        moment: the number of its batch or lap in the order asked. It is new each time a batch or lap is asked again,
-            and all turns of a conversation have the moment of the first.
+            conversation. Intervals treat all answers with the same unit as one observation.
+        moment: the number of the question's batch or lap, in the order in which batches and laps are sent. If a batch
+            or lap is sent again, it gets a new moment. All turns of a conversation have the moment of the first turn.
     """
 
     requests: Sequence[Request]
@@ -148,23 +152,23 @@ Item = TypeVar("Item")
 
 
 def in_batches(items: Sequence[Item], size: int) -> list[Sequence[Item]]:
-    """Return the items in lists of at most this size: [a, b, c] in batches of 2 is [a, b], [c]."""
+    """Return the items in batches of at most this size: [a, b, c] in batches of 2 is [a, b], [c]."""
     return [items[first : first + size] for first in range(0, len(items), size)]
 
 
 @dataclass(frozen=True)
 class Traits:
-    """Traits of an arm, the same for every question.
+    """Traits of an arm. They are the same for every question.
 
     Attributes:
-        reports_token_ids: whether its tokens are those that the model drew after the prompt's own ids, instead of being
-            read from text.
-        reports_drafts: whether its answers say which tokens were proposed, and the origin of each token. Servers send
-            only the tokens.
-        takes_token_ids: whether it reads the token ids of a prompt. Otherwise it gets the prompt's text, which it may
-            read as other tokens.
-        stops_at_tokens: whether it ends an answer at any of `Request.stop_tokens`.
-        never_drawn: tokens that it never draws with `ignore_eos`, because it bans all that end a text.
+        reports_token_ids: whether the tokens in its answers are those that the model drew after the token ids of the
+            prompt. If not, they are read from the answers' text.
+        reports_drafts: whether its answers contain the proposed tokens, and the origin of each token. (Servers send
+            only the tokens.)
+        takes_token_ids: whether prompts are sent to it as token ids. Otherwise it gets a prompt's text, which it may
+            split into other tokens.
+        stops_at_tokens: whether it ends an answer at any token of `Request.stop_tokens`.
+        never_drawn: tokens that it never draws with `ignore_eos`, because then it bans all tokens that end a text.
         salts: whether its prefix cache respects `Request.salt`; None if it keeps no cache between questions.
     """
 
@@ -178,16 +182,19 @@ class Traits:
 
 @dataclass
 class Phases:
-    """Seconds and calls of each phase of a decoding loop; empty for an engine that does not time its phases.
+    """The time and the number of calls of each phase of a decoding loop. Empty for an engine that does not time its
+    phases.
 
-    `prompts` is the pass over the prompts. `forward` is the target's passes after it, one per iteration, each with the
-    decision that follows it. `drafting` is the making of proposals, and `host` the time between two iterations.
+        prompts     the target's pass over the prompts
+        drafting    making a proposal
+        forward     the target's pass in an iteration, and the decision after it
+        host        the time between two iterations
 
     Attributes:
-        seconds: time by phase.
-        calls: number of calls by phase.
-        knows_host: whether `host` is all of the host's time. It is not if the host launches the kernels of a call one
-            by one, which it does within the time of the call.
+        seconds: the total time of each phase, in seconds.
+        calls: the number of calls of each phase.
+        knows_host: whether `host` contains all of the host's time. It does not if the host launches the kernels of a
+            call one by one, because it does that within the time of the call.
     """
 
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
@@ -195,14 +202,14 @@ class Phases:
     knows_host: bool = True
 
     def add(self, others: Phases) -> None:
-        """Add the phases of another answer."""
+        """Add the times and calls of another answer."""
         for phase, seconds in others.seconds.items():
             self.seconds[phase] += seconds
         self.calls.update(others.calls)
         self.knows_host &= others.knows_host
 
     def ms_per_iteration(self, phase: str) -> float | None:
-        """A phase's milliseconds per iteration; None if the phase or `forward` was never called."""
+        """Return the milliseconds of a phase per iteration; None if the phase or `forward` was never called."""
         num_iterations = self.calls["forward"]
         if not self.calls[phase] or not num_iterations:
             return None
@@ -210,11 +217,11 @@ class Phases:
 
 
 class BatchTimes(NamedTuple):
-    """Times that all rows of a batch share.
+    """Times that are the same for all rows of a batch.
 
     Attributes:
-        first_s: seconds until every row has its first token.
-        num_iterations: number of iterations after that.
+        first_s: the time until every row has its first token, in seconds.
+        num_iterations: the number of iterations after that.
     """
 
     first_s: float
@@ -226,18 +233,20 @@ class Answered:
     """An arm's answers to a question, and their times.
 
     Attributes:
-        requests: the record of each request, in the question's order. These hold the reported acceptance.
-        seconds: time on the arm's clock, from the first request until the last answer's last token. For a server under
-            load it is the part of this time that falls to these requests.
-        arrivals: the tokens of all answers, in order of time. If they are not given, each answer arrives at its end.
-        batch: times of requests that began together and shared every pass, and so have no times of their own; else
-            None.
-        load: what the server had in flight during the answers; None if that is not known.
-        counted: how much the server's counters grew during the answers; None if it reports none.
-        phases: time of each phase, if the engine times them.
-        arm: the arm's name.
-        question: the question that it answers; None if only its requests are known.
-        peak_memory_bytes: the most memory that GPUs held during the answers; None if that is not known.
+        requests: the record of each request, in the order of the question. Records also contain the acceptance that was
+            reported.
+        seconds: the time on the arm's clock, from the first request until the last token of the last answer. For a
+            server under load, it is the part of this time that belongs to these requests.
+        arrivals: the tokens of all answers, in the order of time. If they are not given, each answer counts as arriving
+            at its end.
+        batch: the times of the batch, if all requests began together and were decoded in the same passes. Such requests
+            have no times of their own. None for other requests.
+        load: the requests that the server had in flight during the answers; None if this is not known.
+        counted: by how much the server's counters grew during the answers; None if it reports no counters.
+        phases: the time of each phase; empty if the engine does not time phases.
+        arm: the name of the arm.
+        question: the question that was answered; None if only its requests are known.
+        peak_memory_bytes: the peak of the memory that GPUs held during the answers; None if this is not known.
     """
 
     requests: Sequence[RequestRecord]
@@ -262,13 +271,11 @@ class Answered:
 
     @property
     def has_request_times(self) -> bool:
-        """Whether each request has its own time, because requests were kept in flight. Rows of a batch share one
-        time.
-        """
+        """Whether each request has its own time. Requests that were kept in flight have; rows of a batch have not."""
         return self.batch is None
 
     def seconds_of(self, request: RequestRecord) -> float:
-        """Return how long an answer took: a row takes as long as its whole batch."""
+        """Return how long an answer took, in seconds. A row of a batch takes as long as the whole batch."""
         return request.seconds if self.has_request_times else self.seconds
 
     @property
@@ -278,18 +285,20 @@ class Answered:
 
     @property
     def with_prompts(self) -> list[tuple[Sequence[int], RequestRecord]]:
-        """The token ids of each prompt, with the record of its request. Only for answers with a `question`."""
+        """The token ids of each prompt, with the record of its request. `question` must not be None."""
         assert self.question is not None
         return list(zip(self.question.prompts, self.requests, strict=True))
 
     @property
     def num_tokens(self) -> int:
-        """The number of tokens of all answers."""
+        """The number of tokens of all answers together."""
         return sum(request.num_tokens for request in self.requests)
 
     @property
     def ms_per_token(self) -> float:
-        """The time divided by the mean number of tokens of a row, as a reader of one row waits; nan without a token."""
+        """The time in milliseconds divided by the mean number of tokens per answer; nan if there is no token. For a
+        reader of one answer, this is the waiting time per token.
+        """
         if not self.num_tokens:
             return math.nan
         return 1000 * self.seconds * len(self.requests) / self.num_tokens
@@ -298,18 +307,18 @@ class Answered:
 # Pairs of a prompt and a text that follows it, both as token ids.
 Texts = Sequence[tuple[Sequence[int], Sequence[int]]]
 
-# Returns the log-probabilities before each token of given texts. The arguments are the texts, how many of the likeliest
-# tokens to report (-1 for all), and how many requests may be in flight. It raises RunError if the arm does not give
-# them.
+# A function that returns, for each text, the log-probabilities before each of its tokens. The arguments are the texts,
+# the number of likeliest tokens to report (-1 for all), and the number of requests that may be in flight. It raises
+# RunError if the arm does not report log-probabilities.
 TextScores = Callable[[Texts, int, int], list[list[Likeliest]]]
 
 
-# Called with the number of requests that have ended so far.
+# A function that is called with the number of requests that have ended so far.
 NoteEnded = Callable[[int], None]
 
 
 class Arm:
-    """One way of generating, `regular` or `speculative`."""
+    """One of the two ways of decoding that are compared: `regular` or `speculative`."""
 
     name: str
     traits: Traits = Traits()
@@ -321,43 +330,45 @@ class Arm:
         extra: Sequence[Request] = (),
         note_ended: NoteEnded | None = None,
     ) -> Answered:
-        """Answer the requests, with `in_flight` of them under way at any time, until the last has ended.
+        """Answer the requests, with `in_flight` of them being answered at any time, until the last one has ended.
 
-        All that can be prepared is prepared before the arm's clock starts.
+        Everything that can be prepared is prepared before the arm's clock starts.
 
         Args:
-            extra: requests by which a server keeps up its load until the last of `requests` has ended. They are
-                repeated with other salts as often as needed.
-            note_ended: called now and then with the number of requests that have ended, for a progress bar.
+            extra: requests with which a server is kept under load until the last one of `requests` has ended. They are
+                sent again with other salts as often as needed. The engines `local` and `huggingface` ignore them.
+            note_ended: called from time to time with the number of requests that have ended, for a progress bar.
 
         Raises:
-            SettingError: the arm lacks a parameter that the requests need.
-            RunError: the arm cannot answer, or its models returned no valid numbers. If only a single request fails,
-                the error is in its record.
+            SettingError: the arm does not support a parameter that the requests need.
+            RunError: the arm cannot answer, or its models returned numbers that are not finite. If a single request
+                fails, nothing is raised, and the error is in its record.
         """
         raise NotImplementedError
 
     @property
     def failure(self) -> str | None:
-        """Why all further requests would fail: too many got no answer. None while requests are still sent."""
+        """The reason why all further requests would fail (too many requests got no answer); None while requests are
+        still sent.
+        """
         return None
 
     @property
     def scores(self) -> TextScores | None:
-        """The function that scores given texts; None if the arm has none."""
+        """The function that returns log-probabilities of given texts; None if the arm cannot do this."""
         return None
 
 
 @dataclass(frozen=True)
 class Weights:
-    """The models that generate in this process, and the devices that hold them.
+    """The models that generate in this process, and the devices on which they are.
 
     Attributes:
-        reference: the probabilities of these models; usable until the engine is closed.
-        gpus: UUIDs of the GPUs that compute, by which NVML identifies them.
-        synchronize: waits until every device has finished its queue.
+        reference: computes the models' logits along texts; usable until the engine is closed.
+        gpus: the UUIDs of the GPUs that compute. (NVML identifies GPUs by UUID.)
+        synchronize: waits until every device has finished its queued work.
         reset_peak_memory: starts a new period for `peak_memory_bytes`.
-        peak_memory_bytes: returns the most bytes that GPUs held in this period; None without a GPU.
+        peak_memory_bytes: returns the peak of the memory that GPUs held in this period, in bytes; None without a GPU.
     """
 
     reference: Reference
@@ -369,15 +380,15 @@ class Weights:
 
 @dataclass(frozen=True)
 class Blocks:
-    """The blocks of a run: each arm is started afresh for one question or several.
+    """The blocks of a run. A block consists of the questions between one start of the servers and the next.
 
-    That is done because the servers of the arms do not fit into memory together, or because two starts of one program
-    differ.
+    A run has several blocks if the servers of both arms do not fit into memory together, or because two starts of the
+    same program differ in speed.
 
     Attributes:
-        number: how often each arm is started.
-        begin: called before an arm's block. If the arm's server has answered since it started, this ends all servers,
-            and the arm's next question starts its server again.
+        number: how often each arm's server is started.
+        begin: called before a block of an arm. If the arm's server has answered since it started, this ends all
+            servers. The arm's next question then starts its server again.
     """
 
     number: int
@@ -386,13 +397,14 @@ class Blocks:
 
 @dataclass(frozen=True)
 class Servers:
-    """What is known so far of the servers that answer.
+    """The facts that are known so far about the servers that answer.
 
     Attributes:
-        names: name and version as each server reports them, without repetition.
-        models: the models that they were asked for, by the names they have there, without repetition.
-        commands: the commands that started them on this machine, one per arm; empty for servers that already ran.
-        devices: names of the devices on which they compute; empty if these are not known.
+        names: the name and version that each server reports, without repetitions.
+        models: the models that the servers were asked for, under the servers' own names, without repetitions.
+        commands: the commands that started the servers on this machine, one per arm; empty for servers that were
+            already running.
+        devices: the names of the devices on which they compute; empty if these are not known.
     """
 
     names: Sequence[str] = ()
@@ -402,19 +414,19 @@ class Servers:
 
 
 class Engine:
-    """Generates with and without speculation. Parts that an engine does not have are None.
+    """Generates text with and without speculation. An attribute that an engine does not support is None.
 
     Attributes:
-        arms: `regular`, and also `speculative` if there is a draft. A single server is one of the two, depending on
-            whether it drafts.
+        arms: `regular` and, if there is a draft, `speculative`. If there is only one server, it is one of the two,
+            depending on whether it drafts.
         weights: the models that generate, if they are in this process.
-        blocks: for an engine whose arms are started several times.
+        blocks: the blocks of the run, if arms are started several times.
         servers: the servers that answer, for the columns of rows.
-        runner: the runner of the target, or of both models, for the columns of rows.
-        draft_runner: the draft's runner, if it has its own.
-        setup_seconds: how long preparing took.
-        is_spent: whether this process can open no further engine of this kind: a capture failed on a GPU, and torch
-            refuses all captures after that.
+        runner: the name of the target's runner, or of both models' runner, for the columns of rows.
+        draft_runner: the name of the draft's runner, if it differs from the target's.
+        setup_seconds: how long it took to prepare calls, in seconds.
+        is_spent: whether this process can open no further engine of this kind. This is so after a capture has failed on
+            a GPU, because torch then refuses all later captures.
     """
 
     arms: Sequence[Arm]
@@ -428,10 +440,10 @@ class Engine:
 
     @property
     def prepared_share(self) -> float | None:
-        """The share (0 to 1) of all tokens so far that were decided by prepared calls, which are the calls that
-        `latency` times; None if that is not known.
+        """The share (0 to 1) of all tokens so far that were decided by prepared calls (compiled or captured ones);
+        None if calls were not prepared, or if nothing was decided yet.
         """
         return None
 
     def close(self) -> None:
-        """Release memory, threads and connections."""
+        """Release memory, threads and connections immediately."""

@@ -1,8 +1,8 @@
-"""Records of engines: everything that commands need to know about an engine before they open it.
+"""The records of engines. A record contains everything that commands need to know about an engine before they open it.
 
-Each engine has a subclass of `EngineRecord`, in the room that does its work or in a file of the user's
-(`engine=./my_engine.py:MyEngine`). Records import torch only inside functions, so that names, settings and help do not
-need it.
+Each engine has a subclass of `EngineRecord`, in the folder with the engine's code or in a file that a user wrote
+(`engine=./my_engine.py:MyEngine`). Records import torch only inside functions, so that names, settings and help need no
+torch.
 """
 
 from __future__ import annotations
@@ -28,15 +28,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Preparation:
-    """The work that an engine is prepared for.
+    """The questions for which an engine is prepared.
 
     Attributes:
-        decoding: decoding settings of the questions.
-        runner: the runner to try first; a model that cannot use it gets a plainer one.
+        decoding: the decoding settings of the questions.
+        runner: the runner that is tried first. A model that does not support it gets a simpler runner.
         gpu_runner: the runner that `auto` means on a GPU.
-        batch_size: the most prompts of a question; for an engine with a queue, the most requests in flight.
-        longest_prompt: the most tokens of a prompt.
-        samplings: further settings whose temperature, top-k and top-p the requests of a question may have.
+        batch_size: the largest number of prompts in a question; for an engine with a queue, the largest number of
+            requests in flight.
+        longest_prompt: the largest number of tokens in a prompt.
+        samplings: further decoding settings. Requests may have their temperature, top-k and top-p.
         say: shows a line to the user.
     """
 
@@ -50,7 +51,7 @@ class Preparation:
 
     @property
     def demand(self) -> Demand:
-        """The quantities that the sizes of caches depend on."""
+        """The numbers on which the sizes of caches depend."""
         decoding = self.decoding
         return Demand(
             self.batch_size,
@@ -63,12 +64,12 @@ class Preparation:
 
 @dataclass(frozen=True, kw_only=True)
 class Opening(Preparation):
-    """Everything that an engine is opened with.
+    """Everything that an engine needs when it is opened.
 
     Attributes:
-        settings: settings of the run.
-        planned: the pair before its weights load.
-        load: returns the pair, and loads it first if necessary.
+        settings: the settings of the run.
+        planned: the pair, whose weights are not loaded yet.
+        load: returns the loaded pair; loads it if necessary.
         directory: the run's directory, where the engine may write files.
     """
 
@@ -80,12 +81,12 @@ class Opening(Preparation):
 
 @dataclass(frozen=True)
 class ServerIdentity:
-    """A server's description of itself.
+    """What a server reports about itself.
 
     Attributes:
-        about: facts that do not change while it runs: `models`, with a text for each, and values from its pages, under
-            the page and the key, such as `/version version`.
-        started: a text that changes when the server restarts; None if it reports none.
+        about: facts that do not change while the server runs. The key `models` has a text for each model. All other
+            keys consist of a page and a field on it, such as `/version version`.
+        started: a text that changes when the server restarts; None if the server reports no such text.
     """
 
     about: Mapping[str, Any]
@@ -94,15 +95,16 @@ class ServerIdentity:
 
 @dataclass(frozen=True)
 class ServerSetup:
-    """The servers of a run, by which a later run can tell whether it repeats the same measurement.
+    """The servers of a run. A later run compares this to find out whether it repeats the same measurement.
 
     Attributes:
-        servers: descriptions of the servers that already run; empty if any of them gave none.
-        all_answer: whether every running server described itself.
-        commands: the words of each command that starts a server, by the label of the command. Files that the words name
-            count as part of them.
-        variables: environment variables that decide how and on which devices the started servers run; secret keys are
-            left out.
+        servers: what the servers that are already running report about themselves; empty if one of them reports
+            nothing.
+        all_answer: whether every running server reported something.
+        commands: the words of each command that starts a server, by the label of the command. The contents of files
+            that the words name count as part of the words.
+        variables: the environment variables that decide how and on which devices the started servers run. Secret keys
+            are left out.
     """
 
     servers: Sequence[ServerIdentity] = ()
@@ -112,13 +114,13 @@ class ServerSetup:
 
 
 class EngineRecord(RecordWithSettings, Abilities):
-    """One engine, with the class of its settings.
+    """The record of an engine.
 
     Attributes:
         name: the engine's name in `engine=`.
-        summary: half a line about the engine, for help.
+        summary: a phrase about the engine, at most half a line long, for help.
         settings: the dataclass of the settings under `engine.`.
-        has_schedule: whether it can choose K anew in every iteration (`decoding.num_draft_tokens=auto`).
+        has_schedule: whether the engine can choose a new K in every iteration (`decoding.num_draft_tokens=auto`).
     """
 
     summary: ClassVar[str]
@@ -126,13 +128,13 @@ class EngineRecord(RecordWithSettings, Abilities):
     has_schedule: ClassVar[bool] = False
 
     def adapted(self, run: RunSettings) -> RunSettings:
-        """Return the run's settings, completed by those that this engine implies."""
+        """Return the settings of the run, completed by settings that this engine implies."""
         return run
 
     def check(self, run: RunSettings) -> None:
-        """Raise a SettingError if this engine cannot do the run.
+        """Raise a SettingError if this engine cannot carry out the run.
 
-        An engine without `own_loop` refuses the settings that only this project's decoding loop supports.
+        An engine without `own_loop` refuses settings that only this project's decoding loop supports.
         """
         decoding = run.decoding
         number = decoding.num_draft_tokens
@@ -152,28 +154,28 @@ class EngineRecord(RecordWithSettings, Abilities):
         """Raise a SettingError if the configurations of the models show that this engine cannot run them.
 
         Args:
-            pair: a `PlannedPair` of the local wing, whose weights are not loaded yet, or a `ServedPair`.
+            pair: a `PlannedPair`, whose weights are not loaded yet; for an engine in another process, a `ServedPair`.
         """
 
     def check_installed(self, run: RunSettings) -> None:
-        """Raise a SettingError if a package or program is missing; nothing is imported or started."""
+        """Raise a SettingError if a package or program is missing. Nothing is imported or started for this check."""
         if self.in_process:
             instead = "; servers need none of them: harness latency -- llama-server ..."
             require_local("engine", self.name, instead)
 
     def server_setup(self, run: RunSettings) -> ServerSetup:
-        """Return the servers of a run, with everything about them that decides what is measured."""
+        """Return the servers of a run, with all facts about them that may change the measurement."""
         return ServerSetup()
 
     def columns(self, run: RunSettings) -> Mapping[str, Any]:
-        """Return columns about a pair that is not loaded in this process, such as K from a server's command."""
+        """Return columns that describe a pair that is not loaded in this process, such as K from a server's command."""
         return {}
 
     def open(self, opening: Opening) -> Engine:
         """Open an engine that is ready for questions.
 
         Raises:
-            SettingError: the engine cannot do what the settings ask.
+            SettingError: the engine cannot do what the settings require.
             RunError: the engine does not start.
         """
         raise NotImplementedError

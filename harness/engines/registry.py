@@ -1,4 +1,4 @@
-"""All engines by name, and which of them a run uses."""
+"""The registry of engines by their names, and the engine that a run uses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Engines(SettingsRegistry[EngineRecord]):
     default = "local"
 
 
-# Each name with the place of its record. The simulated engine lies in a file, as a user's own engine would.
+# For each engine's name, the place of its record. The simulated engine is in a file, like an engine that a user wrote.
 _BUILT_IN = {
     "huggingface": "harness.local.engine.records:HuggingFace",
     "local": "harness.local.engine.records:Local",
@@ -25,14 +25,14 @@ ENGINES = Engines("engine", EngineRecord, _BUILT_IN)
 
 
 def engine_of(settings: RunSettings) -> EngineRecord:
-    """Return the record of a run's engine."""
+    """Return the record of the engine that a run uses."""
     return ENGINES[settings.engine.name]
 
 
 def default_draft(engine: str) -> str | None:
     """Return the draft that an engine uses if the user names none; None if the model's preset decides.
 
-    An unknown engine also gives None; its name is reported later.
+    The result is also None for an unknown engine. Its name is refused later.
     """
     try:
         return ENGINES[engine].default_draft
@@ -41,6 +41,6 @@ def default_draft(engine: str) -> str | None:
 
 
 def pair_key(settings: RunSettings) -> tuple[object, ...]:
-    """Return a key that is equal for runs that can share the models and the engine of one process."""
+    """Return a key that is equal for two runs if one process can carry out both with the same loaded models."""
     engine = engine_of(settings)
     return *settings.pair_identity, engine.loads_pair, engine.in_process

@@ -1,6 +1,7 @@
-"""The record of a request: when its tokens arrived, why it failed, and how many draft tokens it accepted.
+"""The record of a request: when its tokens arrived, why it failed, and how many draft tokens were accepted.
 
-Whoever answers a request fills its record. Commands compute the columns about requests and acceptance from records.
+The arm that answers a request fills its record. Commands compute the columns about requests and acceptance from
+records.
 """
 
 from __future__ import annotations
@@ -12,24 +13,24 @@ from dataclasses import dataclass, field, replace
 from harness.engines.counts import DraftCounts
 from harness.results.drafts import UNKNOWN, Drafts
 
-# Arrivals belong to one burst if the time between them is less than this share of the request's mean time per token.
-# llama.cpp sends the tokens of an iteration one by one, microseconds apart.
+# Two arrivals belong to the same *burst* if the time between them is less than this share of the request's mean time
+# per token. (llama.cpp sends the tokens of an iteration separately, microseconds apart.)
 _TOGETHER = 0.1
-# If all arrivals lie within this share of the request's time, the server held its tokens back until the end. The mean
-# time per token then says nothing about the model, and arrivals are one burst if they are nearer to each other than
-# tokens of the fastest model.
+# If all arrivals are within this share of the request's time, the server held its tokens back until the end. Then the
+# mean time per token says nothing about the model. Arrivals belong to the same burst if the time between them is less
+# than the fastest model needs for a token.
 _HELD_BACK = 0.1
 _FASTEST_TOKEN_S = 0.0005
 
 
 @dataclass(frozen=True)
 class RequestError:
-    """Why a request failed.
+    """The reason why a request failed.
 
     Attributes:
-        code: a status code of HTTP. 204 is an answer without a token, 408 a time-out, 499 a cancelled request, and 0 is
-            for a request that got no response.
-        message: the reason for the user, in our words or the server's.
+        code: an HTTP status code. 204 means an answer without a token, 408 a time-out, 499 a cancelled request, and 0 a
+            request that got no response.
+        message: the reason for the user, in the words of harness or of the server.
     """
 
     code: int
@@ -39,7 +40,7 @@ class RequestError:
         return self.message
 
 
-# The status codes of HTTP for requests that were given up.
+# The HTTP status codes for requests whose answer was not awaited to the end.
 TIMED_OUT = 408
 CANCELLED = 499
 
@@ -48,37 +49,40 @@ EMPTY = RequestError(204, "the answer has no token")
 
 @dataclass
 class RequestRecord:
-    """One request, failed or not.
+    """The record of a request, which may have failed.
 
     Attributes:
-        index: the prompt's number.
-        num_prompt_tokens: number of tokens of the prompt.
-        arrivals: for each chunk with tokens, the seconds since the request was sent; if the server sends only text, for
-            each chunk with text.
-        seconds: time until the last byte, or until the request failed.
-        token_ids: the answer's tokens as the server sent them, or else as read from its text.
-        shown_ids: the ids in llama.cpp's events, which may lack some tokens of the text. They become `token_ids` if
-            there are exactly `num_tokens`. Without a tokenizer they are all ids that a server sent.
+        index: the number of the prompt.
+        num_prompt_tokens: the number of tokens of the prompt.
+        arrivals: for each chunk with tokens, the time since the request was sent, in seconds. If the server sends only
+            text, for each chunk with text.
+        seconds: the time until the last byte arrived, or until the request failed.
+        token_ids: the tokens of the answer, as the server sent them or, if it did not, as read from the text.
+        shown_ids: the ids in the events of llama.cpp, which may lack some tokens of the text. They become `token_ids`
+            if their number is `num_tokens`. Without a tokenizer, they are all ids that a server sent.
         never_drawn: tokens that the server never draws, according to the bias that llama.cpp reports.
-        logprobs: log-probabilities of the tokens of each event, as the server sent them; None for tokens without one.
-        num_tokens: number of tokens of the answer: the number of ids that arrived, or without ids the server's count,
-            or without this the tokens of its text.
-        text: the answer's text; only servers send it.
-        from_text: whether `token_ids` were read from the text, because the server did not send all ids.
-        outcomes: (num_proposed, num_accepted) of each iteration; empty if they are not known.
-        outcomes_in_order: whether `outcomes` are in order of time. Otherwise only the number of each outcome is known.
-        num_read: number of tokens of the prompt by the server's count; None if it reports none.
-        num_cached: how many of these the server took from a cache; None if it does not report it.
-        prompt_ms: by the server's clock, the time from the end of the request's wait in the queue to its first token.
+        logprobs: the log-probabilities of the tokens in each event, as the server sent them; None for a token without
+            one.
+        num_tokens: the number of tokens of the answer: the number of ids that arrived; without ids, the number that the
+            server reports; without such a number, the number of tokens in the text.
+        text: the text of the answer. Only servers send it.
+        from_text: whether `token_ids` were read from the text because the server did not send all ids.
+        outcomes: (num_proposed, num_accepted) for each iteration; empty if they are not known.
+        outcomes_in_order: whether `outcomes` are in the order of time. If not, only the number of each outcome is
+            known.
+        num_read: the number of tokens of the prompt, as the server counts them; None if it does not report it.
+        num_cached: how many of these tokens the server took from a cache; None if it does not report it.
+        prompt_ms: on the server's clock, the time from the moment when the request left the queue to its first token,
+            in milliseconds; None if the server does not report it.
         drafts: the server's count of draft tokens; None if it reports none.
-        counts_within: whether the server counts accepted draft tokens only up to `max_new_tokens`. Others also count
-            those after the end.
-        impossible: counts of the server that cannot be true, in its words; no other field holds them. Empty if there
-            are none.
-        max_new_tokens: the most tokens that the answer could have; None without a limit.
-        leave_after: number of tokens, or of arrivals without token ids, after which nobody waits for the rest; None to
-            wait for all.
-        error: why the request failed; None if it did not.
+        counts_within: whether the server counts accepted draft tokens only up to `max_new_tokens`. Other servers also
+            count draft tokens that were accepted after the end of the answer.
+        impossible: counts of the server that cannot be true, in the server's words. No other field contains them. Empty
+            if there are none.
+        max_new_tokens: the largest number of tokens that the answer could have; None without a limit.
+        leave_after: the number of tokens (or of arrivals, if there are no token ids) after which the rest of the answer
+            is not needed; None if all is needed.
+        error: the reason why the request failed; None if it did not fail.
     """
 
     index: int
@@ -106,12 +110,12 @@ class RequestRecord:
 
     @property
     def answered(self) -> bool:
-        """Whether the answer came to its end and has a token."""
+        """Whether the answer is complete and has at least one token."""
         return self.error is None and self.num_tokens > 0
 
     @property
     def has_failed(self) -> bool:
-        """Whether there is no whole answer. An answer without a token is whole, although it has no time per token."""
+        """Whether there is no complete answer. An answer without a token is complete (`EMPTY`)."""
         return self.error not in (None, EMPTY)
 
     @property
@@ -121,7 +125,7 @@ class RequestRecord:
 
     @property
     def has_enough(self) -> bool:
-        """Whether `leave_after` is set and as many tokens have arrived."""
+        """Whether `leave_after` is set, and at least this many tokens (or chunks) have arrived."""
         num_arrived = max(len(self.token_ids), len(self.arrivals))
         return self.leave_after is not None and num_arrived >= self.leave_after
 
@@ -131,8 +135,8 @@ class RequestRecord:
 
     @property
     def time_per_output_token_ms(self) -> float | None:
-        """The mean time per token after the first one (TPOT), however many tokens arrive at once; None if fewer than
-        two tokens or chunks arrived.
+        """The mean time per token after the first token (TPOT), even if several tokens arrive together. None if fewer
+        than two tokens or fewer than two chunks arrived.
         """
         if self.num_tokens < 2 or len(self.arrivals) < 2:
             return None
@@ -140,31 +144,31 @@ class RequestRecord:
 
     @property
     def num_iterations(self) -> int | None:
-        """The number of iterations after the pass over the prompt, also of those that drafted nothing; None if it is
-        unknown.
+        """The number of iterations after the pass over the prompt, including iterations that drafted nothing. None if
+        the number is unknown.
 
-        If the answer reports no drafts, it is assumed that nothing was drafted.
+        If drafts are not reported, it is assumed that nothing was drafted.
 
-        Servers also count accepted draft tokens that lie after the end of a text. So totals give the number of
-        iterations only for an answer that has all the tokens that were asked for.
+        Servers also count accepted draft tokens that are after the end of the text. So the number of iterations can be
+        computed from totals only if the answer has as many tokens as it could have (`max_new_tokens`).
         """
         if self.outcomes:
             return len(self.outcomes)
-        # Each iteration decides one token besides the draft tokens that it accepts.
+        # Each iteration decides one token in addition to the draft tokens that it accepts.
         drafts = self.drafts or DraftCounts(accepted=0)
         num_iterations = max(0, self.num_tokens - 1) - round(drafts.accepted)
         if drafts.iterations:
             return max(num_iterations, round(drafts.iterations))
         is_whole = self.counts_within and self.num_tokens == self.max_new_tokens
         if drafts.proposed and (not is_whole or num_iterations < 1):
-            # Some accepted draft tokens may lie after the end of the text.
+            # Some accepted draft tokens may be after the end of the text.
             return None
         return num_iterations
 
     @property
     def counts(self) -> Drafts:
-        """The draft tokens of the request, by iteration if that is known; `UNKNOWN` if the server's counts are
-        impossible.
+        """The counts of draft tokens of the request, with figures by iteration if these are known. `UNKNOWN` if the
+        server's counts are impossible.
         """
         if self.impossible:
             return UNKNOWN
@@ -176,8 +180,8 @@ class RequestRecord:
 
     @property
     def came_at_once(self) -> bool:
-        """Whether all arrivals lie within a small share of the request's time, so that the server held its tokens
-        back.
+        """Whether the server held its tokens back: all arrivals are within a small share of the request's time. False
+        if nothing arrived.
         """
         if not self.arrivals:
             return False
@@ -185,8 +189,8 @@ class RequestRecord:
 
     @property
     def bursts(self) -> list[float]:
-        """The times of the arrivals, where several that follow each other immediately count as one, at the first
-        one's time.
+        """The times of the bursts. Arrivals that follow each other immediately are one burst, which has the time of the
+        first of them.
         """
         nearest_s = _TOGETHER * (self.time_per_output_token_ms or 0.0) / 1000
         firsts = self.arrivals[:1]
@@ -199,14 +203,14 @@ class RequestRecord:
 
     @property
     def inter_token_latencies_ms(self) -> list[float]:
-        """Milliseconds between the beginnings of successive bursts, each of one or more tokens: ITL as vLLM measures
-        it.
+        """The milliseconds between the beginnings of successive bursts, which have one or more tokens each. vLLM
+        measures inter-token latency (ITL) in the same way.
         """
         bursts = itertools.pairwise(self.bursts)
         return [1000 * (later - earlier) for earlier, later in bursts]
 
     def add(self, tokens: Sequence[int], seconds: float) -> None:
-        """Note tokens that arrived together, `seconds` after the request was sent."""
+        """Record tokens that arrived together, `seconds` after the request was sent. No tokens change nothing."""
         if tokens:
             self.arrivals.append(seconds)
             self.token_ids += tokens
@@ -216,9 +220,9 @@ class RequestRecord:
     def count_undrafted(self) -> None:
         """Add the iterations that drafted nothing to `outcomes`, because vLLM does not report them.
 
-        Each of them decided one token, and the pass over the prompt decided one. For an answer of 9 tokens with the
-        outcomes (3, 3) and (3, 1), 1 + 4 + 2 = 7 tokens are explained, so that (0, 0) is added twice. Where these
-        belong among the others is unknown.
+        Each of these iterations decided one token, and the pass over the prompt also decided one. For example, an
+        answer has 9 tokens, and the outcomes are (3, 3) and (3, 1). They explain 1 + 4 + 2 = 7 tokens, so (0, 0) is
+        added twice. The order of the outcomes is then unknown.
         """
         if not self.outcomes:
             return
@@ -231,14 +235,14 @@ class RequestRecord:
 
 @dataclass
 class Load:
-    """The requests that a server had in flight while it answered a question, from the start of the first of the
-    question's requests until the last has ended.
+    """The requests that a server had in flight while it answered a question. The period begins with the start of the
+    question's first request, and ends with the end of its last request.
 
     Attributes:
-        seconds: how long that took.
-        request_seconds: the sum of the times that all requests were in flight in this period.
-        share: of all chunks that arrived in this period, the share (0 to 1) that belongs to the question.
-        extra: the requests that only kept up the load.
+        seconds: the length of this period.
+        request_seconds: the sum, over all requests, of the time for which a request was in flight in this period.
+        share: the share (0 to 1) of the chunks that arrived in this period that belongs to the question.
+        extra: the records of the requests that only kept up the load.
     """
 
     seconds: float

@@ -1,6 +1,7 @@
-"""Asks an arm a question, without garbage collection, and with the peak memory of this question alone.
+"""Asks an arm a question. Garbage is not collected while the arm answers, and the peak memory is that of this question
+only.
 
-The arm takes the times; all figures of speed are computed from what it has `Answered`.
+The arm takes the times. All figures of speed are computed from its result, an `Answered`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from harness.engines.protocol import Answered, Arm, Engine, Question
 
 @contextmanager
 def without_garbage_collection() -> Iterator[None]:
-    """Collect garbage now, and then not again within the block."""
+    """Collect garbage now, and do not collect it again while the block is executed."""
     gc.collect()
     was_enabled = gc.isenabled()
     gc.disable()
@@ -28,10 +29,11 @@ def without_garbage_collection() -> Iterator[None]:
 
 @contextmanager
 def quick_garbage_collections() -> Iterator[None]:
-    """Exempt all objects that exist now from garbage collection within the block.
+    """Exempt all objects that exist now from garbage collection while the block is executed.
 
-    Otherwise the collection before each timed region would search everything that the libraries have made, which takes
-    longer than many of these regions. The exemption ends with the block, so that a run's models do not outlive it.
+    Without this, the collection before each timed region would search all objects that the libraries have made. That
+    takes longer than many of the timed regions. The exemption ends with the block, so that the models of a run can be
+    freed after it.
     """
     gc.freeze()
     try:
@@ -50,11 +52,12 @@ def timed_answer(
     """Return an arm's answer to a question.
 
     Args:
-        allow_failures: whether single requests may fail; a failed one has its error in its record.
+        allow_failures: whether single requests may fail. The error of a failed request is in its record.
 
     Raises:
-        SettingError: the arm lacks a parameter that the requests need.
-        RunError: a request failed and may not, or the arm cannot answer or its models returned no valid numbers.
+        SettingError: the arm does not support a parameter that the requests need.
+        RunError: a request failed although `allow_failures` is False; the arm cannot answer; or its models returned
+            numbers that are not finite.
     """
     requests = question.requests
     in_flight = question.in_flight or len(requests)

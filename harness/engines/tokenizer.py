@@ -1,7 +1,8 @@
-"""The part of a tokenizer that the instrument uses, its stand-in for servers, and prompts as the text that servers get.
+"""The interface of tokenizers that the instrument uses (`Tokenizer`), and functions that turn prompts into the text
+that servers get.
 
-The tokenizers of transformers have this interface. So has `TextTokenizer`, which is used if only the server has the
-real tokenizer. A `ServedPair` has nothing but a tokenizer.
+The tokenizers of transformers have this interface. `TextTokenizer` has it too: it is used if only the server has the
+real tokenizer. A `ServedPair` is the pair of an engine in another process, of which only a tokenizer is known.
 """
 
 from __future__ import annotations
@@ -15,19 +16,19 @@ from harness.engines.requests import RequestRecord
 if TYPE_CHECKING:
     from harness.local.engine.pair import PlannedPair
 
-# The bytes of text that one id of `TextTokenizer` holds: about as many as a real token, so that prompts have about the
-# right length.
+# How many bytes of text one id of `TextTokenizer` contains: about as many as a real token, so that prompts have about
+# the right number of tokens.
 _BYTES = 4
-# Precedes the bytes in an id, so that leading zeros are kept.
+# This byte comes before the bytes of text in an id, so that leading zeros are kept.
 _MARK = b"\1"
 
 
 class Tokenizer(Protocol):
-    """Turns text into token ids and back. `options` are those of transformers.
+    """Turns text into token ids, and token ids into text. `options` are those of transformers.
 
     Attributes:
-        bos_token_id, eos_token_id: the tokens that begin and end a text; None if there is none.
-        chat_template: the template for conversations; None if there is none.
+        bos_token_id, eos_token_id: the tokens that begin and end a text; None without such a token.
+        chat_template: the template for conversations; None without one.
     """
 
     bos_token_id: Any
@@ -35,7 +36,7 @@ class Tokenizer(Protocol):
     chat_template: Any
 
     def __call__(self, text: Any, **options: Any) -> Any:
-        """Return the token ids under the key `input_ids`, of one text or of each of several."""
+        """Return the token ids of a text or, for a list of texts, of each text, under the key `input_ids`."""
 
     def encode(self, text: Any, **options: Any) -> list[int]:
         """Return the token ids of a text."""
@@ -43,11 +44,11 @@ class Tokenizer(Protocol):
 
     @property
     def decode(self) -> Callable[..., Any]:
-        """The function that returns the text of a list of token ids, or of a single id."""
+        """A function that returns the text of a list of token ids, or of a single id."""
 
     @property
     def convert_ids_to_tokens(self) -> Callable[..., Any]:
-        """The function that returns a token as the vocabulary writes it."""
+        """A function that returns a token as it is written in the vocabulary, given its id."""
 
     def __len__(self) -> int:
         """The number of tokens in the vocabulary."""
@@ -55,8 +56,8 @@ class Tokenizer(Protocol):
 
 
 class TextTokenizer:
-    """Carries text through code that expects token ids: each id holds four bytes of it. Such ids are sent to no
-    server.
+    """Represents text as token ids for code that expects token ids. Each id contains four bytes of text. Such ids are
+    never sent to a server.
     """
 
     bos_token_id = None
@@ -74,7 +75,8 @@ class TextTokenizer:
         return [int.from_bytes(_MARK + part) for part in parts]
 
     def __len__(self) -> int:
-        return 2 << 8 * _BYTES  # the mark is one bit more
+        # The mark adds one bit to the bits of the text.
+        return 2 << 8 * _BYTES
 
     def decode(self, ids: Sequence[int], **options: Any) -> str:
         parts = [number.to_bytes(_BYTES + 1).lstrip(b"\0") for number in ids]
@@ -86,7 +88,7 @@ class TextTokenizer:
 
 @dataclass(frozen=True)
 class ServedPair:
-    """The pair of an engine in another process. Only its tokenizer is here; the limits of its models are unknown."""
+    """The pair of an engine in another process. Only its tokenizer is known here, so that no limits are checked."""
 
     tokenizer: Tokenizer
 
@@ -100,12 +102,14 @@ class ServedPair:
         pass
 
 
-# The pair whose tokenizer encodes prompts.
+# A pair whose tokenizer encodes prompts: one that was planned in this process, or one in another process.
 AnyPair: TypeAlias = "PlannedPair | ServedPair"
 
 
 def text_of(request: RequestRecord, tokenizer: Tokenizer, **options: Any) -> str:
-    """Return the text of an answer; `options` are passed to the tokenizer's `decode`."""
+    """Return the text of an answer, decoded from its token ids. `options` are passed to the tokenizer's `decode`. With
+    a `TextTokenizer`, it is the text that the server sent.
+    """
     if isinstance(tokenizer, TextTokenizer):
         return request.text
     return str(tokenizer.decode(request.token_ids, **options))
@@ -114,29 +118,32 @@ def text_of(request: RequestRecord, tokenizer: Tokenizer, **options: Any) -> str
 def prompt_text(
     tokenizer: Tokenizer, prompt: Sequence[int], skip_special_tokens: bool = False
 ) -> str:
-    """Return a prompt as text for a server, without the token that begins a text, which the server's tokenizer adds."""
+    """Return a prompt as text for a server. A token at its beginning that begins a text is left out, because the
+    server's tokenizer adds it.
+    """
     ids = prompt[1:] if prompt[0] == tokenizer.bos_token_id else prompt
     options = {
         "skip_special_tokens": skip_special_tokens,
-        # Some tokenizers, such as Llama 3's, would take spaces out.
+        # With this option, some tokenizers, such as Llama 3's, would remove spaces.
         "clean_up_tokenization_spaces": False,
     }
     return str(tokenizer.decode(list(ids), **options))
 
 
 def tokens_as_served(tokenizer: Tokenizer, prompt: Sequence[int]) -> list[int]:
-    """Return the tokens that a server reads if it gets the prompt as text."""
+    """Return the tokens that a server reads if the prompt is sent to it as text."""
     return list(tokenizer(prompt_text(tokenizer, prompt))["input_ids"])
 
 
 def tokens_behind(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Return the token ids of a text that follows another one.
+    """Return the token ids of a text that continues another text.
 
-    The text is encoded after a line break, because some tokenizers add a space in front of a text that stands alone.
+    The text is encoded after a line break, because some tokenizers add a space before a text that is encoded alone.
     """
     line_break = list(tokenizer("\n", add_special_tokens=False)["input_ids"])
     token_ids = list(tokenizer("\n" + text, add_special_tokens=False)["input_ids"])
     if token_ids[: len(line_break)] == line_break:
         return token_ids[len(line_break) :]
-    # One token holds the line break together with the beginning of the text, so the two cannot be separated.
+    # A single token contains the line break and the beginning of the text, so that they cannot be separated. The text
+    # is encoded alone.
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])

@@ -1,4 +1,4 @@
-"""The local wing: models that run in this process.
+"""The local wing: the code that runs models in this process.
 
-Only this folder imports torch, transformers, accelerate, bitsandbytes or safetensors.
+No other folder imports torch, transformers, accelerate, bitsandbytes or safetensors.
 """

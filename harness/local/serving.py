@@ -1,7 +1,7 @@
-"""Answers one request after the other for `harness serve`, in one thread that alone uses the models.
+"""Answers one request after the other for `harness serve`. Only one thread uses the models.
 
-A `ServedAnswer` takes the tokens of each iteration. It passes on each piece of text as soon as it is certain, and ends
-at the request's texts to stop at.
+A `ServedAnswer` receives the tokens of each iteration. It passes each piece of text on as soon as the text cannot
+change any more. It ends at the first of the request's *stops*, texts at which the answer must end.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ class ServedAnswer:
     """The answer to a request.
 
     Attributes:
-        arm: the arm that generates it.
+        arm: the arm that generates the answer.
         request: the request.
         tokenizer: the model's tokenizer.
-        put: called with each piece, in the service's thread.
-        choice: the index of this answer among those of the HTTP request.
-        stops: texts that end the answer. They are not part of it.
+        put: called with each piece of the answer, in the service's thread.
+        choice: the index of this answer among the answers to the HTTP request.
+        stops: texts at which the answer ends. They are not part of the answer.
         token_ids: the tokens so far.
-        outcomes: (num_proposed, num_accepted) of each iteration that drafted something, up to the end of the answer.
-        job: the job that generates it; None until it is queued.
+        outcomes: (num_proposed, num_accepted) for each iteration that drafted something, up to the end of the answer.
+        job: the job that generates the answer; None until it is queued.
         is_cancelled: whether the answer is no longer needed.
     """
 
@@ -58,13 +58,14 @@ class ServedAnswer:
 
     def __post_init__(self) -> None:
         self._detokenizer = Detokenizer(self.tokenizer, self.request.prompt)
-        # The end of the text is held back while it may be the beginning of a stop: `EN` in `the EN` if a stop is `END`.
+        # The end of the text, if it may be the beginning of a stop: `EN` in `the EN` if a stop is `END`. It is held
+        # back until that is decided.
         self._held = ""
 
     def take(self, step: RowStep) -> Piece:
-        """Add the tokens of one iteration. Returns a piece with the text that is certain now.
+        """Add the tokens of one iteration. Returns a piece with the text that cannot change any more.
 
-        The piece has all tokens of the iteration, even those of a stop and after it.
+        The piece contains all tokens of the iteration, including tokens of a stop and tokens after it.
         """
         tokens = step.tokens
         num_proposed, _ = step.outcome
@@ -78,8 +79,8 @@ class ServedAnswer:
         places = {stop: text.find(stop) for stop in self.stops}
         ends = [(place + len(stop), place) for stop, place in places.items() if place >= 0]
         if ends:
-            # The stop that ends first counts, so that the result does not depend on how many tokens an iteration
-            # brought. If two end together, the longer one counts.
+            # The stop whose last character comes first counts. So the result does not depend on the number of tokens
+            # in an iteration. If two stops have the same last character, the longer one counts.
             _, place = min(ends)
             text = text[:place]
             finish_reason = "stop"
@@ -88,13 +89,17 @@ class ServedAnswer:
         return Piece(self.choice, text, list(tokens), finish_reason)
 
     def cancel(self) -> None:
-        """Cancel the answer, which is no longer needed: it ends soon, or never begins."""
+        """Cancel the answer because it is no longer needed. If it is being generated, it ends with the next iteration;
+        if it is still queued, it never begins.
+        """
         self.is_cancelled = True
         if self.job is not None:
             self.job.cancel()
 
     def end(self, job: Future[Piece]) -> None:
-        """Pass on the last piece of a job that has ended, or the reason of its failure. Nothing for a cancelled job."""
+        """Pass on the last piece of a job that has ended, or the reason for its failure. For a job that was cancelled
+        before it began, pass on nothing.
+        """
         if job.cancelled():
             return
         error = job.exception()
@@ -111,12 +116,13 @@ def _overlap(text: str, stop: str) -> int:
 
 
 class LocalService:
-    """A loaded pair that does one job after the other, in the order in which they were asked for. Each answer is a job.
+    """Does jobs with a loaded pair, one after the other, in the order in which they were queued. Generating an answer
+    is a job.
 
     Args:
-        open_engine: called in the thread that alone uses the models.
+        open_engine: returns the engine. It is called in the service's thread, the only thread that uses the models.
         tokenizer: the model's tokenizer.
-        max_waiting: the most jobs that may wait while one is being done.
+        max_waiting: the largest number of jobs that may wait while another job is being done.
 
     Raises:
         Exception: any exception of `open_engine`.
@@ -127,16 +133,17 @@ class LocalService:
     ) -> None:
         self._tokenizer = tokenizer
         self._max_waiting = max_waiting
-        # Held while jobs are added, and while closing begins.
+        # This lock is held while jobs are added, and while closing begins.
         self._lock = threading.Lock()
         self._jobs: list[Future[Any]] = []
         self._is_closing = False
-        self.is_running = True  # set to False to end the answer that is still being generated
+        # Set to False to end the answer that is still being generated.
+        self.is_running = True
         self._thread = ThreadPoolExecutor(1)
         opening = self._thread.submit(torch.inference_mode()(open_engine))
         try:
-            # Waits, so that everything is ready for the first request. It wakes every second, because a signal that
-            # comes just as it falls asleep is handled only when it wakes.
+            # Wait until the engine is open, so that everything is ready for the first request. The wait is repeated
+            # every second, because a signal that arrives just when a wait begins is handled only when the wait ends.
             while not opening.done():
                 futures.wait([opening], timeout=1.0)
             self._engine = opening.result()
@@ -152,8 +159,15 @@ class LocalService:
         put: Callable[[Piece], None],
         stops: Sequence[str] = (),
     ) -> list[ServedAnswer]:
-        """Queue requests to be answered by an arm, and return their answers. Raises Refusal if there is no room for all
-        of them, or if the service is ending.
+        """Queue requests for an arm, and return their answers, which are generated later.
+
+        Args:
+            arm: the name of the arm.
+            put: called with each piece of the answers, in the service's thread.
+            stops: texts at which an answer ends.
+
+        Raises:
+            Refusal: the queue has no room for all of the requests, or the service is ending.
         """
         answers = [
             ServedAnswer(self._arms[arm], request, self._tokenizer, put, choice, stops)
@@ -166,14 +180,16 @@ class LocalService:
         return answers
 
     def alone(self, work: Callable[[Engine], Result]) -> Future[Result]:
-        """Queue other work with the engine, and return its future. Raises Refusal if there is no room, or if the
-        service is ending.
+        """Queue other work that needs the engine, and return its future. Raises Refusal if the queue has no room, or if
+        the service is ending.
         """
         [job] = self._add([work])
         return job
 
     def close(self, grace_s: float = 0.0) -> None:
-        """Accept and begin no more jobs, let the running one end within `grace_s` seconds, and end the thread."""
+        """Stop accepting and beginning jobs, wait up to `grace_s` seconds for the running job, and end the thread. An
+        answer that has not ended by then ends with the next iteration.
+        """
         with self._lock:
             self._is_closing = True
         futures.wait(self._jobs, timeout=grace_s)
@@ -194,7 +210,7 @@ class LocalService:
 
     @torch.inference_mode()
     def _do(self, job: Callable[[Engine], Result]) -> Result:
-        """Do a job. Raises Refusal if it fails, or if the service is ending."""
+        """Do a job. Raises Refusal if the job fails, or if the service is ending."""
         if self._is_closing:
             raise Refusal(503, ENDING)
         try:
@@ -205,7 +221,12 @@ class LocalService:
             raise Refusal(500, str(as_run_error(error) or in_one_line(error))) from error
 
     def _generate(self, answer: ServedAnswer, engine: Engine) -> Piece:
-        """Generate an answer. Returns its last piece, and passes the earlier ones on as they come."""
+        """Generate an answer. Each piece but the last is passed on as soon as it exists; the last piece is returned.
+
+        Raises:
+            Refusal: the service is ending.
+            RunError: a model's logits are not finite, or a user's draft method fails.
+        """
         arm = answer.arm
         with arm.explained([answer.request]):
             loop, iteration = arm.begin([answer.request])

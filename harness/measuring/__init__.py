@@ -1,1 +1,1 @@
-"""The work that commands share around their measurement: prompts, questions, both arms in turns, figures, rows."""
+"""The work around a measurement that commands share: prompts, questions to both arms alternately, figures, rows."""

@@ -1,13 +1,16 @@
-"""Counts of draft tokens for an arm, from a server's answers or, if these report none, from its counters.
+"""Counts an arm's draft tokens, by a server's answers or, if the answers report none, by the server's counters.
 
-Answers report drafts by iteration, as a histogram or as totals. A server counts only the iterations that drafted
-something. The others yielded one token each, and the first token of an answer comes with the prompt. So an answer of n
-tokens took n - 1 iterations less the accepted draft tokens. For example, 64 tokens with 16 accepted in 4 iterations
-that drafted took 63 - 16 = 47 iterations, which yielded 63 / 47 = 1.34 tokens each on average; those that drafted
-yielded 16 / 4 + 1 = 5.
+An answer reports its drafts for each iteration, as a histogram, or as totals. A server counts only those iterations in
+which something was drafted. Every iteration yields one token in addition to the accepted draft tokens, and the first
+token of an answer comes from the pass over the prompt. So an answer of n tokens, of which m are accepted draft tokens,
+took n - 1 - m iterations.
 
-Whatever the source, tokens per iteration are decoded tokens over iterations. Draft tokens that were accepted beyond the
-end of an answer are not among its tokens.
+For example, an answer has 64 tokens, of which 16 are accepted draft tokens, and the server counted 4 iterations that
+drafted. The answer took 63 - 16 = 47 iterations, and each yielded 63 / 47 = 1.34 tokens on average. The 4 iterations
+that drafted yielded 16 / 4 + 1 = 5 tokens each.
+
+Whatever the source, tokens per iteration are decoded tokens divided by iterations. If draft tokens are accepted beyond
+the end of an answer, they are not among its tokens.
 """
 
 from __future__ import annotations
@@ -22,18 +25,19 @@ from harness.results.drafts import Drafts
 
 
 def drafts_of(requests: Iterable[RequestRecord]) -> Drafts:
-    """The draft tokens of all these answers together."""
+    """The counts of all these answers, added up."""
     return sum((request.counts for request in requests), Drafts())
 
 
 def counted_drafts(
     counts: Counts, requests: Sequence[RequestRecord], has_others: bool = False
 ) -> DraftCounts | None:
-    """The draft tokens by a server's counters; None if nothing was drafted, or the counters do not include drafts.
+    """The draft tokens that a server's counters report. None if nothing was drafted, or if the counters do not include
+    drafts.
 
     Args:
-        requests: the requests that the counters include. Their first tokens come without a verification.
-        has_others: whether the counters include requests of other clients, too.
+        requests: our requests that the counters include. The first token of each comes without a verification.
+        has_others: whether the counters also include requests of other clients.
 
     Raises:
         ImpossibleCounts: if the counters contradict each other.
@@ -42,7 +46,7 @@ def counted_drafts(
     generated = counts.generated
     accepted = counts.accepted
     if accepted is None and counts.drafts and generated is not None:
-        # Each verification yields one token besides the accepted ones.
+        # Each verification yields one token in addition to the accepted ones.
         accepted = max(0.0, generated - num_requests - counts.drafts)
     if accepted is None or not (counts.proposed or counts.drafts):
         return None
@@ -58,10 +62,10 @@ def counted_drafts(
 
 
 def counted_acceptance(counts: Counts, requests: Sequence[RequestRecord]) -> Drafts:
-    """The draft tokens by a server's counters; an empty `Drafts` if nothing was drafted.
+    """The draft tokens that a server's counters report, as `Drafts`; empty if nothing was drafted.
 
     Args:
-        requests: the requests that the counters include.
+        requests: our requests that the counters include.
     """
     drafted = counted_drafts(counts, requests, has_others=True)
     if drafted is None:
@@ -70,22 +74,28 @@ def counted_acceptance(counts: Counts, requests: Sequence[RequestRecord]) -> Dra
     if generated is None:
         generated = sum(request.num_tokens for request in requests)
     decoded = generated - len(requests)
-    # Accepted tokens beyond the end of an answer are not among its tokens, so the number of iterations is known only if
-    # the counters have it, or no answer ended early. There are at least as many iterations as drafts.
+    # Tokens that were accepted beyond the end of an answer are not among its tokens. So the number of iterations is
+    # known only if the counters report it, or if no answer ended early. It is at least the number of iterations that
+    # drafted.
     are_whole = all(request.num_tokens == request.max_new_tokens for request in requests)
     is_known = drafted.iterations is not None or are_whole
     iterations = max(decoded - drafted.accepted, drafted.iterations or 0.0) if is_known else None
-    # The mean number of draft tokens may differ between answers, so it says nothing about positions.
+    # K is left unknown: answers may have been drafted with different K, so the mean does not show which positions were
+    # drafted.
     return replace(drafted.counts, decoded=decoded, iterations=iterations, k=math.nan)
 
 
 def tokens_in_burst(requests: Sequence[RequestRecord]) -> float:
-    """Mean number of tokens that arrive together, without the first of each answer; 0 if every answer came at once."""
+    """Mean number of tokens that arrive together, without the first arrival of each answer; 0 if no answer had a second
+    arrival.
+    """
     num_bursts = sum(len(request.bursts) - 1 for request in requests)
     num_tokens = sum(request.num_tokens - 1 for request in requests)
     return num_tokens / num_bursts if num_bursts > 0 else 0.0
 
 
 def longest_of(requests: Iterable[RequestRecord]) -> int | None:
-    """The K of an engine, as its iterations or its totals show it; None if neither does."""
+    """The K of an engine: the most tokens that any answer's iterations drafted, by its iterations or totals; None if
+    not known.
+    """
     return max((request.counts.longest for request in requests), default=0) or None

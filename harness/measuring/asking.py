@@ -1,22 +1,26 @@
-"""Questions about a prompt set: prompts in batches, or in laps if the engine keeps requests in flight; and a warm-up.
+"""Divides a prompt set into questions for both arms, and makes the question of the warm-up.
 
-If more answers are wanted than the set has prompts, prompts are asked again, in another order. Requests that are in
-flight together are not independent of each other. So both arms take turns lap by lap, and intervals are over laps.
+A question is a batch of prompts or, if the engine keeps several requests in flight, a lap: a group of requests that are
+sent together. If more answers are wanted than the set has prompts, prompts are sent again, in a new order. Requests
+that are in flight together are not independent of each other. So the arms alternate lap by lap, and intervals are
+computed over laps.
 
-With 4 prompts in batches of 2, of which 8 are asked (`batches_to_ask(4, 8, 2, seed)`):
+For example, 8 prompts are sent from a set of 4, in batches of 2 (`batches_to_ask(4, 8, 2, seed)`). Each column is a
+batch:
 
     places     0, 1    2, 3    2, 3    0, 1
     repeats    0, 0    0, 0    1, 1    1, 1
     unit        0       1       1       0
 
-With 3 prompts in batches of 4, of which 8 are asked, both batches share prompts. Each batch is then a unit by itself,
-so an interval over units does not cover other prompts (`results.prompt_times.share_prompts`):
+If 8 prompts are sent from a set of 3, in batches of 4, both batches contain the same prompts. Each batch then counts as
+a unit of its own, and an interval over units does not cover other prompts (`results.prompt_times.share_prompts`):
 
     places     0, 1, 2, 1    2, 0, 1, 0
     repeats    0, 0, 0, 1    1, 1, 2, 2
     unit            0             1
 
-Batches also share prompts if there would otherwise be too few units for an interval, and laps if their number is fixed.
+Batches also share prompts if there would otherwise be too few units for an interval. Laps share prompts if their number
+is fixed.
 """
 
 from __future__ import annotations
@@ -37,12 +41,13 @@ from harness.results.statistics.interval import FEWEST_FOR_INTERVAL
 
 
 class Part(NamedTuple):
-    """Prompts that are asked together: a batch, or a lap of requests.
+    """Prompts that are sent together: a batch, or a lap of requests.
 
     Attributes:
-        prompts: (place, repeat) for each: its place among the measured prompts (`Encoded`), and how often it was
-            asked before, from 0.
-        unit: a number that is the same whenever the same prompts are asked, because their answers are not independent.
+        prompts: (place, repeat) of each prompt: its place among the measured prompts (`Encoded`), from 0, and how often
+            it was sent before.
+        unit: number of the unit. Parts with the same prompts have the same number, because answers to the same prompts
+            are not independent.
     """
 
     prompts: Sequence[tuple[int, int]]
@@ -50,14 +55,15 @@ class Part(NamedTuple):
 
 
 def batches_to_ask(num_prompts: int, num_asked: int, size: int, seed: int) -> list[Part]:
-    """Batches with at most `size` prompts each, until `num_asked` prompts have been asked.
+    """Plan batches of at most `size` prompts, until `num_asked` prompts have been sent.
 
-    Each batch has the same prompts whenever it is asked, and is one unit. Batches share prompts instead, and each is a
-    unit by itself, if the set is smaller than one batch, or if the set has too few batches for an interval while
+    Usually the set is divided into batches once, and whole batches are sent again; all repetitions of a batch are one
+    unit. In two cases, batches are filled with repeated prompts instead, so that they share prompts, and each batch is
+    a unit of its own: if the set is smaller than one batch; and if the set makes too few batches for an interval, but
     `num_asked` prompts make enough.
 
     Args:
-        seed: determines the order in which batches, or prompts, are asked again.
+        seed: determines the order in which batches, or prompts, are sent again.
     """
     too_few = size > 1 and num_prompts < FEWEST_FOR_INTERVAL * size <= num_asked
     if size > num_prompts or too_few:
@@ -70,22 +76,31 @@ def batches_to_ask(num_prompts: int, num_asked: int, size: int, seed: int) -> li
 def laps_to_ask(
     num_prompts: int, num_asked: int, num_laps: Callable[[int], int], seed: int
 ) -> list[Part]:
-    """Laps of requests, until `num_asked` prompts have been asked.
+    """Plan laps of requests, until `num_asked` prompts have been sent.
 
-    Each lap has the same prompts whenever it is asked, and is one unit, if any of three conditions holds: every prompt
-    is asked once; each lap is a single prompt; or the set makes enough laps for an interval, and repeating prompts adds
-    laps. Otherwise laps share prompts, and each is a unit by itself, so that an interval does not cover other prompts.
+    The set is divided into laps once, whole laps are sent again, and all repetitions of a lap are one unit, if one of
+    these conditions holds:
 
-    A fixed number of laps (`laps=`, or blocks) is such a case: repeating the same laps would make more of them. With 20
-    prompts, 40 asked, and `num_laps` always 10, there are ten laps of four prompts that share prompts. With `num_laps`
-    dividing by two, there are ten laps of two prompts, each asked twice.
+    - every prompt is sent once;
+    - each lap is a single prompt;
+    - the set makes enough laps for an interval, and more prompts make more laps.
+
+    Otherwise, laps are filled with repeated prompts. They then share prompts, and each lap is a unit of its own, so
+    that an interval does not cover other prompts. This happens with a fixed number of laps (blocks),
+    because sending the same laps again would make more laps.
+
+    For example, the set has 20 prompts, and 40 are sent:
+
+        num_laps                 laps
+        always 10                10 laps of 4 prompts; each prompt occurs in two different laps
+        number of prompts / 2    10 laps of 2 prompts; each lap is sent twice
 
     Args:
-        num_laps: the number of laps that a number of prompts makes.
-        seed: determines the order in which laps, or prompts, are asked again.
+        num_laps: computes the number of laps into which a number of prompts is divided.
+        seed: determines the order in which laps, or prompts, are sent again.
     """
     number = min(num_prompts, num_laps(num_prompts))
-    # A fixed number of laps gives no more of them for more prompts, so the second part of each condition fails.
+    # If the number of laps is fixed, more prompts make no more laps. The second part of both conditions then fails.
     one_prompt_each = number == num_prompts and num_laps(num_asked) == num_asked
     has_interval = FEWEST_FOR_INTERVAL <= number < num_laps(num_asked)
     if num_asked == num_prompts or one_prompt_each or has_interval:
@@ -94,7 +109,7 @@ def laps_to_ask(
 
 
 def _same_again(units: Sequence[range], num_asked: int, seed: int) -> list[Part]:
-    """Return the units in order, and then repeatedly in new orders, until they have `num_asked` prompts."""
+    """Return the units in order, and then repeatedly in new orders, until they contain `num_asked` prompts."""
     parts: list[Part] = []
     num_left = num_asked
     for unit, repeat in _again_and_again(len(units), seed):
@@ -107,17 +122,18 @@ def _same_again(units: Sequence[range], num_asked: int, seed: int) -> list[Part]
 
 
 def _sharing(num_prompts: int, num_asked: int, num_parts: int, seed: int) -> list[Part]:
-    """Return parts that take the prompts one after another, and repeatedly; each part is a unit by itself."""
+    """Return parts that are filled with one prompt after another, repeatedly; each part is a unit of its own."""
     prompts = list(itertools.islice(_again_and_again(num_prompts, seed), num_asked))
     laps = in_laps(num_asked, num_parts)
     return [Part(prompts[lap.start : lap.stop], unit) for unit, lap in enumerate(laps)]
 
 
 def _again_and_again(number: int, seed: int) -> Iterator[tuple[int, int]]:
-    """Yield the places from 0 to `number` - 1 repeatedly and without end, each with how often it came before.
+    """Yield pairs (place, repeat) without end: all places from 0 to `number` - 1, and then all of them again and again.
 
-    They come in order the first time, and then in a new random order each time. For 2 places that may be (0, 0), (1,
-    0), (1, 1), (0, 1), (0, 2) and so on.
+    `repeat` counts how often the place was yielded before. The places are in ascending order the first time, and
+    afterwards in a new random order each time. For 2 places, the pairs may be (0, 0), (1, 0), (1, 1), (0, 1), (0, 2)
+    and so on.
     """
     for repeat in itertools.count():
         order = list(range(number))
@@ -128,21 +144,23 @@ def _again_and_again(number: int, seed: int) -> Iterator[tuple[int, int]]:
 
 
 def in_laps(num_prompts: int, num_laps: int) -> list[range]:
-    """The places of each lap. Sizes differ by at most one: 10 prompts in 3 laps are 0 to 2, 3 to 5 and 6 to 9."""
+    """Divide prompts into laps, and return the places of each. The sizes of laps differ by at most one: the places of
+    10 prompts in 3 laps are 0 to 2, 3 to 5 and 6 to 9.
+    """
     ends = [num_prompts * lap // num_laps for lap in range(num_laps + 1)]
     return [range(begin, end) for begin, end in itertools.pairwise(ends)]
 
 
 def warmup_question(session: Session, encoded: Encoded, size: int, unused_index: int) -> Question:
-    """The question of a warm-up. Its prompts are not the measured ones, because caches would then know those.
+    """The question of a warm-up. It contains no measured prompts, because caches would then know these.
 
-    They are other prompts of the set, no longer than the longest measured one. If there are too few of these, they are
-    measured prompts with all tokens after the first in reverse.
+    Its prompts are other prompts of the set, no longer than the longest measured prompt (`Encoded.others`). If there
+    are too few of them, it contains measured prompts instead, with all tokens after the first in reverse order.
 
     Args:
-        encoded: the measured prompts, with others (`Encoded.others`).
+        encoded: the measured prompts, with other prompts for the warm-up.
         size: number of prompts.
-        unused_index: no prompt has this index or a larger one.
+        unused_index: an index above the indices of all prompts.
     """
     salts = ["warm-up"] * size
     others = encoded.others
@@ -165,13 +183,14 @@ def first_turns(
     parts: Sequence[Part],
     warmup: Question,
 ) -> list[Question]:
-    """The questions about first turns, one for each part, in the order of the parts.
+    """The questions, one for each part, in the order of the parts. For conversations, these contain only the first
+    turns.
 
     Args:
         seed: seed of the requests' random numbers.
-        encoded: the measured prompts; the parts refer to their places in it.
-        warmup: the prompts of the warm-up. If several requests are in flight, they also keep up the load, under another
-            salt, until the last answer of a question has ended.
+        encoded: the measured prompts; the places in `parts` count these.
+        warmup: the question of the warm-up. If several requests are in flight, its requests, with another salt, also
+            keep up the load until the last answer of a question has ended.
     """
     settings = session.settings
     extra: list[Request] = []
@@ -186,7 +205,8 @@ def first_turns(
         prompts = encoded.part(places)
         # Places in `prompt_set`; the measured prompts may be a selection of it.
         pairs = list(zip(prompts.indices, repeats, strict=True))
-        # A cache may keep the earlier turns of a conversation, but nothing of another conversation.
+        # The salt keeps a server's prefix cache from reusing text across conversations, or across repetitions. Within
+        # one conversation, the cache may reuse earlier turns.
         salts = [
             f"{repeat} {index}" if len(prompt_set.prompts[index].turns) > 1 else str(repeat)
             for index, repeat in pairs

@@ -1,4 +1,4 @@
-"""Asks both arms every question, in turns: regular first, then speculative first, and so on."""
+"""Asks both arms every question. The order of the arms alternates: regular first, then speculative first, and so on."""
 
 from __future__ import annotations
 
@@ -20,23 +20,25 @@ def ask_in_turns(
     allow_failures: bool = False,
     question_for: Callable[[Question, str], Question] = lambda question, arm: question,
 ) -> Iterator[Answered]:
-    """Ask every arm of the engine, or each of `arms`, every question, with a progress bar.
+    """Ask every arm of the engine, or each of `arms`, every question, and show a progress bar.
 
-    Yields each answer as it comes: first the answers of all arms to one question, then those to the next. The order of
-    the arms is reversed with every question (ABBA). The caller's own work between answers is not timed. Breaking out of
-    the loop skips the remaining questions.
+    Yields each answer when it is complete: the answers of all arms to the first question, then those to the second, and
+    so on. The order of the arms is reversed with every question (ABBA). The caller's own work between two answers is
+    not timed. If the caller leaves the loop early, the remaining questions are not asked.
 
-    If the engine starts an arm several times (`Engine.blocks`), the arm is started anew for each `Question.moment`, and
-    warmed up again.
+    If the engine starts each arm several times (`Engine.blocks`), an arm is started and warmed up again before the
+    first question of each `Question.moment`.
 
     Args:
-        warmups: unmeasured questions that each arm answers first.
-        allow_failures: whether a request may fail; its record then has the error.
-        question_for: gives the question for an arm, by the arm's name. Later turns of a conversation differ between
-            arms, because each arm has its own earlier answers.
+        warmups: unmeasured questions that each arm answers first; empty for no warm-up.
+        allow_failures: whether a run continues after a request has failed; the request's record then contains the
+            error.
+        question_for: makes an arm's own question, from the common question and the arm's name. Later turns of a
+            conversation differ between the arms, because each arm continues from its own earlier answers.
 
     Raises:
-        RunError: if an arm gave up (`Arm.failure`); all arms have then answered the current question.
+        RunError: if an arm reports that further requests would fail (`Arm.failure`). It is raised once all arms have
+            answered the current question.
     """
     arms = arms or engine.arms
     warm: set[str] = set()
@@ -48,8 +50,8 @@ def ask_in_turns(
         orders = itertools.cycle([arms, arms[::-1]])
         for question, in_turn in zip(questions, orders, strict=False):
             for arm in in_turn:
-                # Begun just before its question, because an engine may be able to hold only one arm at a time. Later
-                # turns of a conversation belong to the block of its first turn.
+                # An arm is started just before its question, because the devices may have room for only one arm at a
+                # time. Later turns of a conversation belong to the block of its first turn.
                 if engine.blocks is not None and begun.get(arm.name) != question.moment:
                     engine.blocks.begin(arm)
                     begun[arm.name] = question.moment
@@ -60,7 +62,7 @@ def ask_in_turns(
                     warm.add(arm.name)
                 own_question = question_for(question, arm.name)
                 yield timed_answer(engine, arm, own_question, allow_failures=allow_failures)
-                # Read now: an arm that is stopped for the next one forgets its failure.
+                # Read now, because an arm forgets its failure when it is stopped to make room for the next arm.
                 if failure is None and arm.failure is not None:
                     failure = f"{arm.name}: {arm.failure}"
             advance("measuring")

@@ -1,8 +1,8 @@
-"""Decides whether two measurements are the same, by a digest of everything that determines their figures. No torch.
+"""Decides whether two measurements are the same, by a digest of everything that determines their figures.
 
-The digest includes the weights. Each row has it in its column `measurement`. Before a job of a sweep is measured,
-`identify` describes the measurement, and `measured_rows` looks for rows of an earlier run with the same digest. `eval`
-finds its earlier answers in the same way.
+The digest includes the weights, and is stored in the column `measurement` of each row. Before a job of a sweep is
+measured, `identify` computes the digest, and `measured_rows` looks for rows of an earlier run with the same digest.
+`eval` finds its earlier answers in the same way.
 """
 
 from __future__ import annotations
@@ -36,16 +36,18 @@ from harness.results.schema import RunRow
 # Files of a model and its tokenizer. Other files in the directory, such as notes and pictures, do not count.
 _SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".json", ".model", ".jinja")
 _VOCABULARIES = ("merges.txt", "vocab.txt")
-# The beginning of a file holds the tensor headers; samples of the rest reveal a retrained model.
+# The first MiB of a file contains the tensor headers. Samples of the rest differ if the model was trained again.
 _BEGINNING_BYTES = 1 << 20
 _SAMPLE_BYTES = 1 << 12
 _NUM_SAMPLES = 64
 
 
 def weights_identity(model: ModelSettings) -> str | None:
-    """Identify a model's weights: `commit:` and the hub's commit, or `files:` and a digest; None if neither is known.
+    """Identify a model's weights: `files:` and a digest for a directory, `commit:` and the hub's commit for a name on
+    the hub.
 
-    The commit is that of the last download of this name and revision.
+    The commit is that of the last download of this name and revision. None if there was no download, or if a file
+    cannot be read.
     """
     directory = Path(model.repository)
     try:
@@ -100,7 +102,7 @@ def hub_commit(repository: str, revision: str | None, repo_type: str = "model") 
             repository, repo_type=repo_type, revision=revision, local_files_only=True
         )
     except (HFValidationError, LocalEntryNotFoundError):
-        # A missing directory has a name that is no valid repository name: reading the model reports it.
+        # The name of a missing directory is not a valid repository name. Loading the model reports the error.
         return None
     return Path(snapshot).name
 
@@ -108,7 +110,7 @@ def hub_commit(repository: str, revision: str | None, repo_type: str = "model") 
 AnyRow = TypeVar("AnyRow", bound=Row)
 AnyRunRow = TypeVar("AnyRunRow", bound=RunRow)
 
-# Settings that change no figure: they say where results go, and how a run is carried out.
+# Settings that change no figure. They determine where results are written, and how a run is carried out.
 _NOT_MEASURED = (
     "results",
     "repeats",
@@ -143,8 +145,8 @@ class Measurement:
         digest: 16 hex digits of the settings, weights, prompts, machine, versions, servers and source.
         weights: the identity of each model's weights, by its role: `model` or `draft`.
         server_started: start times reported by the servers, verbatim; None without servers, or if one reports none.
-        reusable: whether earlier figures may be taken over at all.
-        any_start: whether figures may be taken over even if servers were restarted since.
+        reusable: whether any earlier figures may be reused.
+        any_start: whether figures may be reused even if servers were restarted since.
     """
 
     digest: str
@@ -154,20 +156,21 @@ class Measurement:
     any_start: bool = False
 
     def includes(self, row: Any) -> bool:
-        """Whether figures of a row with the same digest may be taken over."""
+        """Whether the figures of a row with the same digest may be reused."""
         same_start = self.any_start or row.server_started == self.server_started
         return self.reusable and same_start
 
 
 def identify(settings: RunSettings, leaving_out: Collection[str] = ()) -> Measurement:
-    """Identify the measurement that settings describe. Servers are asked who they are.
+    """Identify the measurement that settings describe. Running servers are asked for their names, versions and start
+    times.
 
-    If a server reports no start time we cannot know that its flags are unchanged: its figures are
-    reused only with resume=always. So are those of a server that the harness starts, because its program may
-    read files that the command does not name. Figures of an unreachable server are never reused.
+    If a server reports no start time, we cannot know that its flags are unchanged: its figures are reused only with
+    `resume=always`. The same rule applies to a server that harness starts, because the server's program may read files
+    that the command does not name. Figures of an unreachable server are never reused.
 
     Args:
-        leaving_out: names of further settings that do not matter.
+        leaving_out: names of further settings that are left out of the digest.
     """
     setup = engine_of(settings).server_setup(settings)
     weights = {role: weights_identity(model) for role, model in settings.models.items()}
@@ -187,11 +190,7 @@ def _digest(
     setup: ServerSetup,
     weights: Mapping[str, str | None],
 ) -> str:
-    """The digest of a measurement.
-
-    Weights on a hub are identified by repository, revision and commit, weights in a directory by the digest of their
-    files.
-    """
+    """The digest of a measurement: 16 hex digits."""
     asked = dataclasses.asdict(settings)
     for name in (*_NOT_MEASURED, *leaving_out):
         asked.pop(name, None)
@@ -202,7 +201,8 @@ def _digest(
     if prompts:
         prompts = _prompts(prompts)
     cpu = [cpu_name(), num_usable_cores(), os.environ.get("OMP_NUM_THREADS")]
-    # The file of the command's settings; it counts if it is a user's own.
+    # The file that defines the command's settings. Its contents are part of the digest if it is a user's own file; the
+    # files of this package are covered by `_source`.
     command = Path(sys.modules[type(settings).__module__].__file__ or "")
     everything: dict[str, Any] = {
         "kind": type(settings).__name__,
@@ -225,12 +225,14 @@ def _digest(
 
 
 def further_settings(settings: object, kind: type[RunRow]) -> dict[str, Any] | None:
-    """The settings that differ from their defaults and have no column in such rows, by name; None if there are none."""
+    """The settings that differ from their defaults and have no column in rows of this kind, by name; None if there are
+    none.
+    """
     columns = kind.columns().items()
     in_columns = set()
     for name, column in columns:
         if column.kind != "circumstance":
-            # The name counts, too: a user types `precision`, while the column's path is `half_width`.
+            # The column's name is needed, too: users set `precision`, while the column's path is `half_width`.
             in_columns |= {name, column.path}
     return _departures(settings, in_columns, "") or None
 
@@ -240,7 +242,8 @@ def _departures(settings: Any, in_columns: Collection[str], prefix: str) -> dict
 
     Args:
         in_columns: names of settings to leave out, because they have columns.
-        prefix: the beginning of the names of these settings, such as `placement.`; empty for the command's own.
+        prefix: the beginning of the names of these settings, such as `placement.`; empty for the settings outside of
+            groups.
     """
     changed: dict[str, Any] = {}
     for field in dataclasses.fields(settings):
@@ -255,7 +258,7 @@ def _departures(settings: Any, in_columns: Collection[str], prefix: str) -> dict
             if name == "engine.vary":
                 changed |= {f"vary.{varied}": number for varied, number in value.items()}
             elif isinstance(value, Mapping):
-                # In full, an architecture or a device map would fill the whole row.
+                # A digest only: an architecture or a device map would fill the whole row.
                 text = json.dumps(value, sort_keys=True, default=str)
                 changed[name] = hashlib.sha256(text.encode()).hexdigest()[:8]
             else:
@@ -264,7 +267,7 @@ def _departures(settings: Any, in_columns: Collection[str], prefix: str) -> dict
 
 
 def rows_of(path: str | Path, kind: type[AnyRow], measurement: Measurement) -> list[AnyRow]:
-    """The rows with a measurement's digest in a file and its numbered siblings; [] if none may be taken over."""
+    """The rows with a measurement's digest in a file and its numbered siblings; [] if none may be reused."""
     rows: list[Any] = read_rows(path, kind) if measurement.reusable else []
     return [row for row in rows if row.measurement == measurement.digest]
 
@@ -272,7 +275,9 @@ def rows_of(path: str | Path, kind: type[AnyRow], measurement: Measurement) -> l
 def measured_rows(
     path: str | Path, kind: type[AnyRunRow], measurement: Measurement
 ) -> list[AnyRunRow]:
-    """The rows of the newest complete run of a measurement in a file and its siblings; [] if there is none."""
+    """The rows of a measurement's newest complete run, in a file and its numbered siblings; [] if there is no
+    such run.
+    """
     same = rows_of(path, kind, measurement)
     incomplete = {row.run for row in same if row.status != "ok" or not measurement.includes(row)}
     complete = [row for row in same if row.run not in incomplete]
@@ -287,7 +292,7 @@ def _files(path: Path) -> list[tuple[str, int, int]]:
 
 
 def _prompts(prompts: dict[str, Any]) -> dict[str, Any]:
-    """The settings of a prompt set, with the commit or the contents of its files in place of their names."""
+    """The settings of a prompt set, with the commit or digests of its files in place of their names."""
     settings = PromptSettings(**prompts)
     named = ("name", "file", "repository", "revision", "licence", "source")
     asked = {setting: value for setting, value in prompts.items() if setting not in named}
@@ -308,8 +313,10 @@ def _contents(file: Path) -> str | None:
 
 
 def _of_command(words: Sequence[str]) -> list[object]:
-    """The words of a command, and the programs, models and other files that they name on this machine, with sizes and
-    times: an upgrade writes a file again.
+    """The words of a command, followed by what they name: files on this machine with sizes and times, and models on the
+    hub with commits.
+
+    Sizes and times matter because an upgrade of a program writes its file again.
     """
     named: list[object] = list(words)
     for word in words:
@@ -323,7 +330,7 @@ def _of_command(words: Sequence[str]) -> list[object]:
                 elif _REPOSITORY.fullmatch(part):
                     named.append((part, hub_commit(part, None)))
             except (OSError, ValueError):
-                # The word is no path, or this user may not read it.
+                # The word is not a path, or this user may not read the file.
                 continue
     return named
 

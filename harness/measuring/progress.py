@@ -1,7 +1,7 @@
 """Messages and progress of a command, all on stderr: stdout is for results.
 
-On a terminal there is one live line: it shows what is happening, and is replaced as soon as something else happens. A
-job of a sweep writes its messages into a file, and its live line on the terminal of the sweep.
+On a terminal there is one *live line*: it shows the current activity, and the next activity replaces it. A job of a
+sweep writes its messages into a file, and draws its live line on the terminal of the sweep.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ _log = logging.getLogger("harness")
 # Moves to the beginning of the line, and clears it.
 _CLEAR = "\r\x1b[2K"
 
-# Without a terminal, progress is printed if no line was printed for this many seconds.
+# Without a terminal, a line about the progress is printed after this many seconds without any printed line.
 _SILENT_S = 60.0
 _last_line = time.monotonic()
 
-# In a job of a sweep: the terminal of the sweep, and the text before the live line there. Elsewhere None and empty.
+# For a job of a sweep: the terminal of the sweep, and the text that precedes the job's live line there. Otherwise None
+# and empty.
 _sweep_terminal: IO[str] | None = None
 _prefix = ""
-# Called from Python, a command writes its messages into files alone.
+# If a command is called from Python, its messages are written only into files.
 _is_quiet = False
 
 
@@ -42,7 +43,7 @@ class LogFile(logging.FileHandler):
             super().emit(record)
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Do nothing; `emit` calls it for an error."""
+        """Do nothing. `logging` calls it for an error in `emit`, and would print a traceback."""
 
 
 def live_on(terminal: IO[str] | None, prefix: str) -> None:
@@ -54,7 +55,7 @@ def live_on(terminal: IO[str] | None, prefix: str) -> None:
 
 @contextmanager
 def quiet(is_quiet: bool) -> Iterator[None]:
-    """Write no message on stderr within the block, if it is to be quiet."""
+    """If `is_quiet`, write no message on stderr within the block."""
     global _is_quiet
     _is_quiet = is_quiet
     try:
@@ -71,7 +72,9 @@ def say(message: str) -> None:
 
 
 def note(message: str) -> None:
-    """Show what is happening, and log it: on a terminal in the live line, elsewhere as a printed line."""
+    """Show a message about the current activity, and log it: on a terminal in the live line, otherwise as a printed
+    line.
+    """
     _log.info(message)
     if sys.stderr.isatty() or _sweep_terminal is not None:
         show(message)
@@ -104,11 +107,11 @@ def show(text: str) -> None:
 def progress(description: str, total: int) -> Iterator[Callable[[str | None], None]]:
     """Show the progress over `total` steps, with the time left.
 
-    Yields a function that ends a step; its argument replaces the description, unless it is None. Nothing is drawn
-    between the ends of two steps, because drawing would take time from the measurement.
+    Yields a function to be called at the end of each step; its argument replaces the description, unless it is None.
+    Nothing is drawn during a step, because drawing would take time from the measurement.
     """
     num_done = 0
-    # The first step includes the warm-up, so only later steps show how long one takes.
+    # The first step includes the warm-up, so the time per step is estimated from the later steps.
     began = time.monotonic()
 
     def advance(text: str | None) -> None:
@@ -129,7 +132,7 @@ def progress(description: str, total: int) -> Iterator[Callable[[str | None], No
 
 
 def _draw(description: str, num_done: int, total: int, left: float | None) -> None:
-    """Show the bar; `left` is the number of seconds left, None if not known."""
+    """Show the bar; `left` is the number of seconds left, or None if not known."""
     length = round(_BAR * num_done / max(1, total))
     time_left = "" if left is None else f" · about {in_words(left)} left"
     bar = "━" * length + "─" * (_BAR - length)
@@ -140,7 +143,7 @@ def _draw(description: str, num_done: int, total: int, left: float | None) -> No
 
 
 def in_words(seconds: float) -> str:
-    """`40 s`, `12 minutes`, `3.5 hours`."""
+    """A duration in words: `40 s`, `12 minutes`, `3.5 hours`."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     if seconds < 100 * 60:

@@ -1,4 +1,4 @@
-"""Watches whether the machine is quiet while it measures: processor time, load, and other work of the GPUs."""
+"""Watches whether the machine is idle apart from the measurement: processor time, load, and other work of the GPUs."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _REASONS = {
 
 
 def processor_time(tasks: Path = Path("/proc/self/task")) -> tuple[int, int] | None:
-    """Nanoseconds for which the threads of a process have run, and for which they have waited for a core.
+    """(ran, waited): the nanoseconds for which the threads of a process have run, and have waited for a core.
 
-    None if the system does not report them.
+    None if the system does not report these times.
 
     Args:
         tasks: the directory of the process's threads; by default the threads of this process.
@@ -45,7 +45,9 @@ def processor_time(tasks: Path = Path("/proc/self/task")) -> tuple[int, int] | N
 
 
 def _time_of_run() -> tuple[int, int] | None:
-    """`processor_time` of this process and all its descendants: servers compute in place of this process."""
+    """`processor_time` of this process and all its descendants together, because servers that it starts do the
+    computing.
+    """
     times = [processor_time()]
     with suppress(psutil.Error):
         children = psutil.Process().children(recursive=True)
@@ -55,7 +57,9 @@ def _time_of_run() -> tuple[int, int] | None:
 
 
 def load_average() -> float | None:
-    """Mean number of programs over the last minute that ran or waited for a core; None if not known."""
+    """Mean number of programs that ran or waited for a core during the last minute; None if the system does not report
+    it.
+    """
     try:
         return os.getloadavg()[0]
     except (AttributeError, OSError):
@@ -63,7 +67,7 @@ def load_average() -> float | None:
 
 
 def _throttle_reasons(handle: Any) -> list[str]:
-    """Why the clocks of a GPU are lowered now; [] if they are not, or that is not known."""
+    """The reasons why a GPU's clocks are lowered now; [] if they are not lowered, or if the GPU does not report it."""
     try:
         bits = pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
     except pynvml.NVMLError:
@@ -72,12 +76,12 @@ def _throttle_reasons(handle: Any) -> list[str]:
 
 
 def _num_others(pids: set[int]) -> int:
-    """How many of these processes do not belong to this run. Servers that the run started do: they are descendants of
-    this process.
+    """The number of these processes that do not belong to this run. Servers that the run started belong to it, because
+    they are descendants of this process.
     """
     others = pids - {os.getpid()}
     if not others:
-        return 0  # nothing is to be looked up
+        return 0  # saves looking up the descendants
     with suppress(psutil.Error):
         others -= {child.pid for child in psutil.Process().children(recursive=True)}
     return len(others)
@@ -86,10 +90,10 @@ def _num_others(pids: set[int]) -> int:
 class Quietness:
     """Watches the machine while a run is timed, from the creation of this object on.
 
-    It compares processor times, and keeps the worst of what NVML reported about the GPUs at each `look`.
+    It compares processor times, and keeps the worst values that NVML reported about the GPUs at any `look`.
 
     Args:
-        gpus: UUIDs of the GPUs that compute.
+        gpus: UUIDs of the GPUs that compute; empty if GPUs cannot be watched.
     """
 
     def __init__(self, gpus: Sequence[str]) -> None:
@@ -98,11 +102,12 @@ class Quietness:
         self._lowest_clock_mhz: int | None = None
         self._throttle_reasons: set[str] = set()
         self._num_throttled = 0
-        # The most processes of other programs that were seen on any one GPU.
+        # The most processes of other programs that were ever seen on a single GPU; None before the first answer of
+        # NVML.
         self._other_processes: int | None = None
 
     def look(self) -> None:
-        """Look at the GPUs by NVML, which `gpu_uuids` has initialised. To be called between two timed answers."""
+        """Ask NVML about the GPUs; `gpu_uuids` has initialised NVML. Call this between two timed answers."""
         reasons: set[str] = set()
         for gpu in self._gpus:
             with suppress(pynvml.NVMLError):
@@ -117,7 +122,9 @@ class Quietness:
         self._num_throttled += bool(reasons)
 
     def columns(self) -> dict[str, Any]:
-        """The columns about the machine since the creation, by name (`MachineFigures`)."""
+        """The columns of `MachineFigures`, by name, for the time since this object was created; None for unknown
+        values.
+        """
         return {
             "processor_share": self.processor_share,
             "load": load_average(),
@@ -130,12 +137,12 @@ class Quietness:
 
     @property
     def processor_share(self) -> float | None:
-        """CPU time received, as a share of CPU time wanted, since the creation; None if the system does not report
-        it.
+        """CPU time received / CPU time requested since this object was created; None if the system does not
+        report it.
         """
         now = _time_of_run()
         if now is None or self._first is None:
             return None
         ran, waited = (after - before for before, after in zip(self._first, now, strict=True))
-        # The times of ended threads disappear, so that a difference may be negative.
+        # A thread's times disappear when it ends, so a difference may be negative.
         return ran / (ran + waited) if ran > 0 and waited >= 0 else None

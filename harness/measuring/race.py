@@ -17,7 +17,7 @@ _FEWEST_COMPARED = 8
 
 
 def arm_columns(answered: Answered, tokenizer: Tokenizer) -> dict[str, Any]:
-    """The columns of `CompareRow` about one arm, by name; without rates for an empty answer.
+    """The columns of `CompareRow` about one arm, by name. Times and rates are left out if the answer has no token.
 
     Args:
         answered: the answer to a question with a single request.
@@ -43,7 +43,7 @@ def comparison_columns(
     `CompareRow`.
 
     Args:
-        weights: give the logit margin at the place where greedy texts part; None for servers.
+        weights: the models, whose logits give the margin where greedy texts diverge; None for servers.
     """
     [expected], [actual] = regular.tokens, speculative.tokens
     reference = None
@@ -61,11 +61,15 @@ def comparison_columns(
 
 
 def _speedup(regular: Answered, speculative: Answered) -> dict[str, Any]:
-    """The speed-up: regular time over speculative time, for as many tokens as the shorter text has (`num_compared`).
+    """The speed-up: regular time divided by speculative time, for as many tokens as the shorter text has
+    (`num_compared`).
 
-    The times are cut because sampled texts end at different lengths: the rest of the longer text has no counterpart,
-    and a long text spreads the time of its prompt over more tokens. If the texts are equally long, or the shorter one
-    has fewer than `_FEWEST_COMPARED` tokens, it is the ratio of the times per token. Empty without tokens.
+    Sampled texts end at different lengths. Only the beginnings are compared, because the rest of the longer text has no
+    counterpart, and a longer text spreads the time of its prompt over more tokens.
+
+    The speed-up is the ratio of the times per token instead, without `num_compared`, if the texts are equally long, if
+    the shorter text has fewer than `_FEWEST_COMPARED` tokens, or if arrival times are missing. {} if either text has no
+    token.
     """
     lengths = [regular.num_tokens, speculative.num_tokens]
     num_compared = min(lengths)
@@ -82,7 +86,7 @@ def _speedup(regular: Answered, speculative: Answered) -> dict[str, Any]:
 def _seconds_until(answered: Answered, num_compared: int) -> float | None:
     """The seconds until the text had `num_compared` tokens; None if fewer arrived.
 
-    Tokens that arrived together are taken to be spread evenly over the time since the arrival before.
+    Tokens that arrived together are assumed to be spread evenly over the time since the previous arrival.
     """
     seconds = 0.0
     num_before = 0
@@ -102,7 +106,7 @@ def find_rejections(answered: Answered, tokenizer: Tokenizer) -> list[Rejection]
     num_generated = 0
     for arrival in answered.arrivals:
         num_accepted = arrival.origins.count(Origin.DRAFT)
-        # If the text ends with an accepted token, the rejection of the next one has no effect on it.
+        # If the text ends with an accepted token, a rejection after it does not change the text.
         if num_accepted < len(arrival.proposed) and len(arrival.tokens) > num_accepted:
             target, draft = arrival.probabilities or (None, None)
             rejections.append(
@@ -119,7 +123,7 @@ def find_rejections(answered: Answered, tokenizer: Tokenizer) -> list[Rejection]
 
 
 def token_text(tokenizer: Tokenizer, token: int) -> str:
-    """One token as text, or in the vocabulary's form if it is only a part of a character."""
+    """One token as text; if it is only a part of a character, the vocabulary's notation of it."""
     text = tokenizer.decode([token], skip_special_tokens=False, clean_up_tokenization_spaces=False)
     assert isinstance(text, str)
     if "\N{REPLACEMENT CHARACTER}" in text:
@@ -130,10 +134,11 @@ def token_text(tokenizer: Tokenizer, token: int) -> str:
 def race_page_data(
     answered: Answered, tokenizer: Tokenizer, prompt: Sequence[int]
 ) -> dict[str, Any]:
-    """One arm's answer in the form that the page draws.
+    """One arm's answer in the form that the web page of `serve` draws.
 
-    `steps` has one entry for each arrival: `at`, its time in seconds, and `tokens`, each with its text, its `origin`
-    (who wrote it) and, if it replaced a draft token, the `rejection`.
+    `steps` has one entry for each arrival. An entry contains its time in seconds (`at`) and its `tokens`. Each token
+    has its text and its `origin` (whether draft or target produced it). A token that replaced a draft token also has
+    the `rejection`.
     """
     detokenizer = Detokenizer(tokenizer, prompt)
     rejections = {
@@ -151,7 +156,7 @@ def race_page_data(
             position += 1
         steps.append({"at": arrival.seconds, "tokens": tokens})
     if position:
-        # The rest may be half a character that was never completed.
+        # The detokenizer may still hold the bytes of an incomplete character.
         steps[-1]["tokens"][-1]["text"] += detokenizer.flush()
     return {
         "name": answered.arm,

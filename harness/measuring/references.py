@@ -1,11 +1,11 @@
-"""The probabilities that the answers of a run are checked against: the model's own, or those that a regular server
-reports for given texts.
+"""The probabilities that a run's answers are checked against: the model's own, or those that a regular server reports
+for given texts.
 
-Servers report the n likeliest tokens at each place. All other tokens are treated as equally likely, and so count as one
-token with all of their mass: shifts among them cannot be seen. At temperature 1 that is exact. At any other temperature
-the mass of the other tokens also depends on how it is spread; below 1 it is smallest if it is spread evenly.
-`logits_by_another_route` therefore assumes the other extreme, in which the other tokens are as likely as the n-th, and
-the difference between the two counts as rounding.
+A server reports the log-probabilities of only the n likeliest tokens at each position. All other tokens are assumed to
+be equally likely, so shifts among them cannot be detected. At temperature 1, their total mass is exact. At any other
+temperature, their mass depends on how it is spread over them; below temperature 1, it is smallest if it is spread
+evenly. `logits_by_another_route` assumes the other extreme: as few other tokens as possible, each as likely as the
+n-th. The difference between the two assumptions counts as rounding.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ from harness.engines.tokenizer import AnyPair, ServedPair, tokens_as_served
 from harness.measuring.progress import say
 from harness.results.statistics import Floats
 
-# A difference of log-probabilities up to this size is always explained by rounding.
+# A difference of log-probabilities up to this size always counts as rounding.
 _LEAST_ROUNDING = 0.001
-# How many texts are scored twice, to see the rounding.
+# How many texts are scored twice, to measure the rounding.
 _NUM_TWICE = 16
 
 
 class ReportedReference:
-    """A regular arm's log-probabilities of texts, in the form of a `Reference`'s logits.
+    """The log-probabilities that a regular arm reports for texts, as the logits of a `Reference`.
 
     Args:
         arm: the regular arm, which scores texts.
-        prompt: any prompt; it is scored once, to see whether the arm can score texts.
+        prompt: any prompt; it is scored once, to find out whether the arm can score texts.
         num_tokens: size of the tokenizer's vocabulary.
-        num_top: how many of the likeliest tokens are asked for at each place; -1 for all.
+        num_top: how many of the likeliest tokens the arm is asked for at each position; -1 for all.
         num_in_flight: how many texts are scored at the same time.
 
     Attributes:
-        rounding: the largest difference between the errors of two log-probabilities that rounding explains.
+        rounding: the largest difference between two log-probabilities that counts as rounding.
 
     Raises (each method):
         RunError: if the arm does not report log-probabilities of texts.
@@ -67,7 +67,7 @@ class ReportedReference:
         self.arm = arm
         self._scores = arm.scores
         [[likeliest]] = self._scores([(prompt, prompt[:1])], num_top, 1)
-        # Some models have more tokens than their tokenizer knows.
+        # Some models have a larger vocabulary than their tokenizer.
         self.vocabulary_size = max(num_tokens, 1 + max(likeliest))
         self.rounding = _LEAST_ROUNDING
         self._num_top = num_top
@@ -76,11 +76,12 @@ class ReportedReference:
     def learn_rounding(
         self, texts: Sequence[tuple[Sequence[int], Sequence[int]]], as_drawn: float
     ) -> None:
-        """Measure the arm's rounding, by scoring the same texts alone and while others are scored.
+        """Set `rounding`, by scoring the same texts once by themselves and once while other texts are scored.
 
         Args:
-            texts: pairs of a prompt and the arm's text after it.
-            as_drawn: the largest difference between the arm's scores and the log-probabilities of the tokens it drew.
+            texts: pairs of a prompt and the arm's text after it. Only the first `_NUM_TWICE` pairs are scored.
+            as_drawn: a difference that is known already: between the arm's scores of tokens, and the log-probabilities
+                that it reported when it drew them.
         """
         twice = texts[:_NUM_TWICE]
         together = self._scores(twice, self._num_top, self._num_in_flight)
@@ -89,7 +90,7 @@ class ReportedReference:
             [second] = self._scores([text], self._num_top, 1)
             for first_scores, second_scores in zip(first, second, strict=True):
                 likeliest = max(first_scores, key=lambda token: first_scores[token])
-                # If the token is not reported again, it is less likely than all that are.
+                # If the token is not reported the second time, it is less likely than every reported token.
                 again = second_scores.get(likeliest, min(second_scores.values()))
                 differences.append(abs(first_scores[likeliest] - again))
         self.rounding = max(_LEAST_ROUNDING, 2 * max(differences))
@@ -97,10 +98,10 @@ class ReportedReference:
     def draft_logits_along(
         self, prompts: Sequence[Sequence[int]], texts: Sequence[Sequence[int]]
     ) -> None:
-        """None, because servers do not report the probabilities of a draft."""
+        """Return None, because servers do not report the probabilities of a draft."""
 
     def kernel_deviations(self, prompt: Sequence[int], text: Sequence[int], logits: Floats) -> None:
-        """None, because servers do not report the results of another kernel."""
+        """Return None, because servers do not report the results of another kernel."""
 
     def tolerance(self, likeliest: Floats, deviation: float) -> Floats:
         return np.full(likeliest.shape, self.rounding)
@@ -109,7 +110,7 @@ class ReportedReference:
         pairs = [(token_ids, [wanted]), (token_ids, [other])]
         scored = self._scores(pairs, self._num_top, 1)
         either = {**scored[0][0], **scored[1][0]}
-        # A token that is not reported is only known to be less likely than those that are.
+        # Of a token that is not reported, only an upper bound is known: the least likely reported token.
         least = min(either.values())
         return Margin(either.get(wanted, least) - either.get(other, least), self.rounding)
 
@@ -124,22 +125,25 @@ class ReportedReference:
         return logits
 
     def logits_by_another_route(self, prompt: Sequence[int], text: Sequence[int]) -> Floats:
-        """The logits from another request, with the unreported tokens assumed to be as unevenly likely as possible."""
+        """The logits from another request, with the mass of the unreported tokens assumed to be on as few of them as
+        possible.
+        """
         [scored] = self._scores([(prompt, text)], self._num_top, 1)
         return self._logits(scored, is_even=False)
 
     def _logits(self, scored: Sequence[Likeliest], is_even: bool) -> Floats:
-        """Logits [n, V] from the log-probabilities that are reported at n places.
+        """Logits [n, V] from the log-probabilities that are reported at n positions.
 
         Args:
-            is_even: whether the remaining mass is spread evenly over all other tokens, or else over as few of them as
-                possible, which are then as likely as the least likely reported token.
+            is_even: whether the remaining mass is spread evenly over all other tokens. If not, it is put on as few of
+                them as possible, each as likely as the least likely reported token.
         """
         logits = np.full((len(scored), self.vocabulary_size), -math.inf)
         for row, likeliest in zip(logits, scored, strict=True):
             shown = sorted(likeliest.items(), key=operator.itemgetter(1), reverse=True)
             if self._num_top > 0:
-                # An arm may report the text's own token in addition. The logits must not depend on which token that is.
+                # An arm may report the text's own token in addition to the likeliest tokens. The logits must not depend
+                # on the text.
                 shown = shown[: self._num_top]
             tokens, logprobs = map(list, zip(*shown, strict=True))
             check_known(tokens, self.vocabulary_size)
@@ -159,17 +163,20 @@ class ReportedReference:
         return logits
 
 
-# The size of the caches that are planned if an engine has no weights in this process, and they are loaded only for
-# checks: the most rows of a batch, and the most tokens of a row.
+# For an engine without weights in this process, the weights are loaded only for checks. Caches are then planned for
+# this many rows of a batch, and this many tokens of a row.
 REFERENCE_BATCH = 64
 REFERENCE_TOKENS = 128
 
 
 class References:
-    """Gives the reference for a run: the open engine's own, or else its target, loaded into this process once.
+    """Provides the reference for a run: the open engine's own, or the run's target, loaded into this process once.
 
-    There is no reference for a server that applies the chat template itself, because it reads other tokens than the
-    model would here; for one whose answers a grammar constrains; and for one whose model cannot be loaded here.
+    There is no reference in three cases:
+
+    - the server applies the chat template itself, and so reads different tokens than the model would here;
+    - a grammar constrains the server's answers;
+    - the server's model cannot be loaded here.
 
     Raises (each method):
         RunError: if the engine computes in this process, and its models do not fit.
@@ -181,13 +188,15 @@ class References:
         self._engine = engine
 
     def for_tokens(self) -> Reference | None:
-        """The reference for token ids; None if there is none, or the engine does not report its tokens."""
+        """The reference for token ids; None if there is no reference, or if an arm does not report the tokens that it
+        drew.
+        """
         if not all(arm.traits.reports_token_ids for arm in self._engine.arms):
             return None
         return self.for_texts()
 
     def for_texts(self) -> Reference | None:
-        """The reference for texts, whose tokens may be unknown; None if there is none."""
+        """The reference for texts, whose token ids need not be known; None if there is no reference."""
         if self._settings.engine.beyond_model is not None:
             return None
         weights = self._engine.weights
@@ -196,9 +205,10 @@ class References:
     def text_divergence(
         self, prompt: Sequence[int], text: str, num_tokens: int
     ) -> Divergence | None:
-        """Return where a greedy text of the speculative arm, or of the only arm, diverges from the model's own text.
+        """Return where a greedy text of the speculative arm, or of the only arm, diverges from the model's own text;
+        None if it does not.
 
-        `for_texts` must give a reference.
+        `for_texts` must return a reference.
 
         Args:
             num_tokens: the most tokens that the text can have.
@@ -212,7 +222,7 @@ class References:
 
     @functools.cached_property
     def _loaded(self) -> Reference | None:
-        """The target, loaded here; None, after a message, if a server's model cannot be loaded."""
+        """The target, loaded here. If a server's model cannot be loaded, it is None, and a message says so."""
         settings = self._settings
         if settings.model.repository == SERVED:
             say("no exact distribution: model= names the weights that are served")

@@ -1,4 +1,4 @@
-"""The row of `latency`, one per arm, composed of groups of figures (`figures`) and settings of its own."""
+"""The row of `latency`, one per arm. It is composed of groups of figures (`figures`) and of settings."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class _LatencySettings(PromptedRow, ComparedRow):
     """Settings that only `latency` has."""
 
     repeats: MaybeInt = setting(
-        "runs that were asked for; in a pooled row, runs that were pooled", "repeats"
+        "number of runs that were set; in a pooled row, number of runs that were pooled", "repeats"
     )
     repeat: int | Literal["all"] | None = setting(
         "number of the run among its repetitions; `all` for the pooled row",
@@ -65,12 +65,12 @@ class LatencyRow(
 
     @property
     def lacks_an_arm(self) -> bool:
-        """Whether the row of the speculative arm must follow this one; in a torn file it is missing."""
+        """Whether the speculative arm's row must follow this row. It is missing if the file was cut off."""
         return self.arm == "regular" and bool(self.draft)
 
     @property
     def was_starved(self) -> bool:
-        """Whether other programs slowed this run; False for a server on another machine, and if not known."""
+        """Whether other programs slowed this run. False for a server on another machine, and if this is not known."""
         share = self.processor_share
         return not self.is_on_another_machine and share is not None and share < QUIET
 
@@ -80,7 +80,7 @@ class LatencyRow(
 
     @property
     def mean_answer_length(self) -> float | None:
-        """Mean number of tokens of an answer that has any; None if not known."""
+        """Mean number of tokens of the answers that have at least one token; None if not known."""
         num_answers = (self.num_prompts or 0) - (self.num_failed or 0) - (self.num_empty or 0)
         return self.num_tokens / num_answers if self.num_tokens and num_answers else None
 
@@ -88,8 +88,9 @@ class LatencyRow(
     def ms_per_token_after_first(self) -> float | None:
         """Milliseconds per token after the first, over all answers.
 
-        None if rows of a batch wait for each other, if tokens were held back (so that the first one's time is not
-        known), or if answers have only one token.
+        It is None if rows of a batch wait for each other, if tokens were held back (so that the first token's time is
+        not known), or if answers have only one token. If the time of the first token or the length of answers is not
+        recorded, it is `ms_per_token`.
         """
         if self.ms_per_token is None or self.held_back or self.is_batched:
             return None

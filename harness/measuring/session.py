@@ -1,6 +1,6 @@
-"""Does the work that surrounds every command's measurement: plan, encode, place, load, open an engine, write rows.
+"""Does the work that every command needs around its measurement: plan, encode, place, load, open an engine, write rows.
 
-`run.py` makes a session for a run, and hands it to the command's `measure`.
+`commands/run.py` makes a session for a run, and passes it to the command's `measure`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ AnyRow = TypeVar("AnyRow", bound=Row)
 
 
 class HasSettings(Protocol):
-    """A command's experiment, or a part of it. It owns the settings in effect: the given ones with its own changes."""
+    """A command's experiment, or a part of it. Its `settings` are the settings in effect: the user's, with the changes
+    that the experiment made.
+    """
 
     @property
     def settings(self) -> Any:
@@ -46,24 +48,26 @@ class HasSettings(Protocol):
 
 
 class Session:
-    """One run of a command, which takes these steps in order: `encode` (or `encoder`), `place`, `open`, `requests`, and
-    `interleaving.ask_in_turns`. `row` and `write_rows` follow however the run ends. `engine` is not None between `open`
-    and `close`.
+    """One run of a command. Its steps are, in this order: `encode` (or `encoder`), `place`, `open`, `requests` and
+    `interleaving.ask_in_turns`.
+
+    However the run ends, `row` and `write_rows` follow.
 
     Args:
         directory: directory of the run.
-        keeper: keeps the loaded pair from run to run; None for a run by itself.
-        run_id: None for a new one.
+        keeper: keeps the loaded pair from run to run; None for a single run, which gets a new keeper.
+        run_id: id of the run; None for a new id.
 
     Attributes:
-        experiment: owns the settings in effect; `acceptance` replaces it to measure under another condition.
+        experiment: its `settings` are in effect. `acceptance` replaces it to measure under another condition.
         original_settings: the settings without the command's own changes; they identify the measurement.
         run_id: the `run` of all its rows.
-        status, error: `ok`, `failed`, `interrupted` or `refused`; and the reason, None for `ok`.
+        status, error: the status is `ok`, `failed`, `interrupted` or `refused`; the error is the reason, or None for
+            `ok`.
         placed: the pair with its devices, after `place`; None if the engine loads no pair here.
-        engine: the open engine, after `open`.
-        devices: product names, such as ['NVIDIA A100-SXM4-40GB']; [] before `place`, and if a server computes on
-            devices that are not this machine's.
+        engine: the open engine; None before `open` and after `close`.
+        devices: product names, such as ['NVIDIA A100-SXM4-40GB']; [] before `place`, and if a server runs on another
+            machine.
         written: the rows that `write_rows` has written so far.
     """
 
@@ -96,10 +100,10 @@ class Session:
 
     @contextmanager
     def watch(self) -> Iterator[None]:
-        """Record the error that ends the block, as `status` and `error`.
+        """Record the error that ends the block, as `status` and `error`, and raise it.
 
-        A known failure is raised as a RunError that explains it, any other error unchanged. `BaseException` is caught
-        because a panic in a library written in Rust is not an `Exception`.
+        A known failure is raised as a RunError that explains it; any other error is raised unchanged. `BaseException`
+        is caught because a panic in a library written in Rust is not an `Exception`.
         """
         try:
             yield
@@ -107,7 +111,8 @@ class Session:
             self.status, self.error = "interrupted", str(interrupt) or "stopped by the user"
             raise
         except BaseException as exception:
-            # Recorded before explaining it, which may fail: a row without a reason would look like a good one.
+            # Recorded before the error is explained. If explaining failed, the row would otherwise look like that of a
+            # successful run.
             self.status, self.error = "failed", _message(exception)
             from harness.config.failures import as_run_error
 
@@ -119,12 +124,16 @@ class Session:
 
     @property
     def pair(self) -> Pair:
-        """The loaded pair, for commands that read texts with its models."""
+        """The pair with its weights, which are loaded now if they are not yet; for commands that read texts with its
+        models.
+        """
         return self._keeper.load()
 
     @property
     def planned(self) -> AnyPair:
-        """The pair before its weights are loaded; if a server has the weights, its tokenizer alone."""
+        """The pair before its weights are loaded. If a server has the weights, it is only a tokenizer
+        (`ServedPair`).
+        """
         return self._keeper.plan(self.settings)
 
     @property
@@ -134,7 +143,7 @@ class Session:
 
     @property
     def served_instead(self) -> Sequence[str]:
-        """The names of the servers' models, if none of them matches `model=`; otherwise []."""
+        """The names of the models that the servers report, if none of them matches `model=`; otherwise []."""
         served = self.engine.servers.models if self.engine and self.engine.servers else []
         return [] if any(map(self.settings.model.is_served_as, served)) else served
 
@@ -144,9 +153,11 @@ class Session:
         return Encoder(self.planned, self.settings)
 
     def identify(self) -> Measurement:
-        """Return the identity of the measurement, by which `resume` finds earlier rows. It is determined once.
+        """Return the identity of the measurement, by which `resume` finds earlier rows. It is determined once per
+        session.
 
-        Runs with the same original settings are the same measurement, whatever the command itself changes in them.
+        Only the user's settings count: runs with the same original settings are the same measurement, whatever settings
+        the command itself changes.
         """
         if self._measurement is None:
             self._measurement = identify(self.original_settings)
@@ -154,21 +165,24 @@ class Session:
 
     @property
     def store_directory(self) -> Path:
-        """The directory of files that outlive the run: that of `results.file`, or the run's own if there is none."""
+        """The directory of files that later runs read: the directory of `results.file`, or the run's own if none is
+        set.
+        """
         file = self.settings.results.file
         return self.directory if file is None else Path(file).parent
 
     def encode(
         self, prompts: Sequence[Prompt], setting: str = "prompts", new_tokens: int | None = None
     ) -> list[list[int]]:
-        """Return the token ids of each prompt, through the chat template if settings and tokenizer have one.
+        """Return the token ids of each prompt, through the chat template if there is one and the settings use it.
 
         Args:
-            setting: the setting that the prompts come from, for the error.
+            setting: name of the setting that contains the prompts, for the error.
             new_tokens: number of tokens that follow each prompt; None for `decoding.max_new_tokens`.
 
         Raises:
-            SettingError: if a prompt and its new tokens do not fit into a model's context.
+            SettingError: if a prompt and its new tokens do not fit into a model's context, and for prompts that
+                `Encoder.encode` refuses.
         """
         token_ids = self.encoder.encode(prompts)
         new_tokens = new_tokens or self.settings.decoding.max_new_tokens
@@ -184,14 +198,15 @@ class Session:
         prompt_tokens: int,
         new_tokens: int | None = None,
     ) -> PlacedPair | None:
-        """Place the pair with its caches on devices, show these, and write `environment.json`.
+        """Decide where the pair and its caches are placed, show the devices, and write `environment.json`.
 
-        The first call of a run decides, and must have the largest demand; later calls return its result.
+        Only the first call of a run decides, so it must state the largest demand of the run. Later calls return the
+        same result.
 
         Args:
             batch_size: number of rows that are decoded together.
-            prompt_tokens: the most tokens of a prompt.
-            new_tokens: the most tokens that follow it; None for `decoding.max_new_tokens`.
+            prompt_tokens: length of the longest prompt.
+            new_tokens: the most tokens that follow a prompt; None for `decoding.max_new_tokens`.
 
         Returns:
             The pair with its devices; None if the engine loads no pair here.
@@ -199,14 +214,14 @@ class Session:
         Raises:
             RunError: if the pair does not fit.
         """
-        # Identified now: planning has found the commit on the hub, and servers have answered no question yet, so that a
-        # restart after this is noticed.
+        # Identified now, because planning has found the commit on the hub, and servers have answered no question yet: a
+        # server that restarts from now on is noticed.
         self.identify()
         settings = self.settings
         engine = engine_of(settings)
         # The devices of a server are known only once it has answered.
         if engine.loads_pair and self.placed is None:
-            # The first demand of a run must be its largest.
+            # Later calls reuse this placement, so this demand must be the largest.
             demand = Demand(
                 batch_size,
                 prompt_tokens,
@@ -223,15 +238,16 @@ class Session:
     def open(
         self, batch_size: int, longest_prompt: int, samplings: Sequence[DecodingSettings] = ()
     ) -> Engine:
-        """Open the engine, with the pair loaded if the engine needs one. An engine that is open is closed first.
+        """Open the engine. The pair's weights are loaded if the engine needs them. An engine that is open already is
+        closed first.
 
         Args:
             batch_size: the most prompts of a question, or the most requests in flight.
-            longest_prompt: the most tokens of a prompt.
+            longest_prompt: length of the longest prompt.
             samplings: as in `Preparation`.
         """
         decoding = self.settings.decoding
-        # So that its caches are freed before the next engine allocates its own.
+        # Frees the caches of an open engine before the next engine allocates its own.
         self.close()
         preparation = Preparation(
             decoding=decoding,
@@ -268,7 +284,7 @@ class Session:
 
         Args:
             token_ids: token ids of each prompt.
-            indices: index of each prompt; together with the seed it determines the random numbers.
+            indices: index of each prompt. The index and the seed determine the random numbers of the answer.
             decoding, seed: None to take them from the settings.
             chats, salts: one for each prompt; empty for none.
         """
@@ -284,16 +300,16 @@ class Session:
         return requests
 
     def row(self, kind: type[AnyRow], acceptance: Drafts | None = None, **figures: Any) -> AnyRow:
-        """Return a row of this run, with its settings, circumstances and figures.
+        """Return a row of this run, with its settings, its circumstances (status, machine, server) and its figures.
 
         If a column is filled more than once, `figures` override `acceptance`, and both override the rest.
 
         Args:
-            acceptance: fills the columns about acceptance that this kind of row has.
-            figures: measured columns, by name; an Interval without an estimate becomes None.
+            acceptance: fills the columns about acceptance that this kind of row has; None leaves them empty.
+            figures: values of columns, by name; an Interval without an estimate is stored as None.
 
         Raises:
-            TypeError: if this kind of row has no column for a circumstance or a figure.
+            TypeError: if this kind of row has no column of the name of a circumstance or a figure.
         """
         columns: dict[str, Any] = {"run": self.run_id}
         if issubclass(kind, RunRow):
@@ -301,12 +317,12 @@ class Session:
             columns["settings"] = further_settings(self.settings, kind)
             engine = engine_of(self.settings)
             if not engine.in_process:
-                # The server's pair is unknown; the settings only label it.
+                # The server's models are not known here; the settings only give them names.
                 columns |= dict.fromkeys(kind.columns().keys() & LOCAL_PAIR_COLUMNS)
                 columns |= _selected(engine.columns(self.settings), kind)
             if self.settings.draft is None or figures.get("arm") == "regular":
                 columns["num_draft_tokens"] = None
-            # `model=` may name another model, of which only the tokenizer is then used.
+            # `model=` may name another model than the server's; only its tokenizer is then used.
             if self.served_instead:
                 columns["model"] = self.served_instead[0]
         if issubclass(kind, PromptedRow):
@@ -326,10 +342,11 @@ class Session:
         """Append rows to the run's own file and, unless the run was refused, to the file that collects all runs.
 
         Returns:
-            A line that says in which files the rows are; None without rows.
+            A line for the user that names the files; None without rows.
 
         Raises:
-            RunError: a file of rows cannot be written. The message names the files that do have the rows, if any.
+            RunError: if a file cannot be written. If only the collecting file cannot, the message names the directory
+                that has the rows.
         """
         if not rows:
             return None
@@ -354,7 +371,7 @@ class Session:
         return f"{line} and {file}{why}"
 
     def end_tokens(self) -> frozenset[int]:
-        """Return the tokens that end a text of the target."""
+        """Return the ids of the tokens that end a text of the target; empty if none is known."""
         if engine_of(self.settings).loads_pair:
             return self._keeper.load().stop_tokens()
         ends = self.tokenizer.eos_token_id
@@ -363,7 +380,7 @@ class Session:
     def _circumstances(self) -> dict[str, Any]:
         measurement = self.identify()
         if self.engine is not None and self.engine.servers is not None:
-            # If servers take turns, one of them started only later.
+            # If servers run alternately, the second server has started only after `open`.
             self.devices = list(self.engine.servers.devices)
         columns: dict[str, Any] = {
             "status": self.status,
@@ -392,7 +409,7 @@ class Session:
 
 
 def _selected(columns: Mapping[str, Any], kind: type[Row]) -> dict[str, Any]:
-    """Return those of the columns that this kind of row has."""
+    """Return the entries of `columns` for which this kind of row has a column."""
     return {name: value for name, value in columns.items() if name in kind.columns()}
 
 

@@ -1,1 +1,3 @@
-"""Tables and sentences about runs, and how a terminal, Markdown, HTML and plots show them."""
+"""Pages of tables and sentences about runs, and the code that shows them on a terminal, in Markdown, in HTML and as
+plots.
+"""

@@ -1,7 +1,7 @@
-"""Plots as SVG that suits light and dark pages.
+"""Draws plots as SVG that is readable on light and dark pages.
 
-With `drawing.mplstyle`, backgrounds are transparent and axes grey, text stays text, and equal figures give equal bytes.
-The whiskers in tables are not drawn here but by the report's page.
+With the style `drawing.mplstyle`, backgrounds are transparent, axes are grey, text stays text, and the same figures
+give the same bytes. The whiskers in tables are not drawn here, but by the template of the HTML page.
 """
 
 from __future__ import annotations
@@ -25,35 +25,35 @@ from harness.reporting.table import in_lines
 from harness.results.statistics import Floats
 from harness.results.statistics.interval import Interval
 
-# How many curves a reader can distinguish in one plot, and how many plots of one kind still fit a page.
+# The most curves in a plot, because a reader cannot distinguish more; and the most plots of one kind on a page.
 _MOST_CURVES = 6
 MOST_PLOTS = 12
 
-# The styles of curves, in their order; they differ in black and white, too.
+# The styles of curves, in this order; they can also be distinguished in black and white.
 _DASHES = ("-", "--", ":", "-.", (0, (8, 2)), (0, (3, 1, 1, 1, 1, 1)))
 _STYLES = [
     {"marker": marker, "linestyle": dash} for marker, dash in zip("os^DvP", _DASHES, strict=True)
 ]
-# In inches: as wide as a telephone, so that letters keep their size there.
+# The width of a plot in inches: that of a telephone's screen, so that a telephone need not shrink the letters.
 _WIDTH = 4.4
 _LONGEST_LINE = 56
 
 
 class Plot(NamedTuple):
-    """A figure of matplotlib, and the title above it."""
+    """A matplotlib figure, and the title above it."""
 
     title: str
     figure: Figure
 
 
-# The points of each curve, by its name: x, and a value with its bounds.
+# The points of each curve, by the name of the curve. A point is x, and a value with its bounds.
 Curves = Mapping[str, Sequence[tuple[float, Interval]]]
 
 
 def as_svgs(
     make: Callable[[], Mapping[str, Sequence[Plot]]],
 ) -> dict[str, list[tuple[str, str]]]:
-    """The title and the SVG of each plot that `make` makes, by the kind of plot."""
+    """The title and the SVG of each plot that `make` returns, by the kind of plot."""
     drawn: dict[str, list[tuple[str, str]]] = {}
     with _own_style():
         for name, plots in make().items():
@@ -69,11 +69,11 @@ def curve_plots(
     *,
     doubling: bool = False,
 ) -> list[Plot]:
-    """Plots of speed-ups with their bounds, one for each title that has points, all on the same scale.
+    """Draw speed-ups with their bounds: a plot for each panel that has points, all on the same scale.
 
     Args:
         panels: the title and the curves of each plot.
-        doubling: whether x is on a logarithmic scale, on which equal steps are equal factors.
+        doubling: whether x has a logarithmic scale (base 2).
     """
     drawn = []
     ends = [1.0]
@@ -89,7 +89,7 @@ def curve_plots(
     for title, shown in drawn[:MOST_PLOTS]:
         num_lines = sum(wrapped(name).count("\n") + 1 for name, _ in shown)
         figure = Figure(figsize=(_WIDTH, 2.7 + 0.2 * num_lines), layout="constrained")
-        # `Any`, because matplotlib's types name different things in different versions.
+        # `Any`, because matplotlib's type annotations differ between its versions.
         axes: Any = figure.subplots()
         axes.set(xlabel=x_label, ylabel="speed-up, 95 % interval")
         xs = sorted({x for _, points in shown for x, _ in points})
@@ -117,40 +117,43 @@ def curve_plots(
 
 
 def _whiskers(value: Interval) -> Floats:
-    """The lengths [2, 1] of an interval below and above its estimate; NaN without bounds, which is not drawn."""
+    """The lengths [2, 1] of an interval below and above its estimate; without bounds they are nan, and nothing is
+    drawn.
+    """
     return np.array([[value.estimate - value.low], [value.high - value.estimate]])
 
 
 @contextmanager
 def _own_style() -> Iterator[None]:
     """Use the style of `drawing.mplstyle` within the block, whatever style the user has set."""
-    # The first figure that is ever drawn on a machine makes matplotlib list its fonts, and log that.
+    # When matplotlib draws the first figure on a machine, it makes a list of fonts, and logs a message about it.
     logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
     with matplotlib.rc_context(), warnings.catch_warnings():
-        # The browser has the characters that matplotlib's font lacks.
+        # If matplotlib's font lacks a character, the browser still shows it, because text stays text.
         warnings.filterwarnings("ignore", message="Glyph", category=UserWarning)
-        # Intervals over few prompts may be so wide that their labels leave no room.
+        # Intervals over few prompts may be so wide that the labels leave no room for the plot.
         warnings.filterwarnings("ignore", message="constrained_layout not applied")
-        # A user's own matplotlibrc is meant for other pictures.
+        # A user's own matplotlibrc is ignored.
         matplotlib.rcdefaults()
         matplotlib.style.use(Path(__file__).with_suffix(".mplstyle"))
         yield
 
 
 def wrapped(label: str) -> str:
-    """A label, broken into lines that fit a figure."""
+    """A label, wrapped to lines that fit a figure."""
     return in_lines(" ".join(re.sub(r"[\x00-\x1f\x7f]", " ", label).split()), _LONGEST_LINE)
 
 
 def _svg(name: str, figure: Figure) -> str:
-    """A figure as SVG without prologue and metadata. Its ids begin with `name`, so that they differ from those of other
-    plots on the page.
+    """A figure as SVG, without prologue and metadata.
+
+    Its ids begin with `name`, so that they differ from the ids of other plots on the page.
     """
     buffer = io.StringIO()
-    # Without the date, so that the result is the same at any time.
+    # Without the date, so that the result does not depend on the time.
     figure.savefig(buffer, format="svg", metadata=dict.fromkeys(("Date", "Creator")))
     text = re.sub(r"<metadata>.*?</metadata>", "", buffer.getvalue(), flags=re.DOTALL)
     without_prologue = text[text.index("<svg") :]
     ids = re.compile(r'\bid="|href="#|url\(#')
-    # Ids occur only in tags. The text between tags, such as the name of a model, stays as it is.
+    # Ids occur only within tags. The text between tags, such as the name of a model, must not be changed.
     return re.sub(r"<[^>]+>", lambda tag: ids.sub(rf"\g<0>{name}-", tag[0]), without_prologue)

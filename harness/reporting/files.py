@@ -1,4 +1,4 @@
-"""Shows a report as one HTML page that needs no other file, as Markdown for GitHub, and on a terminal."""
+"""Shows a report as one HTML page that needs no other file, as Markdown for GitHub, or on a terminal."""
 
 from __future__ import annotations
 
@@ -26,15 +26,17 @@ from harness.reporting.table import (
 from harness.results.judging.statement import Statement
 from harness.results.statistics.interval import Interval
 
-# Characters that Markdown interprets: `*`, `[`, `](` and so on, and an underscore that begins or ends a word. An
-# underscore within a word, as in `tiny_draft`, is no emphasis.
+# Characters that Markdown interprets: `*`, `[`, `](` and so on, and an underscore at the beginning or end of a word.
+# Markdown does not interpret an underscore within a word, as in `tiny_draft`.
 _SPECIAL = re.compile(r"([\\`*\[\]|~$#]|(?<=\])\(|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))")
-# The width of a drawn interval in pixels, which the template knows, too; and the space for a mark at either end.
+# The width in pixels of the area in which an interval is drawn (`page.html.j2` contains the same number), and the
+# margin for a mark at either end.
 _WIDTH = 100
 _EDGE = 4
-# A table shows at most this many rows, because a longer page takes minutes to make and to open; the CSV files have all.
+# A table shows at most this many rows, because a longer page takes minutes to make and to open. The CSV files contain
+# all rows.
 _MOST_ROWS = 1_000
-# The most sentences about a question in a report's box.
+# The most findings about a question in the box at the top of a report.
 _MOST_ANSWERS = 3
 
 
@@ -43,10 +45,10 @@ class ReportContents:
     """The contents of a report, for every medium.
 
     Attributes:
-        about: the number of measurements, the days, and the settings that all runs share.
-        pages: pages by the question that each answers.
-        sources: tables of where the runs ran, and of the files that were read.
-        notes: lines about what could not be read, or was left out.
+        about: the number of measurements, the days on which they ran, and the settings that all runs share.
+        pages: the pages, by the question that each answers.
+        sources: tables of the machines of the runs, and of the files that were read.
+        notes: lines about files or rows that could not be read, or were left out.
         is_single: whether the report is about a single run.
     """
 
@@ -59,11 +61,14 @@ class ReportContents:
 
     @property
     def answers(self) -> dict[str, list[Line]]:
-        """For each question: doubts, a sentence about each run or series, the subject, and reasons."""
+        """For each question, the lines in the box at the top: doubts, findings with the titles of their parts, the
+        title of the page, and reasons.
+        """
         answers = {}
         for question, page in self.pages.items():
             said = [(page, line) for line in page.finding]
-            # Only lines with an interval. Lines about how others of a series compare with the first have none.
+            # Of parts, only lines with an interval are shown. Lines that compare other runs of a series with its best
+            # run have none.
             said += [(part, line) for part in page.parts for line in part.finding if line.more]
             findings: list[Line] = []
             for part, line in said[:_MOST_ANSWERS]:
@@ -83,8 +88,9 @@ def said_by(page: Page) -> list[Line]:
 
 
 def on_terminal(report: ReportContents) -> Document:
-    """Return each page in short, without its next steps, which only make sense after the command that measured. A
-    report about a single run is the page that the run printed.
+    """Return each page in its short form. Next steps are left out, because they extend the command that measured.
+
+    A report about a single run is the page that the run printed.
     """
 
     def short(page: Page) -> Document:
@@ -99,7 +105,8 @@ def on_terminal(report: ReportContents) -> Document:
 def html_page(
     report: ReportContents, plots: Mapping[str, Mapping[str, Sequence[tuple[str, str]]]]
 ) -> str:
-    """Return an HTML page that loads no font, picture or script from anywhere. Full tables open on a click.
+    """Return an HTML page that loads no font, picture or script from other files or addresses. Full tables open on a
+    click.
 
     Args:
         plots: for each question, the titles and SVGs of each kind of plot.
@@ -115,7 +122,7 @@ def markdown(report: ReportContents, note: str) -> str:
     """Return a Markdown page without plots: the answers as a list, then tables and sentences.
 
     Args:
-        note: the last line, about where the plots are.
+        note: the last line, which says where the plots are.
     """
     text = _render("page.md.j2", report=report, note=note)
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
@@ -125,7 +132,7 @@ def escape(text: str) -> str:
     """Escape text so that Markdown shows it unchanged; line ends become `<br>`."""
     lines = visible(text.replace("\r\n", "\n").replace("\r", "\n"))
     escaped = _SPECIAL.sub(r"\\\1", lines)
-    # HTML becomes entities, because not every renderer understands a backslash before it.
+    # HTML characters become entities, because not every renderer understands a backslash before them.
     return html.escape(escaped, quote=False).replace("\n", "<br>")
 
 
@@ -154,13 +161,13 @@ def _render(template: str, **content: Any) -> str:
 
 
 def _anchor(heading: str) -> str:
-    """Return the anchor that GitHub gives a heading: `is-it-faster` for `Is it faster?`."""
+    """Return the anchor that GitHub makes from a heading: `is-it-faster` for `Is it faster?`."""
     return re.sub(r"\W+", "-", heading.lower()).strip("-")
 
 
 def _side(statement: object) -> str:
-    """Return how a statement's interval lies: `above` or `below` its reference, `over` it if the interval includes the
-    reference, `unknown` without an interval; empty for any other value.
+    """Return the position of a statement's interval: `above` or `below` its reference, `over` if nothing is concluded,
+    or `unknown` without bounds; empty for a value that is not a statement.
     """
     if not isinstance(statement, Statement):
         return ""
@@ -170,17 +177,19 @@ def _side(statement: object) -> str:
 
 
 def _roles(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return the role of each column on a telephone, which shows each row as a card: its `name`; further words about
-    the name (`about`); its `figure`; or one of the `rest`, which open on a tap.
+    """Return the role of each column on a telephone, where each row is shown as a card.
+
+    The roles are: the `name` of the row, further words about the name (`about`), a `figure`, or one of the `rest`,
+    which open on a tap.
     """
     names = naming(columns)
     num_names = len(names)
-    # The name is a column of text if there is one: the number of a seed would not be a good name.
+    # The name is the first column of text, if there is one, because a number such as a seed would not be a good name.
     name = next((index for index, column in enumerate(names) if column.text), 0)
     figures = {index for index, column in enumerate(columns) if column.reference is not None}
     if not figures or any(not row[index] for row in rows for index in figures):
-        # If some rows lack that figure, as a regular arm lacks a speed-up, the first column after the names is one,
-        # too.
+        # If some rows lack that figure (a regular arm has no speed-up), the first column after the names is also a
+        # figure.
         figures.add(num_names)
     roles = ["name" if index == name else "about" for index in range(num_names)]
     further = range(num_names, len(columns))
@@ -188,7 +197,7 @@ def _roles(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[str
 
 
 def _number(value: object) -> float | None:
-    """Return the number that a cell is sorted by; None for text."""
+    """Return the number by which a cell is sorted; None for text."""
     if isinstance(value, Statement):
         value = value.interval
     if isinstance(value, Interval):
@@ -206,7 +215,8 @@ def _scale(values: Sequence[object], reference: float) -> Callable[[float], floa
     shown = [value.interval for value in values if isinstance(value, Statement)]
     ends = [end for figure in shown for end in (figure.estimate, figure.low, figure.high)]
     known_ends = [reference, *(end for end in ends if not math.isnan(end))]
-    # The margins around the estimates are limited, so that one wide interval does not squeeze all others.
+    # The scale extends beyond the estimates by at most their range, so that one wide interval does not squeeze all
+    # others.
     estimates = [reference, *(figure.estimate for figure in shown)]
     margin = max(estimates) - min(estimates) or 0.5
     low = max(min(estimates) - margin, min(known_ends))

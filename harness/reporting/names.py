@@ -1,4 +1,6 @@
-"""Names that distinguish rows from each other: the pair, and the settings and circumstances in which rows differ."""
+"""Makes names that distinguish rows from each other: the pair, and the settings and circumstances in which the rows
+differ.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +15,17 @@ from harness.reporting.words import FIRST_SETTINGS, in_words, pair_name
 from harness.results.runs import AnyRunRow, Run, grouped
 from harness.results.schema import RunRow
 
-# Columns that names leave out: they identify a run, repeat the pair's name or the words of other columns, or are shown
-# elsewhere in a report.
+# Columns that names leave out. They identify a run, repeat the pair's name or the words of other columns, or are shown
+# in another place of a report.
 _SKIPPED_COLUMNS = frozenset(
     "run job repeat repeats status error timestamp directory measurement settings setup_s model draft num_draft_tokens"
     " weights synthetic_acceptance lossy operands view server output".split()
 )
-# Settings with which a server is started; the command that results from them is shown instead.
+# The settings with a server's command as it was typed. The command with which the server was started is shown instead.
 STARTS_SERVERS = ("engine.first_command", "engine.start_command")
-# A setting is compared only among rows that are equal in these columns, by the first word of its path. For example,
-# rows with different drafts always differ in `draft.repository`.
+# By the first word of a setting's path: a setting is compared only among rows that are equal in these columns. For
+# example, `draft.repository` is compared only among rows with the same `draft`, because rows with different drafts
+# always differ in it.
 _COMPARED_WITHIN = {
     "model": ("model",),
     "draft": ("draft",),
@@ -30,7 +33,7 @@ _COMPARED_WITHIN = {
     "prompts": ("prompts",),
 }
 
-# The length of the time at the beginning of a run's id.
+# The length of the date and time at the beginning of a run's id.
 _MOMENT = len("20261122T164306")
 # Matches a flag with its value, or any other word of a command.
 _FLAG_OR_WORD = r"-\S+(?:\s+[^-\s]\S*)?|\S+"
@@ -38,11 +41,11 @@ _FLAG_OR_WORD = r"-\S+(?:\s+[^-\s]\S*)?|\S+"
 
 @dataclass
 class Name:
-    """The name of a row among others.
+    """The name of a row, which distinguishes the row from others.
 
     Attributes:
         pair: the pair's name, from `pair_name`.
-        settings: the settings in which the rows differ, in words, by column; without K.
+        settings: the settings in which the rows differ, in words, by column; K is left out.
         circumstances: circumstances that distinguish the row from others with the same settings, in words.
     """
 
@@ -53,7 +56,7 @@ class Name:
 
     @property
     def group(self) -> tuple[str, ...]:
-        """Equal for rows that differ only in K, or in circumstances such as versions.
+        """A key that is equal for rows that differ only in K, or in circumstances such as versions.
 
         Devices and runners count as settings here (`FIRST_SETTINGS`).
         """
@@ -66,18 +69,20 @@ class Name:
 
     @property
     def details(self) -> list[str]:
-        # A setting and the column that it sets may have the same words.
+        # A setting and a circumstance may have the same words; these are shown only once.
         return [*dict.fromkeys([*self.settings.values(), *self.circumstances])]
 
     @property
     def server_words(self) -> list[str]:
-        """The words in which the row's server differs from others' servers, each flag with its value."""
+        """The words in which the row's server command differs from those of other rows, each flag together with its
+        value.
+        """
         own, _, _ = self.settings.get("server_command", "").partition("against ")
         return re.findall(_FLAG_OR_WORD, own)
 
     @property
     def cell(self) -> str:
-        """The first cell of a table: the pair, and in a second line its details."""
+        """The text of a row's first cell in a table: the pair, and its details in a second line."""
         return f"{self.pair}\n{' · '.join(self.details)}".strip()
 
     def label(self, separator: str = " · ") -> str:
@@ -87,7 +92,9 @@ class Name:
 
 
 class Named(NamedTuple, Generic[AnyRunRow]):
-    """A run with the name that distinguishes it from others, and the row that a table shows: `run.last`, or another."""
+    """A run, the name that distinguishes it from others, and the row of it that a table shows, which is usually
+    `run.last`.
+    """
 
     name: Name
     run: Run[AnyRunRow]
@@ -95,21 +102,24 @@ class Named(NamedTuple, Generic[AnyRunRow]):
 
 
 def name_of(row: RunRow) -> Name:
-    """The name of a row that need not be distinguished from any other."""
+    """The name of a single row, which need not be distinguished from other rows."""
     return Name(pair_name(row), row.num_draft_tokens)
 
 
 def distinct_names(rows: Sequence[RunRow]) -> list[Name]:
-    """The name of each row among the others, in their order.
+    """Return a name for each row that distinguishes it from the others, in the order of the rows.
 
-    Names include every setting in which rows differ, so that a table never hides that two settings were changed at
-    once. Settings of a model, a draft, an engine or a prompt set are compared only among rows with the same one.
-    Circumstances are included only if settings do not distinguish rows: then all circumstances in which these rows
-    differ.
+    A name includes every setting in which rows differ, so that a table never hides that two settings were changed at
+    once. Settings of a model, a draft, an engine or a prompt set are compared only among rows with the same model,
+    draft, engine or prompt set. Circumstances are included only if settings do not distinguish some rows. Then all
+    circumstances in which these rows differ are included.
 
-    For example, three rows of one pair, at batch size 1 with seed 0, at 4 with seed 0 and at 4 with seed 1, are named
-    `13B with 7B · seed 0`, `13B with 7B · batches of 4 · seed 0` and `13B with 7B · batches of 4 · seed 1`. A batch of
-    one prompt has no words, and neither have the defaults of decoding.
+    For example, these are three rows of one pair. A batch size of 1 has no words, and neither have the defaults of
+    decoding:
+
+        batch_size=1 seed=0    13B with 7B · seed 0
+        batch_size=4 seed=0    13B with 7B · batches of 4 · seed 0
+        batch_size=4 seed=1    13B with 7B · batches of 4 · seed 1
     """
     names = [name_of(row) for row in rows]
     if len(rows) < 2:
@@ -119,7 +129,7 @@ def distinct_names(rows: Sequence[RunRow]) -> list[Name]:
             name.settings["server_command"] = words
     pairs = [name.pair for name in names]
     for column in ("model", "draft"):
-        # Different values with the same name, such as `30B` and `./30B`.
+        # Different values may have the same short name: `30B` and `./30B`.
         for index, text in _differing(rows, column, pairs):
             names[index].settings[column] = text
     for column, path in _paths_of_settings(rows).items():
@@ -132,7 +142,8 @@ def distinct_names(rows: Sequence[RunRow]) -> list[Name]:
         if described.kind == "circumstance" and column not in _SKIPPED_COLUMNS:
             for index, text in _differing(rows, column, labels):
                 names[index].circumstances.append(text)
-    # Nothing else distinguishes these rows; a user's own file has changed, for example.
+    # If nothing else distinguishes rows, the times of their runs do. For example, a user's own file was changed between
+    # the runs.
     for alike in grouped(zip(names, rows, strict=True), lambda item: item[0].label()).values():
         moments = [str(row.run)[:_MOMENT] for _, row in alike]
         if len(set(moments)) > 1:
@@ -142,14 +153,15 @@ def distinct_names(rows: Sequence[RunRow]) -> list[Name]:
 
 
 def _paths_of_settings(rows: Sequence[RunRow]) -> dict[str, str]:
-    """The path of each setting in which rows may differ, by its column, with those first that readers look at first. An
-    empty path means that the setting is compared among all rows.
+    """The path of each setting in which rows may differ, by its column; the most important settings come first.
+
+    An empty path means that the setting is compared among all rows.
     """
     paths = dict.fromkeys(FIRST_SETTINGS, "")
     for column, described in type(rows[0]).columns().items():
         if described.kind == "setting" and column not in _SKIPPED_COLUMNS:
             paths.setdefault(column, described.path)
-    # Settings that were changed and have no column of their own.
+    # Settings that differ from their defaults and have no column.
     for entry in sorted({entry for row in rows for entry in row.settings or ()}):
         if entry not in STARTS_SERVERS:
             paths[f"settings.{entry}"] = entry
@@ -157,14 +169,18 @@ def _paths_of_settings(rows: Sequence[RunRow]) -> dict[str, str]:
 
 
 def _words_of_servers(rows: Sequence[RunRow], names: Sequence[Name]) -> list[str]:
-    """The words in which each row's server differs from others', or from the first command. They are followed by
-    `against` and the words that only the regular server has: `-k 2 against -p 1`.
+    """For each row, the words in which its server command differs from those of other rows, or from the first of two
+    commands.
 
-    With two commands: `--spec-type ngram-simple against none of it, both -np 1`, if those of another row have `-np 2`.
+    They are followed by `against` and the words that only the regular command has: `-k 2 against -p 1`.
+
+    If two commands are compared, the words that both have, but not those of other rows, come last: `--spec-type
+    ngram-simple against none of it, both -np 1` if the commands of another row have `-np 2`.
     """
     typed = [[(row.settings or {}).get(name) for name in STARTS_SERVERS] for row in rows]
     if any(typed[0]) and all(words == typed[0] for words in typed):
-        # All rows come from one typed command: they differ in K and `vary`, which have words already.
+        # All rows come from one typed command. They differ only in K and `vary`, whose words are part of the name
+        # already.
         return [""] * len(rows)
     commands = [getattr(row, "server_command", None) or [] for row in rows]
     ks = [name.num_draft_tokens for name in names]
@@ -185,7 +201,7 @@ def _words_of_servers(rows: Sequence[RunRow], names: Sequence[Name]) -> list[str
 
 
 def _differing_words(commands: Sequence[str], ks: Sequence[int | str | None]) -> list[list[str]]:
-    """The words in which each command differs from the others, each flag with its value: `--spec-type ngram-simple`.
+    """For each command, the words in which it differs from the others, each flag with its value.
 
     Args:
         ks: K of each command. A word that differs only in K is left out, because every table shows K.
@@ -204,13 +220,15 @@ def _differing_words(commands: Sequence[str], ks: Sequence[int | str | None]) ->
 
 
 def _in_all(split: Sequence[Sequence[str]]) -> set[str]:
-    """The words that every command has. Runs without a command are ignored, because another engine ran them."""
+    """The words that all commands have in common. Runs without a command are ignored, because another
+    engine ran them.
+    """
     commands = [set(words) for words in split if words]
     return set.intersection(*commands) if commands else set()
 
 
 def named_runs(runs: Sequence[Run[AnyRunRow]]) -> list[Named[AnyRunRow]]:
-    """Runs with their names, sorted by pair and K."""
+    """The runs with their names, sorted by pair, settings and K."""
     rows = [run.last for run in runs]
     named = map(Named, distinct_names(rows), runs, rows)
     return sorted(named, key=lambda item: (item.name.group, item.name.k_order))
@@ -219,12 +237,13 @@ def named_runs(runs: Sequence[Run[AnyRunRow]]) -> list[Named[AnyRunRow]]:
 def _differing(
     rows: Sequence[RunRow], column: str, groups: Sequence[Hashable]
 ) -> Iterator[tuple[int, str]]:
-    """For each row that differs in a column from another row of its group: its index, and its value in words.
+    """For each row that differs in a column from another row of its group, yield its index, and its value in words.
 
     Args:
         groups: the group of each row.
     """
-    # None stands for an unknown value. An empty text stands for a default, which does differ from other values.
+    # None stands for a value that is not known, and is not compared. An empty text stands for a default, which differs
+    # from other values.
     words = [in_words(row, column) for row in rows]
     words_of_group: dict[Hashable, set[str]] = {}
     for group, text in zip(groups, words, strict=True):

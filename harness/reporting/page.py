@@ -1,7 +1,7 @@
-"""The page about a command's runs, which may be one run, a sweep's or a report's: one value for every medium.
+"""A page about runs (one run, the runs of a sweep, or those of a report), as one value for every medium.
 
-On a terminal a page has a dozen lines. The rest is in `summary.txt`, which `details=true` prints, and in a report's
-files.
+On a terminal, only about a dozen lines of a page are shown. The whole page is in `summary.txt`, which `details=true`
+prints, and in a report's files.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ from harness.results.runs import Run
 from harness.results.schema import RunRow
 from harness.results.statistics.interval import DASH, Interval
 
-# The most next steps that are shown; with a doubt, one fewer.
+# The most next steps that are shown; if the page has a doubt, one fewer.
 _MOST_STEPS = 2
 # The most findings below the first one.
 _MOST_FINDINGS = 12
 # The most rows of the short table.
 _MOST_ROWS = 20
-# The most parts that are shown.
+# The most parts (pages about single series) that are shown.
 _MOST_PARTS = 5
-# How many characters of an 80-character line remain beside the indents of a name.
+# Characters of an 80-character line that remain for a name and its text, without the indents.
 _WIDTH = 76
 
 
 @dataclass(frozen=True)
 class NextStep:
-    """A step to take next.
+    """A next step that is suggested to the user.
 
     Attributes:
         text: the reason for the step.
-        changes: settings with which to type the same command again, such as `K=8`.
-        command: another command in full, which is typed instead.
+        changes: settings that are added to the command that was typed, such as `K=8`.
+        command: another command in full, which replaces the command that was typed; empty for `changes`.
     """
 
     text: str
@@ -57,7 +57,7 @@ class NextStep:
 
     @property
     def typed(self) -> str:
-        """The whole command to type."""
+        """The whole command that the user should type."""
         return self.command or typed_again(self.changes)
 
 
@@ -66,16 +66,16 @@ class Page:
     """A page about runs.
 
     Attributes:
-        title: from `heading` or `title_of_many`.
-        finding: the most important result, then further ones; empty if there are only figures.
+        title: made by `heading` or `title_of_many`.
+        finding: the most important result, then further results; empty if there are only figures.
         doubts: sentences that weaken the finding, the most serious first.
-        tables: the first is the short table. A table with the look `bare` is only for a terminal.
-        why: names and sentences, such as `("Why", "83 % accepted")`.
+        tables: the first table is the short one. A table with the look `bare` is shown only on a terminal.
+        why: reasons, as pairs of a name and a sentence, such as `("Why", "83 % accepted")`.
         next: next steps, the most useful first.
-        statements: the statements about runs, as values; the findings are sentences made of these.
-        plots: makes figures of matplotlib, each with a title, by the kind of plot; only files need them.
-        parts: pages about one series of runs each, shown below each other under their titles.
-        without_verdict: runs that the page concludes nothing about.
+        statements: the statements about runs, as values; the findings are sentences made from these.
+        plots: makes matplotlib figures with titles, by the kind of plot; it is called only for a report's files.
+        parts: pages about one series of runs each, which are shown below each other under their titles.
+        without_verdict: runs about which the page concludes nothing.
     """
 
     title: str
@@ -91,12 +91,12 @@ class Page:
 
     @property
     def full_tables(self) -> list[Table]:
-        """The tables for files, without empty tables and those for a terminal."""
+        """The tables that files show: all except empty tables and tables for a terminal."""
         return [table for table in self.tables if table.rows and table.look != "bare"]
 
 
 def without(title: str, shared: str) -> str:
-    """Those parts of a title that are not in another title, which more runs share."""
+    """Return the parts of a title that the title of a larger group of runs does not contain."""
     return " · ".join(words for words in title.split(" · ") if words not in shared.split(" · "))
 
 
@@ -106,24 +106,26 @@ def heading(row: RunRow, settings: str) -> str:
 
 
 def title_of_many(rows: Sequence[RunRow], noun: str = "run") -> str:
-    """The title of several runs: the pair that they share, or else their number and target; then shared settings.
+    """The title of several runs: their common pair or, if they have several pairs, their number and common target; then
+    their common settings.
 
     Args:
         rows: one row of each run, at least one.
-        noun: what the runs are called if they are of several pairs.
+        noun: the word for a run, if the runs have several pairs.
     """
     pairs = {pair_name(row) for row in rows}
     targets = {called(row.model or "") for row in rows}
     what = pairs.pop() if len(pairs) == 1 else counted(len(rows), noun)
     if pairs and len(targets) == 1:
         what += f" of {targets.pop()}"
-    # Only if all engines are simulated does the title name the device, which is made up.
+    # The title names a device only if all runs are simulated, to say that the costs are made up.
     planted = device_of(rows[0]) if all(row.is_simulated for row in rows) else None
     return " · ".join(filter(None, [what, planted, common_settings(rows)]))
 
 
 def lossless_again(row: Any) -> NextStep | None:
-    """The step to measure again with a lossless rule; None if the rule is lossless already, or is set on a server.
+    """The next step to measure again with a lossless rule; None if the rule is lossless already, or if the rule is set
+    on a server.
 
     Args:
         row: a row of any kind with the columns `rule` and `lenience`.
@@ -140,10 +142,10 @@ def lossless_again(row: Any) -> NextStep | None:
 def figures_table(
     rows: Sequence[RunRow], name_of: Callable[[Any], str], notes: Sequence[str] = ()
 ) -> Table:
-    """A table of every known figure of a run: a line for each, with its value in each row, and its meaning.
+    """A table with one line per known figure of a run: the figure's name, its value in each row, and its meaning.
 
     Args:
-        name_of: gives the heading of a row's column.
+        name_of: returns the heading of a row's column.
     """
     columns = [
         Column("figure", text=True, of="field"),
@@ -157,7 +159,7 @@ def figures_table(
     known = [
         column
         for column in rows[0].columns().values()
-        # An interval is one figure, shown with its bounds.
+        # An interval is a single figure, which is shown with its bounds.
         if column.kind == "figure" and column.part in ("", "estimate")
         if any(_value(row, column) is not None for row in rows)
     ]
@@ -169,19 +171,19 @@ def _value(row: RunRow, figure: ColumnDescription) -> Any:
 
 
 def _in_digits(value: Any) -> str:
-    """`12.346`, `2.31 (2.18 to 2.42)`; for a list `0.92 0.87 –`."""
+    """A value as text: `12.346`, `2.31 (2.18 to 2.42)`; for a list, `0.92 0.87 –`."""
     if isinstance(value, list):
         return " ".join(DASH if entry is None else _in_digits(entry) for entry in value)
     return f"{value:.5g}" if isinstance(value, float | Interval) else str(value)
 
 
 def in_short(page: Page, *, rest: str = "details=true") -> Document:
-    """The page for a terminal: a dozen lines of 80 characters, if its first table has at most four rows.
+    """Shorten a page for a terminal: to about a dozen lines of 80 characters, if its first table has at most four rows.
 
     All doubts come first. Two next steps are shown, or one if there is a doubt.
 
     Args:
-        rest: where a reader finds the rest.
+        rest: the place where a reader finds what was left out, for the line that says so.
     """
     shown = replace(
         page, finding=page.finding[: _MOST_FINDINGS + 1], parts=page.parts[:_MOST_PARTS]
@@ -198,7 +200,7 @@ def in_short(page: Page, *, rest: str = "details=true") -> Document:
 
 
 def in_full(page: Page) -> Document:
-    """The whole page: every doubt, finding and table. Tables for reference are in files only."""
+    """The whole page: every doubt, finding and table. Tables for reference are shown only in files."""
     tables = page.full_tables or page.tables
     lines = _top(page, in_full)
     if page.finding and not (tables and tables[0].title):
@@ -209,7 +211,7 @@ def in_full(page: Page) -> Document:
 
 
 def below_each_other(pages: Mapping[str, Page], show: Callable[[Page], Document]) -> Document:
-    """Pages below each other, each under the question that it answers and followed by an empty line."""
+    """Show pages below each other, each under the question that it answers, and followed by an empty line."""
     lines: list[Table | Line] = []
     for question, page in pages.items():
         lines += [Line(question, "strong"), *show(page), Line("")]
@@ -217,7 +219,7 @@ def below_each_other(pages: Mapping[str, Page], show: Callable[[Page], Document]
 
 
 def _top(page: Page, show: Callable[[Page], Document]) -> list[Table | Line]:
-    """The title, doubts, findings, and parts of a page. A part does not repeat what the page's title says."""
+    """The title, doubts, findings and parts of a page. The title of a part does not repeat the page's title."""
     lines: list[Table | Line] = [Line(page.title, "dim"), Line("")] if page.title else []
     lines += [Line(f"  {doubt}", "warning") for doubt in page.doubts]
     lines += [replace(line, text=f"  {line.text}") for line in page.finding]
@@ -229,14 +231,14 @@ def _top(page: Page, show: Callable[[Page], Document]) -> list[Table | Line]:
 
 
 def _named(why: Sequence[tuple[str, str]], steps: Sequence[NextStep]) -> list[Table | Line]:
-    """The reasons and next steps as lines, with each name once. Lines have the same width with and without steps."""
+    """The reasons and next steps as lines, in which each name occurs only once."""
     typed = [(step.text, step.typed) for step in steps]
     named = [(f"{name:4}", text) for name, text in [*why, *_steps_in_lines(typed, why)]]
     return [Line(""), Table.from_lines("next", named)] if named else []
 
 
 def _short_table(table: Table, rest: str) -> Table:
-    """The table as part of an answer: without title and notes, and with as many rows as are shown at most."""
+    """The table for a terminal: without title and notes, and with at most `_MOST_ROWS` rows."""
     if table.look == "box":
         table = replace(table, title="", about="", notes=(), look="bare")
     num_more = len(table.rows) - _MOST_ROWS
@@ -252,6 +254,6 @@ def _steps_in_lines(
     texts = [f"{text:{width}}   {command}" for text, command in steps]
     room = _WIDTH - max(len(name) for name, _ in [*why, ("Next", "")])
     if any(len(text) > room for text in texts):
-        # A wrapped command could not be copied, so it gets its own line, and only one step is shown.
+        # A wrapped command could not be copied. So the command gets a line of its own, and only one step is shown.
         texts = ["\n".join(steps[0])]
     return [("Next", text) for text in texts]

@@ -1,8 +1,8 @@
-// A telephone begins with the first table of each question.
+// On a telephone, tables that can be opened are closed at first.
 if (matchMedia("(max-width: 42rem)").matches) {
   for (const details of document.querySelectorAll("details.table")) details.open = false;
 }
-// Sorts a table by a click on a heading, and shows the rows that have all typed words.
+// A click on a heading sorts a table. A filter shows only the rows that contain all typed words.
 for (const table of document.querySelectorAll("table.sortable")) {
   const body = table.tBodies[0];
   const rows = [...body.rows];
@@ -12,7 +12,7 @@ for (const table of document.querySelectorAll("table.sortable")) {
     return cell.dataset.value === undefined ? cell.textContent.trim() : Number(cell.dataset.value);
   };
   const compare = (one, other) => {
-    // Empty cells are last, whatever the direction.
+    // Empty cells come last in both directions.
     if (one === "" || other === "") return 0;
     if (typeof one === "number" && typeof other === "number") return one - other;
     return String(one).localeCompare(String(other), undefined, {numeric: true});
@@ -21,7 +21,7 @@ for (const table of document.querySelectorAll("table.sortable")) {
     if (!heading.textContent.trim()) return;
     const button = heading.querySelector("button");
     button.onclick = () => {
-      // Figures begin with the largest one.
+      // The first click on a column of figures puts the largest figure first.
       const first = heading.classList.contains("text") ? "ascending" : "descending";
       const second = first === "ascending" ? "descending" : "ascending";
       const order = heading.getAttribute("aria-sort") === first ? second : first;

@@ -1,6 +1,6 @@
-"""The parts of a report: tables of values and sentences, which are the same for the terminal, Markdown and HTML.
+"""The elements of pages, tables of values and sentences, which are the same for the terminal, Markdown and HTML.
 
-Each command has a builder that makes tables of items, such as the pairs that were measured:
+A command makes tables from items, such as the pairs that were measured:
 
     columns = [
         Column("pair", of="name.pair", text=True),
@@ -8,8 +8,8 @@ Each command has a builder that makes tables of items, such as the pairs that we
     ]
     table = Table.of("pairs", "Speed-up", pairs, columns, strong="stands_out")
 
-Each pair gets a row, `13B with 7B | 2.31×`, from `pair.name.pair` and
-`times(pair.row.speedup.estimate)`; it is bold if `pair.stands_out`. A renderer prints the columns and texts that
+For each pair, the table has a row such as `13B with 7B | 2.31×`, made from `pair.name.pair` and
+`times(pair.row.speedup.estimate)`. The row is bold if `pair.stands_out`. A renderer prints the columns and texts that
 `table.shown()` returns.
 """
 
@@ -25,8 +25,8 @@ from typing import Any, Literal, Self
 from harness.config.amounts import percent
 from harness.results.judging.statement import Relation, Statement
 
-# How a value is read from an item: a function of the item, or a path of attributes, such as `regular.ms_per_token`. If
-# the item, or anything on its path, is None, the value is None.
+# How to read a value from an item: a function of the item, or a path of attributes, such as `regular.ms_per_token`. If
+# the item or any attribute on the path is None, the value is None.
 Of = str | Callable[[Any], Any]
 Style = Literal["plain", "strong", "dim", "warning", "good", "bad"]
 _STYLES: dict[Relation, Style] = {
@@ -43,17 +43,17 @@ class Column:
     """A column of a table.
 
     Attributes:
-        heading: one line or two.
-        form: makes the text of a cell from a value; None is always an empty cell. In a cell with several lines, the
-            first one is the value and the others are details.
+        heading: one or two lines.
+        form: makes the text of a cell from a value; None always becomes an empty cell. If the text has several lines,
+            the first line is the value, and the others are details.
         of: how the value is read from an item, for `Table.of`.
         text: whether the column is left-aligned; numbers are right-aligned and never broken.
         optional: whether the column is left out if all its cells are empty.
-        varies: whether the column is left out if all its cells are equal: the title has what all rows share.
-        once: whether a cell that is equal to the one above is left empty.
-        identifies_row: whether the column says what the row is about, as the text columns at the left do. A telephone
-            shows each row as a card under these.
-        reference: for a column of `Statement`s, whose intervals a page also draws: the value at which a line is drawn,
+        varies: whether the column is left out if all its cells are equal, because the title names what all rows share.
+        once: whether a cell that is equal to the cell above it is left empty.
+        identifies_row: whether the column names the subject of the row, as the text columns at the left do. On a
+            telephone, each row is shown as a card under these columns.
+        reference: for a column of statements, whose intervals the HTML page draws: the value at which a line is drawn,
             such as 1 for speed-ups. None for other columns.
         meaning: an explanation of the heading, printed with the table, if readers may not know it.
     """
@@ -75,16 +75,18 @@ class Column:
         return " ".join(self.heading.replace("-\n", "").split())
 
     def at(self, path: Of) -> Column:
-        """The same column, read from the item's value at a path.
+        """The same column, but read from an attribute of the item.
 
-        `SPEEDUP` reads `item.speedup`, and `SPEEDUP.at("row")` reads `item.row.speedup`.
+        For example, `SPEEDUP` reads `item.speedup`, and `SPEEDUP.at("row")` reads `item.row.speedup`.
         """
         return replace(self, of=lambda item: _read(_read(item, path), self.of))
 
 
 @dataclass(frozen=True)
 class TableRow:
-    """Values, one for each column. The row is bold if strong, and pale if faint, as unfinished measurements are."""
+    """The values of a row, one for each column. A strong row is bold. A faint row, such as an unfinished measurement,
+    is pale.
+    """
 
     cells: tuple[Any, ...]
     strong: bool = False
@@ -96,15 +98,17 @@ class Table:
     """A table.
 
     Attributes:
-        key: its name within a report.
-        title: empty for a table without a title.
-        about: a line between the title and the table.
+        key: name of the table within a report.
+        title: the title above the table; empty for none.
+        about: a line between the title and the table; empty for none.
         notes: lines below the table.
-        for_reference: whether it is for looking things up. It is then too long for a terminal, and only in a
-            report's HTML and Markdown, where it opens on a click.
-        look: `box` for a framed table with headings; `plain` for headings without a frame; `bare` for a part of an
-            answer, which leaves out its last columns if they have no room; `lines` for names and values without
-            headings.
+        for_reference: whether readers only look things up in it. It is then shown only in a report's HTML and Markdown,
+            where it opens on a click.
+        look: the form on a terminal:
+            `box`: a framed table with headings;
+            `plain`: headings without a frame;
+            `bare`: the short table of a page, whose last columns are left out if they have no room;
+            `lines`: names and values, without headings.
     """
 
     key: str
@@ -127,7 +131,7 @@ class Table:
         faint: Of = lambda item: False,
         **details: Any,
     ) -> Self:
-        """A table with a row for each item, whose cells the columns read from the item.
+        """Make a table with a row for each item. The columns read the cells from the item.
 
         Args:
             strong, faint: how to read from an item whether its row is strong, or faint.
@@ -141,15 +145,15 @@ class Table:
 
     @classmethod
     def from_lines(cls, key: str, lines: Iterable[tuple[str, str | None]], title: str = "") -> Self:
-        """A table of names and values, one pair per line. Lines without a value are left out, and a name that repeats
-        the one above is left empty.
+        """Make a table of names and values, one pair per line. Lines without a value are left out. A name that is equal
+        to the name above it is left empty.
         """
         rows = tuple(TableRow(line) for line in lines if line[1])
         columns = (Column("", text=True, once=True), Column("", text=True))
         return cls(key, title, columns, rows, look="lines")
 
     def first(self, num_rows: int) -> Table:
-        """The table with at most `num_rows` rows, and a note if that leaves any out."""
+        """The table with at most `num_rows` rows, and with a note if rows were left out."""
         if len(self.rows) <= num_rows:
             return self
         note = f"The first {num_rows:,} of {len(self.rows):,} rows; the CSV files have all."
@@ -161,7 +165,9 @@ class Table:
         return replace(self, rows=rows)
 
     def shown(self) -> tuple[list[Column], list[tuple[str, ...]]]:
-        """The columns that have something to show, and the texts of each row's cells in these columns."""
+        """The columns to be shown, without those left out by `optional` or `varies`; and, for each row, the texts of
+        its cells in these columns.
+        """
         columns = []
         texts = []
         for index, column in enumerate(self.columns):
@@ -182,7 +188,7 @@ class Line:
     """A sentence.
 
     Attributes:
-        more: a detail after the text: in plain style on a terminal, in parentheses elsewhere.
+        more: a detail after the text: in plain style on a terminal, otherwise in parentheses.
     """
 
     text: str
@@ -195,7 +201,7 @@ class Line:
 
 
 def sentences(style: Style, *texts: str | None) -> list[Line]:
-    """Sentences in one style; empty texts and None are left out."""
+    """Make sentences in one style; empty texts and None are left out."""
     return [Line(text, style) for text in texts if text]
 
 
@@ -213,11 +219,11 @@ Document = Sequence[Table | Line]
 
 # Characters that would control a terminal, and the characters that are printed in their place: ESC becomes ␛.
 _PICTURES: dict[int, str] = {code: chr(0x2400 + code) for code in range(32)}
-# The delete character, and controls that begin sequences on some terminals.
+# The delete character, and characters that begin control sequences on some terminals.
 _PICTURES |= dict.fromkeys(range(127, 160), "␡")
-# Line ends and tabs do no harm.
+# Line ends and tabs are harmless.
 _PICTURES |= {ord(space): space for space in "\n\t"}
-# These change the direction of writing, even of the text after them.
+# These change the direction of writing, even for the text after them.
 _PICTURES |= dict.fromkeys([*range(0x202A, 0x202F), *range(0x2066, 0x206A)], "�")
 
 
@@ -227,8 +233,8 @@ def visible(text: str) -> str:
 
 
 def in_lines(text: str, width: int) -> str:
-    """Settings, divided by ` · `, in lines that end between two settings if possible. Names such as Llama-3.2-1B are
-    not broken.
+    """Wrap a text of settings, which are separated by ` · `. Lines end between two settings if possible, and names such
+    as Llama-3.2-1B are not broken.
     """
     parts = [part.replace(" ", "\N{NO-BREAK SPACE}") for part in text.split(" · ")]
     lines = textwrap.fill(" · ".join(parts), width, break_on_hyphens=False)
@@ -236,31 +242,33 @@ def in_lines(text: str, width: int) -> str:
 
 
 def naming(columns: Sequence[Column]) -> list[Column]:
-    """The columns at the left that say what a row is about."""
+    """The columns at the left that name the subject of a row."""
     return [*takewhile(lambda column: column.text or column.identifies_row, columns)]
 
 
 def legend(columns: Sequence[Column]) -> str:
-    """The meanings of headings that have one: `c: time of a draft token; v: …`; empty if none has."""
+    """The meanings of headings, for columns that have one: `c: time of a draft token; v: …`; empty if no column has
+    one.
+    """
     return "; ".join(f"{column.name}: {column.meaning}" for column in columns if column.meaning)
 
 
 def style_of(statement: Statement) -> Style:
-    """The style of a sentence that states this."""
+    """The style for the sentence of a statement."""
     return _STYLES[statement.relation]
 
 
 def stated(statement: Statement) -> str:
-    """The speed-up of a statement with its interval: `2.31× (2.18 to 2.42)`."""
+    """The interval of a statement about a speed-up, as text: `2.31× (2.18 to 2.42)`."""
     return f"{statement.interval:×}"
 
 
-# Forms of numbers: `2.31×`, `83.4 %`, and for an `Interval` `2.31× (2.18 to 2.42)`.
+# Functions that format numbers: `2.31×`, `83.4 %`, and for an `Interval` `2.31× (2.18 to 2.42)`.
 times = "{:.2f}×".format
 share = functools.partial(percent, digits=1)
 with_bounds = "{:×}".format
 
 
 def number(digits: int = 2) -> Callable[[float], str]:
-    """A form of numbers with this many decimals: `12.34`."""
+    """A function that formats numbers with this many decimals, such as `12.34`."""
     return f"{{:.{digits}f}}".format

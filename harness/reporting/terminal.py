@@ -21,7 +21,8 @@ from rich.text import Text
 from harness.config.errors import RunError
 from harness.reporting.table import Column, Document, Line, Table, in_lines, legend, visible
 
-# Without a terminal, tables go into a file or a pull request; this width avoids most wrapping.
+# The width without a terminal. Output then goes into a file or a pull request, and at this width hardly any table is
+# wrapped.
 PLAIN_WIDTH = 110
 # The width of tables that compare many runs.
 WIDE = 132
@@ -29,47 +30,52 @@ _STYLES = {
     "plain": "", "strong": "bold", "dim": "dim", "warning": "yellow", "good": "bold green", "bad": "bold red",
 }  # fmt: skip
 _BOXES = {"box": box.ROUNDED, "plain": box.SIMPLE_HEAD, "bare": None}
-# Words up to this length are not broken.
+# Words of at most this many characters are not broken in a table.
 _UNBROKEN = 24
-# How many characters the frame and the padding of a column take.
+# Characters that the frame and the padding of a column take: one line of the frame, and a space on either side.
 _FRAME = 3
-# Answers, and lines with a name, are indented by this.
+# The indent of sentences and of lines with a name.
 _INDENT = "  "
 
 
 class LastingConsole(Console):
-    """A console that survives the end of its reader, as with `| head`.
+    """A console that keeps working when the program that reads its output has ended, as after `| head`.
 
     Attributes:
-        reader_has_left: whether the reader has ended, so that nothing more is printed.
+        reader_has_left: whether the reader has ended. Further output is then discarded.
     """
 
     reader_has_left = False
 
     def on_broken_pipe(self) -> None:
-        """Discard any further output. Rich itself would end the process."""
+        """Discard any further output. By default, Rich would end the process."""
         self.reader_has_left = True
         discard(self.file)
 
 
 def discard(stream: IO[str]) -> None:
-    """Discard any further output of a stream, without an error."""
+    """Redirect a stream to the null device, so that further output is discarded without an error. This cannot be
+    undone, so the descriptor of the null device is never closed.
+    """
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _console(**options: Any) -> LastingConsole:
     """A console that prints text as it is, without markup."""
-    # Rich obeys a NO_COLOR that is set but empty. According to https://no-color.org an empty one means nothing.
+    # Rich also omits colours if NO_COLOR is set but empty. According to https://no-color.org, an empty NO_COLOR has no
+    # meaning.
     no_color = bool(os.environ.get("NO_COLOR"))
     return LastingConsole(highlight=False, markup=False, emoji=False, no_color=no_color, **options)
 
 
 def plain_console(width: int = PLAIN_WIDTH, **options: Any) -> LastingConsole:
-    """A console without markup, by default on stdout. It is as wide as `COLUMNS` says or, without that, as stdout's
-    terminal; `width` is used if there is neither, or `COLUMNS` is 0.
+    """A console without markup, by default on stdout.
+
+    Its width is the first of these that is known: the environment variable `COLUMNS` if it is above 0, the width of
+    stdout's terminal, and `width`.
     """
     if "COLUMNS" in os.environ:
-        # Rich itself would take COLUMNS=0 as a width.
+        # Rich itself would accept COLUMNS=0 as a width.
         width = shutil.get_terminal_size((width, 0)).columns
     elif sys.stdout.isatty():
         return _console(**options)
@@ -77,12 +83,12 @@ def plain_console(width: int = PLAIN_WIDTH, **options: Any) -> LastingConsole:
 
 
 def stderr_console() -> LastingConsole:
-    """A console on stderr, for messages whose lines the terminal itself wraps."""
+    """A console on stderr, for messages. The terminal wraps long lines by itself."""
     return _console(stderr=True, soft_wrap=True)
 
 
 def print_document(document: Document, console: Console | None = None) -> None:
-    """Print tables and sentences, by default on stdout, without tables for reference.
+    """Print tables and sentences, by default on stdout. Tables for reference are left out.
 
     Raises:
         RunError: if stdout cannot be written, for example because its disk is full.
@@ -100,18 +106,23 @@ def print_document(document: Document, console: Console | None = None) -> None:
 
 
 def as_text(document: Document, width: int = PLAIN_WIDTH) -> str:
-    """The document as `print_document` would print it without a terminal."""
+    """The document as `print_document` prints it to a console of this width, without colours and without spaces at the
+    ends of lines. The environment variable `COLUMNS` has no effect.
+    """
     file = io.StringIO()
-    # Without colours even if FORCE_COLOR asks for them, because the text is for files.
+    # Without colours even if FORCE_COLOR is set, because the text is for files.
     print_document(document, _console(file=file, width=width, color_system=None))
     return "".join(f"{line.rstrip()}\n" for line in file.getvalue().splitlines())
 
 
 def _print_text(text: str, style: str, console: Console, more: str = "") -> None:
-    """Print a sentence, broken between its parts if it has several, and `more` next to it or below it."""
+    """Print a sentence, with `more` next to it or below it.
+
+    A long sentence that consists of more than two parts, separated by ` · `, is broken between parts.
+    """
     if more:
         joined = f"{text}     {more}"
-        # Below the text if there is no room next to it.
+        # If there is no room next to the text, `more` is printed below it.
         if cell_len(joined) > console.width:
             text = _filled(text, console)
             joined = f"{text}\n{_filled(f'{_INDENT}{more}', console)}"
@@ -120,17 +131,18 @@ def _print_text(text: str, style: str, console: Console, more: str = "") -> None
         console.print(shown, soft_wrap=True)
         return
     parts = text.split(" · ")
+    # The separator takes two more characters of a line: the space and the dot after a part.
     if len(parts) > 2 and max(map(cell_len, parts)) < console.width - 2:
         text = in_lines(text, console.width)
     if text.startswith(_INDENT):
         text = _filled(text, console)
-    # A path that is longer than a line would be useless in pieces.
+    # A path that is longer than a line must not be broken, because it could not be copied.
     longest = max(map(len, text.split()), default=0)
     console.print(Text(visible(text), style), soft_wrap=longest > console.width)
 
 
 def _filled(text: str, console: Console) -> str:
-    """The text in lines of the console's width, whose words stay whole."""
+    """The text wrapped to the console's width, without breaking words."""
     return textwrap.fill(
         text,
         console.width,
@@ -161,11 +173,12 @@ def _print_lines(rows: Sequence[Sequence[str]], console: Console) -> None:
     """Print names and values, each name next to the first line of its value."""
     width = max((cell_len(name) for name, _ in rows), default=0)
     for name, value in rows:
+        # Two spaces separate a name from its value.
         room = max(_UNBROKEN, console.width - len(_INDENT) - width - 2)
         lines: list[str] = []
         for line in visible(value).split("\n"):
             wrapped = textwrap.wrap(line, room, break_long_words=False, break_on_hyphens=False)
-            # A command that is cut in two could not be copied, so the terminal breaks it itself.
+            # A command must stay on one line, so that it can be copied; the terminal wraps it if necessary.
             is_command = line.startswith("harness ")
             lines += [line] if is_command or not line else wrapped
         for index, line in enumerate(lines):
@@ -178,11 +191,14 @@ def _print_lines(rows: Sequence[Sequence[str]], console: Console) -> None:
 def _print_columns(
     table: Table, columns: Sequence[Column], rows: Sequence[Sequence[str]], console: Console
 ) -> None:
-    """Print a table with headings. Columns at the right for which there is no room are named below the table
-    instead.
+    """Print a table with headings.
+
+    Columns at the right for which there is no room are left out. Their names are printed below the table, except below
+    a `bare` one.
     """
     is_bare = table.look == "bare"
     margin = 2 * len(_INDENT) if is_bare else 0
+    # One character is for the last line of the frame, at the right.
     room = console.width - 1 - margin
     cells_of_columns = zip(*rows, strict=True)
     least = [*map(_least_width, columns, cells_of_columns)]
@@ -206,7 +222,9 @@ def _print_columns(
 
 
 def _least_width(column: Column, cells: Sequence[str]) -> int:
-    """How many characters a column needs, without its frame: numbers stay whole, and text is broken between words."""
+    """The fewest characters that a column needs, without its frame: numbers are not broken, and text is broken between
+    words.
+    """
     text = "\n".join([column.heading, *cells])
     if column.text:
         return min(max(map(cell_len, text.split()), default=0), _UNBROKEN)

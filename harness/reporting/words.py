@@ -1,4 +1,4 @@
-"""Settings in words, for every command: titles, lines of settings, labels and warnings."""
+"""Words for settings and runs that all commands use: titles, lines of settings, labels and warnings."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ TOO_LONG = "(too long for the context)"
 
 def settings_line(rows: Sequence[RunRow]) -> str:
     """The settings of one run: `15 prompts (english) · 64 new tokens · K=4 · greedy · float16`."""
-    # If a run ended early, the number of prompts that it finished is shown.
+    # The status is set to `ok` so that the number of prompts is shown even if the run ended early; it is then the
+    # number of prompts that were answered.
     row = replace(rows[-1], status="ok")
     texts = {column: in_words(row, column) for column in _LINE}
     texts["max_new_tokens"] = _lengths(rows)
@@ -32,16 +33,16 @@ def settings_line(rows: Sequence[RunRow]) -> str:
 
 
 def typed_again(changes: str, *, command: str = "", leaving_out: Collection[str] = ()) -> str:
-    """The command that was typed, with other settings: `harness latency draft=lookup K=8`.
+    """The command that was typed, with some settings replaced or added: `harness latency draft=lookup K=8`.
 
     Args:
-        changes: settings as they are typed, such as `batch_size=1 K=8`.
-        command: name of another command that replaces the typed one; empty to keep it.
+        changes: the new settings, as they are typed, such as `batch_size=1 K=8`.
+        command: name of another command, which replaces the name of the typed command; empty to keep that.
         leaving_out: names of settings that the other command does not have.
     """
     words = Words.noted()
     changing = shlex.split(changes)
-    # Directories (`hydra.run.dir`, `hydra.sweep.dir`) belong to the run that was typed, and are left out.
+    # Directories (`hydra.run.dir`, `hydra.sweep.dir`) belong only to the typed run, and are left out.
     replaced = ["details", "dir", *leaving_out, *map(setting_in, changing)]
     kept = []
     for place, word in enumerate(words.typed, start=1):
@@ -56,8 +57,10 @@ def typed_again(changes: str, *, command: str = "", leaving_out: Collection[str]
 
 
 def _is_replaced(name: str, by: str) -> bool:
-    """Whether a typed setting is left out because another one is typed: `decoding.num_draft_tokens` if
-    `num_draft_tokens` is typed and the reverse, and `draft.max_ngram` if `draft` is.
+    """Whether a typed setting (`name`) must be left out because another setting (`by`) replaces it.
+
+    For example, `num_draft_tokens` replaces `decoding.num_draft_tokens`, and the reverse; and `draft` replaces
+    `draft.max_ngram`.
     """
     last = name.rpartition(".")[2]
     return by in (name, last, name.partition(".")[0]) or name == by.rpartition(".")[2]
@@ -72,7 +75,9 @@ def device_of(row: RunRow) -> str:
 
 
 def _lengths(rows: Sequence[RunRow]) -> str | None:
-    """The lengths of the answers: `64 new tokens`, `8 to 29 new tokens`; if unknown, the length that was asked for."""
+    """The lengths of the answers: `64 new tokens`, `8 to 29 new tokens`. If they are not known, the setting
+    `max_new_tokens`.
+    """
     shortest = [getattr(row, "shortest_answer", None) for row in rows]
     longest = [getattr(row, "longest_answer", None) for row in rows]
     least = min(filter(None, shortest), default=None)
@@ -83,7 +88,7 @@ def _lengths(rows: Sequence[RunRow]) -> str | None:
 
 
 def labels(row: RunRow) -> list[str]:
-    """`random weights` and `synthetic 0.8`, so far as they apply; [] for a real measurement."""
+    """Those of the labels `random weights` and `synthetic 0.8` that apply to a row; [] for a real measurement."""
     applying = []
     if row.weights == "random":
         applying.append("random weights")
@@ -93,7 +98,7 @@ def labels(row: RunRow) -> list[str]:
 
 
 def synthetic_value(row: Any) -> str:
-    """`decoding.synthetic_acceptance` as it is typed: `0.8`, or `[0.8,0.75,0.7]`."""
+    """The value of `decoding.synthetic_acceptance` as it is typed: `0.8`, or `[0.8,0.75,0.7]`."""
     rates = row.synthetic_acceptance
     if isinstance(rates, list | tuple):
         return f"[{','.join(f'{rate:.3g}' for rate in rates)}]"
@@ -101,7 +106,7 @@ def synthetic_value(row: Any) -> str:
 
 
 def pair_name(row: RunRow, joint: str = " with ") -> str:
-    """`13B with 7B`, or the target alone, followed by the labels of a pair that is not real."""
+    """The name of a pair, such as `13B with 7B`, or of the target alone; followed by the `labels` of the row."""
     target = called(row.model) if row.model else "unknown model"
     if row.server:
         target += f" ({row.server})"
@@ -130,8 +135,8 @@ def called(typed: str) -> str:
 
 
 def arm_name(row: Any) -> str:
-    """The arm's name; `speculative (lossy)` if the output may differ from the target's; `first` or `second` for two
-    commands.
+    """The name of a row's arm. It is `speculative (lossy)` if the output may differ from the target's, and `first` or
+    `second` if two commands are compared.
     """
     if row.draft == SECOND_COMMAND:
         return "first" if row.arm == "regular" else "second"
@@ -139,7 +144,9 @@ def arm_name(row: Any) -> str:
 
 
 def lossy_rule(row: Any) -> str | None:
-    """`rule ./likely.py:Likely`, `lenience 0.8`, or for a server what was typed; None for a lossless rule."""
+    """The setting that makes the output lossy: `rule ./likely.py:Likely`, `lenience 0.8`, or for a server
+    `engine.lossy=true`; None for a lossless rule.
+    """
     rule = getattr(row, "rule", None)
     if row.is_elsewhere:
         return "engine.lossy=true" if row.lossy else None
@@ -161,7 +168,8 @@ def explained_by_rounding(excess: float | None) -> str:
     """The end of a sentence about greedy texts that differ.
 
     Args:
-        excess: the logit margin at the difference, divided by the largest that rounding explains; None if unknown.
+        excess: the logit margin at the difference, divided by the largest margin that rounding explains; None if it is
+            not known.
     """
     if excess is None:
         return ""
@@ -171,7 +179,9 @@ def explained_by_rounding(excess: float | None) -> str:
 
 
 def disturbed_runs(runs: Sequence[Run[Any]]) -> str | None:
-    """`3 of 5 runs drifted, or shared the processor with other programs`; None if neither."""
+    """A sentence about runs that were disturbed: `3 of 5 runs drifted, or shared the processor with other programs`;
+    None if no run was.
+    """
     number = sum(not run.last.was_quiet for run in runs)
     if not number:
         return None
@@ -180,7 +190,9 @@ def disturbed_runs(runs: Sequence[Run[Any]]) -> str | None:
 
 
 def too_long(row: Any) -> str | None:
-    """`3 prompts were left out`, if prompts were longer than the context; None if none were."""
+    """A sentence about prompts that were longer than the context: `3 prompts were left out`; None if there
+    were none.
+    """
     number = row.num_skipped or row.num_truncated
     if not number:
         return None
@@ -190,7 +202,7 @@ def too_long(row: Any) -> str | None:
 
 
 def common_settings(rows: Sequence[RunRow]) -> str:
-    """The settings that all rows share, in one line. A value that is unknown for any row is not shared."""
+    """The settings that all rows share, in one line. A setting whose value is not known for some row is left out."""
     shared: list[str] = []
     for column in FIRST_SETTINGS:
         texts = {in_words(row, column) for row in rows}
@@ -200,39 +212,39 @@ def common_settings(rows: Sequence[RunRow]) -> str:
 
 
 def short_commit(commit: str) -> str:
-    """`17a8ca98e-dirty`."""
+    """A commit shortened to nine digits: `17a8ca98e-dirty`."""
     return commit[:9] + ("-dirty" if commit.endswith("-dirty") else "")
 
 
 def in_words(row: RunRow, column: str) -> str | None:
-    """A setting or circumstance of a row: `64 new tokens`, `greedy`, `commit 17a8ca98e`.
+    """A setting or circumstance of a row in words: `64 new tokens`, `greedy`, `commit 17a8ca98e`.
 
     Args:
-        column: a column of the row, or a key of `_COMPOSED`; `settings.draft.sampling` stands for an entry of the
+        column: a column of the row, or a key of `_COMPOSED`; or, such as `settings.draft.sampling`, an entry of the
             column `settings`.
 
     Returns:
-        Empty if there is no value, or one that goes without saying, as the defaults of decoding do. None if the value
-        is unknown: for the prompts of a run that ended early, because the number that was asked for is not recorded,
-        and for a directory or hub repository that is not set.
+        The words. Empty if there is no value, or if the value need not be mentioned, such as a default of decoding.
+            None if the value is not known: for the prompts of a run that ended early, because the number of prompts
+            that it should have answered is not recorded; and for a directory or hub repository that is not set.
     """
     if column in _COMPOSED:
         return _COMPOSED[column](row)
     column, _, entry = column.partition(".")
     value = getattr(row, column, None)
     if column == "seed" and getattr(row, "repeat", None) == "all":
-        # A pooled row has the first of several seeds.
+        # A pooled row contains only the first of several seeds.
         return ""
     if entry:
         value = (value or {}).get(entry)
     if value is None:
         return None if column in _PLACES else ""
-    # Only the last part of a path, because checkouts of one model are in different places.
+    # Only the last part of a path is shown, because copies of one model are in different directories.
     text = called(f"./{value}") if column in _PLACES else _as_text(value)
     if entry.startswith("vary."):
         return f"{entry.removeprefix('vary.')}={text}"
     if entry and isinstance(value, list):
-        # In the form in which it is typed.
+        # The list is shown as it is typed.
         return f"{entry}=[{','.join(map(str, value))}]"
     if entry:
         return f"{entry} {text}"
@@ -252,7 +264,7 @@ def _as_text(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, float):
         return f"{value:g}"
-    # Only the host of a server's address, because a URL is not a name.
+    # Of a server's address, only the host is shown.
     return re.sub(r"https?://([^/,; ]+)[^,; ]*", r"\1", str(value))
 
 
@@ -260,7 +272,7 @@ def _prompts(row: RunRow) -> str | None:
     if row.questions_in_words is not None:
         return row.questions_in_words
     if row.status not in (None, "ok"):
-        # A run that ended early does not record how many prompts it was asked for.
+        # A run that ended early does not record how many prompts it should have answered.
         return None
     number = getattr(row, "num_prompts", None)
     name = getattr(row, "prompts", None)
@@ -291,7 +303,8 @@ def _lenience(row: RunRow) -> str:
     lenience = changed_lenience(row)
     if lenience is None:
         return ""
-    # A lossless rule is lossless only at lenience 1. The name of a lossy rule says so already.
+    # A lossless rule is lossless only at lenience 1. For a lossy rule, the words for the rule already
+    # say that it is lossy.
     is_lossy = lossy_rule(row) != f"rule {getattr(row, 'rule', None)}"
     return f"lenience {lenience:g}" + (" (lossy)" if is_lossy else "")
 
@@ -314,9 +327,9 @@ _LINE = [
     "engine",
     "runner",
 ]
-# The settings that readers look at first among many runs; K is not among them, because tables have a column for it.
+# The settings that a name or title shows first. K is left out, because tables have a column for K.
 FIRST_SETTINGS = [name for name in [*_LINE, "devices"] if name != "num_draft_tokens"]
-# Columns that hold a directory or a hub repository.
+# Columns that contain a directory or a hub repository.
 _PLACES = ("repository", "draft_repository")
 # Columns whose words depend on more than the value of one column.
 _COMPOSED: Mapping[str, Callable[[Any], str | None]] = {

@@ -1,7 +1,7 @@
 """Counts of draft tokens, of one answer or of many, as one value from which all figures of acceptance follow.
 
-The figures are defined as vLLM and AIPerf define them. The file also has the columns of such counts, and the figures
-that servers print.
+The figures are defined as in vLLM and AIPerf. This file also defines the columns of such counts, and the figures that
+servers print.
 """
 
 from __future__ import annotations
@@ -20,25 +20,30 @@ Counts = Sequence[float]
 
 @dataclass(frozen=True, kw_only=True)
 class Drafts:
-    """Counts over iterations, which can be added with `+`. None is a count that its source does not know; any sum with
-    it is None, too.
+    """Counts over iterations, which can be added with `+`.
 
-    For example, three iterations: the first drafts 4 tokens, of which 2 are accepted, the second 4, all accepted, and
-    the third drafts nothing:
+    A count that its source does not report is None; every sum that contains this count is None, too.
+
+    For example, an answer takes three iterations. The first drafts 4 tokens, of which 2 are accepted. The second drafts
+    4 tokens, which are all accepted. The third drafts nothing:
 
         Drafts.of([(4, 2), (4, 4), (0, 0)]).columns()
-            acceptance_rate 6 / 8, mean_acceptance_length 4 = (2 + 6) / 2, tokens_per_iteration 3 = 9 / 3
-            acceptance_by_position [1, 1, 1/2, 1], marginal_acceptance_by_position [1, 1, 1/2, 1/2]
+            acceptance_rate                    6 / 8
+            mean_acceptance_length             (2 + 6) / 2 = 4
+            tokens_per_iteration               (3 + 6) / 3 = 3
+            acceptance_by_position             [2/2, 2/2, 1/2, 1/1]
+            marginal_acceptance_by_position    [2/2, 2/2, 1/2, 1/2]
 
     Attributes:
-        answers: number of answers that report anything about drafts. If some answers report drafts, the others drafted
-            nothing, because llama.cpp leaves zeros out. If none does, nothing is known.
-        decoded: number of tokens that iterations decided, which are all tokens except the first of each answer.
-        iterations: all iterations, including those that drafted nothing.
-        drafting: iterations that drafted something.
-        proposed, accepted: draft tokens.
-        accepted_at, tested_at: how many draft tokens were accepted, or tested, at each position, from 0. A draft token
-            is tested if all those before it were accepted.
+        answers: number of answers that report anything about drafts. If some answers report drafts and others do not,
+            the others drafted nothing, because llama.cpp leaves zeros out. If no answer reports drafts, nothing is
+            known.
+        decoded: number of tokens that iterations decided: all tokens except the first of each answer.
+        iterations: number of all iterations, including those that drafted nothing.
+        drafting: number of iterations that drafted at least one token.
+        proposed, accepted: numbers of draft tokens.
+        accepted_at, tested_at: for each position, from 0, the number of draft tokens that were accepted, or tested. A
+            draft token is tested if all draft tokens before it were accepted.
         k: mean number of draft tokens per iteration that drafted, if it is the same in all answers; nan if they differ.
     """
 
@@ -54,10 +59,11 @@ class Drafts:
 
     @classmethod
     def of(cls, outcomes: Iterable[Sequence[int]], decoded: int | None = None) -> Drafts:
-        """The counts of one answer, from (num_proposed, num_accepted) of each iteration.
+        """The counts of one answer, from pairs (num_proposed, num_accepted), one for each iteration.
 
         Args:
-            decoded: number of tokens that the iterations decided; None for one each, plus the accepted tokens.
+            decoded: number of tokens that the iterations decided; None for one token per iteration, plus the accepted
+                ones.
         """
         pairs = [*outcomes]
         drafting = [pair for pair in pairs if pair[0]]
@@ -71,7 +77,7 @@ class Drafts:
             proposed=sum(proposed for proposed, _ in drafting),
             accepted=accepted,
             accepted_at=[sum(place < number for _, number in drafting) for place in places],
-            # All accepted tokens are tested, and the first rejected one.
+            # All accepted tokens and the first rejected token are tested.
             tested_at=[
                 sum(place < min(number + 1, proposed) for proposed, number in drafting)
                 for place in places
@@ -94,10 +100,10 @@ class Drafts:
 
     @property
     def tested(self) -> Counts | None:
-        """`tested_at`, or what follows from the other counts; None if nothing does.
+        """`tested_at`; if it is not known, computed from the other counts; None if these do not determine it.
 
-        If only the mean number of draft tokens is known, and it is the same whole number in all answers, then every
-        iteration is taken to have drafted that many.
+        If only the mean number of draft tokens per iteration is known, and it is the same whole number in all answers,
+        every iteration is assumed to have drafted this number.
         """
         accepted_at, drafting = self.accepted_at, self.drafting
         if self.tested_at is not None or accepted_at is None or drafting is None or self.k % 1:
@@ -108,8 +114,8 @@ class Drafts:
 
     @property
     def longest(self) -> int:
-        """The most draft tokens of an iteration: the number of positions, or else the rounded mean; 0 if neither is
-        known.
+        """The most draft tokens of an iteration: the number of positions, or otherwise the mean, rounded up; 0 if
+        neither is known.
         """
         if self.tested is not None:
             return len(self.tested)
@@ -117,8 +123,8 @@ class Drafts:
 
     @property
     def histogram(self) -> list[int] | None:
-        """How many of the iterations that drafted accepted 0, 1, ... tokens; None if that is not known, or none
-        drafted.
+        """Of the iterations that drafted, how many accepted 0, 1, ... tokens; None if this is not known, or if no
+        iteration drafted.
         """
         if not self.drafting or self.accepted_at is None:
             return None
@@ -127,7 +133,7 @@ class Drafts:
 
     def counts(self) -> dict[str, Any]:
         """The counts as columns of a row (`DraftColumns`), by name, without the histogram; all None if no answer
-        reports anything.
+        reports anything about drafts.
         """
         numbers = {
             "num_decoded": self.decoded,
@@ -145,7 +151,7 @@ class Drafts:
         return columns
 
     def columns(self) -> dict[str, Any]:
-        """The rates (`AcceptanceFigures`), by name; None for those that do not follow from the known counts."""
+        """The rates (`AcceptanceFigures`), by name; None for a rate that the known counts do not determine."""
         is_known = self.answers > 0
         tokens = _ratio(self.decoded, self.iterations) if is_known else None
         accepted_per_draft = _ratio(self.accepted, self.drafting)
@@ -170,34 +176,35 @@ class Drafts:
 
 
 _COUNTS = [entry.name for entry in fields(Drafts) if entry.name != "k"]
-# The counts of an answer whose server reported impossible ones: nothing about them is known.
+# The counts of an answer whose server reported impossible counts: all are unknown.
 UNKNOWN = Drafts(answers=1, k=math.nan, **{name: None for name in _COUNTS if name != "answers"})
 
 
 @dataclass(frozen=True, kw_only=True)
 class DraftColumns:
-    """Counts of the draft tokens of an answer, or of an arm."""
+    """Counts of draft tokens, for an answer or for an arm."""
 
-    num_iterations: int | None = pooled("sum", "iterations, also those that proposed nothing")
-    num_drafting: int | None = pooled("sum", "iterations that proposed something")
+    num_iterations: int | None = pooled("sum", "iterations, including those that proposed nothing")
+    num_drafting: int | None = pooled("sum", "iterations that proposed at least one token")
     num_proposed: int | None = pooled("sum", "draft tokens", "tokens")
     num_accepted: int | None = pooled("sum", "accepted draft tokens", "tokens")
     tested_by_position: list[int] | None = pooled(
-        "sum", "draft tokens at each position that were tested: those before them were accepted"
+        "sum",
+        "draft tokens at each position that were tested: all draft tokens before them were accepted",
     )
     acceptance_histogram: list[int] | None = pooled(
         "sum", "iterations with 0, 1, ... accepted draft tokens"
     )
     impossible_counts: str | None = pooled(
         "same",
-        "counts of the server that cannot be true, with its words; no figure follows from them",
+        "impossible counts of the server, in its words; no figure is computed from them",
     )
 
     @property
     def drafts(self) -> Drafts:
         """The counts as one value.
 
-        Rows of older versions hold only a histogram and rates, from which most of the counts follow.
+        Rows of older versions contain only a histogram and rates; most counts are computed from these.
         """
         row: Any = self
         if self.impossible_counts:
@@ -225,12 +232,13 @@ class DraftColumns:
 
 
 def positions(histogram: Sequence[int]) -> list[int]:
-    """How many iterations accepted the first draft token, the second, ..., from how many accepted 0, 1, 2, ... tokens.
+    """From a histogram (how many iterations accepted 0, 1, 2, ... tokens), compute how many iterations accepted the
+    first draft token, the second, and so on.
 
-    For example, [2, 1, 3] gives [4, 3]: 4 iterations accepted a first token, and 3 of these a second one.
+    For example, [2, 1, 3] gives [4, 3]: 4 iterations accepted a first token, and 3 of these also a second token.
     """
     reached = [*accumulate(reversed(histogram))]
-    # If no iteration accepted anything, one position with 0.
+    # If no iteration accepted a token, the result has one position, with 0.
     return reached[-2::-1] or [0] * len(histogram)
 
 
@@ -239,14 +247,14 @@ def _ratio(numerator: float | None, denominator: float | None) -> float | None:
 
 
 def _rounded(rates: Iterable[float | None]) -> list[float | None] | None:
-    """The rates with four decimals; None without rates."""
+    """The rates, rounded to four decimals; None if there are no rates."""
     return [rate if rate is None else round(rate, 4) for rate in rates] or None
 
 
 class Rejection(NamedTuple):
     """A draft token that the target rejected, at a position of the new text that counts from 0.
 
-    Both probabilities are of the rejected token; they are None if the engine does not report them.
+    Both probabilities are those of the rejected token; they are None if the engine does not report them.
     """
 
     position: int
@@ -261,7 +269,7 @@ class Printed(NamedTuple):
 
     Attributes:
         program: the first word of the column `server` for this program.
-        name: the figure's name, in the program's words.
+        name: the name under which the program prints the figure.
         column: our column that is computed in the same way (`docs/counted.md`).
         form: the format of each number.
     """
@@ -285,7 +293,9 @@ PRINTED = (
 
 
 def as_printed(row: RunRow) -> dict[str, str]:
-    """The figures of a row as its server would print them, by the server's names; empty if its program is not known."""
+    """The figures of a row as its server would print them, by the server's names for them; {} if the server's program
+    is not one of `PRINTED`.
+    """
     figures = {}
     for printed in PRINTED:
         value = getattr(row, printed.column, None)

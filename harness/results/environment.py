@@ -1,8 +1,8 @@
-"""Describes where figures were measured: versions, machine and commit, for `environment.json` and the rows of CSV
+"""Describes the environment of a measurement (versions, machine, commit), for `environment.json` and the rows of CSV
 files.
 
-Versions come from the metadata of installed packages, so that nothing heavy is imported. Facts that cannot be found out
-are None: a run must never fail because it could not be described.
+Versions are read from the metadata of installed packages, so that nothing heavy is imported. Facts that cannot be
+determined are None: a run must never fail because its environment could not be described.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def new_run_id() -> str:
-    """`20261120T193155.123456-5f0c9a`: unique, and later runs sort later."""
+    """A new id, such as `20261120T193155.123456-5f0c9a`. It is unique, and ids sort by time."""
     return f"{datetime.now(UTC):%Y%m%dT%H%M%S.%f}-{secrets.token_hex(3)}"
 
 
 def environment(devices: Sequence[str] = ()) -> dict[str, Any]:
-    """Everything worth knowing about the surroundings of this process, ready for JSON.
+    """Describe the environment of this process, as values that JSON can represent.
 
     Args:
         devices: names of the devices that compute.
@@ -69,15 +69,16 @@ def environment(devices: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def environment_columns(devices: Sequence[str] = ()) -> dict[str, Any]:
-    """The part of `environment` that all rows of a run carry."""
-    # In a process that never imports torch, such as a sweep's own, nothing computes.
+    """The columns about the environment that all rows of a run have, by name."""
+    # If torch was not imported, this process computes nothing; the main process of a sweep is an example.
     torch: Any = sys.modules.get("torch")
     return {
         "timestamp": datetime.now(UTC).isoformat(timespec="milliseconds"),
         "devices": "; ".join(devices) or None,
         "num_threads": None if torch is None else int(torch.get_num_threads()),
         "commit": commit_of(_PACKAGE),
-        # Not the version of the installed distribution: a checkout may be newer than the one that pip installed.
+        # This is not the version of the installed distribution: a checkout may be newer than the version that pip
+        # recorded.
         "harness_version": sys.modules["harness"].__version__,
         **{
             f"{name}_version": package_version(name)
@@ -94,10 +95,10 @@ def write_environment(directory: Path, devices: Sequence[str]) -> None:
 
 @functools.cache
 def commit_of(package: Path) -> str | None:
-    """The commit of the checkout that a package runs from, with `-dirty` after it if tracked files differ from it.
+    """The commit of the git checkout that contains a package, with `-dirty` after it if tracked files differ from it.
 
-    None outside a checkout of the package. A virtual environment inside somebody else's repository is outside, because
-    git does not track the package's `__init__.py` there. Looked up once per process.
+    None if the package is not in a checkout of its own repository, for example in a virtual environment inside
+    another repository: git does not track the package's `__init__.py` there. Looked up once per process.
     """
     if _git(package, "ls-files", "--error-unmatch", "__init__.py") is None:
         return None
@@ -105,15 +106,16 @@ def commit_of(package: Path) -> str | None:
 
 
 def _git(directory: Path, *arguments: str) -> str | None:
-    # Inside a git hook these variables name another repository, which git would prefer to the directory.
+    # Within a git hook, these variables name another repository, and git would use that repository instead of the
+    # directory's.
     redirects = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")
     variables = {key: value for key, value in os.environ.items() if key not in redirects}
-    # Without optional locks, so that a sweep's many processes never collide with the user's own git.
+    # Without optional locks, so that the processes of a sweep never block the user's own git commands.
     return output_of(["git", "--no-optional-locks", "-C", str(directory), *arguments], variables)
 
 
 def typed_in(directory: Path) -> str | None:
-    """The command line that was typed for the run of a directory; None if that is not recorded."""
+    """The command line of the run whose directory this is; None if it is not recorded."""
     try:
         content = json.loads((directory / "environment.json").read_bytes())
         return str(content["command_line"])

@@ -1,6 +1,6 @@
-"""CSV files of typed rows: writing rows, appending them to those of other runs, and reading them.
+"""CSV files of typed rows: writes rows, appends rows to those of other runs, and reads rows.
 
-`locked_files` keeps the files whole when several processes write them, or a process is killed.
+`locked_files` keeps the files whole if several processes write them, or if a process is killed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from harness.results.locked_files import locked, read_whole, replace_file
 from harness.results.row import Row, kind_of
 
-# The whole page of a result as text, in the directory of the run or sweep.
+# The file with the whole page of a result as text, in the directory of the run or sweep.
 SUMMARY_FILE = "summary.txt"
 
 AnyRow = TypeVar("AnyRow", bound=Row)
@@ -28,11 +28,12 @@ class Contents:
     """The contents of a CSV file.
 
     Attributes:
-        kind: kind of the rows; None for a file that is not ours.
-        rows: the rows that are whole.
-        torn: a line about each row that was left out, because cells are missing or a setting cannot be read:
-            `results/latency.csv, line 7: 12 of 140 cells; left out`; or about a whole file of ours in another form.
-        unread: a line about each row with figures that do not have their columns' types; these figures are None.
+        kind: kind of the rows; None for a file that harness did not write, or that a spreadsheet saved in another form.
+        rows: the rows that are complete.
+        torn: a line about each row that was left out because cells are missing or a setting cannot be read, such as
+            `results/latency.csv, line 7: 12 of 140 cells; left out`; or one line about a file that a spreadsheet saved
+            in another form.
+        unread: a line about each row with figures that cannot be read as their columns' types; these figures are None.
     """
 
     kind: type[Row] | None
@@ -42,22 +43,23 @@ class Contents:
 
 
 def write_rows(path: str | Path, rows: Sequence[Row]) -> None:
-    """Write rows of one kind to a CSV file, as `replace_file` does; without rows nothing is written."""
+    """Write rows of one kind to a CSV file, as `replace_file` does. Without rows, nothing is written."""
     if rows:
         replace_file(path, as_csv(rows))
 
 
 def append_rows(path: str | Path, rows: Sequence[Row]) -> Path:
-    """Append rows of one kind to a CSV file that several processes share, all of them or none. The directory is made.
+    """Append rows of one kind to a CSV file that several processes share. Either all rows are appended, or none.
 
-    A file with other columns, or one that was cut inside a quoted cell, is left alone. The rows then go to the first of
-    `<stem>-2.csv`, `<stem>-3.csv` and so on that has their columns, in any order, or does not exist.
+    The directory is created if necessary. A file with other columns, or one that ends inside a quoted cell, is not
+    changed. The rows are then appended to the first of `<stem>-2.csv`, `<stem>-3.csv` and so on that has the same
+    columns, in any order, or that does not exist yet.
 
     Returns:
-        The file that was written, which may not be `path`; `path` if there are no rows.
+        The file to which the rows were appended; `path` if there are no rows.
 
     Raises:
-        SettingError: if no file can be written at the place that `results.file` names.
+        SettingError: if no file can be written at the path that `results.file` names.
         RunError: if writing fails; the file then keeps its old content.
     """
     path = Path(path)
@@ -71,9 +73,9 @@ def append_rows(path: str | Path, rows: Sequence[Row]) -> Path:
                 continue
             content = file.path.read_bytes()
             if content.count(b'"') % 2:
-                # Rows appended after an open quote would become a part of its cell.
+                # The file ends inside a quoted cell. Rows appended to it would become a part of that cell.
                 continue
-            # An editor may have left the last line without its end.
+            # An editor may have removed the line break at the end of the last line.
             line_end = b"" if content.endswith(b"\n") else b"\n"
             file.append(line_end + _as_csv([_cells(row, header) for row in rows]))
             return candidate
@@ -92,16 +94,17 @@ def rows_in(path: Path, kind: type[AnyRow]) -> list[AnyRow]:
     """The rows of one kind in one CSV file; [] if there is no file."""
     if not path.exists():
         return []
-    # A subclass has all columns of its kind and more; `read_file` must know it to tell the two apart.
+    # Rows of a subclass have all columns of this kind and more. `read_file` must know the subclasses to distinguish
+    # them.
     contents = read_file(path, [kind, *kind.__subclasses__()])
     return [row for row in contents.rows if type(row) is kind]
 
 
 def read_file(path: Path, kinds: Iterable[type[Row]]) -> Contents:
-    """The contents of one CSV file: the rows that are whole, and lines about the others.
+    """Read one CSV file: the rows that are complete, and lines about the others.
 
     Args:
-        kinds: the kinds of rows that the file may hold.
+        kinds: the kinds of rows that the file may contain.
 
     Raises:
         OSError: if the file cannot be read.
@@ -126,7 +129,7 @@ def read_file(path: Path, kinds: Iterable[type[Row]]) -> Contents:
         if len(cells) == len(header):
             named = dict(zip(header, cells, strict=True))
             row = kind.parse(named)
-            # The cells with text whose value could not be read.
+            # Columns whose cell has text, but no readable value.
             lost = [
                 name
                 for name, cell in named.items()
@@ -134,7 +137,7 @@ def read_file(path: Path, kinds: Iterable[type[Row]]) -> Contents:
             ]
             damage = f"{line}: {', '.join(lost)} cannot be read"
             if any(columns[name].kind == "setting" for name in lost):
-                # Without a setting such as K, the row could be taken for one of another setting.
+                # Without a setting such as K, the row could be mistaken for a row with another setting.
                 torn.append(f"{damage}; left out")
                 continue
             rows.append(row)
@@ -146,8 +149,8 @@ def read_file(path: Path, kinds: Iterable[type[Row]]) -> Contents:
 
 
 def _saved_otherwise(path: Path, text: str, kinds: Iterable[type[Row]]) -> list[str]:
-    """A line about a file of ours that a spreadsheet saved in another form; [] for any other file."""
-    # In UTF-16 every other byte is zero, and the first two bytes are not UTF-8.
+    """A line about a file of harness that a spreadsheet saved in another form; [] for any other file."""
+    # In UTF-16, every other byte of these names is zero, and the first two bytes of the file are not UTF-8.
     first_line = text.replace("\0", "").partition("\n")[0].strip("\r\ufffd")
     for separator in ";\t,":
         header = [name.strip('"') for name in first_line.split(separator)]
@@ -157,7 +160,8 @@ def _saved_otherwise(path: Path, text: str, kinds: Iterable[type[Row]]) -> list[
 
 
 def read_kind(path: Path, kinds: Iterable[type[Row]]) -> type[Row] | None:
-    """The kind of row whose columns a CSV file has; None if the file is not ours or does not exist.
+    """The kind of row that a CSV file contains, according to its columns; None if the file is of another kind, or does
+    not exist.
 
     Raises:
         OSError: if the file cannot be read.
@@ -166,8 +170,8 @@ def read_kind(path: Path, kinds: Iterable[type[Row]]) -> type[Row] | None:
 
 
 def check_appendable(path: str | Path) -> None:
-    """Raise the error that `append_rows` would raise about the place, before hours of measuring. The directory is
-    made.
+    """Before hours of measuring, raise the error that `append_rows` would raise for this path. The directory is
+    created.
     """
     with locked(path, "results.file") as file:
         file.check_writable()
@@ -181,14 +185,14 @@ def _header(path: Path) -> list[str]:
 
 
 def _numbered(path: Path) -> Iterator[Path]:
-    """`latency.csv`, `latency-2.csv`, `latency-3.csv` and so on."""
+    """Yield `latency.csv`, `latency-2.csv`, `latency-3.csv` and so on, without end."""
     yield path
     for number in itertools.count(2):
         yield path.with_name(f"{path.stem}-{number}{path.suffix}")
 
 
 def as_csv(rows: Sequence[Row]) -> bytes:
-    """Rows of one kind, at least one, as CSV with a header."""
+    """Write rows of one kind as CSV with a header; there must be at least one row."""
     header = list(rows[0].cells())
     return _as_csv([header, *(_cells(row, header) for row in rows)])
 
@@ -202,11 +206,11 @@ def _cells(row: Row, header: Sequence[str]) -> list[Any]:
 
 
 def _as_csv(lines: Sequence[Sequence[Any]]) -> bytes:
-    # Before Python 3.13 the csv module leaves a lone carriage return unquoted, and readers take it for the end of a
-    # row.
+    # Before Python 3.13, the csv module does not quote a cell because of a lone carriage return, and readers mistake it
+    # for the end of the row.
     has_return = any("\r" in str(cell) for cells in lines for cell in cells)
     quoting: Any = csv.QUOTE_NONNUMERIC if has_return else csv.QUOTE_MINIMAL
     text = io.StringIO()
     csv.writer(text, lineterminator="\n", quoting=quoting).writerows(lines)
-    # A path from the command line may hold bytes that are not text; the row must not be lost because of them.
+    # A path from the command line may contain bytes that are not text. They are escaped, so that the row is not lost.
     return text.getvalue().encode("utf-8", errors="backslashreplace")

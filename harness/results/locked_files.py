@@ -1,12 +1,13 @@
-"""Files shared by processes that may be killed at any moment, each written whole or not at all.
+"""Writes files that several processes share, so that each write is complete or has no effect, even if a process is
+killed.
 
-Every write holds a lock. A new file, or one whose content is replaced, is written as `<name>.tmp`, which is then
-renamed to the target in one step. Large files grow in place: `<name>.appending` then records where the new bytes begin
-and end. A process that dies leaves at most one of these two files, and its lock is released. `read_whole` leaves out an
-append that was not finished, and the next writer removes it.
+Every write holds a lock. To create a file or replace its content, `<name>.tmp` is written and then renamed to the
+target in one step. To append to a file, the positions at which the new bytes begin and end are first recorded in
+`<name>.appending`. A process that dies leaves at most one of these two files, and its lock is released. `read_whole`
+leaves out the bytes of an unfinished append, and the next writer removes them.
 
-The empty file `.locks/<name>.lock` stays. If it were removed while processes wait for it, a new process would create
-another one, and they would no longer share a lock.
+The empty file `.locks/<name>.lock` is kept. If it were removed while processes wait for it, a new process would create
+another lock file, and the processes would no longer share a lock.
 """
 
 from __future__ import annotations
@@ -25,14 +26,15 @@ from harness.config.errors import RunError, SettingError
 
 # Name of the directory of locks, next to the files.
 LOCKS = ".locks"
-# A write holds the lock for milliseconds: a wait this long means a hung process.
+# A write holds the lock for milliseconds, so a wait this long means that a process hangs.
 _LOCK_TIMEOUT_S = 60.0
-# Failures of the disk itself. Any other failure comes from the chosen place, and a different setting fixes it.
+# Failures of the disk itself. Any other failure is caused by the chosen path, and a different setting fixes it.
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def replace_file(path: str | Path, content: bytes) -> None:
-    """Write a whole file in one step: readers see the old content or the new, never a part. The directory is made.
+    """Write a whole file in one step: readers see the old content or the new content, never a part. The directory is
+    created.
 
     Raises:
         RunError: if the file cannot be written; an old file then stays as it was.
@@ -42,19 +44,19 @@ def replace_file(path: str | Path, content: bytes) -> None:
 
 
 def remove_locks(directory: Path) -> None:
-    """Remove the locks of a directory that only one run writes, after it has written its files."""
+    """Remove the locks of a directory that a single run writes, after the run has written its files."""
     shutil.rmtree(directory / LOCKS, ignore_errors=True)
 
 
 def read_whole(path: Path) -> bytes:
-    """A file's content, without bytes that another process is still appending, or was when it died.
+    """Read a file, without the bytes of an append that is not finished, or that was interrupted when its process died.
 
     Raises:
         OSError: if the file cannot be read, or is not a regular file.
     """
     target = Path(os.path.realpath(path))
     if target.exists() and not target.is_file():
-        # /dev/zero never ends, and a pipe may not either.
+        # Reading /dev/zero never ends, and reading a pipe may not end.
         raise OSError(errno.EINVAL, "it is not a regular file")
     while True:
         before = target.stat()
@@ -67,14 +69,15 @@ def read_whole(path: Path) -> bytes:
 
 @contextmanager
 def locked(path: str | Path, setting: str | None = None) -> Iterator[LockedFile]:
-    """Hold the lock of a file. Links are followed, so that all names of a file share one lock. The directory is made.
+    """Hold the lock of a file. Links are followed, so that all names of a file share one lock. The directory is
+    created.
 
     Args:
-        setting: the setting by which the user chose the place; None if the user did not.
+        setting: the setting with which the user chose the path; None if the user did not choose it.
 
     Raises:
-        RunError: if anything fails within the block, or another process holds the lock for a minute.
-        SettingError: if the failure is one that a different value of `setting` fixes.
+        RunError: for any OSError within the block or while locking, and if another process holds the lock for a minute.
+        SettingError: instead of a RunError, if `setting` is given and the disk itself has not failed (`DISK_ERRORS`).
     """
     path = Path(path)
     target = Path(os.path.realpath(path))
@@ -86,7 +89,7 @@ def locked(path: str | Path, setting: str | None = None) -> Iterator[LockedFile]
             lock.parent.mkdir(exist_ok=True)
             lock.touch()
         except FileNotFoundError:
-            # In places such as /proc, where no file can be made, waiting for the lock would take a minute.
+            # In directories such as /proc, no file can be created, and waiting for the lock would take a minute.
             raise OSError(errno.EINVAL, f"no file can be made in {target.parent}") from None
         with filelock.FileLock(lock).acquire(timeout=_LOCK_TIMEOUT_S, poll_interval=0.01):
             file = LockedFile(target)
@@ -103,13 +106,13 @@ def locked(path: str | Path, setting: str | None = None) -> Iterator[LockedFile]
 
 
 def _check_place(path: Path, target: Path) -> None:
-    """Raise an OSError unless the path is free, or a regular file in a directory.
+    """Raise an OSError unless the path is unused or a regular file, and its parent is unused or a directory.
 
-    Both the path and the target that it leads to are checked: /dev/stdout may lead to `pipe:[123]`, which does not
-    exist as a path.
+    Both the path and the target of a link are checked: /dev/stdout may be a link to `pipe:[123]`, which does not exist
+    as a path.
     """
     with suppress(FileNotFoundError, NotADirectoryError):
-        # Raises an error for a link that leads to itself.
+        # This raises an error for a link that leads to itself.
         path.stat()
     if target.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
@@ -121,7 +124,7 @@ def _check_place(path: Path, target: Path) -> None:
 
 
 class LockedFile:
-    """A file while only this process may write it, as `locked` gives it.
+    """A file whose lock this process holds (`locked`).
 
     Attributes:
         path: path of the file itself, not of a link to it.
@@ -143,7 +146,7 @@ class LockedFile:
             self._temporary.unlink(missing_ok=True)
 
     def append(self, content: bytes) -> None:
-        """Append to the file, which must exist, all or nothing."""
+        """Append to the file, which must exist: all of the content or, if writing fails, nothing."""
         begin = self.path.stat().st_size
         try:
             _write_to_disk(self._note, f"{begin} {begin + len(content)}\n".encode(), "wb")
@@ -165,7 +168,7 @@ class LockedFile:
         self._note.unlink()
 
     def check_writable(self) -> None:
-        """Raise the OSError that `replace` or `append` would raise about the place."""
+        """Raise the OSError that `replace` or `append` would raise for this path."""
         self._temporary.touch()
         self._temporary.unlink()
         if self.path.exists():
@@ -181,15 +184,15 @@ def _write_to_disk(path: Path, content: bytes, mode: Literal["wb", "ab"]) -> Non
 
 
 def _whole_length(target: Path, size: int) -> int:
-    """How many of a file's bytes are final. Fewer than `size` while an append is under way, or if one was cut short."""
+    """How many of a file's bytes are final: fewer than `size` during an append, and after an interrupted append."""
     try:
         begin, end = map(int, _note_of(target).read_text(encoding="ascii").split())
     except (OSError, ValueError):
-        # There is no note, or a process died while it wrote the note, before it appended anything.
+        # There is no note, or a process died while it wrote the note, and so had appended nothing.
         return size
     return begin if begin < size < end else size
 
 
 def _note_of(target: Path) -> Path:
-    """The file that records where the bytes that are being appended begin and end, as `1200 1310`."""
+    """The file that records the positions at which the appended bytes begin and end, such as `1200 1310`."""
     return target.with_name(f"{target.name}.appending")

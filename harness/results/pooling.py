@@ -1,9 +1,9 @@
-"""Pools repetitions of a run, each in its own process, into one measurement.
+"""Pools repetitions of a run, each of which ran in its own process, into one measurement.
 
-With `repeats=5` a sweep ends with five runs, each of which has a regular and a speculative row. They become two rows
-with `repeat=all`. Each figure of these is computed from all runs by the rule of its column, and the interval of the
-speed-up is over prompts and runs. It needs the times of single prompts, which are read from the directories of the runs
-(`latency_prompts.csv`).
+With `repeats=5`, a setting is measured by five runs, each of which writes a regular and a speculative row. They are
+pooled into two rows with `repeat=all`. Each figure of these rows is computed from all runs by the rule of its column.
+The interval of the speed-up is over prompts and runs. For this, the times of single prompts are read from the runs'
+directories (`latency_prompts.csv`).
 """
 
 from __future__ import annotations
@@ -38,17 +38,21 @@ _RULES: dict[Pooling, Callable[[Sequence[Any]], Any]] = {
 
 
 def merge(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
-    """Each measurement once, and the failures that still count, both in the order of their run ids.
+    """Select one run for each measurement, and the failures that still count; both are in the order of run ids.
 
-    A measurement is shown by all of its runs that succeeded, pooled as those of `repeats=` are, if the times of their
-    prompts are known; otherwise by the newest run that succeeded; and if none did, by its newest run, provided that
-    this has figures. A pooled row replaces the runs that it pools. A failure counts until a newer run of the same
-    measurement succeeds:
+    The run for a measurement is the first of these that is possible:
+
+    1. all of its runs that succeeded, pooled like those of `repeats=`, if the times of their prompts are known;
+    2. the newest run that succeeded;
+    3. the newest run, if it has figures.
+
+    A pooled row that was read from a file replaces the runs that it pools. A failure counts until a newer run of the
+    same measurement succeeds:
 
         ok, failed, ok     the two successes are shown, and no failure
         ok, failed         the success is shown, and the failure counts
 
-    Sets `times`, `parts` and, for pooled rows, `directory` of the given runs.
+    The function sets `times`, `parts` and, for pooled rows, `directory` of the given runs.
     """
     single = each_once(runs)
     by_id = {run.id: run for run in single}
@@ -57,7 +61,8 @@ def merge(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
         pooled_ids = getattr(run.last, "pooled_runs", None) or ()
         pooled.update(pooled_ids)
         if pooled_ids and run.directory is None and pooled_ids[0] in by_id:
-            # A pooled row has no directory; the command and the machine are those of the runs that it pools.
+            # A pooled row has no directory. The runs that it pools have the same command and machine, so their
+            # directory is used.
             run.directory = by_id[pooled_ids[0]].directory
         run.parts = [by_id[part] for part in pooled_ids if part in by_id]
     by_measurement: dict[str, list[Run]] = {}
@@ -82,24 +87,26 @@ def merge(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
 
 
 def _pooled_run(runs: Sequence[Run[Any]]) -> Run[Any] | None:
-    """Several runs of one measurement as one; None if they have no interval together."""
+    """Pool several runs of one measurement into one run; None if this gives no interval."""
     has_speedup = len(runs) > 1 and all(len(run.rows) == 2 for run in runs)
     if not has_speedup or getattr(runs[-1].last, "speedup", None) is None:
         return None
     rows = pooled_rows([run.rows for run in runs])
     if not rows or rows[-1].speedup is None or not rows[-1].speedup.has_bounds:
         return None
-    # The pooled row is in no file, so its id names the runs that it pools, the newest first: ids sort by time.
+    # These rows are in no file, so their id lists the runs that they pool. The newest comes first, because ids sort by
+    # time.
     ids = ", ".join(reversed(rows[-1].pooled_runs))
     rows = [dataclasses.replace(row, run=ids) for row in rows]
     return Run(rows, runs[-1].file, runs[-1].directory, len(runs), runs)
 
 
 def pooled_rows(runs: Sequence[Sequence[AnyRow]]) -> list[AnyRow]:
-    """One row per arm for several runs of the same settings, with an interval of the speed-up over units and runs.
+    """Pool several runs of the same settings into one row per arm, with an interval of the speed-up over units and
+    runs.
 
     Args:
-        runs: rows of each repetition, the regular arm first.
+        runs: the rows of each repetition, the regular arm first.
 
     Returns:
         One row per arm, in the order of the arms; [] if fewer than two runs succeeded.
@@ -114,7 +121,7 @@ def pooled_rows(runs: Sequence[Sequence[AnyRow]]) -> list[AnyRow]:
         "repeat": "all",
         "repeats": len(succeeded),
         "pooled_runs": [str(rows[0].run) for rows in succeeded],
-        # Equal if the same runs are pooled again.
+        # The digest is the same if the same runs are pooled again.
         "measurement": hashlib.sha256(measurements.encode()).hexdigest()[:16],
         "directory": None,
     }
@@ -131,9 +138,11 @@ def pooled_rows(runs: Sequence[Sequence[AnyRow]]) -> list[AnyRow]:
 
 
 def _pooled_figures(rows: Sequence[AnyRow]) -> dict[str, Any]:
-    """The figures of an arm over its runs, by field, pooled by each column's rule; None if any run lacks the figure.
+    """The figures of an arm over its runs, by field, each pooled by the rule of its column; None if any run lacks the
+    figure.
 
-    Only the estimate of an interval is pooled: its bounds have no rule.
+    Of an interval, only the estimate is pooled: the bounds have no rule. Lists are pooled position by position: the
+    mean of [1, 2] and [3] is [2, 2].
     """
     columns: dict[str, Any] = {}
     for column in rows[0].columns().values():
@@ -155,12 +164,13 @@ def _pooled_figures(rows: Sequence[AnyRow]) -> dict[str, Any]:
 
 
 def _pooled(rule: Pooling, values: Sequence[Any], weights: Sequence[Any] | None = None) -> Any:
-    """One value for those of several runs; None for texts that differ, and if no value is known.
+    """Pool the values of several runs, or of one position of their lists; unknown values are left out.
 
-    Lists of different lengths are pooled place by place: [1, 2] and [3] have the mean [2, 2].
+    None for texts that differ, and if no value is known. nan if the rule cannot be applied, for example a geometric
+    mean of negative numbers.
 
     Args:
-        weights: of a mean; if the weight of a run is not known, all runs count alike.
+        weights: weights of a mean; if any weight is not known or 0, all runs have the same weight.
     """
     known_values = [value for value in values if value is not None]
     if not known_values:
@@ -174,14 +184,15 @@ def _pooled(rule: Pooling, values: Sequence[Any], weights: Sequence[Any] | None 
     is_weighted = weights is not None and all(weights)
     pooled = fmean(known_values, weights) if is_weighted else _RULES[rule](known_values)
     if rule == "mean" and isinstance(known_values[0], int):
-        # A mean of whole numbers is rounded to one; a mean of truth values is what most runs have.
+        # The mean of whole numbers is rounded to a whole number, and the mean of truth values to the value of most
+        # runs.
         return type(known_values[0])(round(pooled))
     return pooled
 
 
 def _speedup(runs: Sequence[Sequence[AnyRow]]) -> dict[str, Any]:
-    """The `speedup` of runs together, by name; without an interval if there are too few units, and empty if the rows of
-    the runs' prompts are not found.
+    """The column `speedup` for several runs together, by name. The speed-up has no bounds if there are too few units.
+    {} if the rows of the runs' prompts are not found.
     """
     waits = []
     for row, *_ in runs:
@@ -191,7 +202,7 @@ def _speedup(runs: Sequence[Sequence[AnyRow]]) -> dict[str, Any]:
     if not regular.size:
         return {}
     last = runs[0][-1]
-    # The unit of the run's own interval.
+    # The units are those of the runs' own intervals.
     coverage = Coverage.of(last.speedup)
     unit_name = "prompt" if coverage is None else coverage.unit
     estimate = ratio_over_runs(regular, speculative, unit_name)
@@ -199,7 +210,7 @@ def _speedup(runs: Sequence[Sequence[AnyRow]]) -> dict[str, Any]:
         coverage or estimate.covers,
         num_units=estimate.covers.num_units,
         num_runs=estimate.covers.num_runs,
-        # `repeats=` gives each run another seed, so that sampled texts vary between runs, too.
+        # With `repeats=`, each run has another seed, so sampled texts vary between runs, too.
         own_seeds=len({getattr(rows[-1], "seed", None) for rows in runs}) == len(runs),
     )
     estimate = dataclasses.replace(estimate, covers=covers)

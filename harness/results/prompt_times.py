@@ -1,4 +1,4 @@
-"""Pairs the answers of both arms, and sums their times by unit, from the rows of a run's prompts."""
+"""Pairs the answers of both arms, and adds up their times by unit, from the rows of a run's prompts."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from harness.results.runs import grouped
 from harness.results.statistics import Floats
 from harness.results.statistics.ratios import at_equal_lengths
 
-# Answers that an interval treats as one independent value: those to prompts that are always asked together, which are
-# one prompt, a batch, or a lap of requests (`asking.Part`). A unit is named by the places of its prompts in the prompt
-# set, so that units of several runs can be matched. If units share prompts, it is named by its number in the run.
+# The key of a unit: the answers that an interval treats as one independent value. They are the answers to prompts that
+# are always sent together: a single prompt, a batch, or a lap of requests (`asking.Part`). The key consists of the
+# places of the unit's prompts in the prompt set, so that units of several runs can be matched. If units share prompts,
+# the key is the number of the unit in its run.
 Unit = Hashable
 # The regular and the speculative arm's answer to a prompt.
 Pair = tuple[LatencyPromptRow, LatencyPromptRow]
@@ -29,12 +30,12 @@ class Wait(NamedTuple):
     num_tokens: float
 
 
-# The regular and the speculative arm's.
+# The wait for the regular arm, and the wait for the speculative arm.
 BothArms = tuple[Wait, Wait]
 
 
 def places_by_unit(prompts: Sequence[LatencyPromptRow]) -> dict[int, set[int]]:
-    """For each unit, by its number: the places of its prompts in the prompt set."""
+    """For each unit, by its number, the places of its prompts in the prompt set."""
     places: dict[int, set[int]] = {}
     for row in prompts:
         places.setdefault(row.unit_number, set()).add(row.place)
@@ -42,7 +43,7 @@ def places_by_unit(prompts: Sequence[LatencyPromptRow]) -> dict[int, set[int]]:
 
 
 def share_prompts(units: Collection[set[int]]) -> bool:
-    """Whether any prompt is in several units, so that an interval over the units does not cover other prompts.
+    """Whether any prompt belongs to several units, so that an interval over the units does not cover other prompts.
 
     Args:
         units: for each unit, the places of its prompts.
@@ -51,8 +52,10 @@ def share_prompts(units: Collection[set[int]]) -> bool:
 
 
 def pairs_of(prompts: Sequence[LatencyPromptRow]) -> list[Pair]:
-    """The pairs of answers to the prompts that both arms answered with a known time, in the order of the regular arm's
-    rows.
+    """Pair both arms' answers to the same prompt. Prompts are left out unless both arms answered them with a known
+    time.
+
+    The pairs are in the order of the regular arm's rows.
     """
     # A damaged file may lack an index.
     timed = {
@@ -74,7 +77,7 @@ def pairs_by_unit(
     """The pairs of `pairs_of`, grouped by unit.
 
     Args:
-        unit_of: gives the unit of an answer; None for the units of intervals.
+        unit_of: returns the key of an answer's unit; None for the units of intervals.
     """
     pairs = pairs_of(prompts)
     if unit_of is not None:
@@ -88,10 +91,10 @@ def pairs_by_unit(
 def batches_of(
     answers: Sequence[LatencyPromptRow], is_batched: bool
 ) -> Collection[Sequence[LatencyPromptRow]]:
-    """Answers grouped by the batch in which they were decoded; each answer alone without batches.
+    """Group answers by the batch in which they were decoded; without batches, each answer is a group by itself.
 
-    The answers of a batch share their times, and are recognised by them: no other batch of the run has exactly the same
-    time to the first token and the same total time.
+    All answers of a batch have the same times, and no other batch of the run has exactly the same time to the first
+    token and the same total time. So a batch is recognised by its times.
     """
     if not is_batched:
         return [[row] for row in answers]
@@ -103,10 +106,10 @@ def batches_of(
 def wait_for(
     answers: Sequence[LatencyPromptRow], is_batched: bool, *, after_first: bool = False
 ) -> Wait:
-    """The time that answers took together, and their tokens. A batch counts as one answer of its mean length.
+    """Add up the times of answers, and their tokens. A batch counts as one answer of its mean length.
 
     Args:
-        after_first: leave out each answer's first token, and the time until it, if that is known.
+        after_first: leave out the first token of each answer, and the time until it, if this time is known.
     """
     ms = num_tokens = 0.0
     for batch in batches_of(answers, is_batched):
@@ -124,7 +127,8 @@ def waits_by_unit(
 ) -> dict[Unit, BothArms]:
     """The time and the tokens of both arms' answers, by unit.
 
-    A unit is left out if an arm has no time or no tokens there, as with `after_first` if all tokens came at once.
+    A unit is left out if either arm has no time or no tokens there. With `after_first`, this happens if all tokens
+    arrived at once.
     """
     waits = {}
     for unit, pairs in units.items():
@@ -138,11 +142,12 @@ def waits_by_unit(
 
 
 def common_times(runs: Sequence[Mapping[Unit, BothArms]]) -> tuple[Floats, Floats]:
-    """Length-adjusted times (`at_equal_lengths`) of the regular and of the speculative arms, over the units that all
-    runs have. The mean of an arm's values is its time per token.
+    """Length-adjusted times (`at_equal_lengths`) of the regular and of the speculative arms, for the units in all runs.
+
+    The mean of an arm's values is its time per token.
 
     Args:
-        runs: at least one.
+        runs: the waits of each run, by unit; at least one run.
 
     Returns:
         Two arrays [num_runs, num_units] in ms, with the units in the order of the first run; num_units may be 0.
@@ -157,13 +162,16 @@ def common_times(runs: Sequence[Mapping[Unit, BothArms]]) -> tuple[Floats, Float
 
 
 def seconds_over(rows: Sequence[LatencyPromptRow]) -> float:
-    """The seconds that all batches or laps of an arm took, including failed ones. All rows of a lap repeat its time."""
+    """The seconds that all batches or laps of an arm took, including failed ones.
+
+    Every row of a batch or lap contains the time of the whole, so each time is counted once.
+    """
     lap_times = {(row.moment, row.turn): row.lap_ms or 0.0 for row in rows}
     return sum(lap_times.values()) / 1000
 
 
 def times_over(rows: Sequence[LatencyPromptRow], is_batched: bool) -> dict[str, Any]:
-    """The columns about the time of an arm's answers, by name; None for those that the rows do not determine."""
+    """The columns about the time of an arm's answers, by name; None for a column that the rows do not determine."""
     answered = [row for row in rows if row.is_answered]
     waits = [wait_for(batch, is_batched) for batch in batches_of(answered, is_batched)]
     mean_ms = None

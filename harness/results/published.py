@@ -1,4 +1,4 @@
-"""Figures that other projects and papers published, each with its source, read from `published.csv`."""
+"""Figures that were published by other projects and papers, each with its source; read from `published.csv`."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ class Published:
     """One row of `published.csv`.
 
     Attributes:
-        source: who published it; a key of `DIFFERENCES` if our presets differ from the published protocol.
+        source: name of the publication; a key of `DIFFERENCES` if our presets differ from the published protocol.
         pair_name: the authors' name for the pair.
-        models: our names for the target, as `canonical_name` writes them; empty if we have no such model.
-        drafts: our names for the draft, written likewise; empty for the target alone.
-        hardware: as the authors name it; empty if they do not.
-        ms_per_token: time of the speculative arm if there is a draft, else of the target.
+        models: our names for the target, in the form of `canonical_name`; empty if no preset has this model.
+        drafts: our names for the draft, in the same form; empty for figures of the target alone.
+        hardware: the authors' name for the hardware; empty if they do not name it.
+        ms_per_token: time per token of the speculative arm if there is a draft, otherwise of the target.
         speedup_low, speedup_high: lowest and highest published speed-up.
         accuracy_regular, accuracy_speculative: proportion of correct products of numbers from 1 to 99.
-        prompts: our prompt set with the same prompts; empty if the authors do not name theirs.
+        prompts: name of our prompt set with the same prompts; empty if the authors do not name their prompts.
         temperature: None if the authors do not state it.
         mean_acceptance_length: tokens per iteration.
     """
@@ -49,10 +49,13 @@ class Published:
 
     def matches(self, model: str, draft: str | None, row: PromptedRow) -> bool:
         """Whether this is a published time or speed-up for the pair in a row of `latency`, or for its target alone, at
-        the row's temperature and on its prompts. An unstated temperature or prompt set matches any.
+        the row's temperature and on its prompts.
+
+        An unstated temperature matches any temperature, and an unstated prompt set any prompt set. Accuracies do not
+        match.
 
         Args:
-            model, draft: canonical names of the row's models; `draft` is None without one.
+            model, draft: canonical names of the row's models; `draft` is None if the row has no draft.
         """
         same_pair = model in self.models and (not self.drafts or draft in self.drafts)
         same_prompts = self.prompts in ("", row.prompts)
@@ -62,25 +65,25 @@ class Published:
 
     @property
     def prompts_text(self) -> str:
-        """`gsm8k, T = 0`; empty if unknown."""
+        """The prompts and the temperature as text, such as `gsm8k, T = 0`; empty if neither is known."""
         if self.temperature is None:
             return self.prompts
         return f"{self.prompts}, T = {self.temperature:g}"
 
     @property
     def speedup_text(self) -> str:
-        """`1.80×`, `1.31× to 1.42×`; empty if unknown."""
+        """The speed-up as text, such as `1.80×` or `1.31× to 1.42×`; empty if not known."""
         ends = filter(None, (self.speedup_low, self.speedup_high))
         return " to ".join(dict.fromkeys(f"{end:.2f}×" for end in ends))
 
     @property
     def accuracy(self) -> Mapping[str, float]:
-        """Accuracies by arm; empty if the source gives none."""
+        """Accuracies by arm; empty if the source reports no accuracies."""
         arms = {"regular": self.accuracy_regular, "speculative": self.accuracy_speculative}
         return {arm: value for arm, value in arms.items() if value is not None}
 
 
-# How a published protocol differs from our presets, which cannot reproduce it, by `source` of `published.csv`.
+# Differences between published protocols and our presets, which cannot reproduce them, by `source` of `published.csv`.
 DIFFERENCES: Mapping[str, str] = MappingProxyType(
     {
         "EAGLE-3 (arXiv 2503.01840)": (
@@ -118,8 +121,9 @@ def published_figures() -> tuple[Published, ...]:
 
 
 def multiplication_accuracy(model: str) -> Mapping[str, float]:
-    """The accuracy of each arm for products of numbers from 1 to 99, as a proportion of correct answers. Only llama-ssp
-    published such figures; empty for other models.
+    """The published accuracy of each arm for products of numbers from 1 to 99, as a proportion of correct answers.
+
+    Only llama-ssp published such figures; the result is empty for other models.
     """
     return next(
         (
@@ -132,7 +136,7 @@ def multiplication_accuracy(model: str) -> Mapping[str, float]:
 
 
 def published_for(row: PromptedRow) -> list[Published]:
-    """The published figures to show next to a row of `latency`: those of its pair, and of its target alone.
+    """The published figures that are shown next to a row of `latency`: figures of its pair, and of its target alone.
 
     Random weights and synthetic acceptance have no published counterpart, so the list is empty for them.
     """

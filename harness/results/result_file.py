@@ -1,7 +1,8 @@
-"""`result.json` in the directory of every run, for programs: the run's rows with nested intervals, the sentences of its
-page, its environment and its command. `result.schema.json`, next to this file, describes the format.
+"""Writes `result.json`, for programs, into the directory of every run: the run's rows with nested intervals, the
+sentences of its page, its environment and its command.
 
-A change that readers of the current version could not read raises `VERSION`. Added columns do not.
+`result.schema.json`, next to this file, describes the format. `VERSION` is raised for every change that makes files
+unreadable for readers of the current version. Adding columns is no such change.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ def write_result(
     doubts: Sequence[str] = (),
     statements: Sequence[Statement] = (),
 ) -> None:
-    """Write the `result.json` of a run, whole or not at all; a run without rows has none.
+    """Write the `result.json` of a run, in one step. For a run without rows, nothing is written.
 
     Args:
         rows: all rows of the run.
         devices: product names of the devices that computed.
         finding, doubts: sentences of the run's page.
-        statements: the finding as values.
+        statements: the statements from which the finding follows.
     """
     if not rows:
         return

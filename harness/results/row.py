@@ -1,9 +1,11 @@
-"""Rows of CSV files as dataclasses, whose fields describe the columns.
+"""Rows of CSV files as dataclasses. The fields of a dataclass describe the columns of its file:
 
-batch_size: int | None = setting("rows decoded at once", "batch_size")
-ms_per_token: float | None = figure("time per token of a row", "ms")
-speedup: Interval | None = pooled("mean", "regular over speculative time")
-devices: str | None = circumstance("names of the devices that computed")
+    batch_size: int | None = setting("rows decoded at once", "batch_size")
+    ms_per_token: float | None = figure("time per token of a row", "ms")
+    speedup: Interval | None = pooled("mean", "regular time / speculative time")
+    devices: str | None = circumstance("names of the devices that computed")
+
+`setting`, `figure`, `pooled` and `circumstance` make the fields, with descriptions of their columns.
 """
 
 from __future__ import annotations
@@ -23,22 +25,26 @@ from pydantic import ConfigDict, TypeAdapter
 
 from harness.results.statistics.interval import Coverage, Interval
 
-# A file begins with these columns, as far as it has them.
+# These columns come first in a file, if it has them.
 _FIRST = (
     "run job model draft arm check verdict batch_size num_draft_tokens temperature seed".split()
 )
 
-# The limit of whole numbers: a damaged file may hold one of any length.
+# Larger whole numbers are not read: a damaged file may contain one of any length.
 _MOST = 2**64
-# Up to here every whole number can be represented as a float.
+# Below this, every whole number can be represented as a float.
 _MOST_AS_FLOAT = 2**53
 # Truth values as `csv` and spreadsheets write them.
 _IN_JSON = {"True": "true", "False": "false", "TRUE": "true", "FALSE": "false"}
 
 
-# How the values of several runs become one: the mean, the sum, the largest or the smallest (for lists, place by place);
-# the quadratic mean for standard deviations; true if all runs are, or any is; the
-# value that all runs have in common; or none.
+# The rules by which the values of several runs are pooled into one value. Lists are pooled position by position.
+#
+#     mean, sum, largest, smallest
+#     quadratic mean     for standard deviations
+#     all, any           for truth values: true if all runs' values are true, or if any is
+#     same               the common value of all runs; None if they differ
+#     none               no value
 Pooling = Literal[
     "mean", "quadratic mean", "sum", "largest", "smallest", "all", "any", "same", "none"
 ]
@@ -49,29 +55,31 @@ class ColumnDescription:
     """A column of a CSV file, as the field of a row describes it.
 
     The field `num_draft_tokens: int | Literal["auto"] | None` has the type and the hint int, the words ("auto",), and
-    is optional. `acceptance_by_position: list[float | None] | None` has the type list and the hint list[float | None].
+    is optional. The field `acceptance_by_position: list[float | None] | None` has the type list and the hint
+    `list[float | None]`.
 
     The field `speedup: Interval | None` is described as four columns: `speedup`, `speedup_low`, `speedup_high` and
-    `speedup_covers`. Its text is about the estimate.
+    `speedup_covers`. The text describes the estimate.
 
     Attributes:
         field: name of the row's field.
-        part: for an interval `estimate`, `low`, `high` or `covers`; empty for any other field.
-        kind: `setting` for what the user asked for, `figure` for what was measured or computed, `circumstance` for
-            where, when and with what that was done.
+        part: for a column of an interval: `estimate`, `low`, `high` or `covers`; empty for any other field.
+        kind: `setting` for settings of the user, `figure` for values that were measured or computed, `circumstance` for
+            the place, time and tools of the measurement.
         text: one line for `harness help columns`.
         unit: unit of the values; empty if they have none.
-        pools: how the figures of several runs become one, for rows that are pooled (`pooling.py`). Only the estimate of
-            an interval is pooled: means of bounds would not be an interval over several runs.
-        per: the field in the denominator of a rate. A mean over runs is weighted by it, and so becomes total over
-            total.
-        path: where the command's settings have this setting, such as `decoding.top_k`; empty if the command fills it
-            in.
-        phrase: how a page words a value, such as `{} new tokens`; empty for the column's name and the value.
-        said_as: the words for single values that read otherwise; `""` for a value that goes without saying.
+        pools: the rule by which figures of several runs are pooled (`pooling.py`); None if they never are. Of an
+            interval, only the estimate is pooled: means of bounds would not be an interval over several runs.
+        per: for a rate, the field that is its denominator. The mean over runs is weighted by this field, and so becomes
+            a total divided by a total.
+        path: the name of the setting in the command's settings, such as `decoding.top_k`; empty if the command fills in
+            the column.
+        phrase: the words with which a page shows a value, such as `{} new tokens`; empty to show the column's name and
+            the value.
+        said_as: for single values that need other words, these words; `""` for a value that a page does not mention.
         type: type of the values: str, int, float, bool, list or dict.
-        hint: that type with the types of its entries.
-        words: texts that may stand in place of a number.
+        hint: the same type, including the types of its entries.
+        words: texts that the column may contain in place of a number.
         optional: whether a value may be None.
     """
 
@@ -91,7 +99,7 @@ class ColumnDescription:
     optional: bool
 
     def of(self, row: Row) -> Any:
-        """The row's value in this column; None if it has none."""
+        """The row's value in this column; None if it is not known."""
         value = getattr(row, self.field)
         return value.parts()[self.part] if self.part and value is not None else value
 
@@ -103,17 +111,17 @@ def _column(kind: str, text: str, unit: str = "", **further: Any) -> Any:
 
 
 def setting(text: str, path: str = "", unit: str = "", **words: Any) -> Any:
-    """A column that repeats a setting.
+    """A column that contains a setting.
 
     Args:
-        path: where the command's settings have it.
-        words: `phrase` and `said_as` of `ColumnDescription`.
+        path: the name of the setting in the command's settings; empty if the command fills in the column.
+        words: values of `phrase` and `said_as` of `ColumnDescription`.
     """
     return _column("setting", text, unit, path=path, **words)
 
 
 def pooled(pools: Pooling, text: str, unit: str = "", *, per: str = "") -> Any:
-    """A figure of rows that are pooled over repeated runs; `pools` and `per` say how (`ColumnDescription`)."""
+    """A figure that is pooled over repeated runs, by the rules `pools` and `per` of `ColumnDescription`."""
     return _column("figure", text, unit, pools=pools, per=per)
 
 
@@ -127,7 +135,7 @@ class Row:
 
     Attributes:
         kind: the name of the file, without `.csv`.
-        recognised_by: columns that only files of this kind have together.
+        recognised_by: columns that occur together only in files of this kind.
     """
 
     kind: ClassVar[str]
@@ -150,12 +158,12 @@ class Row:
         return columns
 
     def values(self) -> dict[str, Any]:
-        """The row's values by column: an interval has one column each for its estimate, its bounds and its coverage."""
+        """The row's values, by column. An interval has four columns: its estimate, its two bounds and its coverage."""
         return {name: column.of(self) for name, column in self.columns().items()}
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> Self:
-        """The reverse of `values`. An interval that lacks one of its bounds gets neither."""
+        """The inverse of `values`. If one bound of an interval is missing, the interval gets no bounds."""
         columns = cls.columns()
         fields_of_row: dict[str, Any] = {}
         for name, value in values.items():
@@ -167,7 +175,7 @@ class Row:
         return cls(**fields_of_row)
 
     def cells(self) -> dict[str, Any]:
-        """The row's values as they are written: lists and mappings as JSON."""
+        """The row's values as they are written to a file, by column: lists and mappings as JSON."""
         cells = self.values()
         for name, value in cells.items():
             if isinstance(value, list | tuple | dict):
@@ -176,10 +184,10 @@ class Row:
 
     @classmethod
     def parse(cls, cells: Mapping[str, str]) -> Self:
-        """The reverse of `cells`, from text. Unknown columns are ignored; a value that is missing or unreadable is
-        None.
+        """The inverse of `cells`, from texts. Unknown columns are ignored. A value that is missing or unreadable
+        becomes None.
 
-        An empty cell is None, too, except in a column that always has text: there it is an empty text.
+        An empty cell becomes None, too, except in a column of texts that cannot be None: there it is an empty text.
         """
         columns = cls.columns()
         # Most cells of a row are empty; their fields keep the default.
@@ -189,12 +197,12 @@ class Row:
 
     @classmethod
     def setting_columns(cls, settings: Any) -> dict[str, Any]:
-        """The columns that repeat settings, by name; None for a setting that `settings` do not have."""
+        """The columns that contain settings, by name; None for a setting that `settings` do not have."""
         columns: dict[str, Any] = {}
         for name, column in cls.columns().items():
             if not column.path:
                 continue
-            # The path `draft.name` gives None without a draft.
+            # Without a draft, the path `draft.name` leads to None.
             value = settings
             for part in column.path.split("."):
                 value = getattr(value, part, None)
@@ -203,10 +211,10 @@ class Row:
 
 
 def kind_of(header: Iterable[str], kinds: Iterable[type[Row]]) -> type[Row] | None:
-    """The kind of the rows in a file with these columns; None if it is none of the given kinds."""
+    """The kind of row, of the given kinds, that a file with these columns contains; None if it is another file."""
     columns = set(header)
     fitting = [kind for kind in kinds if columns.issuperset(("run", *kind.recognised_by))]
-    # If one kind has all columns of another and more, a file with all of them is of the larger kind.
+    # If several kinds fit, the kind with the most columns is meant: its columns include those of the others.
     return max(fitting, key=lambda kind: len(kind.columns()), default=None)
 
 
@@ -242,7 +250,9 @@ def _described(column: Field[Any], hint: Any) -> dict[str, ColumnDescription]:
 
 
 def _interval_in(values: Mapping[str, Any], name: str) -> Interval | None:
-    """The interval in the columns `speedup`, `speedup_low` and so on; see `Row.from_values`."""
+    """The interval in the columns `<name>`, `<name>_low` and so on; None without an estimate (see
+    `Row.from_values`).
+    """
     estimate, low, high = (values.get(f"{name}{end}") for end in ("", "_low", "_high"))
     covers = Coverage.read(values.get(f"{name}_covers"))
     if estimate is None:
@@ -264,15 +274,17 @@ def _parsed(cell: str | None, column: ColumnDescription) -> Any:
 
 @functools.cache
 def strict(hint: Any) -> TypeAdapter[Any]:
-    """A validator that takes values of a type without converting them, and only finite numbers."""
+    """A validator that accepts only values of a type, without converting other values, and only finite numbers."""
     return TypeAdapter(hint, config=ConfigDict(strict=True, allow_inf_nan=False))
 
 
 # Cached, because thousands of rows repeat a few values.
 @functools.lru_cache(maxsize=20_000)
 def _parsed_value(cell: str, column: ColumnDescription) -> Any:
-    """The value of a cell that holds no text but Python's or JSON's form of a value; None if it cannot be read."""
-    # Among values with a unit only log-probabilities, and lower bounds, may be negative.
+    """The value of a cell that contains Python's or JSON's notation of a value that is not a text; None if it cannot be
+    read.
+    """
+    # Of the values with a unit, only log-probabilities and lower bounds may be negative.
     if cell.startswith("-") and column.unit not in ("", "nats") and column.part != "low":
         return None
     with suppress(ValueError, RecursionError):
@@ -290,7 +302,9 @@ def _whole_number(digits: str) -> int:
 
 
 def _number(digits: str) -> float:
-    """A number with a decimal point; a whole one becomes an int, because pandas writes `4.0` in columns with gaps."""
+    """A number with a decimal point. A whole number becomes an int, because pandas writes `4.0` in columns with empty
+    cells.
+    """
     number = float(digits)
     is_whole = abs(number) < _MOST_AS_FLOAT and number.is_integer()
     return int(number) if is_whole else number

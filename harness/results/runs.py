@@ -1,4 +1,6 @@
-"""A run as a value: the rows that it wrote, whatever the command. Also decides which copy of a run counts."""
+"""A run as a value: the rows that a command's run wrote. If several files contain copies of a run, it is decided here
+which copy counts.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
-    """Items by key; both the keys and the items of each are in the order of the items."""
+    """Group items by key. The keys, and the items of each key, are in the order of `items`."""
     groups: dict[Key, list[Item]] = {}
     for item in items:
         groups.setdefault(key(item), []).append(item)
@@ -36,12 +38,13 @@ class Run(Generic[AnyRunRow]):
     """One run of a command, with the rows that it wrote. `Run[LatencyRow]` is a run of `latency`.
 
     Attributes:
-        rows: at least one, in the order written; for `latency` and `eval` the regular arm first.
+        rows: at least one row, in the order in which they were written; for `latency` and `eval`, the regular arm
+            first.
         file: the CSV file that the rows were read from.
-        directory: the run's own directory, if it can be found.
-        times: the number of runs that this one stands for, which measured the same and ended alike. It is the newest of
-            them, or all of them pooled. `pooling.merge` sets it.
-        parts: for a pooled run, the runs that it pools, so far as they were read.
+        directory: the run's own directory; None if it is not found.
+        times: the number of runs that this run represents, which are repetitions of one measurement with the same
+            outcome. This run is the newest of them, or all of them pooled. `pooling.merge` sets it.
+        parts: for a pooled run, those of the pooled runs that were read; otherwise empty.
     """
 
     rows: list[AnyRunRow]
@@ -52,7 +55,7 @@ class Run(Generic[AnyRunRow]):
 
     @functools.cached_property
     def prompt_rows(self) -> list[LatencyPromptRow]:
-        """The rows of its `latency_prompts.csv`, for both arms; [] if the file is not found."""
+        """The rows of the run's `latency_prompts.csv`, for both arms; [] if the file is not found."""
         return read_prompts(self.directory, self.id)
 
     @property
@@ -70,12 +73,14 @@ class Run(Generic[AnyRunRow]):
 
     @property
     def last(self) -> AnyRunRow:
-        """The row that says most about the run: the speculative arm's, or the one over all seeds or prompts."""
+        """The row with the main result: the speculative arm's row, or the row over all seeds or prompts."""
         return self.rows[-1]
 
     @property
     def status(self) -> str:
-        """The status in the last row, `ok` if it has none; `incomplete` if a torn file lacks the speculative arm."""
+        """The status in the last row, or `ok` if that row has none; `incomplete` if the speculative arm's row is
+        missing because the file was cut off.
+        """
         if self.last.lacks_an_arm:
             return "incomplete"
         return self.last.status or "ok"
@@ -87,7 +92,7 @@ class Run(Generic[AnyRunRow]):
 
     @property
     def reason(self) -> str:
-        """Why the run has no full result, in words."""
+        """The reason why the run has no complete result, in words."""
         is_incomplete = self.status == "incomplete"
         unknown = (
             "the rows of its other arm are missing" if is_incomplete else "no reason was recorded"
@@ -99,32 +104,32 @@ class Run(Generic[AnyRunRow]):
         return f"{reason} ({self.times} times)" if self.times > 1 else reason
 
     def row(self, arm: str) -> AnyRunRow | None:
-        """The row of an arm, the last if there are several; None if there is none."""
+        """The row of an arm; the last row if the arm has several; None if it has none."""
         return next((row for row in reversed(self.rows) if getattr(row, "arm", None) == arm), None)
 
 
 def measured_of(runs: Sequence[Run[AnyRunRow]]) -> list[Run[AnyRunRow]]:
-    """The runs with real figures, without random weights, synthetic acceptance and simulated costs; all runs if none
-    has real figures.
+    """The runs with real figures (no random weights, synthetic acceptance or made-up costs); all runs if none has real
+    figures.
     """
     return [run for run in runs if run.last.real] or [*runs]
 
 
 def runs_of(rows: Sequence[Row], file: Path | None = None) -> list[Run]:
-    """The runs that wrote these rows, each once per job of a sweep.
+    """The runs that wrote these rows; a run occurs once for each job of a sweep that has its rows.
 
-    Jobs of a sweep that measure the same have copies of one run's rows, which differ only in `job`.
-    `pooling.merge` counts such a run once.
+    If several jobs of a sweep are the same measurement, each has a copy of one run's rows, and the copies differ only
+    in `job`. `pooling.merge` counts such a run once.
 
     Args:
-        file: the CSV file of the rows. If an `environment.json` is next to it, its directory is taken for that of runs
-            whose own is not found.
+        file: the CSV file of the rows. If the file's directory contains an `environment.json`, it counts as the
+            directory of those runs whose own directory is not found.
     """
     run_rows = [row for row in rows if isinstance(row, RunRow)]
     beside = file.parent if file and (file.parent / "environment.json").exists() else None
     runs = []
     for same in grouped(run_rows, attrgetter("run", "job")).values():
-        # All rows of a run have one kind, which leaves out what may not be read: a speed-up of incomparable arms.
+        # All rows of a run have one kind. `as_judged` removes the speed-up if the arms cannot be compared.
         kept = list(type(same[0]).as_judged(same))
         named = same[0].directory
         # `Path.is_dir` would raise an error for a name that is too long for a file.
@@ -134,8 +139,8 @@ def runs_of(rows: Sequence[Row], file: Path | None = None) -> list[Run]:
 
 
 def each_once(runs: Sequence[Run]) -> list[Run]:
-    """Each run once, in its most complete copy, the newest run last: ids sort by time."""
-    # A torn file has fewer rows of a run, and a file that was moved may not find the run's directory. The last copy of
-    # a run overwrites the others below.
+    """Keep one copy of each run, the most complete one. The newest run comes last, because ids sort by time."""
+    # A file that was cut off has fewer rows of a run. For a file that was moved, the run's directory may not be found.
+    # The best copy is sorted last, and overwrites the others in the dictionary below.
     ordered = sorted(runs, key=lambda run: (run.id, len(run.rows), run.directory is not None))
     return list({run.id: run for run in ordered}.values())

@@ -1,9 +1,9 @@
-"""The columns that all runs have, and those of commands that decode. Each kind of row adds its own columns, in its
-command's `rows.py`.
+"""The columns that all runs have, and the columns of commands that decode. Each kind of row adds further columns, in
+its command's `rows.py`.
 
 Writing, parsing, empty cells, `harness help columns`, and the settings in which rows differ all follow from the fields.
-An unknown value is None in a row and an empty cell in a file. All rows that one run wrote have the same `run`, by which
-readers group them.
+An unknown value is None in a row, and an empty cell in a file. All rows that one run wrote have the same value of
+`run`, by which readers group them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from harness.results.statistics.interval import Interval
 if TYPE_CHECKING:
     import pandas as pd
 
-# Types of columns; None is an unknown value.
+# Types of columns; None means that the value is not known.
 MaybeText = str | None
 MaybeInt = int | None
 MaybeFloat = float | None
@@ -32,15 +32,16 @@ NO_VERDICT = "no_verdict"
 # The status of a sweep's job that ended with a SettingError.
 REFUSED = "refused"
 
-# The engine with planted costs and acceptance (`conf/engine/simulated_engine.py`).
+# The engine with made-up costs and acceptance (`conf/engine/simulated_engine.py`).
 SIMULATED = "simulated"
-# Begins the address of a server on this machine.
+# The beginning of the address of a server on this machine.
 _LOOPBACK = re.compile(r"\w+://(localhost|127\.|\[::1\])", re.IGNORECASE)
-# Whether an engine of this project computes outside of this process, with weights that the harness does not load. None
-# is a row without an engine. Engines from a user's file are not listed: `is_elsewhere` looks at their `weights`.
+# Whether an engine of this project computes outside of this process, with weights that harness does not load. None is
+# the key for rows without an engine. Engines from a user's file are not listed: for them, `is_elsewhere` depends on the
+# column `weights`.
 _ELSEWHERE = {None: False, "local": False, "huggingface": False, "server": True, SIMULATED: True}
-# Settings and circumstances of a pair that this process decodes. These cells are empty in the rows of servers, which
-# have such settings but do not report them.
+# Settings and circumstances of a pair that this process decodes. These cells are empty in the rows of servers, which do
+# not report them.
 LOCAL_PAIR_COLUMNS = (
     "num_draft_tokens",
     "weights",
@@ -89,7 +90,9 @@ class RunRow(Row):
     )
     error: MaybeText = circumstance("why the status is not `ok`")
     model: MaybeText = setting("name of the target, as typed", "model.name")
-    draft: MaybeText = setting("name of the draft, as typed; with a server a label", "draft.name")
+    draft: MaybeText = setting(
+        "name of the draft, as typed; for a server, only a label", "draft.name"
+    )
     batch_size: MaybeInt = setting("rows decoded at once", "batch_size")
     num_draft_tokens: int | Literal["auto"] | None = setting(
         "K, draft tokens per iteration, or `auto`", "decoding.num_draft_tokens", "tokens"
@@ -124,7 +127,7 @@ class RunRow(Row):
         said_as={ModelSettings.quantization: ""},
     )
     draft_method: MaybeText = setting(
-        "`model` for a model or a head, else the method's name",
+        "`model` for a model or a head, otherwise the method's name",
         "draft.method",
         phrase="drafts by {}",
         said_as={"model": ""},
@@ -149,43 +152,43 @@ class RunRow(Row):
     )
     draft_weights_identity: MaybeText = circumstance("the identity of the draft's weights")
     dtype: MaybeText = circumstance(
-        "number format of what is not quantized in the target", phrase="{}"
+        "number format of the target's weights that are not quantized", phrase="{}"
     )
     weight_bytes: dict[str, int] | None = circumstance(
-        "the target's weights, bytes by device", "bytes"
+        "bytes of the target's weights, by device", "bytes"
     )
     draft_weight_bytes: dict[str, int] | None = circumstance(
-        "the draft's weights, bytes by device", "bytes"
+        "bytes of the draft's weights, by device", "bytes"
     )
     engine: MaybeText = setting(
-        "who generated: `local`, `huggingface`, `server`, or another engine by its name",
+        "engine that generated the texts: `local`, `huggingface`, `server`, or the name of another engine",
         "engine.name",
         said_as={EngineSettings.name: ""},
     )
     url: MaybeText = setting(
-        "address of the server, of the one that speculates if there are two", "engine.url"
+        "address of the server; if there are two, of the server that speculates", "engine.url"
     )
     regular_url: MaybeText = setting(
         "address of the server that does not speculate", "engine.regular_url"
     )
     server: MaybeText = circumstance(
-        "name and version that the server reports; of both servers if they differ"
+        "name and version that the server reports; if the servers differ, of both"
     )
     server_command: list[str] | None = circumstance(
-        "command that started the server of each arm here, the regular one first"
+        "command with which harness started the server of each arm, the regular one first"
     )
     served_model: list[str] | None = circumstance(
-        "the model's name on the server, and where its weights are; of both, where they differ"
+        "name of the model on the server, and place of its weights; if the servers differ, of both"
     )
     server_started: MaybeText = circumstance("start times reported by the servers, verbatim")
     runner: MaybeText = circumstance(
-        "what ran the target, or both models", said_as={"static": "", "generate": ""}
+        "runner of the target, or of both models", said_as={"static": "", "generate": ""}
     )
-    draft_runner: MaybeText = circumstance("what ran the draft, where that is another runner")
+    draft_runner: MaybeText = circumstance("runner of the draft, if it is another one")
     setup_s: MaybeFloat = circumstance("time to compile", "s")
     timestamp: MaybeText = circumstance("when the row was written, UTC")
     devices: MaybeText = circumstance(
-        "names of the devices that computed, where known", phrase="on {}"
+        "names of the devices that computed, if known", phrase="on {}"
     )
     num_threads: MaybeInt = circumstance("threads that computed on the CPU")
     harness_version: MaybeText = circumstance("version of harness")
@@ -198,14 +201,17 @@ class RunRow(Row):
     )
     directory: MaybeText = circumstance("directory of the run")
 
-    # If anything was measured, even in part, at least one of these columns has a value; () stands for all figures.
+    # At least one of these columns has a value if anything was measured, even in part; () means all columns with
+    # figures.
     filled_if_measured: ClassVar[tuple[str, ...]] = ()
-    # Whether runs with the same `measurement` repeat each other.
+    # Whether runs with the same `measurement` are repetitions of each other.
     is_repeatable: ClassVar[bool] = True
 
     @classmethod
     def as_judged(cls, rows: Sequence[Any]) -> Sequence[Any]:
-        """The rows of a run as they may be read: without a speed-up if the arms of `latency` cannot be compared."""
+        """Return the rows of a run as they may be read: without a speed-up if the arms of `latency` cannot
+        be compared.
+        """
         return rows
 
     @property
@@ -219,61 +225,65 @@ class RunRow(Row):
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether a server computed, or another engine that does not know the pair's weights."""
+        """Whether a server computed, or another engine outside of this process whose weights harness did not load."""
         return _ELSEWHERE.get(self.engine, self.weights is None)
 
     @property
     def is_simulated(self) -> bool:
-        """Whether nothing was measured, because costs and acceptance are planted."""
+        """Whether nothing was measured, because costs and acceptance are made up."""
         return self.engine == SIMULATED
 
     @property
     def questions_in_words(self) -> str | None:
-        """The questions, if they are not from a prompt set: `multiplication of 1 to 99`; else None."""
+        """A description of the questions if they are not from a prompt set, such as `multiplication of 1 to 99`;
+        otherwise None.
+        """
         return None
 
     @property
     def lacks_an_arm(self) -> bool:
-        """Whether the row of another arm must follow this one. A run that ends with such a row is torn."""
+        """Whether the row of another arm must follow this row. If a run ends with such a row, its file was cut off."""
         return False
 
     @property
     def is_on_another_machine(self) -> bool:
-        """Whether a server computed at an address that is not this machine's own."""
+        """Whether the server's address is on another machine; False without an address."""
         return self.url is not None and _LOOPBACK.match(self.url) is None
 
     @property
     def has_same_command(self) -> bool:
-        """Whether both arms are servers that one command started."""
+        """Whether both arms are servers that were started by the same command."""
         commands = self.server_command or []
         return len(commands) == 2 and commands[0] == commands[1]
 
     @property
     def has_one_server(self) -> bool:
-        """Whether both arms are one model on one server."""
+        """Whether both arms use one model on one server."""
         is_one_model = len(self.served_model or []) < 2
         return self.url is not None and self.url == self.regular_url and is_one_model
 
     @property
     def synthetic(self) -> bool:
-        """Whether random numbers, in place of the acceptance rule, accepted the draft tokens."""
+        """Whether draft tokens were accepted at random, and not by the acceptance rule."""
         return bool(self.draft) and getattr(self, "synthetic_acceptance", None) is not None
 
     @property
     def real(self) -> bool:
         """Whether the figures belong to the models that the row names: no random weights, synthetic acceptance or
-        planted costs.
+        made-up costs.
         """
         return self.weights != "random" and not self.synthetic and not self.is_simulated
 
     @property
     def is_batched(self) -> bool:
-        """Whether rows were decoded together and share their times; kinds of rows with times override it."""
+        """Whether rows were decoded together and have the same times; kinds of rows with times override
+        this property.
+        """
         return False
 
     @property
     def was_quiet(self) -> bool:
-        """Whether nothing known disturbed the run's times; kinds of rows with times override it."""
+        """Whether no disturbance of the run's times is known; kinds of rows with times override this property."""
         return True
 
 
@@ -287,7 +297,7 @@ class Accepted:
     )
     mean_acceptance_length: MaybeFloat = pooled(
         "mean",
-        "tokens per iteration that proposed something: 1 + accepted / such iterations",
+        "tokens per iteration that proposed at least one token: 1 + accepted draft tokens / these iterations",
         "tokens",
     )
 
@@ -330,16 +340,16 @@ class DecodedRow(Accepted, RunRow):
         "lenience of the acceptance rule; below 1 is lossy", "decoding.lenience"
     )
     synthetic_acceptance: float | list[float] | None = setting(
-        "chance that a coin accepts a draft token, a list by position; empty for the rule",
+        "probability with which draft tokens were accepted at random, a list by position; empty if by the rule",
         "decoding.synthetic_acceptance",
     )
     lossy: MaybeBool = setting(
-        "whether the speculative output may differ from the target's; for a server true if that was typed,"
-        " else empty: not known",
+        "whether the speculative output may differ from the target's; for a server true if the user said so,"
+        " otherwise empty",
         "decoding.lossy",
     )
     ignore_eos: bool | Literal["auto"] | None = setting(
-        "whether texts went on past the end of sequence; `auto` in a run that ended before that was decided",
+        "whether texts continued after the end of sequence; `auto` in a run that ended before this was decided",
         "decoding.ignore_eos",
         said_as={True: "ends at max_new_tokens", False: "ends where the model does"},
     )
@@ -351,7 +361,7 @@ class PromptedRow(DecodedRow):
 
     prompts: MaybeText = setting("name of the prompt set", "prompts.name")
     prompts_file: MaybeText = setting("file of the prompt set", "prompts.file")
-    num_skipped: MaybeInt = pooled("mean", "prompts left out because they are too long")
+    num_skipped: MaybeInt = pooled("mean", "prompts that were left out because they are too long")
     num_truncated: MaybeInt = pooled(
         "mean", "prompts of which only the last tokens were read, because they are too long"
     )
@@ -364,7 +374,7 @@ class WithSpeedup:
 
     speedup: Interval | None = pooled(
         "mean",
-        "time per token of the regular arm over that of the speculative one, on prompts that both answered",
+        "time per token of the regular arm / time per token of the speculative arm, on prompts that both answered",
         per="ms_per_token",
     )
 
@@ -377,13 +387,13 @@ class ComparedRow(WithSpeedup, DecodedRow):
 def frame(rows: Sequence[Row]) -> pd.DataFrame:
     """Rows as a DataFrame, with `CORE_COLUMNS` first, then all other columns that are not empty.
 
-    The row of a regular arm gets the K of its run, so that `groupby` and `pivot` by K keep both arms.
+    Rows of regular arms, which have no K, get the K of their run, so that `groupby` and `pivot` by K keep both arms.
     """
     import pandas as pd
 
     whole = pd.DataFrame([row.values() for row in rows])
     if {"run", "arm", "num_draft_tokens"} <= {*whole.columns}:
-        # The first known K of each run.
+        # The first K of each run that is not empty.
         known_k = whole.groupby("run").num_draft_tokens.transform("first")
         k = whole.num_draft_tokens.mask(whole.arm == "regular", known_k)
         whole["num_draft_tokens"] = k if (k == "auto").any() else k.astype("Int64")

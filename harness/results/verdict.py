@@ -1,9 +1,9 @@
-"""Decides what the measured answers of a run allow us to say about its speed-up.
+"""Decides what may be concluded about the speed-up of a run from its measured answers.
 
 When both arms have been measured, `refusal` compares the evidence of the two. If it finds a reason why they cannot be
-compared, the rows of the run say so (`status=no_verdict`, the reason in `error`) and lose their speed-up, and the exit
-code is 3. `verdict_of` derives the conclusion from a row. No command asserts anything that is refused here, and a
-speed-up without an interval allows no conclusion.
+compared, the run's rows get the status `no_verdict`, with the reason in `error`, and lose their speed-up; the exit code
+is 3. `verdict_of` derives the conclusion from a row. No command states a conclusion that is refused here. Without an
+interval, nothing is concluded about a speed-up.
 """
 
 from __future__ import annotations
@@ -28,57 +28,64 @@ from harness.results.statistics.stopping import CONFIDENCE_OF_LOOKS
 
 AnyRow = TypeVar("AnyRow", bound=ComparedRow)
 
-# The least share of the CPU time it wants that a run must get. With less, the threads of each pass wait for each other,
-# and the arms differ in their number of passes: a pair that is 1.4 times as fast was measured as 2.3 times slower.
+# A run must receive at least this share of the CPU time that it requests. With less, the threads of each pass wait for
+# each other. Because the arms differ in their number of passes, this distorts the speed-up: a pair that is 1.4 times as
+# fast was measured as 2.3 times slower.
 _LEAST_PROCESSOR_SHARE = 0.5
 # The largest share of an arm's requests that may fail.
 MOST_FAILURES = 0.01
-# A failed request is assumed to have taken up to this many times as long as the others.
+# A failed request is assumed to take at most this many times as long as an answered one.
 _TIME_OF_A_FAILURE = 10
-# The largest relative difference between the arms' total numbers of tokens. Times are per token, so a difference
-# distorts only the part of the time that does not grow with the text, such as reading the prompt.
+# The arms' total numbers of tokens may differ by at most this share. Times are per token, so a difference distorts only
+# the part of the time that does not grow with the text, such as reading the prompt.
 MOST_DIFFERENCE = 0.1
-# The same limit for sampled texts that end by themselves, some early and some late. If every token may be the last,
-# lengths are geometric, and over n prompts the ratio of the arms' totals follows F with 2n and 2n degrees of freedom:
-# honest arms differ by more than half in 6 % of the runs with 15 prompts and in 0.8 % with 30.
+# The limit for sampled texts that end by themselves, whose lengths vary by chance. If every token is the last with the
+# same probability, lengths are geometric, and over n prompts the ratio of the arms' totals follows the F distribution
+# with 2n and 2n degrees of freedom. Arms with the same distribution of texts then differ by more than half in 6 % of
+# the runs with 15 prompts, and in 0.8 % with 30 prompts.
 _MOST_DIFFERENCE_OF_DRAWN = 0.5
-# Lengths of sampled texts are also compared prompt by prompt. The chance that this test refuses honest arms.
+# Lengths of sampled texts are also compared prompt by prompt. This is the probability that the test refuses arms whose
+# texts have the same distribution.
 _LEVEL_OF_LENGTHS = 0.01
 # How many flips of the signs are in memory at once.
 _FLIPS_AT_ONCE = 1_000
-# A lower bound may exceed the largest possible speed-up by this factor: one 95 % interval in forty lies above the true
-# value by chance, but hardly ever by more than 2 %.
+# The lower bound of a speed-up may exceed the largest possible speed-up by this factor: by chance, one 95 % interval in
+# forty lies above the true value, but hardly ever by more than 2 %.
 _BY_CHANCE = 1.02
-# The largest share of the prompts' tokens that a cache may know from before the run, and by which the numbers of cached
-# tokens may differ between the arms.
+# At most this share of the prompts' tokens may have been in a cache before the run. The arms' numbers of cached tokens
+# may also differ by at most this share.
 MOST_CACHED = 0.02
-# The largest share by which the servers' counts of the same prompts' tokens may differ, beyond one token per prompt.
+# The servers' counts of the same prompts' tokens may differ by at most this share, plus one token per prompt.
 MOST_READ_OTHERWISE = 0.02
-# Greedy texts of one model differ only where rounding breaks a tie: in at most half of the prompts, or after at least
-# `_FEWEST_ALIKE` equal tokens on average. Fewer differing texts than `_FEWEST_DIFFERENT` prove nothing.
+# Greedy texts of one model differ only where rounding breaks a tie. This happens in at most half of the prompts, or
+# after at least `_FEWEST_ALIKE` equal tokens on average. If fewer than `_FEWEST_DIFFERENT` texts differ, this proves
+# nothing.
 _FEWEST_ALIKE = 20
 _FEWEST_DIFFERENT = 3
-# Stands for the speed-up of a run whose times are not known yet.
+# The speed-up of a run whose times are not known yet.
 _NOT_TIMED = Interval()
-# The times of regular arms with the same target and settings differ by this factor at most.
+# If the times of regular arms with the same target and settings differ by more than this factor, the runs are not
+# ranked.
 _MOST_APART = 1.5
-# No real speed-up is as large. A damaged file may hold any number, and the interval over two runs that differ much may
-# have such bounds.
+# No real speed-up is this large. A damaged file may contain any number, and the interval over two very different runs
+# may have such bounds.
 _MOST_SPEEDUP = 1e6
 
 
 @dataclass(frozen=True, kw_only=True)
 class ArmEvidence:
-    """Known facts about what one arm did. Each field has the name of the column that it is read from.
+    """The known facts about one arm, by which it is decided whether the arms can be compared.
+
+    Each field is named like the column from which it is read.
 
     Attributes:
         lengths: number of tokens of each answer, by the index of its request; empty if only the total is known.
-        read: number of tokens of each prompt by the server's count, by the index of its request followed by the ids of
-            the prompt; empty if only the total is known.
+        read: number of tokens of each prompt, as the server counted them. The key is the index of the request, followed
+            by the ids of the prompt. Empty if the server did not report them.
         drawn: whether the arm's texts are sampled and end by themselves.
-        salted: whether the server's prefix cache respects salts; None without a cache.
-        in_turns: whether conversations are asked turn by turn, so that a cache may know the earlier turns.
-        drafted: whether the server drafted anything; None if that is not known, or does not matter.
+        salted: whether the server's prefix cache respects salts; None without a prefix cache.
+        in_turns: whether conversations are sent turn by turn, so that a cache may contain the earlier turns.
+        drafted: whether the server drafted any token; None if this is not known, or does not matter.
     """
 
     arm: str = ""
@@ -107,10 +114,10 @@ class ArmEvidence:
 
     @classmethod
     def of(cls, columns: Mapping[str, Any], **further: Any) -> Self:
-        """The evidence in the columns of a row; a column that is None or missing leaves the field's default.
+        """Read the evidence from the columns of a row; a field whose column is None or missing keeps its default.
 
         Args:
-            further: values of the fields that no column holds.
+            further: values of fields without a column; they override the columns.
         """
         names = [entry.name for entry in fields(cls)]
         filled = {name: columns[name] for name in names if columns.get(name) is not None}
@@ -121,7 +128,8 @@ def verdict_of(row: ComparedRow, family: int = 1) -> Statement:
     """The statement about the speed-up of a run, from the row of its speculative arm.
 
     Args:
-        family: number of intervals that a reader sees together. This one is widened so that all of them hold at once.
+        family: number of intervals that a reader sees together. The interval is widened so that all of them hold
+            simultaneously.
     """
     return replace(_judged_speedup(row, family), subject=row, family=family)
 
@@ -142,9 +150,11 @@ def _judged_speedup(row: ComparedRow, family: int) -> Statement:
 
 
 def _waited(row: ComparedRow) -> str:
-    """Why the times of models on this machine show nothing: their threads waited for other programs and for each other.
-    Empty if they did not wait, or computed with a single thread. The number of threads of a server that the harness
-    started is not known, so any such server counts.
+    """The reason why the times of models on this machine show nothing, if their threads waited for other programs and
+    so for each other.
+
+    Empty if they hardly waited, or if the models compute with a single thread. The number of threads of a server that
+    harness started is not known, so for such a server the waiting always counts.
     """
     share = getattr(row, "processor_share", None)
     if share is None or share >= _LEAST_PROCESSOR_SHARE:
@@ -157,10 +167,10 @@ def _waited(row: ComparedRow) -> str:
 
 
 def why_no_ranking(regular_ms: Iterable[float]) -> str:
-    """Why drafts of one target cannot be ranked by their speed-ups; empty if nothing known speaks against it.
+    """The reason why drafts of one target cannot be ranked by their speed-ups; empty if no reason is known.
 
     Args:
-        regular_ms: time per token of each run's regular arm; all runs have the same settings.
+        regular_ms: time per token of each run's regular arm. The runs must have the same regular settings.
     """
     times = [ms for ms in regular_ms if ms is not None and 0 < ms < math.inf]
     if not times or max(times) <= _MOST_APART * min(times):
@@ -172,7 +182,7 @@ def why_no_ranking(regular_ms: Iterable[float]) -> str:
 
 
 def why_no_interval(row: ComparedRow) -> str:
-    """Why a speed-up has no interval: `no interval from fewer than 8 prompts`."""
+    """The reason why a speed-up has no interval, such as `no interval from fewer than 8 prompts`."""
     coverage = Coverage.of(row.speedup)
     if row.speedup is not None and row.speedup.has_bounds:
         return "no interval: its ends are not between 0 and a million"
@@ -194,13 +204,13 @@ def why_no_interval(row: ComparedRow) -> str:
 def refusal(
     regular: ArmEvidence, speculative: ArmEvidence, speedup: Interval = _NOT_TIMED
 ) -> str | None:
-    """Why the arms cannot be compared; None if nothing known speaks against it.
+    """The reason why the arms cannot be compared; None if no reason is known.
 
-    The order counts: the first reason found is the one that a user reads, and earlier ones explain later ones. A
-    server that drafted nothing, for example, may also have generated a different number of tokens.
+    The first reason found is shown to the user, so the order counts: a reason stands before those that it may cause.
+    For example, a server that drafted nothing may also have generated a different number of tokens.
 
     Args:
-        speedup: as measured.
+        speedup: the measured speed-up; without bounds if the times are not known yet.
     """
     return (
         too_many_failures((regular, speculative), speedup)
@@ -214,11 +224,11 @@ def refusal(
 
 
 def too_many_failures(arms: Sequence[ArmEvidence], speedup: Interval = _NOT_TIMED) -> str | None:
-    """The failures in words, if more than 1 % of an arm's requests failed, or if they could change the verdict; else
-    None.
+    """The failures in words, if more than 1 % of an arm's requests failed, or if failures could change the verdict;
+    otherwise None.
 
-    Failed requests are left out of the times. They could change the verdict if the conclusion would be different with
-    each of them having taken ten times as long as the others.
+    Failed requests are left out of the times. They could change the verdict if the conclusion would be different in
+    this case: each of them takes ten times as long as the other requests.
     """
     failures = [
         f"{arm.num_failed} of {arm.num_prompts} {arm.arm} requests failed"
@@ -239,7 +249,9 @@ def too_many_failures(arms: Sequence[ArmEvidence], speedup: Interval = _NOT_TIME
 
 
 def _other_servers(regular: ArmEvidence, speculative: ArmEvidence) -> str | None:
-    """Why the arms are not one model that answers the same prompts, with drafts in one arm and without in the other."""
+    """The reason why the arms are not the same model answering the same prompts, with drafts in the speculative arm
+    only; None if no reason is known.
+    """
     for arm in (regular, speculative):
         if arm.num_restarts:
             return (
@@ -257,8 +269,10 @@ def _other_servers(regular: ArmEvidence, speculative: ArmEvidence) -> str | None
 
 
 def _other_prompts(regular: ArmEvidence, speculative: ArmEvidence) -> str | None:
-    """Why the servers did not read the same prompts. Only prompts that both arms were asked are compared: later turns
-    of a conversation follow different answers.
+    """The reason to conclude that the servers read different prompts; None if there is none.
+
+    Only prompts that were sent to both arms are compared, because later turns of a conversation follow different
+    answers.
     """
     common = regular.read.keys() & speculative.read.keys()
     numbers = [sum(arm.read[prompt] for prompt in common) for arm in (regular, speculative)]
@@ -275,7 +289,7 @@ def _other_prompts(regular: ArmEvidence, speculative: ArmEvidence) -> str | None
 
 
 def _other_texts(speculative: ArmEvidence) -> str | None:
-    """Why the arms' greedy texts cannot come from one model."""
+    """The reason why the arms' greedy texts cannot come from one model; None if no reason is known."""
     num_alike = speculative.tokens_per_difference
     if num_alike is None or num_alike >= _FEWEST_ALIKE:
         return None
@@ -290,8 +304,8 @@ def _other_texts(speculative: ArmEvidence) -> str | None:
 
 
 def _beyond_rounding(speculative: ArmEvidence) -> str | None:
-    """Why an arm that claims to be lossless is not: its greedy text leaves the regular one at a token that had no
-    tie.
+    """The reason why a speculative arm that should be lossless is not: a greedy text diverges from the regular text at
+    a token that had no tie. None if there is no such text, or the arm may be lossy.
     """
     excess = speculative.margin_over_rounding
     if speculative.lossy or excess is None or excess <= 1:
@@ -312,10 +326,12 @@ def _unequal_work(regular: ArmEvidence, speculative: ArmEvidence) -> str | None:
 
 
 def _unequal_lengths(regular: ArmEvidence, speculative: ArmEvidence) -> str | None:
-    """Why sampled texts are not equal work: prompt by prompt, one arm's are shorter than chance explains.
+    """The reason why sampled texts are unequal work: prompt by prompt, one arm's texts are shorter than chance
+    explains; otherwise None.
 
-    If both arms draw from the same distribution, the difference between two answers to a prompt is as likely to be
-    positive as negative. So the test flips signs at random (a permutation test of the sum).
+    If both arms draw from the same distribution, the difference between their answers to a prompt is equally likely to
+    be positive or negative. So the test compares the sum of the differences with sums whose signs are flipped at random
+    (a permutation test).
     """
     common = sorted(regular.lengths.keys() & speculative.lengths.keys())
     lengths = [[arm.lengths[i] for i in common] for arm in (regular, speculative)]
@@ -341,11 +357,13 @@ def _unequal_lengths(regular: ArmEvidence, speculative: ArmEvidence) -> str | No
 
 
 def _answered_by_caches(regular: ArmEvidence, speculative: ArmEvidence) -> str | None:
-    """Why prefix caches make the arms incomparable.
+    """The reason why prefix caches make the arms incomparable; None if no reason is known.
 
-    A server's own settings may let one arm alone cache what the run's prompts have in common. A difference between the
-    arms is refused only if the cache ignores salts, because then the second arm was asked prompts that the cache knew
-    from the first. It is not refused in conversations, where reading more may be a cost of speculation.
+    If many prompt tokens were in a cache before the run, the comparison is refused. A difference in cached tokens
+    between the arms is refused only if the cache ignores salts, because the second arm's prompts were then in the cache
+    from the first arm. With salts it is not refused: a server's settings may let only one arm cache the common
+    beginnings of the run's prompts. In conversations it is not refused either, because reading more tokens may be a
+    cost of speculation.
     """
     for arm in (regular, speculative):
         if arm.cached_from_before > MOST_CACHED * arm.num_prompt_tokens:
@@ -366,7 +384,9 @@ def _answered_by_caches(regular: ArmEvidence, speculative: ArmEvidence) -> str |
 
 
 def _impossible(speculative: ArmEvidence, speedup: Interval) -> str | None:
-    """Why no speculation can be so fast. A speed-up without an interval may be high by chance, and is not refused."""
+    """The reason why no speculation can be this fast; None if it is possible. A speed-up without an interval may be
+    high by chance, and is not refused.
+    """
     most, what = _most_speedup(speculative)
     if not speedup.has_bounds or speedup.low <= _BY_CHANCE * most:
         return None
@@ -379,8 +399,9 @@ def _impossible(speculative: ArmEvidence, speedup: Interval) -> str | None:
 def _most_speedup(speculative: ArmEvidence) -> tuple[float, str]:
     """The largest possible speed-up, and the reason in words.
 
-    An iteration takes at least as long as a regular step, so the gain is at most the number of tokens that it yields.
-    Infinite for two commands, which may differ in anything, and if no count is known.
+    An iteration takes at least as long as a regular step, so the speed-up is at most the number of tokens that an
+    iteration yields. It is infinite, with an empty reason, if no count is known, and for two commands, which may differ
+    in anything.
     """
     if speculative.draft == SECOND_COMMAND:
         return math.inf, ""
@@ -401,14 +422,16 @@ def _difference(number: int, other: int) -> float:
 def judged(
     rows: Sequence[AnyRow], further: Mapping[str, Mapping[str, Any]] | None = None
 ) -> list[AnyRow]:
-    """The rows of a run as they may be read.
+    """Return the rows of a run as they may be read.
 
-    If its arms cannot be compared, both rows lose their speed-up; if the run succeeded, they also get the status
-    `no_verdict` and the reason in `error`. Rows that are not one regular and one speculative arm stay as they are.
+    If the arms cannot be compared, both rows lose their speed-up. If the run succeeded, they also get the status
+    `no_verdict` and the reason in `error`. Rows that are not one regular and one speculative arm are returned
+    unchanged.
 
     Args:
-        rows: at least one.
-        further: for each arm, by name, the fields of its evidence that no column holds; None for rows of a file.
+        rows: at least one row.
+        further: for each arm, by name, values for the fields of its evidence that have no column; None for rows that
+            were read from a file.
     """
     drawn = rows[0].ignore_eos is False and bool(rows[0].temperature)
     in_turns = (rows[0].settings or {}).get("prompts.turns") == "all"
@@ -422,7 +445,8 @@ def judged(
         )
         is_second = rows[1].draft == SECOND_COMMAND
         if rows[1].has_one_server or is_second:
-            # A single server is both arms, and the first of two commands is any server: it may draft, too.
+            # A single server serves both arms, and the first of two commands may be any server. So the regular arm may
+            # draft, too.
             regular = replace(regular, drafted=None)
             is_asked = rows[1].num_draft_tokens or getattr(rows[1], "flags_draft", None)
             if rows[1].has_one_server or not is_asked:
@@ -437,7 +461,7 @@ def judged(
 
 
 def _interval_of(row: ComparedRow) -> Interval:
-    """The speed-up as measured. Impossible numbers, such as a damaged file's, become nan."""
+    """The measured speed-up of a row. Impossible numbers, such as those of a damaged file, become nan."""
     speedup = row.speedup
     if speedup is None or not 0 < speedup.estimate < _MOST_SPEEDUP:
         return Interval()
@@ -447,13 +471,14 @@ def _interval_of(row: ComparedRow) -> Interval:
 
 
 def _at_once(speedup: Interval, family: int, row: ComparedRow) -> Interval:
-    """The interval, widened so that it holds together with the others that a reader sees; its coverage is unchanged.
+    """Widen the interval so that it holds simultaneously with the others that a reader sees; its coverage stays
+    unchanged.
 
-    `widened` needs a number of units: without a coverage, the prompts of the row.
+    `widened` needs a number of units. If the interval has no coverage, it is the row's number of prompts.
     """
     covers = speedup.covers or Coverage(getattr(row, "num_prompts", None) or 0, "prompt")
-    # A run with `precision` looked at its interval, whose level is that of looks; one over several runs has the usual
-    # level.
+    # A run with `precision` looked at its interval repeatedly, so its interval has the level of looks. An interval over
+    # several runs has the usual level.
     is_looked_at = getattr(row, "precision", None) is not None and covers.num_runs is None
     confidence = CONFIDENCE_OF_LOOKS if is_looked_at else CONFIDENCE
     wide = widened(replace(speedup, covers=covers), family, confidence)

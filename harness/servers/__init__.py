@@ -1,1 +1,1 @@
-"""The engine `server`: any server with an OpenAI API, whose answers are checked."""
+"""The engine `server`: sends requests to any server with an OpenAI API, and checks the answers."""

@@ -1,7 +1,7 @@
-"""Reads the command that starts a server, as the user typed it after `--`: which program it starts, the same command
-without speculation, and the names of the draft and the model in it.
+"""Reads the command that starts a server, as the user typed it after `--`: finds the program and the names of draft and
+model, and derives the same command without speculation.
 
-Words go in and words come out: nothing is started here. `startup.py` holds the differences between programs.
+Nothing is started here: all functions turn words into words. `startup.py` contains the differences between programs.
 """
 
 from __future__ import annotations
@@ -24,32 +24,33 @@ from harness.servers.startup import START_BOTH, Startup
 _VARIABLE = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 # `{K}` or `{K+1}`, but neither the `{{name}}` of a format nor the `${NAME}` of a shell.
 _PLACEHOLDER = re.compile(r"(?<![{$])\{([A-Za-z_]\w*(?:[-+*/]\w+)?)\}(?!\})")
-# Programs whose servers listen in a network of their own, so that their port must be mapped.
+# Programs that run a server in a container. Its network is separate, so the user must map its port.
 CONTAINERS = ("docker", "podman", "nerdctl")
-# Flags of these programs with which a server cannot be measured, with the reasons.
+# Flags of these programs that are refused, with the reasons.
 _REFUSED_OF_CONTAINERS = {
     "--detach": "detaches: leave it out",
     "--name": "cannot be both arms': leave it out",
     "--cidfile": "names the file by which the harness ends it: leave it out",
 }
-# The flag `-d` of containers, also combined with other letters, as in `-itd`.
+# The flag `-d` (detach) of these programs, alone or combined with other letters, as in `-itd`.
 _DETACHES = re.compile("-[a-z]*d[a-z]*")
-# Programs that may start others on another machine.
+# Programs that may start a server on another machine.
 _ELSEWHERE = ("ssh", "kubectl")
 _SHELLS = ("bash", "sh", "zsh")
-# Flags of containers that precede a variable.
+# Flags of container programs that are followed by an environment variable.
 _VARIABLE_FLAGS = ("-e", "--env")
 _BOTH = "harness latency -- COMMAND -- COMMAND compares any two commands"
 
 
 @dataclass(frozen=True)
 class Flag:
-    """A flag in a command that this kind of server is known to have.
+    """A flag that was found in a command.
 
     Attributes:
-        name: as the tables of `Startup` write it; an entry of a JSON flag is `--speculative-config.method`.
-        value: empty for a switch.
-        first, last: the places of its words in the command, without the last one.
+        name: its name in the form of the tables in `Startup`; for an entry of a JSON flag,
+            `--speculative-config.method`.
+        value: its value; empty for a switch.
+        first, last: its words are `words[first:last]` of the command.
     """
 
     name: str
@@ -65,7 +66,7 @@ class ServerCommand:
     Attributes:
         words: the whole command.
         dialect: the kind of server; `UNKNOWN_DIALECT` if the program is not known.
-        start: place of the first word after the program; 0 if the program is not known.
+        start: index of the first word after the program; 0 if the program is not known.
     """
 
     words: tuple[str, ...]
@@ -79,12 +80,14 @@ class ServerCommand:
 
     @property
     def is_known(self) -> bool:
-        """Whether the program is known, and so the meaning of its flags."""
+        """Whether the program is known, and therefore the meaning of its flags."""
         return self.dialect is not UNKNOWN_DIALECT
 
     @property
     def program(self) -> str:
-        """The program, after `env` and the variables that it sets; the first word if it cannot be told."""
+        """The program: the first word that is neither `env` nor sets or unsets a variable; the first word of all if
+        that word is another flag, or if there is none.
+        """
         words = iter(self.words)
         for word in words:
             if word == "-u":
@@ -94,10 +97,10 @@ class ServerCommand:
         return self.words[0]
 
     def flags(self, names: Sequence[str]) -> list[Flag]:
-        """The flags with one of these names, in their order, each with its value.
+        """Find the flags with one of these names, in the order of the command.
 
         Raises:
-            SettingError: if a value is missing.
+            SettingError: if the value of such a flag is missing.
         """
         startup = self.startup
         flags = []
@@ -111,7 +114,8 @@ class ServerCommand:
                 is_switch = name.partition(".")[0] in startup.switches
                 if not (is_switch or (equals and startup.argparse)):
                     value = self.words[following] if following < len(self.words) else ""
-                    # A value with spaces is one, even if it begins with dashes: `-draft` takes a line of flags.
+                    # A word with spaces is a value even if it begins with dashes: the value of `-draft` is a line of
+                    # flags.
                     if not value or (value.startswith("--") and " " not in value):
                         raise SettingError(SETTING, f"{typed} needs a value behind it")
                     following += 1
@@ -120,8 +124,9 @@ class ServerCommand:
         return flags
 
     def values(self, names: Sequence[str]) -> dict[str, str]:
-        """The last value of each of these flags, in the order of those values. For a JSON flag, also the last value of
-        each of its entries.
+        """The last value of each of these flags, by name, in the order in which these values are in the command.
+
+        For a JSON flag, the last value of each of its entries is included.
         """
         json_flags = self.startup.json_flags
         roots = [name.partition(".")[0] for name in names]
@@ -142,14 +147,17 @@ class ServerCommand:
         return values
 
     def value(self, names: Sequence[str]) -> str | None:
-        """The last value of these flags, which are aliases of one flag; None if none of them is in the command."""
+        """The last value that is given with any of these names, which are aliases of one flag; None if there is none,
+        or it is empty.
+        """
         values = [value for name, value in self.values(names).items() if name in names and value]
         return values[-1] if values else None
 
     @property
     def drafts(self) -> bool:
-        """Whether flags or variables ask for speculation. Repeated flags add up, so a later `none` does not take an
-        earlier value back.
+        """Whether flags or environment variables turn speculation on.
+
+        If a flag is repeated, its values add up: a later `none` does not cancel an earlier value.
         """
         names = self.startup.drafts_by
         values = self.values(names)
@@ -161,10 +169,10 @@ class ServerCommand:
 
     @property
     def model(self) -> str | None:
-        """The model as it is typed: the name under which it is served, or else its file or repository; None if
-        unknown.
+        """The model as it is typed: the name under which it is served, or otherwise its file or repository; None if not
+        known.
         """
-        # If it is served under several names, the first one.
+        # A model may be served under several names; the first one is used.
         served_name = (self.value(self.startup.served_name) or "").partition(",")[0].strip()
         name = served_name or self.value(self.startup.model)
         if name is None and self.startup.model_follows and self.start < len(self.words):
@@ -174,23 +182,25 @@ class ServerCommand:
 
     @property
     def draft(self) -> str | None:
-        """The draft for tables: its file or repository, or else the method as it is typed; None if the command names
-        neither.
+        """The draft, as it is shown in tables: its file or repository, or otherwise the method as it is typed; None if
+        the command names neither.
         """
         draft = self.value(self.startup.draft)
         return self.value(self.startup.method) if draft is None else shown_name(draft)
 
     @property
     def has_pool(self) -> bool:
-        """Whether the server drafts from a pool of its answers, in which a prompt that is asked again finds its own."""
+        """Whether the server drafts from a pool of its answers, in which a prompt that is sent again finds its own
+        answer.
+        """
         typed = ",".join(self.values(self.startup.method).values())
         return not {*self.startup.pools}.isdisjoint(typed.split(","))
 
     def regular(self) -> ServerCommand:
-        """The same command without anything that makes the server speculate.
+        """Return the same command without anything that makes the server speculate.
 
         Raises:
-            SettingError: if nothing makes it speculate, or it is not known what does.
+            SettingError: if nothing makes it speculate, or if it is not known what makes it speculate.
         """
         if not self.is_known:
             rule = f"{self.program} is not known here, nor what makes it speculate: {_BOTH}"
@@ -217,10 +227,10 @@ class ServerCommand:
         return command._with_defaults(startup.for_regular)
 
     def prepared(self) -> ServerCommand:
-        """The command as it is started: with `{port}`, and with the flags that the measurement needs.
+        """Return the command as it is started: with `{port}`, and with the flags that the measurement needs.
 
         Raises:
-            SettingError: if it is not known where the port goes, or a flag makes measuring impossible.
+            SettingError: if it is not known where the port belongs, or if the server cannot be measured in this way.
         """
         has_port = any("{port}" in word for word in self.words)
         self._check_measurable(has_port)
@@ -231,13 +241,14 @@ class ServerCommand:
         return command._with_defaults(self.startup.for_all)
 
     def _check_measurable(self, has_port: bool) -> None:
-        """Raise a SettingError if the server cannot be measured, or it is not known where its port goes."""
+        """Raise a SettingError if the server cannot be measured, or if it is not known where its port belongs."""
         startup = self.startup
         for word in self.words[self.start :]:
             name = _flag_name(word).partition(".")[0]
             if name in startup.refused:
                 raise SettingError(SETTING, f"{name}: {startup.refused[name]}")
-        # Other programs may precede the server's. If the server's program is not known, any word may be one of them.
+        # Other programs, such as docker, may precede the server's program. If the server's program is not known, any
+        # word may be such a program.
         before = self.words[: self.start] if self.is_known else self.words
         launchers = {PurePosixPath(word.rpartition("=")[2]).name for word in before}
         is_container = not launchers.isdisjoint(CONTAINERS)
@@ -254,7 +265,7 @@ class ServerCommand:
             rule = f"{self.program} is no server that is known here{known}"
             advice = "of any other program write {port} where its port goes"
             raise SettingError(SETTING, f"{rule}; {advice}")
-        # Raises an error for a missing value, so that no word that is added later can pass for it.
+        # This raises an error for a missing value. Otherwise a word that is added later could be taken for the value.
         self.flags([*startup.speculation, *startup.model, *startup.address])
         if is_container and not has_port:
             rule = "write {port} where the container's port goes: docker run --rm -p {port}:8000"
@@ -266,8 +277,8 @@ class ServerCommand:
                 raise SettingError(SETTING, f"{name}: {reason}")
 
     def without_core_binding(self) -> ServerCommand:
-        """The command for a CPU on which another server runs, too: without binding threads to cores, unless the command
-        or the environment says otherwise.
+        """Return the command for a CPU that another server uses, too: threads are not bound to cores, unless the
+        command or the environment already sets the variables for this.
         """
         typed = " ".join(self.words[: self.start])
         missing = []
@@ -279,14 +290,14 @@ class ServerCommand:
         return replace(self, words=(*before, *self.words), start=len(before) + self.start)
 
     def _words_without(self, names: Sequence[str]) -> list[str]:
-        """The words of the command without these flags and their values."""
+        """The words of the command, without these flags and their values."""
         words = list(self.words)
         for flag in reversed(self.flags(names)):
             del words[flag.first : flag.last]
         return words
 
     def _with_defaults(self, flags: Sequence[str]) -> ServerCommand:
-        """The command with those of these flags that it lacks added."""
+        """Return the command, with those of these flags added that it does not contain."""
         typed = set(map(_flag_name, self.words[self.start :]))
         words = list(self.words)
         for flag in flags:
@@ -296,10 +307,10 @@ class ServerCommand:
         return replace(self, words=tuple(words))
 
     def _check_known(self) -> None:
-        """Raise a SettingError for a flag that looks like one about speculation and is in no table."""
+        """Raise a SettingError for a flag that begins like a flag about speculation, but is in no table."""
         startup = self.startup
         speculating = [*startup.speculation, *startup.switches]
-        # The word after a flag is its value, whatever it looks like.
+        # Indices of values: the word after a flag with a value is not a flag, whatever it looks like.
         values = {flag.first + 1 for flag in self.flags(speculating) if flag.last - flag.first == 2}
         for index in range(self.start, len(self.words)):
             name = _flag_name(self.words[index])
@@ -311,9 +322,7 @@ class ServerCommand:
                 raise SettingError(SETTING, rule)
 
     def _variables(self) -> list[str]:
-        """The names of variables about speculation that are set before the program, or in this process's
-        environment.
-        """
+        """The names of environment variables about speculation that are set before the program, or in this process."""
         beginnings = self.startup.variables
         typed = [_variable_in(word) for word in self.words[: self.start] if "=" in word]
         return sorted({name for name in [*typed, *os.environ] if name.startswith(beginnings)})
@@ -322,14 +331,14 @@ class ServerCommand:
 def read_command(
     words: Sequence[str], values: Mapping[str, object], dialects: Sequence[Dialect]
 ) -> ServerCommand:
-    """Read a command, with `{K}` and the other names in `values` filled in.
+    """Read a command, and fill in `{K}` and the other names in `values`.
 
     Args:
         values: the values of names in braces, by name.
-        dialects: kinds of servers; the first one whose program is in the command counts.
+        dialects: kinds of servers; the first kind whose program is in the command counts.
 
     Raises:
-        SettingError: if a name in braces has no value.
+        SettingError: if a name in braces has no value, or if the command contains an API key.
     """
     filled = []
     for word in words:
@@ -350,14 +359,15 @@ def read_command(
 
 
 def _variable_in(word: str) -> str:
-    """The name of the variable that a word sets, if it sets one: `A` for `A=1` and, with a container, for
-    `--env=A=1`.
+    """The name of the variable that a word sets: `A` for `A=1` and, for containers, for `--env=A=1`.
+
+    For a word that sets no variable, the result has no meaning.
     """
     return word.removeprefix("--env=").partition("=")[0]
 
 
 def is_variable(word: str) -> bool:
-    """Whether a word sets a variable, as `CUDA_VISIBLE_DEVICES=0` does."""
+    """Whether a word sets a variable, such as `CUDA_VISIBLE_DEVICES=0`."""
     return _VARIABLE.fullmatch(word) is not None
 
 
@@ -374,7 +384,7 @@ def _locate_program(words: Sequence[str], dialects: Sequence[Dialect]) -> Server
                 end = index + 1 + len(others)
                 if is_named and list(words[index + 1 : end]) == others:
                     return ServerCommand(tuple(words), dialect, end)
-            # Paths, mounts and variables may contain the words of an image, so these words do not count.
+            # Words with paths, mounts and variables are not images, although they may contain the name of an image.
             if is_image and any(image in word for image in startup.images):
                 return ServerCommand(tuple(words), dialect, index + 1)
         runs_image = runs_image or PurePosixPath(word).name in CONTAINERS
@@ -382,12 +392,14 @@ def _locate_program(words: Sequence[str], dialects: Sequence[Dialect]) -> Server
 
 
 def _flag_name(word: str) -> str:
-    """The flag that a word is or begins with, as tables write it: `--spec-type` for `--spec_type=none`."""
+    """The name of the flag that a word is or begins with, in the form of the tables: `--spec-type` for
+    `--spec_type=none`.
+    """
     return word.partition("=")[0].replace("_", "-")
 
 
 def _json_entries(flag: Flag) -> dict[str, Any]:
-    """The entries of a flag whose value is JSON; {} if the value is not an object.
+    """The entries of a flag whose value is JSON; {} if the JSON is not an object.
 
     Raises:
         SettingError: if the value is not JSON.
@@ -400,7 +412,9 @@ def _json_entries(flag: Flag) -> dict[str, Any]:
 
 
 def _canonical_flag(typed: str, names: Sequence[str], startup: Startup) -> str | None:
-    """The one of these flags that was typed, followed by the key of an entry if there is one; None if it is none."""
+    """The name, of these flags, that a word stands for, followed by the key of an entry if there is one; None if it is
+    another word.
+    """
     if typed in names:
         return typed
     root, dot, key = typed.partition(".")
@@ -412,6 +426,6 @@ def _canonical_flag(typed: str, names: Sequence[str], startup: Startup) -> str |
 
 
 def shown_name(place: str) -> str:
-    """A file or directory by the last part of its path; a repository by its whole name."""
+    """The short name of a model: the last part of the path of a file or directory, the whole name of a repository."""
     is_path = place.startswith(("/", "./", "../", "~")) or Path(place).exists()
     return PurePosixPath(place.rstrip("/")).name if is_path else place

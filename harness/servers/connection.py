@@ -1,4 +1,4 @@
-"""A connection with one server: the form of requests that it accepts, its sender of requests, and its counters."""
+"""A connection to one server: the form of requests that it accepts, the sender of requests, and its counters."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ _MOST_STOPS = 4
 
 @dataclass(frozen=True)
 class RequestForm:
-    """The form in which one server is sent requests.
+    """The form of the requests to one server.
 
     Args:
         model: the server's name for the model.
         dialect: the kind of server.
-        chat: whether the chat endpoint is asked.
-        takes_ids: whether prompts are sent as token ids, or else as text.
+        chat: whether requests go to the chat endpoint.
+        takes_ids: whether prompts are sent as token ids; otherwise they are sent as text or, for a chat, as messages.
         takes_extensions: whether parameters are sent that are not in OpenAI's API.
-        asks_for_details: whether token ids and counts of draft tokens are asked for. Some servers refuse these
-            parameters because they do not know them.
+        asks_for_details: whether the parameters are sent that ask for token ids and counts of draft tokens. Some
+            servers do not know these parameters, and refuse them.
         extra: entries that the user adds to every body.
         draws: whether the run samples, so that `top_k` has an effect.
-        salt_prefix: random text before the salts of questions, so that no earlier run used the same salts.
+        salt_prefix: random text before every salt, so that no earlier run used the same salts.
     """
 
     tokenizer: Tokenizer
@@ -63,7 +63,8 @@ class RequestForm:
     def body(self, request: Request) -> dict[str, Any]:
         """The body of a request for OpenAI's API.
 
-        Every parameter that may have another default on the server is set. Entries of `extra` replace it.
+        Every parameter for which servers may have different defaults is set. Entries of `extra` override these
+        parameters.
 
         Raises:
             SettingError: if the server has no parameter for a setting.
@@ -78,7 +79,7 @@ class RequestForm:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        # 1 is the default of OpenAI's API, but Text Generation Inference refuses it if it is sent.
+        # Text Generation Inference refuses the value 1, although it is the default of OpenAI's API.
         if self.takes_extensions or decoding.top_p < 1:
             body["top_p"] = decoding.top_p
         if request.ends and not self.stops_at_tokens:
@@ -87,14 +88,14 @@ class RequestForm:
         if request.with_logprobs:
             extra["logprobs"] = 1
         if self.takes_extensions:
-            # Under vLLM's names, which `dialect.words` replaces.
+            # By vLLM's names; `dialect.words` translates them.
             extensions: dict[str, Any] = {
                 "min_p": 0.0,
                 "repetition_penalty": 1.0,
                 "ignore_eos": decoding.ignore_eos,
                 "stop_token_ids": sorted(request.stop_tokens),
             }
-            # Only if it has an effect, because some servers refuse any number that would mean all tokens.
+            # Sent only if it has an effect, because some servers refuse every value that means all tokens.
             if decoding.top_k or self.draws:
                 extensions["top_k"] = decoding.top_k or -1
             if self.asks_for_details:
@@ -119,7 +120,7 @@ class RequestForm:
 
     @property
     def stops_at_tokens(self) -> bool:
-        """Whether the server ends answers at any of a request's `stop_tokens`."""
+        """Whether the server ends an answer at any of the request's `stop_tokens`."""
         knows_tokens = not isinstance(self.tokenizer, TextTokenizer)
         return self.takes_extensions and knows_tokens and self.dialect.stops_at_tokens
 
@@ -129,7 +130,7 @@ class RequestForm:
         return self.takes_extensions and self.dialect.salt is not None
 
     def _prompt(self, request: Request) -> dict[str, Any]:
-        """The prompt as this server takes it: as token ids, as text, or as the messages of a chat."""
+        """The entries of the body with the prompt: as token ids, as text, or as the messages and tools of a chat."""
         ids = list(request.prompt)
         if self.takes_ids:
             return {"prompt": ids}
@@ -143,8 +144,8 @@ class RequestForm:
         return {"messages": [{"role": "user", "content": text}]}
 
 
-# (takes_ids, takes_extensions, asks_for_details) of `RequestForm`. The order counts: the first form that a server
-# accepts is used, so those that tell most come first.
+# (takes_ids, takes_extensions, asks_for_details) of `RequestForm`. The first form that a server accepts is used, so the
+# forms whose answers report most come first.
 _FORMS = (
     (True, True, True),
     (True, True, False),
@@ -152,24 +153,24 @@ _FORMS = (
     (False, True, False),
     (False, False, False),
 )
-# HTTP statuses with which servers refuse a form of requests; any other status has another cause.
+# HTTP statuses with which servers refuse a form of requests. With any other status, no other form is tried.
 _FORM_ERRORS = (400, 404, 422, 500)
-# How many new tokens are asked for while the form is sought: enough for a server that speculates to draft something.
+# The number of new tokens of the requests that find the form: enough for a speculating server to draft at least one.
 _PROBE_TOKENS = 8
 
 
 @dataclass
 class Connection:
-    """A connection with a server that has answered a request.
+    """A connection to a server that has answered a request.
 
     Attributes:
-        client: HTTP client of its API.
+        client: HTTP client of the server's API.
         form: form of its requests.
-        sender: sends them.
+        sender: sends the requests.
         counters: the server's counters, which grow while it answers.
-        traits: how it answers.
+        traits: how it answers (`Arm.traits`).
         drafts: whether it speculates, as far as its first answer shows.
-        was_asked: whether it was asked a question; the request that found the form does not count.
+        was_asked: whether a question was sent on this connection; the requests that found the form do not count.
     """
 
     client: httpx2.AsyncClient
@@ -182,7 +183,7 @@ class Connection:
     _further_numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def further(self, requests: Sequence[Request]) -> Iterator[Outgoing]:
-        """Yield these requests repeatedly, without end, to keep up the load; each time with another salt."""
+        """Yield these requests again and again, without end, each time with a new salt, to keep up the load."""
         for request in itertools.cycle(requests):
             salt = f"{request.salt} {next(self._further_numbers)}"
             salted = replace(request, salt=salt)
@@ -197,7 +198,7 @@ async def connect(
     asked: AskedServer,
     say: Callable[[str], None],
 ) -> Connection:
-    """Connect with a server, by finding the form in which it accepts requests.
+    """Connect to a server, by finding the form of requests that it accepts.
 
     Args:
         url: address of its API.
@@ -205,7 +206,7 @@ async def connect(
         say: shows a line to the user.
 
     Raises:
-        RunError: if it answers no request in any form.
+        RunError: if the server answers no request in any form.
     """
     settings = ServerSettings.of(opening.settings)
     tokenizer = opening.planned.tokenizer
@@ -242,7 +243,7 @@ async def connect(
 
 
 def _forms(opening: Opening, asked: AskedServer) -> Iterator[RequestForm]:
-    """The forms that a server may accept, those first from which its answers tell most."""
+    """Yield the forms that a server may accept; the forms whose answers report most come first."""
     settings = ServerSettings.of(opening.settings)
     tokenizer = opening.planned.tokenizer
     chat = settings.chat is True
@@ -267,9 +268,9 @@ def _forms(opening: Opening, asked: AskedServer) -> Iterator[RequestForm]:
 
 
 def _traits(form: RequestForm, record: RequestRecord) -> Traits:
-    """The traits of a server that is asked in this form, from the record of one request."""
-    # A reference can judge an answer's tokens only if the server read the same prompt ids as the reference does. For a
-    # chat there is no reference, so its ids need not agree.
+    """The traits of a server with requests in this form, from the record of one request."""
+    # A reference can judge an answer's tokens only if the server read the same prompt ids as the reference. There is no
+    # reference for chats, so their ids need not agree.
     prompt_ids_agree = form.takes_ids or form.chat
     return Traits(
         reports_token_ids=prompt_ids_agree and not record.from_text,
@@ -283,7 +284,7 @@ def _traits(form: RequestForm, record: RequestRecord) -> Traits:
 def _advice(
     error: RequestError, asked: AskedServer, served: Served, settings: ServerSettings
 ) -> str:
-    """What the user can set if a server answers no request; empty if nothing is known to help."""
+    """Advice for the user if a server answers no request; empty if no setting is known that helps."""
     if error.code in KEY_REFUSED:
         return "; engine.api_key_variable names the variable with its key"
     if error.code not in _FORM_ERRORS:

@@ -1,7 +1,7 @@
-"""Counters on a server's Prometheus page, and how much they grow while the server answers.
+"""Reads the counters on a server's Prometheus page, and how much they grow while the server answers.
 
-They supply acceptance if answers do not report it. They also show whether the server answered other clients, drafts at
-all, takes prompts from a cache, was restarted, or is only one of several workers.
+Acceptance is computed from the counters if answers do not report it. They also show whether the server answers other
+clients, drafts at all, takes prompts from a cache, was restarted, or is only one of several workers.
 """
 
 from __future__ import annotations
@@ -17,20 +17,21 @@ from harness.servers.http import RequestFailed, page, root_of
 from harness.servers.identity import samples, start_time
 
 _PAGES = ("/metrics", "/prometheus/metrics")
-# How often a page that could not be read is read again, and the seconds between attempts.
+# How often reading a page is attempted, and the seconds between two attempts.
 _ATTEMPTS = 3
 _RETRY_S = 0.1
-# How long to wait, before measuring, for a server that still answers other requests; and the seconds between two looks.
+# The most seconds to wait, before a question, until the server has answered all other requests; and the seconds between
+# two readings of its counters.
 _MOST_DRAINING_S = 10.0
 _DRAIN_LOOK_S = 0.05
 
-# A larger counter, or a draft position with more digits, comes from a damaged page.
+# A larger counter, or a draft position with more digits, can only come from a damaged page.
 _MOST_COUNTED = 1e18
 _MOST_DIGITS = 4
 
 
 def read_counters(text: str) -> Counts:
-    """The known counters of a page in Prometheus's format, summed over the server's engines."""
+    """Read the known counters on a page in Prometheus's format; counters of several engines are added up."""
     totals: dict[str, float] = {}
     accepted_at: dict[int, float] = {}
     drafted_at: dict[int, float] = {}
@@ -52,7 +53,8 @@ def read_counters(text: str) -> Counts:
             continue
         totals[counter] = totals.get(counter, 0.0) + sample.value
     if drafted_at:
-        # Every iteration that drafts has a first draft token, so these count the iterations.
+        # Every iteration that drafts has a first draft token, so the number of first draft tokens is the number of
+        # iterations.
         totals["drafts"] = drafted_at.get(0, 0.0)
         totals["proposed"] = sum(drafted_at.values())
         totals["accepted"] = sum(accepted_at.values())
@@ -64,12 +66,13 @@ def read_counters(text: str) -> Counts:
 
 
 class CounterPage:
-    """The page of a server's counters, and how much they grow while it answers a question.
+    """The page with a server's counters. It determines how much the counters grow while the server answers a question.
 
     Args:
         url: address of the server's API.
         key: key of the API; None without one.
-        pages: addresses of the pages of counters, which are added up; empty if it is a page of the server itself.
+        pages: addresses of pages with counters, which are added up; empty to look for the page at the server's own
+            address.
         say: shows a line to the user.
     """
 
@@ -88,15 +91,18 @@ class CounterPage:
         self._newest_start: float | None = None
         self._say = say
         self._before: Counts | None = None
-        # The number of restarts at the end of the last question. A restart since then counts for the next question.
+        # The number of restarts at the end of the last question. A restart after that counts for the next question.
         self._restarts_reported = 0.0
-        # How many requests of the last question nobody waits for any more, although the server may still answer them.
+        # How many requests of the last question were left unfinished, so that the server may still be answering them.
         self._num_left = 0
         self._is_always_busy = False
         self._num_others = 0.0
 
     def read(self) -> Counts | None:
-        """The counters now; None if they cannot be read. A server that has none is soon not asked again."""
+        """Read the counters now; None if they cannot be read.
+
+        If no page with counters was found in `_ATTEMPTS` calls, the server is not asked again.
+        """
         for _ in range(1 if self._last is None else _ATTEMPTS):
             for pages in self._candidates:
                 try:
@@ -117,8 +123,10 @@ class CounterPage:
         return None
 
     def _with_restarts(self, counts: Counts, started: float | None) -> Counts:
-        """The counters with the number of restarts so far. A restart is counted if the server's start is later than
-        before or, if it reports no start, if a counter fell.
+        """The counters, with the number of restarts so far.
+
+        A restart is counted if the server's start time is later than before. If the server reports no start time, a
+        restart is counted if a counter has fallen.
         """
         restarts = 0.0 if self._last is None else self._last.restarts
         if started is None and self._last is not None:
@@ -126,20 +134,22 @@ class CounterPage:
         elif started is not None and self._newest_start is not None:
             restarts += started > self._newest_start
             if started < self._newest_start:
-                # An older process answers again, so there was no restart: several workers share the address.
+                # An older process has answered again. So there was no restart: several worker processes share the
+                # address.
                 restarts = 0.0
         if started is not None:
             self._newest_start = max(started, self._newest_start or started)
         return replace(counts, restarts=restarts)
 
     def show_drafts(self) -> bool:
-        """Whether the server has drafted anything so far, by its counters."""
+        """Whether the server has drafted anything so far, according to its counters; False if these are not known."""
         counts = self.read() or Counts()
         return bool(counts.drafts or counts.proposed)
 
     def begin(self) -> None:
-        """Read the counters as soon as the server is idle, or after `_MOST_DRAINING_S` if it stays busy with other
-        requests. A server that stayed busy once is not waited for again.
+        """Wait until the server is idle, but at most `_MOST_DRAINING_S` seconds, and read the counters.
+
+        If the server stays busy, the user is told once, and later calls do not wait.
         """
         until = time.monotonic() + _MOST_DRAINING_S
         counts = self.read()
@@ -157,11 +167,12 @@ class CounterPage:
         self._before = counts and replace(counts, restarts=self._restarts_reported)
 
     def end(self, num_left: int) -> Counts | None:
-        """Return the counters' growth since `begin`, and the running requests of others; None if the server has no
-        counters.
+        """Return the growth of the counters since `begin`, and the number of running requests of other clients.
+
+        None if the counters could not be read.
 
         Args:
-            num_left: how many of our requests the server may still be answering.
+            num_left: how many requests of this question were left unfinished, so that the server may still answer them.
         """
         self._num_left = num_left
         now = self.read()

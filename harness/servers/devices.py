@@ -1,5 +1,5 @@
-"""Finds the devices on which a server computes, as far as this machine shows them; never devices that are merely
-here.
+"""Finds the devices on which a server computes, as far as this machine shows them. Devices that this machine merely has
+do not count.
 """
 
 from __future__ import annotations
@@ -16,25 +16,27 @@ import pynvml
 
 from harness.config.machine import cpu_name, is_loopback
 
-# Linux's files of GPUs and other accelerators. A process that computes on one has its file open.
+# The device files of GPUs and other accelerators on Linux. A process that computes on an accelerator has its file open.
 _ACCELERATOR = re.compile(r"/dev/(nvidia\d|dri/renderD|kfd|dxg|accel)")
 
 
 def devices_of(url: str, starter: int | None) -> list[str]:
-    """Names of the GPUs on which processes of a server compute, or of the processor if they are known to use no GPU.
+    """The names of the GPUs on which a server's processes compute, or the name of the processor if they are known to
+    use no GPU.
 
-    Empty if that cannot be seen: for a server on another machine, in a container, or of another user.
+    Empty if this cannot be found out: for a server on another machine, in a container, or of another user.
 
     Args:
-        url: address of its API.
-        starter: id of the process that started it for the harness; None for a server that ran already.
+        url: address of the server's API.
+        starter: id of the process through which harness started the server (the guard); None for a server that was
+            already running.
     """
     address = urlsplit(url)
     if not is_loopback(address.hostname or ""):
         return []
     processor = [cpu_name() or "unknown CPU"]
     if starter is not None and sys.platform == "darwin":
-        # The GPU is on the same chip.
+        # On Macs, the GPU is on the same chip as the processor.
         return processor
     try:
         started = [] if starter is None else psutil.Process(starter).children(recursive=True)
@@ -49,7 +51,8 @@ def devices_of(url: str, starter: int | None) -> list[str]:
         for process in listening:
             processes.update(process.children(recursive=True))
         gpus = _gpus_of({process.pid for process in processes})
-        # Other processes that listen on the port may only pass requests on, to a container or another machine.
+        # A process on the port that harness did not start may only forward requests, to a container or to another
+        # machine.
         is_all = bool(listening) and set(listening) <= set(started)
         may_use_gpus = not is_all or any(_holds_accelerator(process.pid) for process in processes)
     except (psutil.Error, OSError):
@@ -58,7 +61,7 @@ def devices_of(url: str, starter: int | None) -> list[str]:
 
 
 def _gpus_of(pids: Collection[int]) -> list[str]:
-    """Names of the NVIDIA GPUs on which any of these processes computes, with CUDA or Vulkan."""
+    """The names of the NVIDIA GPUs on which any of these processes computes, with CUDA or Vulkan."""
     names = []
     with suppress(pynvml.NVMLError):
         pynvml.nvmlInit()

@@ -1,7 +1,8 @@
-"""Kinds of servers, with one record each: how they describe themselves, the form of their requests, and their counters.
+"""Kinds of servers (vLLM, llama.cpp and so on): their pages about themselves, their request parameters and their
+counters.
 
-The kind of a server is recognised by `owned_by` of the first model in its list. `engine.dialect` names another kind:
-`./my_server.py:MINE` is a `Dialect` in a user's own file.
+The kind of a server is recognised by `owned_by` of the first model in its list. Users can set another kind with
+`engine.dialect`; `./my_server.py:MINE` is a `Dialect` in a user's own file.
 """
 
 from __future__ import annotations
@@ -31,22 +32,24 @@ class Dialect(Record):
     Attributes:
         name: `owned_by` of its models.
         title: its name in tables.
-        about: the pages on which it describes itself, with the keys of entries that do not change while it runs.
-        version: page and key of its version, as `/version version`.
-        salt: parameters that keep a prefix cache from answering a request that was sent under another salt; `{salt}`
-            stands for the salt. Other values are left out in the later turns of a conversation, because they switch
-            the cache off. None if no such parameter is known.
+        about: the pages on which it describes itself, and for each page the keys of the entries that do not change
+            while it runs.
+        version: page and key of its version, such as `/version version`.
+        salt: request parameters that keep a prefix cache from reusing the tokens of requests with another salt; None if
+            no such parameter is known. The value `{salt}` stands for the salt. Any other value switches the cache off,
+            and is therefore left out in later turns of a conversation.
         stops_at_tokens: whether it ends an answer at any of `stop_token_ids`, so that no stop texts are needed.
-        words: its own names of sampling parameters, by vLLM's names.
+        words: its names for sampling parameters, by vLLM's names.
         parameters: further entries of every request's body.
-        scoring: how it is asked for log-probabilities of a given text: `prompt_logprobs` as with vLLM, or `next_token`,
-            with one request per token; None if it is not known to report any.
-        counters: fields of `engines.counts.Counts` by the names of its counters, without `_total`; `drafted_at` for
-            draft tokens by position.
-        counts_in_any_case: a counter that it always has, if it has counters of drafts only while it speculates.
-        counts_within: whether, in an answer with as many tokens as were asked for, it does not count draft tokens
-            beyond the end as accepted.
-        startup: how its commands are read; `NOT_KNOWN` if the harness cannot change them.
+        scoring: how it reports the log-probabilities of a given text: `prompt_logprobs`, as vLLM does, or `next_token`,
+            with one request per token; None if no way is known.
+        counters: for each of its counters, by name without `_total`, the field of `engines.counts.Counts`; or
+            `drafted_at` for draft tokens by position.
+        counts_in_any_case: for a server that has counters of drafts only if it speculates, a counter that it has in any
+            case; otherwise empty.
+        counts_within: whether it counts accepted draft tokens only up to the end of an answer with as many tokens as
+            were asked for.
+        startup: how its commands are read; `NOT_KNOWN` if harness cannot change them.
     """
 
     name: str
@@ -64,7 +67,7 @@ class Dialect(Record):
     startup: Startup = NOT_KNOWN
 
     def named(self, about: Mapping[str, Any]) -> str:
-        """`vLLM 0.32.0`, or the title alone if the version is not known.
+        """The name and version, such as `vLLM 0.32.0`; the title alone if the version is not known.
 
         Args:
             about: the server's description of itself, by page and key.
@@ -113,11 +116,11 @@ _BUILT_IN = {
             salt={"cache_prompt": False},
             words={"repetition_penalty": "repeat_penalty"},
             parameters={
-                # With this, each event has the id of its token.
+                # This adds the id of its token to each event.
                 "verbose": True,
-                # With this, an answer without a stream has the ids, too.
+                # This adds the ids to an answer that is not streamed.
                 "return_tokens": True,
-                # By default the temperature comes last, so that top-p would be applied to another distribution.
+                # By default, the temperature is applied last, so that top-p would be applied to another distribution.
                 "samplers": ["penalties", "temperature", "top_k", "top_p", "min_p"],
             },
             scoring="next_token",
@@ -142,7 +145,7 @@ _BUILT_IN = {
             version="/server_info version",
             salt={"cache_salt": "{salt}"},
             stops_at_tokens=True,
-            counters={  # what it accepted follows from tokens and verifications
+            counters={  # accepted tokens are computed from generated tokens and verifications
                 "sglang:num_running_reqs": "running",
                 "sglang:num_queue_reqs": "running",
                 "sglang:generation_tokens": "generated",
@@ -158,7 +161,7 @@ _BUILT_IN = {
             title="TensorRT-LLM",
             about={"/version": ("version",)},
             version="/version version",
-            counters={  # tensorrt_llm/metrics/collector.py; draft tokens by position, or in all
+            counters={  # tensorrt_llm/metrics/collector.py; draft tokens by position, or in total
                 "trtllm_num_requests_running": "running",
                 "trtllm_num_requests_waiting": "running",
                 "trtllm_generation_tokens": "generated",
@@ -169,7 +172,7 @@ _BUILT_IN = {
                 "trtllm_spec_decode_accepted_tokens": "accepted_at",
             },
         ),
-        # It names no owner of its models, so it is asked like an unknown server.
+        # Its list of models has no `owned_by`, so requests are sent to it as to an unknown server.
         Dialect(name="mlx_lm", title="mlx_lm.server", startup=MLX_LM),
     )
 }
@@ -179,10 +182,11 @@ DIALECTS = Registry("engine.dialect", Dialect, _BUILT_IN)
 
 
 def dialect_of(owned_by: str | None, chosen: str | None) -> Dialect:
-    """The dialect of a server, by `owned_by` of its models; `UNKNOWN_DIALECT` if that is not known.
+    """The dialect of a server, by `owned_by` of its models; `UNKNOWN_DIALECT` if no dialect has this name, or it is
+    None.
 
     Args:
-        chosen: the name of a dialect that is used instead, from `engine.dialect`.
+        chosen: the name of a dialect that is used instead (`engine.dialect`); None for none.
     """
     if chosen is not None:
         return DIALECTS[chosen]
@@ -190,7 +194,9 @@ def dialect_of(owned_by: str | None, chosen: str | None) -> Dialect:
 
 
 def known_counters() -> dict[str, str]:
-    """The counters of all kinds of servers together, because Dynamo passes on those of its engines."""
+    """The counters of all kinds of servers, as in `Dialect.counters`. All are read from every server, because Dynamo
+    forwards the counters of its engines.
+    """
     return {
         name: counted
         for dialect in DIALECTS.all().values()
@@ -199,12 +205,12 @@ def known_counters() -> dict[str, str]:
 
 
 def startups() -> list[Startup]:
-    """The tables about starting servers, of every kind."""
+    """The tables about starting servers (`Dialect.startup`), one for each kind."""
     return [dialect.startup for dialect in DIALECTS.all().values()]
 
 
 def known_programs() -> list[str]:
-    """The programs that start servers of any kind, as they are typed: `vllm serve`."""
+    """The programs that start servers, as they are typed, such as `vllm serve`."""
     every = [program for startup in startups() for program in startup.programs]
     return [program for program in every if not program.startswith("-")]
 
@@ -219,15 +225,16 @@ def known_pages() -> dict[str, tuple[str, ...]]:
 
 
 def would_show_drafts(generated: str | None) -> bool:
-    """Whether a server whose counter of generated tokens has this name would also have counters of drafts if it
-    speculated.
+    """Whether a server would have counters of drafts if it speculated, by the name of its counter of generated tokens.
+
+    If such a server has no counters of drafts, it does not speculate. False for None.
     """
     counters = {dialect.counts_in_any_case for dialect in DIALECTS.all().values()}
     return generated is not None and generated.removesuffix("_total") in counters
 
 
 def without_port(command: str) -> str:
-    """A command that started a server, without the words for its port that the harness added."""
+    """A command that started a server, without the words for host and port that harness added."""
     for startup in startups():
         if startup.listening:
             command = command.replace(f" {shlex.join(startup.listening)}", "")

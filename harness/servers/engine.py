@@ -1,7 +1,9 @@
-"""Any server with an OpenAI API as an engine: one that speculates, and one that does not.
+"""The engine `server`: its arms are two servers with an OpenAI API, one that speculates and one that does not, or a
+single server.
 
-The engine starts and ends the servers; each arm asks one of them. An arm keeps as many requests in flight as the run
-asks for, and records when tokens arrive. Requests are sent by asyncio in a thread of the engine (`sending`).
+The engine starts and ends the servers. Each arm sends its requests to one of them. An arm keeps as many requests in
+flight as the settings say, and records when tokens arrive. Requests are sent by asyncio, in a thread of the engine
+(`sending`).
 """
 
 from __future__ import annotations
@@ -45,15 +47,15 @@ from harness.servers.logprobs import TextScorer
 from harness.servers.sending import Outgoing, Sender, send_in_turn
 from harness.servers.settings import ServerSettings
 
-# After this many seconds without a token from any request, a line says so.
+# A message is printed after this many seconds in which no token of any request has arrived.
 QUIET_S = 20.0
-# How many seconds starting servers again, side by side, may take in total; and the fewest starts that are worth it,
-# because Student's t over fewer is wide.
+# Servers that run side by side are started again only if all further starts together take at most this many seconds,
+# and if there are at least this many starts: over fewer, a Student's t interval is wide.
 _MOST_RESTARTING_S = 20.0
 _FEWEST_STARTS = 4
-# Seconds of rest before each lap. The files written between laps differ before the two arms, and slow the next
-# requests: without a rest, the first tokens of one of two identical arms came 0.25 ms later
-# (`benchmarks/identical_arms.py`).
+# Seconds of rest before each lap. Between laps files are written, which slows the next requests, and the two arms do
+# not follow the same files. Without a rest, the first tokens of one of two identical arms arrived 0.25 ms later than
+# those of the other (`benchmarks/identical_arms.py`).
 _REST_S = 0.02
 
 
@@ -61,20 +63,24 @@ Result = TypeVar("Result")
 
 
 class ServerEngine(Engine):
-    """An `Engine` whose arms are two servers or one, which run already or are started here.
+    """An `Engine` whose arms are two servers or one. The servers are running already, or are started here.
+
+    *Taking turns* means that only one of two servers runs at a time, so that each can use all devices. A block is then
+    a start of each server and one question for each arm.
 
     Args:
         opening: the run, with its number of requests in flight (`batch_size`).
         served: the server of each arm.
-        num_blocks: how often each server is started if the two take turns, which means that only one of them runs at a
-            time; a block is then one question for each arm. 0 if they never take turns.
-        takes_turns: whether they must take turns. Otherwise they do so only if they cannot be started side by side.
-        most_starts: how often both are started side by side, if that takes little time. Two processes of the same
-            program differ by a few per cent, which an interval over the prompts of one start does not cover.
+        num_blocks: how often each server is started if the two take turns; 0 if they must not take turns.
+        takes_turns: whether they must take turns. Otherwise they take turns only if they cannot be started side by
+            side, and `num_blocks` is not 0.
+        most_starts: how often both are started side by side, if starting takes little time; 0 to start them once. Two
+            processes of the same program differ by a few per cent, which an interval over the prompts of one start does
+            not cover.
 
     Raises:
-        SettingError: if the API key is not in the environment, or a server does not serve the model or
-            has too short a context.
+        SettingError: if the API key is not in the environment, or if a server does not serve the model, or has too
+            short a context.
         RunError: if a server does not answer, or does not start.
     """
 
@@ -95,7 +101,7 @@ class ServerEngine(Engine):
         self.servers: Servers = Servers(
             commands=[str(server.launch) for server in served if server.launch]
         )
-        # The loop has its own thread, because a notebook already runs one in the caller's thread.
+        # The event loop has its own thread, because in a notebook the caller's thread is already running an event loop.
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, name="requests", daemon=True)
         self._thread.start()
@@ -108,14 +114,14 @@ class ServerEngine(Engine):
             raise
         first, *others = self.arms
         if not others and first.drafts:
-            # A single server is measured as it is, so its arm is named by what it does.
+            # A single server is measured as it is. If it drafts, its arm is called speculative.
             first.name = "speculative"
 
     def _start_first(self, num_blocks: int, most_starts: int) -> None:
         """Start all servers, or only the first if they take turns, and decide how often they are started in total.
 
         If one of two servers ends, often for lack of memory, it is started again alone, and the two take turns from
-        then on.
+        then on (unless `num_blocks` is 0).
         """
         began = time.perf_counter()
         try:
@@ -143,7 +149,9 @@ class ServerEngine(Engine):
             self.blocks = Blocks(num_blocks, self._restart_if_asked)
 
     def _announce_blocks(self, number: int, start_s: float) -> None:
-        """Tell the user how long starting one server after the other takes. A run that becomes precise ends earlier."""
+        """Tell the user how long all starts take if the servers take turns. A run that becomes precise enough ends
+        earlier.
+        """
         num_starts = number * len(self.arms)
         self.say(
             f"engine.blocks={number}: the servers run alternately on the same devices;"
@@ -151,7 +159,9 @@ class ServerEngine(Engine):
         )
 
     def _quick_starts(self, most_starts: int, start_s: float) -> int:
-        """How often all servers are started side by side, if that takes little time; 0 to start them once."""
+        """Decide how often all servers are started side by side, and tell the user; 0 if they are started only once,
+        because starting takes too long.
+        """
         number = min(most_starts, 1 + int(_MOST_RESTARTING_S / start_s))
         if number < _FEWEST_STARTS:
             return 0
@@ -164,10 +174,10 @@ class ServerEngine(Engine):
     def run(
         self, asking: Coroutine[Any, Any, Result], look: Callable[[], None] = lambda: None
     ) -> Result:
-        """Run a coroutine that asks a server, and return its result. If the caller is interrupted, it is cancelled.
+        """Run a coroutine in the engine's thread, and return its result. If the caller is interrupted, it is cancelled.
 
         Args:
-            look: called every `QUIET_S` until the coroutine has ended.
+            look: called every `QUIET_S` seconds until the coroutine has ended.
         """
         running = asyncio.run_coroutine_threadsafe(asking, self.loop)
         try:
@@ -178,7 +188,9 @@ class ServerEngine(Engine):
             running.cancel()
 
     def ensure_running(self, arm: ServerArm) -> Connection:
-        """Start the server of an arm if it does not run. If only one server may run, the others end first."""
+        """Return the arm's connection. If the arm's server is not running, all servers are ended, and those that run
+        together with it are started first.
+        """
         if arm.connection is None:
             self._stop_all()
             self._start(arm)
@@ -186,13 +198,15 @@ class ServerEngine(Engine):
         return arm.connection
 
     def _start(self, arm: ServerArm) -> None:
-        """Start and connect the servers that run while this arm is asked, and describe all servers known so far."""
+        """Start the servers that run together with this arm's server, connect to them, and describe all servers known
+        so far.
+        """
         together = [arm] if self._takes_turns else self.arms
         for server in together:
             server.launch()
         for server in together:
             server.asked = server.identify()
-        # If the servers take turns, at first only one of them is known.
+        # If the servers take turns, only one of them is known at first.
         known = [server.asked for server in self.arms if server.asked is not None]
         models = [asked.model for asked in known]
         if all(server.served.model is None for server in self.arms):
@@ -209,8 +223,8 @@ class ServerEngine(Engine):
         )
 
     def _restart_if_asked(self, arm: Arm) -> None:
-        """End every server if this arm's has answered a question; `ensure_running` starts those that are needed
-        next.
+        """Begin a block: if the arm's server has answered a question since its start, end all servers. `ensure_running`
+        then starts those that are needed next.
         """
         assert isinstance(arm, ServerArm)
         if arm.connection is not None and arm.connection.was_asked:
@@ -222,7 +236,7 @@ class ServerEngine(Engine):
 
     def close(self) -> None:
         self._stop_all()
-        # Closes the generators of answers that were not read to their end.
+        # This closes the generators of answers that were not read to their end.
         self.run(self.loop.shutdown_asyncgens())
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
@@ -230,18 +244,18 @@ class ServerEngine(Engine):
 
 
 class ServerArm(Arm):
-    """An arm that asks one server.
+    """An arm whose requests go to one server.
 
     Args:
-        engine: has everything that the arms share, and starts this arm's server if it does not run.
-        served: where the server is, or how it is started.
+        engine: the engine; it starts this arm's server if the server is not running.
+        served: the address of the server, or how it is started.
 
     Attributes:
-        process: the server that was started here, until `stop`; None for a server that ran already.
-        asked: the server and its model, as they were last identified; None before.
-        connection: made by `connect` and dropped by `stop`.
+        process: the server that was started here, until `stop`; None for a server that was already running.
+        asked: the server and its model, as they were last identified; None before `identify`.
+        connection: the connection, from `connect` until `stop`; otherwise None.
         drafts: whether the server speculates, as far as its first answer and its counters show.
-        devices: the devices on which it computes, as `connect` saw them; empty if they are not known.
+        devices: the devices on which it computes, as `connect` found them; empty if they are not known.
         requests: records of the last question's requests.
     """
 
@@ -264,21 +278,21 @@ class ServerArm(Arm):
         return self.process.url if self.process is not None else self.served.url or ""
 
     def launch(self) -> None:
-        """Start the server, unless it runs already."""
+        """Start the server, if it is to be started here."""
         if self.served.launch is not None:
             self.process = StartedServer(self.served.launch)
 
     @property
     def ended(self) -> str | None:
-        """Why a server that was started here has ended; None while it runs, and for any other server."""
+        """The reason why a server that was started here has ended; None while it runs, and for any other server."""
         return self.process.ended if self.process else None
 
     def identify(self) -> AskedServer:
-        """Wait until the server is ready, and choose the model that it is asked for.
+        """Wait until the server is ready, and choose the name of the model in requests.
 
         Raises:
-            SettingError: if it does not serve the model, or its context has no room for the prompts.
-            RunError: if it has ended, or is not ready in time.
+            SettingError: if the server does not serve the model, or if its context has no room for the prompts.
+            RunError: if the server has ended, or is not ready in time.
         """
         engine = self._engine
         opening = engine.opening
@@ -317,10 +331,10 @@ class ServerArm(Arm):
         return AskedServer(model, dialect, server)
 
     def connect(self) -> None:
-        """Find the form in which the server is asked, and set the arm's traits.
+        """Find the form of requests that the server accepts, and set `connection`, `traits`, `drafts` and `devices`.
 
         Raises:
-            RunError: if it answers no request in any form.
+            RunError: if the server answers no request in any form.
         """
         engine = self._engine
         assert self.asked is not None
@@ -364,9 +378,9 @@ class ServerArm(Arm):
         extra: Sequence[Request] = (),
         note_ended: NoteEnded | None = None,
     ) -> Answered:
-        """Have the server answer requests; see `Arm.answer`.
+        """Send requests to the server, and record the answers; see `Arm.answer`.
 
-        A request that fails keeps the tokens that arrived, and its error.
+        The record of a request that fails contains the tokens that arrived, and the error.
         """
         connection = self._engine.ensure_running(self)
         connection.was_asked = True
@@ -378,7 +392,7 @@ class ServerArm(Arm):
         outgoing = []
         for row, (request, record) in enumerate(zip(requests, self.requests, strict=True)):
             body = connection.form.body(request)
-            # A stop text may end the answer at once.
+            # A stop text may end the answer before its first token.
             may_be_empty = request.may_be_empty or "stop" in body
             outgoing.append(Outgoing(body, record, row, arrivals, may_be_empty))
         further = connection.further(extra) if extra else None
@@ -396,8 +410,10 @@ class ServerArm(Arm):
         )
 
     def _require_tools(self, connection: Connection, requests: Sequence[Request]) -> None:
-        """Raise a SettingError if the server's prompts are not longer with tools than without: its template then leaves
-        them out.
+        """Raise a SettingError if the server's chat template leaves tools out, so that a prompt with tools is not
+        longer than the same prompt without.
+
+        Two requests find this out, before the first question with tools.
         """
         chats = (request.chat for request in requests if request.chat and request.chat.tools)
         offered = next(chats, None)
@@ -430,7 +446,7 @@ class ServerArm(Arm):
         return score
 
     def _note_progress(self, sender: Sender, note_ended: NoteEnded | None) -> None:
-        """Report how many requests have ended, and print a line if nothing has arrived for long."""
+        """Report how many requests have ended, and print a message if nothing has arrived for `QUIET_S` seconds."""
         num_ended = sum(request.seconds > 0 for request in self.requests)
         if note_ended is not None:
             note_ended(num_ended)

@@ -1,7 +1,8 @@
-"""Reads the events of a server's answer, records them in the request's record, and refuses what cannot be true.
+"""Reads the events of a server's answer, records their contents in the request's record, and refuses contents that
+cannot be true.
 
-A value of the wrong type, or more tokens than were asked for, make the request fail. Counts on which times do not
-depend, of draft tokens and caches, are left out if they cannot be true.
+The request fails if a value has the wrong type, or if more tokens arrive than were requested. Impossible counts of
+draft tokens and caches, on which times do not depend, are only left out.
 """
 
 from __future__ import annotations
@@ -22,41 +23,41 @@ from harness.engines.tokenizer import TextTokenizer, Tokenizer
 from harness.results.drafts import positions
 from harness.servers.http import RequestFailed
 
-# Arrivals at the same moment are a burst. A parser of thoughts or of tool calls divides the text of a token, so there
-# may be more bursts than counted tokens, by this share and this number.
+# Arrivals at the same moment are a *burst*. There may be more bursts than counted tokens, by this share plus this
+# number, because a parser of thoughts or of tool calls may divide the text of a token.
 _MORE_BURSTS = 0.1
 _FEW_BURSTS = 2
 
-# The most characters of a token: some vocabularies have tokens with many spaces or dashes.
+# The most characters that a token can have: some vocabularies have tokens with many spaces or dashes.
 _MOST_OF_TOKEN = 2048
 
-# Vocabularies and answers stay below this size.
+# Token ids and numbers of tokens are below this limit.
 Natural = Annotated[int, Field(ge=0, lt=2**31)]
 Naturals = list[Natural] | None
 Milliseconds = Annotated[float, Field(ge=0, lt=1e9)]
 
-# Reasons with which servers end an answer that is not whole: vLLM and SGLang, LMDeploy, TensorRT-LLM, mistral.rs.
+# Values of `finish_reason` for incomplete answers, of vLLM and SGLang, LMDeploy, TensorRT-LLM and mistral.rs.
 _CUT_OFF = ("abort", "error", "cancelled", "timeout", "canceled")
 
-# Entries of an event that hold counts; if several events have one, the last counts.
+# Entries of an event with counts. If several events have the same entry, the last one is used.
 REPORTS = ("usage", "metrics", "sglext", "timings")
-# The places in which vLLM and SGLang report drafts.
+# The paths of the entries in which vLLM and SGLang report drafts.
 _VLLM = "metrics speculative_decoding"
 _SGLANG = "sglext spec_tokens_details"
 
 
 class AnswerError(RunError):
-    """Something that a server sent and that cannot be true."""
+    """A server sent something that cannot be true."""
 
 
 def _at(*paths: str) -> Any:
-    """A field that is read from the first of these places that the event has, such as `usage prompt_tokens`."""
+    """A field that is read from the first of these paths that the event contains, such as `usage prompt_tokens`."""
     places = [AliasPath(*path.split()) for path in paths]
     return Field(None, validation_alias=AliasChoices(*places))
 
 
 class Fields(BaseModel):
-    """The fields that are read from a JSON object; any of them may also be missing or null."""
+    """The fields that are read from a JSON object. Any field may be missing or null; it is then None."""
 
     model_config = ConfigDict(strict=True)
 
@@ -66,22 +67,22 @@ class ReportedToken(Fields):
 
 
 class ToolCall(Fields):
-    """A call of a tool, or what an event adds to one."""
+    """A call of a tool, or a part of one that an event adds."""
 
     name: str | None = _at("function name")
     arguments: str | None = _at("function arguments")
 
 
 class Choice(Fields):
-    """A part of an answer: the text of a completion, or what a chat adds to its answer or its thoughts.
+    """A part of an answer: the text of a completion, or text that is added to a chat's answer or thoughts.
 
-    A chat has it as `delta` in a stream, and as `message` without one.
+    For chats, the part is in `delta` if the answer is streamed, and in `message` if it is not.
     """
 
     index: Natural | None = None
     text: str | None = None
     content: str | None = _at("delta content", "message content")
-    # Thoughts have either of two names, and some servers send them under both.
+    # Servers send thoughts under either of these names, and some under both.
     reasoning: str | None = _at("delta reasoning", "message reasoning")
     reasoning_content: str | None = _at("delta reasoning_content", "message reasoning_content")
     tool_calls: list[ToolCall] | None = _at("delta tool_calls", "message tool_calls")
@@ -92,7 +93,7 @@ class Choice(Fields):
 
 
 class LogitBias(Fields):
-    """A token with its bias; JSON cannot hold minus infinity, which is therefore null."""
+    """A token with its logit bias. JSON cannot represent minus infinity, so this bias is null."""
 
     token: Natural
     bias: Any = None
@@ -102,15 +103,18 @@ class Event(Fields):
     """An event of a completion or a chat, or the whole answer if it was not streamed.
 
     Attributes:
-        num_tokens: tokens of the answer so far, by the server's count.
-        num_read, num_cached: tokens of the prompt by the server's count, and how many of them came from a cache.
-        prompt_ms: time from when the server took up the prompt to the first token, by llama.cpp's clock.
-        num_drafted, num_accepted: draft tokens of the whole answer, as vLLM, SGLang or llama.cpp report them.
-        num_iterations: iterations that drafted, as mlx_vlm.server reports them.
-        drafted_by_step, accepted_by_step: draft tokens of each iteration.
+        num_tokens: number of tokens of the answer so far, as the server counted them.
+        num_read, num_cached: number of tokens of the prompt, as the server counted them, and how many of these came
+            from a cache.
+        prompt_ms: time from the moment at which the server began with the prompt to the first token, by llama.cpp's
+            clock.
+        num_drafted, num_accepted: numbers of draft tokens of the whole answer, as vLLM, SGLang or llama.cpp report
+            them.
+        num_iterations: number of iterations that drafted, as mlx_vlm.server reports it.
+        drafted_by_step, accepted_by_step: numbers of draft tokens of each iteration.
         histogram: how many iterations accepted 0, 1, 2, ... tokens.
-        shown_ids: token ids of the event's text, which llama.cpp adds if a request asks for `verbose`. A token that
-            ends within a character has no event.
+        shown_ids: token ids of the event's text, which llama.cpp adds if the request sets `verbose`. A token that ends
+            within a character has no event.
         biases: the logit biases of the request, as llama.cpp reports them.
     """
 
@@ -143,8 +147,8 @@ class Event(Fields):
 
     @property
     def is_last(self) -> bool:
-        """Whether this event ends the answer; only the usage may follow."""
-        # Text Generation Inference sends an empty reason with every token but the last.
+        """Whether this event ends the answer. Only an event with counts (`usage`) may follow."""
+        # Text Generation Inference sends an empty `finish_reason` with every token except the last.
         return any(choice.finish_reason for choice in self.choices or ())
 
 
@@ -152,9 +156,9 @@ def read_event(content: Any) -> Event:
     """Read an event from its JSON.
 
     Raises:
-        AnswerError: if it has the wrong form.
-        RequestFailed: if it reports a failure with a status.
-        RunError: if it reports any other failure, or that the answer was cut off.
+        AnswerError: if the event has the wrong form.
+        RequestFailed: if the event reports a failure with a status code.
+        RunError: if the event reports any other failure, or that the answer was cut off.
     """
     try:
         event = Event.model_validate(content)
@@ -168,7 +172,7 @@ def read_event(content: Any) -> Event:
         about = event.error if isinstance(event.error, dict) else {"message": event.error}
         message = str(about.get("message") or json.dumps(about))
         code = about.get("code")
-        # vLLM refuses a parameter within a stream that has already begun with status 200.
+        # vLLM may refuse a parameter in an event of a stream that has begun with status 200.
         if isinstance(code, int) and code >= 400:
             raise RequestFailed(message, code)
         raise RunError(message)
@@ -179,7 +183,12 @@ def read_event(content: Any) -> Event:
 
 
 def note_event(request: RequestRecord, event: Event, seconds: float) -> None:
-    """Record in a request's record what an event brought, and after how many seconds."""
+    """Record the text, tokens and log-probabilities of an event in a request's record, and the time at which the event
+    arrived.
+
+    Args:
+        seconds: time of the event, since the request was sent.
+    """
     text = ""
     logprobs: list[float | None] = []
     for choice in event.choices or ():
@@ -208,17 +217,18 @@ def note_reports(
     max_tokens: int,
     counts_within: bool = True,
 ) -> None:
-    """Record in a request's record what the server counted for its whole answer.
+    """Record the server's counts for a whole answer in the request's record.
 
-    Counts of caches and drafts that cannot be true are recorded in `impossible` instead.
+    Impossible counts of caches and drafts are only described in `impossible`.
 
     Args:
-        reports: the last of each of `REPORTS` that the server sent.
+        reports: the entries `REPORTS` of events; of each entry, the last one that the server sent.
         max_tokens: the most tokens that the answer may have.
         counts_within: as in `Dialect`.
 
     Raises:
-        AnswerError: if the server counts other tokens than arrived, or more than were asked for.
+        AnswerError: if the server's number of tokens contradicts the tokens that arrived, or exceeds the number
+            requested.
     """
     event = read_event(reports)
     request.counts_within = counts_within
@@ -227,7 +237,7 @@ def note_reports(
     if event.num_tokens is not None:
         request.num_tokens = len(request.token_ids) or event.num_tokens
         check_usage(event.num_tokens, request, max_tokens)
-    # Some servers do not count tokens from the cache as read.
+    # Some servers do not count cached tokens as read, so `num_read` may be too small.
     most_cached = max(event.num_read or 0, request.num_prompt_tokens)
     if (event.num_cached or 0) <= most_cached:
         request.num_cached = event.num_cached
@@ -240,7 +250,7 @@ def note_reports(
         request.impossible = f"{error} ({_words(reports, _DRAFTS)})"
     if request.drafts is not None:
         request.outcomes = list(request.drafts.steps)
-        # A histogram does not show in which order the iterations came.
+        # A histogram does not show the order of the iterations.
         request.outcomes_in_order = bool(request.drafts.steps)
 
 
@@ -256,7 +266,7 @@ _DRAFTS = (
 
 
 def _drafts(event: Event, num_tokens: int, max_tokens: int) -> DraftCounts | None:
-    """The draft tokens of an answer; None if the server does not count them.
+    """The draft tokens of an answer; None if the server does not report them.
 
     Raises:
         ImpossibleCounts: if the counts cannot be true.
@@ -283,7 +293,7 @@ def _drafts(event: Event, num_tokens: int, max_tokens: int) -> DraftCounts | Non
 
 
 def _words(reports: Mapping[str, Any], names: Iterable[str]) -> str:
-    """Fields of an event in the server's own words: `draft_n 8, draft_n_accepted 9`."""
+    """Fields of an event with the server's own names for them: `draft_n 8, draft_n_accepted 9`."""
     words = []
     for name in names:
         alias = Event.model_fields[name].validation_alias
@@ -297,14 +307,16 @@ def _words(reports: Mapping[str, Any], names: Iterable[str]) -> str:
 
 
 def check_single(event: Event) -> None:
-    """Raise an AnswerError if the server sends more answers than the one that was asked for."""
+    """Raise an AnswerError if the server sends several answers; only one is requested."""
     index = max((choice.index or 0 for choice in event.choices or ()), default=0)
     if index > 0:
         raise AnswerError(f"the server sent choice {index}, and one answer was asked for")
 
 
 def check_length(request: RequestRecord, max_tokens: int) -> None:
-    """Raise an AnswerError for more tokens than were asked for, or for text too long for that many tokens."""
+    """Raise an AnswerError if more tokens arrived than were requested, or if the text is too long for that
+    many tokens.
+    """
     number = max(len(request.token_ids), len(request.shown_ids), len(request.logprobs))
     if number > max_tokens:
         raise AnswerError(f"the server sent {number} tokens for max_tokens={max_tokens}")
@@ -314,7 +326,7 @@ def check_length(request: RequestRecord, max_tokens: int) -> None:
 
 
 def check_usage(usage: int, request: RequestRecord, max_tokens: int) -> None:
-    """Compare a server's own count of tokens with the number that was asked for and with what arrived.
+    """Compare a server's number of tokens with the number requested, and with the tokens and the text that arrived.
 
     Raises:
         AnswerError: if they contradict each other.
@@ -323,7 +335,7 @@ def check_usage(usage: int, request: RequestRecord, max_tokens: int) -> None:
     if usage > max_tokens:
         raise AnswerError(f"{counts} for max_tokens={max_tokens}")
     num_ids = len(request.token_ids)
-    # Some servers count the token that ended the text, but do not send it.
+    # Some servers count the token that ends the text, but do not send it.
     if num_ids and usage not in (num_ids, num_ids + 1):
         raise AnswerError(f"{counts} and sent {num_ids}")
     if request.text and usage == 0:
@@ -337,25 +349,27 @@ def check_usage(usage: int, request: RequestRecord, max_tokens: int) -> None:
 def settle(
     request: RequestRecord, tokenizer: Tokenizer, is_chat: object, may_be_empty: bool
 ) -> None:
-    """Decide the tokens of an answer that has ended, and their number.
+    """Determine the tokens of an answer that has ended, and their number, in its record.
 
-    The tokens are those that came as ids, or else those of the text, encoded here. Their number is the server's count,
-    or else the number of the tokens. Keys in the text are masked.
+    The tokens are the ids that arrived, or otherwise the tokens of the text, which is encoded here. Their number is the
+    server's count, or otherwise the number of these tokens. API keys in the text are masked.
 
     Args:
-        is_chat: True if the server's parser of chats may hold tokens back.
-        may_be_empty: whether an answer without a token is accepted.
+        is_chat: the setting `engine.chat`. If it is True, the server's parser may leave tokens out of the text, so
+            llama.cpp's `shown_ids` are not used.
+        may_be_empty: whether an answer without a token is accepted. Otherwise its error is set to `EMPTY`.
     """
-    # JSON may hold an emoji as two surrogates, even in two events. A surrogate without its other half becomes a
+    # JSON may contain an emoji as two surrogates, even in two events. A surrogate without its counterpart becomes a
     # replacement character.
     text = request.text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     request.num_tokens = request.num_tokens or len(request.token_ids)
     request.text = masked(text)
     if request.text != text:
-        # The key could be read from the token ids with a tokenizer, so they are dropped.
+        # With a tokenizer, the key could be decoded from the token ids, so these are dropped.
         request.token_ids = request.shown_ids = []
     if isinstance(tokenizer, TextTokenizer):
-        # Nothing here can count tokens or read ids, so the bytes of the text are taken as its ids.
+        # Without a real tokenizer, nothing here can count tokens or decode ids. The bytes of the text then serve as its
+        # ids.
         request.num_prompt_tokens = request.num_read or request.num_prompt_tokens
         request.shown_ids = request.token_ids or request.shown_ids
         request.token_ids = []
@@ -367,7 +381,7 @@ def settle(
             remedy = f" ({install_command('local')})" if missing_local() else ""
             request.error = RequestError(0, reason + remedy)
     elif is_chat is not True and request.num_tokens == len(request.shown_ids):
-        # llama.cpp reports the ids of the text only in this way.
+        # llama.cpp reports token ids only as `shown_ids`.
         request.token_ids = request.token_ids or request.shown_ids
     if not request.token_ids:
         request.from_text = True

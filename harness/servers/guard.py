@@ -1,13 +1,14 @@
-"""Runs a server and ends it with all of its processes, however the harness ends. It is a program:
+"""Runs a server, and ends it with all of its processes, however harness ends. It is a program:
 
     python guard.py LOG COMMAND...
 
-Its standard input is a pipe from the harness, whose one line has the keys that must not stay in the log. When the pipe
-closes, because the harness closed it or has ended in any way, the server gets SIGTERM. A while later, whatever is left
-of the server and of all processes that it started gets SIGKILL. The guard exits when none of them is left, with the
-server's exit code.
+Its standard input is a pipe from harness. The pipe's only line contains the keys that must be removed from the log. The
+pipe closes when harness closes it or ends in any way; the server then gets SIGTERM. After `_GRACE_S` seconds, all
+remaining processes of the server get SIGKILL. The guard exits when none of these processes is left, with the server's
+exit code.
 
-A container is not a child of its client `docker run`, so it is ended by its id, which is in the file of `--cidfile`.
+A container is not a child process of its client `docker run`. It is ended by its id, which is in the file that
+`--cidfile` names.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from contextlib import suppress
 
 import psutil
 
-# Seconds between two looks, and the seconds that processes have to end by themselves.
+# Seconds between two checks of the pipe, and the seconds that processes have to end by themselves after SIGTERM.
 _LOOK_S = 0.1
 _GRACE_S = 5.0
-# How many bytes are masked at each end of a long log, and how many at a time.
+# How many bytes at the beginning and at the end of a long log are searched for keys, and how many bytes at a time.
 _MOST_MASKED = 1 << 28
 _PART = 1 << 24
 # From linux/prctl.h.
@@ -35,12 +36,14 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def main(log: str, command: list[str]) -> int:
-    """Run the command until it ends or the harness does, and return its exit code: 128 + the signal if one ended it."""
+    """Run the command until it or harness ends, and return its exit code; if a signal ended it, 128 plus the signal's
+    number.
+    """
     harness = os.getppid()
-    # The guard ends the server once the pipe closes. A closed terminal or Ctrl-C must not end the guard before that.
+    # The guard must survive a closed terminal and Ctrl-C, because it ends the server when the pipe closes.
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    # Processes that the server leaves behind become children of this process, and so can be found.
+    # Processes that outlive the server become children of this process, so that they can be found.
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     keys = json.loads(sys.stdin.readline() or "[]")
     with open(log, "ab") as output:
@@ -54,7 +57,7 @@ def main(log: str, command: list[str]) -> int:
         )
     while server.poll() is None:
         closed, _, _ = select.select([sys.stdin], [], [], _LOOK_S)
-        # If the harness forked, another process may hold the pipe open; so its parent is checked, too.
+        # If harness has forked, another process may keep the pipe open. So the guard's parent process is checked, too.
         if closed or os.getppid() != harness:
             break
     grace_s = 0.0
@@ -77,9 +80,10 @@ def main(log: str, command: list[str]) -> int:
 
 
 def _mask(log: str, keys: list[str]) -> None:
-    """Write stars over the keys in a log. In a very long log only its beginning and its end are masked.
+    """Write stars over the keys in a log. In a very long log, only the beginning and the end are searched.
 
-    Each part overlaps the one before by the length of a key, which may have begun there.
+    The log is read in parts. Each part overlaps the previous part by the length of the longest key, so that keys across
+    a boundary are found.
     """
     with suppress(OSError), open(log, "r+b") as file:
         size = os.fstat(file.fileno()).st_size
@@ -109,7 +113,7 @@ def _end_container(command: list[str]) -> None:
 def _prepare_server() -> None:
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
-    # The server ends even if somebody kills the guard.
+    # The kernel kills the server if the guard is killed.
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 

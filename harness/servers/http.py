@@ -1,4 +1,6 @@
-"""HTTP with one server: its pages, the client for requests, reasons for failures, and the events of an answer."""
+"""HTTP with one server: reads its pages, makes the client for requests, explains failures, and reads the events of
+answers.
+"""
 
 from __future__ import annotations
 
@@ -20,18 +22,18 @@ if TYPE_CHECKING:
     import httpx2
 
 
-# How long a page may take, from the first byte sent to the last byte read.
+# Time limit for reading a page, from the first byte sent to the last byte read.
 _PAGE_TIMEOUT_S = 5.0
-# The most bytes of an error; of a page, an event or an answer without a stream; and of a whole answer, whose events may
-# each hold the log-probabilities of a whole vocabulary.
+# The most bytes of an error; of a page, an event or an answer that is not streamed; and of a whole streamed answer,
+# each of whose events may contain the log-probabilities of a whole vocabulary.
 _MOST_OF_ERROR = 4_000_000
 _MOST_OF_EVENT = 64_000_000
 _MOST_OF_ANSWER = 2**30
-# Environment variables that name a proxy, in lower case. Proxies are not used, because their time would be measured.
+# Environment variables that name a proxy, in lower case. Proxies are not used, because their delay would be measured.
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy")
-# HTTP's statuses for a request whose key is missing or wrong.
+# The HTTP statuses for a request whose key is missing or wrong.
 KEY_REFUSED = (401, 403)
-# HTTP's statuses for content that is too large, and for a request that came to the wrong server.
+# The HTTP statuses for content that is too large, and for a request that was sent to the wrong server.
 _TOO_LARGE = 413
 MISDIRECTED = 421
 
@@ -42,7 +44,7 @@ class RequestFailed(RunError):
     """A request that was refused or not answered.
 
     Attributes:
-        code: HTTP's status, 400 or more; 0 without an answer.
+        code: the HTTP status, 400 or more; 0 without an answer.
     """
 
     def __init__(self, message: str, code: int = 0) -> None:
@@ -52,11 +54,11 @@ class RequestFailed(RunError):
 
 @functools.cache
 def _certificates(is_https: bool) -> ssl.SSLContext:
-    """The certificates that clients trust. They are read once per process, because that takes tens of milliseconds,
-    even if no address uses https.
+    """The certificates that clients trust. They are read only once per process, because this takes tens of
+    milliseconds, even if no address uses https.
 
     Args:
-        is_https: whether the environment may name the certificates; http addresses need none.
+        is_https: whether environment variables may name the certificates; http addresses need no certificates.
 
     Raises:
         SettingError: if the environment names certificates that cannot be read.
@@ -66,16 +68,17 @@ def _certificates(is_https: bool) -> ssl.SSLContext:
     try:
         return httpx2.create_ssl_context(trust_env=is_https)
     except OSError as error:
-        # The error has a file name only if the file is the one for TLS keys.
+        # The error contains a file name only if the file for TLS keys cannot be opened.
         variable = "SSLKEYLOGFILE" if error.filename else "SSL_CERT_FILE"
         rule = f"cannot be used: {error.strerror}"
         raise SettingError(variable, rule, os.environ.get(variable)) from error
 
 
 def _client(url: str, key: str | None, timeout_s: float, **settings: Any) -> httpx2.AsyncClient:
-    """A client for one server, which sends the key of its API if it has one.
+    """A client for one server, which sends the API key if there is one.
 
-    It does not follow redirects to other servers, which would be measured in its place and would get the prompts.
+    It does not follow redirects to other servers, because they would be measured in place of this server, and would get
+    the prompts.
     """
     import httpx2
 
@@ -102,7 +105,7 @@ def _client(url: str, key: str | None, timeout_s: float, **settings: Any) -> htt
 
 
 def new_client(url: str, key: str | None, timeout_s: float) -> httpx2.AsyncClient:
-    """A client for requests to one server, with as many connections as there are requests."""
+    """A client for requests to one server, which opens as many connections as there are requests in flight."""
     import httpx2
 
     return _client(
@@ -110,7 +113,8 @@ def new_client(url: str, key: str | None, timeout_s: float) -> httpx2.AsyncClien
         key,
         timeout_s,
         base_url=url,
-        # Connections never expire. A new one would add to the times of the arm whose turns are further apart.
+        # Connections never expire. Opening a new one would add to the times of the arm that waits longer between its
+        # questions.
         limits=httpx2.Limits(
             max_connections=None, max_keepalive_connections=None, keepalive_expiry=None
         ),
@@ -118,7 +122,7 @@ def new_client(url: str, key: str | None, timeout_s: float) -> httpx2.AsyncClien
 
 
 def root_of(url: str) -> str:
-    """The address of a server, from the address of its API: without `/v1`."""
+    """The address of a server, from the address of its API: without `/v1` at the end."""
     return url.rstrip("/").removesuffix("/v1")
 
 
@@ -129,7 +133,7 @@ def page(url: str, key: str | None) -> str:
         key: key of the server's API; None without one.
 
     Raises:
-        RequestFailed: if nothing answers in time, the answer is malformed or too long, or it is an error.
+        RequestFailed: if nothing answers in time, or if the answer is malformed, too long or an error.
     """
     import httpx2
 
@@ -139,13 +143,13 @@ def page(url: str, key: str | None) -> str:
             _client(url, key, _PAGE_TIMEOUT_S) as client,
             client.stream("GET", url) as response,
         ):
-            # Not decompressed, because a few bytes could become gigabytes.
+            # The body is not decompressed, because a few bytes could become gigabytes.
             data = await _joined(response.aiter_raw(), _MOST_OF_EVENT)
         if response.is_error:
             code = response.status_code
             raise RequestFailed(f"{code} {response.reason_phrase}".rstrip(), code)
         if len(data) == _MOST_OF_EVENT:
-            # The rest may have what a reader looks for.
+            # The page is cut off here, and the rest may contain the entries that the caller needs.
             raise RequestFailed(f"it has more than {_MOST_OF_EVENT:,} bytes", _TOO_LARGE)
         return data.decode(errors="replace")
 
@@ -158,8 +162,10 @@ def page(url: str, key: str | None) -> str:
 
 
 def in_thread(coroutine: Coroutine[Any, Any, Result]) -> Result:
-    """The result of a coroutine that runs in a thread of its own, because the caller's thread may have a running loop,
-    as in a notebook. A signal ends the wait at once.
+    """Run a coroutine in a thread of its own, and return its result.
+
+    The caller's thread may already be running an event loop, as in a notebook. A signal such as Ctrl-C ends the wait
+    immediately.
     """
     result: Future[Result] = Future()
 
@@ -179,18 +185,18 @@ async def answer_to(
     path: str,
     body: Mapping[str, Any],
 ) -> AsyncIterator[httpx2.Response]:
-    """A context with the answer to a request, whose body is yet to be read. From sending to the last byte, it must not
-    take longer than the client's timeout.
+    """Send a request, and yield the answer, whose body is not read yet.
 
-    If the server closes a connection that was kept alive just as the request is sent, it is sent again, and finally on
-    a new connection. A request on a new connection is not repeated, because the server may have died of it.
+    The time from sending to the last byte is limited by the client's timeout. If the server closes a kept-alive
+    connection just as the request is sent, the request is sent again, at last on a new connection. A request on a new
+    connection is not repeated, because it may have crashed the server.
 
     Args:
         path: path below the API's address, such as `completions`.
 
     Raises:
-        RequestFailed: if there is no answer, or it is an error.
-        TimeoutError: if it has not ended in time.
+        RequestFailed: if there is no answer, or if the answer is an error.
+        TimeoutError: if the answer has not ended in time.
     """
     async with asyncio.timeout(client.timeout.read):
         response = await _begun(client, path, body)
@@ -205,7 +211,7 @@ async def answer_to(
 
 
 async def _begun(client: httpx2.AsyncClient, path: str, body: Mapping[str, Any]) -> httpx2.Response:
-    """The head of an answer.
+    """Send a request, and return the answer once its head has arrived.
 
     Raises:
         RequestFailed: if there is no answer.
@@ -226,7 +232,8 @@ async def _begun(client: httpx2.AsyncClient, path: str, body: Mapping[str, Any])
         try:
             return await client.send(message, stream=True)
         except closed as error:
-            # Each attempt uses up one connection that was kept alive, and all of these may be closed by now.
+            # Each attempt uses one kept-alive connection, and the server may have closed all of these. So attempts end
+            # with the first new connection.
             if is_new_connection:
                 reason = (
                     f"{client.base_url} closed the connection without an answer of HTTP: {error}"
@@ -237,7 +244,7 @@ async def _begun(client: httpx2.AsyncClient, path: str, body: Mapping[str, Any])
 
 
 def _why_unanswered(url: str, error: Exception) -> str:
-    """Why there is no connection, with anything in the environment that may be the reason."""
+    """The reason why there is no connection, with hints about the environment (certificates, proxies)."""
     cause = str(error) or type(error).__name__
     if "CERTIFICATE_VERIFY_FAILED" in cause:
         cause += "; SSL_CERT_FILE=FILE names a certificate to trust"
@@ -251,7 +258,7 @@ def _why_unanswered(url: str, error: Exception) -> str:
 
 
 async def body_of(response: httpx2.Response, most: int = _MOST_OF_EVENT) -> bytes:
-    """An answer's body, cut after `most` bytes."""
+    """The body of an answer, cut off after `most` bytes."""
     return await _joined(response.aiter_bytes(), most)
 
 
@@ -265,7 +272,8 @@ async def _joined(parts: AsyncIterator[bytes], most: int) -> bytes:
 
 
 async def events(response: httpx2.Response) -> AsyncGenerator[Any]:
-    """The JSON of each server-sent event, such as `data: {"choices": ...}`. An answer without a stream is one event.
+    """Yield the JSON of each server-sent event, such as `data: {"choices": ...}`. An answer that is not streamed is a
+    single event.
 
     Raises:
         RunError: if the answer, or one of its events, is too long.
@@ -297,7 +305,8 @@ async def events(response: httpx2.Response) -> AsyncGenerator[Any]:
         # The last event may lack the empty line that ends it.
         yield b"\n\n"
 
-    # In a response with the type that EventSource accepts, whatever type the server gives its stream.
+    # EventSource accepts only this content type, whatever type the server's answer has. So the answer is wrapped in a
+    # new response.
     stream = httpx2.Response(
         200,
         headers={"content-type": "text/event-stream"},

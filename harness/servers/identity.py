@@ -1,7 +1,7 @@
-"""Asks servers for their version, models and start time, and chooses the model that each is asked for: the one that was
+"""Asks servers for their version, models and start time, and chooses the model for requests: the model that the user
 typed, or the only one.
 
-A URL does not identify the server behind it, which may have been restarted with other flags.
+A URL does not identify the server at this address, because the server may have been restarted with other flags.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from harness.servers.http import KEY_REFUSED, MISDIRECTED, RequestFailed, page, 
 if TYPE_CHECKING:
     from prometheus_client.samples import Sample
 
-# Prometheus's name for the start of a process, in seconds since the epoch. A pattern, because parsing the whole page
-# takes long.
+# Prometheus's name for the start time of a process, in seconds since the epoch. It is found by a pattern, because
+# parsing the whole page takes long.
 _START = re.compile(r"^process_start_time_seconds(?:\{.*\})? (\S+)", re.MULTILINE)
-# A larger number is not a start time.
+# A larger number cannot be a start time.
 _MOST_SECONDS = 1e11
-# Statuses for a page that a server does not have, or not for GET.
+# HTTP statuses for a page that a server does not have, or does not offer for GET.
 _NO_PAGE = (404, 405, 501)
-# An error lists at most this many models of a server.
+# An error message lists at most this many models of a server.
 _MOST_NAMED = 8
 
 
@@ -37,11 +37,11 @@ class ListedModel(NamedTuple):
     """A model in a server's list.
 
     Attributes:
-        name: the name under which it is asked for, `id` in the list.
-        root: where its weights are; None if the server does not report it.
+        name: its name in requests, `id` in the list.
+        root: the place of its weights; None if the server does not report it.
         owner: `owned_by`, by which the kind of server is recognised; None if the server does not report it.
         context: the most tokens of a prompt together with its answer; None if the server does not report it.
-        is_listed: False for a name that is not in the server's list, or if the server has no list.
+        is_listed: whether the server's list contains the model; False if the server has no list.
     """
 
     name: str
@@ -58,12 +58,12 @@ class ListedModel(NamedTuple):
 
 
 class AskedServer(NamedTuple):
-    """A server, as a run asks it.
+    """A server, and the way in which a run sends requests to it.
 
     Attributes:
-        model: the model that it is asked for.
-        dialect: its kind, which determines how it is asked.
-        server: its name and version, as it reports them; None if it does not.
+        model: the model in requests.
+        dialect: the kind of server, which determines the form of requests.
+        server: its name and version, as it reports them; None if it does not report them.
     """
 
     model: ListedModel
@@ -83,14 +83,16 @@ class ServerReport(ServerIdentity):
 
 
 def server_report(url: str, key: str | None) -> ServerReport | None:
-    """Describe the server of an API such as `http://host:8000/v1`. None if nothing answers, or if it does not list its
-    models now, because it is still loading (503) or refuses the key (401).
+    """Describe the server of an API such as `http://host:8000/v1`.
+
+    None if nothing answers, or if the answer to the list of models is an error. For example, the server is still
+    loading (503) or refuses the key (401). A server without such a list (404) is described, without models.
 
     Args:
         key: key of the API; None without one.
 
     Raises:
-        RequestFailed: if the list is on another server.
+        RequestFailed: if the server redirects to another server.
     """
     root = root_of(url)
     about: dict[str, Any] = {}
@@ -99,7 +101,8 @@ def server_report(url: str, key: str | None) -> ServerReport | None:
         for path, names in known_pages().items():
             answer = _as_mapping(_answer(root + path, key, is_optional=True))
             about |= {f"{path} {name}": answer[name] for name in names if name in answer}
-            # llama.cpp's list has the training's context, and no max_model_len; /props has the context of a request.
+            # llama.cpp's list contains the context of the training, and no max_model_len. Its page /props contains the
+            # context of a request.
             settings = answer.get("default_generation_settings")
             context = settings.get("n_ctx") if isinstance(settings, dict) else None
             if _is_count(context):
@@ -114,14 +117,14 @@ def server_report(url: str, key: str | None) -> ServerReport | None:
 
 
 def why_not_ready(url: str, key: str | None) -> str | None:
-    """Why a server is not ready: None if it is ready, empty if nothing answers. Its health page decides or, if it has
-    none, its list of models.
+    """The reason why a server is not ready: None if it is ready, empty if nothing answers.
 
-    While llama.cpp loads models it lists them already, but its health page answers 503. mlx_lm may list no models
-    although it answers.
+    If the server has a health page, this page decides, otherwise the list of models does. While llama.cpp loads its
+    models, it already lists them, but its health page answers 503. mlx_lm may answer requests although it lists no
+    models.
 
     Raises:
-        SettingError: if it requires a key, or another one.
+        SettingError: if the server requires a key, or another key.
     """
     health = f"{root_of(url)}/health"
     models = f"{url.rstrip('/')}/models"
@@ -143,7 +146,9 @@ def why_not_ready(url: str, key: str | None) -> str | None:
 
 
 def start_time(counters: str) -> str | None:
-    """The start of the process whose page of counters this is, in seconds since the epoch, as text; None if unknown."""
+    """The start time of a process, from its page of counters: in seconds since the epoch, as text. None if it is not
+    known.
+    """
     for text in _START.findall(counters):
         with suppress(ValueError):
             if 0 < float(text) < _MOST_SECONDS:
@@ -152,8 +157,8 @@ def start_time(counters: str) -> str | None:
 
 
 def samples(counters: str) -> list[Sample]:
-    """The samples on a page of counters in Prometheus's format; [] if it is any other page."""
-    # Imported here, because it imports web servers, which takes a tenth of a second.
+    """The samples on a page of counters in Prometheus's format; [] for any other page."""
+    # Imported here, because the package also imports web servers, which takes a tenth of a second.
     from prometheus_client.parser import text_string_to_metric_families
 
     try:
@@ -165,13 +170,13 @@ def samples(counters: str) -> list[Sample]:
 
 
 def _answer(url: str, key: str | None, is_optional: bool = False) -> str | None:
-    """The body of an answer; None if the server has no such page.
+    """The body of a page; None if the server has no such page.
 
     Args:
-        is_optional: whether an answer with any other error also counts as no such page.
+        is_optional: whether the result is also None if the answer is any other error.
 
     Raises:
-        RequestFailed: if nothing answers, or the answer is an error.
+        RequestFailed: if nothing answers, or if the answer is another error and the page is not optional.
     """
     try:
         return page(url, key)
@@ -190,7 +195,9 @@ def _as_mapping(body: str | None) -> dict[str, Any]:
 
 
 def _models(body: str | None) -> list[ListedModel]:
-    """The models in a list. `created` is left out, because many servers put the time of the answer there."""
+    """The models in a server's list. The entry `created` is not read, because many servers put the time of the answer
+    there.
+    """
     listed = _as_mapping(body).get("data")
     models = []
     for entry in listed if isinstance(listed, list) else []:
@@ -205,7 +212,7 @@ def _models(body: str | None) -> list[ListedModel]:
 
 
 def _is_count(value: object) -> bool:
-    # Not isinstance, because JSON's true is an int for Python.
+    # Not isinstance, because in Python true is also an int.
     return type(value) is int and value > 0
 
 
@@ -217,18 +224,21 @@ def choose_model(
     model_setting: str,
     place: str,
 ) -> ListedModel:
-    """The model that a server is asked for: the one that was typed, or else the only one in its list.
+    """The model for requests to a server: the model that the user typed, or otherwise the only one in the server's
+    list.
 
     Args:
-        report: None for a server that does not describe itself.
-        repository: repository of the run's model. It is the name if nothing is typed and the server has no list.
-        name: the name under which the model is served, if the user typed it.
-        typed_model: the model that the server's command names; None if it is not known.
+        report: the server's description of itself; None if there is none.
+        repository: repository of the run's model. It is used as the name if nothing is typed and the server has no
+            list.
+        name: the name under which the model is served, if the user set it; otherwise None.
+        typed_model: the model in the server's command; None if it is not known.
         model_setting: the setting for the name, `engine.model` or `engine.regular_model`.
         place: the setting with the server's address, such as `engine.url=http://host:8000/v1`.
 
     Raises:
-        SettingError: if the server lists its models, and this one is not among them, or it is not clear which is meant.
+        SettingError: if the server lists its models, and the typed model is not among them, or none is typed and there
+            are several.
     """
     models = [] if report is None else report.models
     typed = name or typed_model
@@ -237,10 +247,10 @@ def choose_model(
         for served in models:
             if places & {served.name, served.root}:
                 return served
-    # A command may name a repository while the server lists a file of it.
+    # A command may contain a repository, while the server lists a file of this repository.
     if name is None and len(models) == 1:
         return models[0]
-    # Servers of an unknown kind may serve models that they do not list.
+    # Only servers of known kinds list all models that they serve.
     lists_all = bool(models) and models[0].owner in DIALECTS.names()
     if not models or (typed is not None and not lists_all):
         return ListedModel(typed or repository, is_listed=False)
@@ -250,9 +260,12 @@ def choose_model(
 
 
 def check_same_weights(models: Sequence[ListedModel]) -> None:
-    """Raise a SettingError if servers, the regular one first, serve different weights.
+    """Raise a SettingError if servers serve different weights, according to the file names in their lists.
 
-    Only for runs in which the user named no served model. A server without a list is ignored, because it may be down.
+    This is checked only if the user named no served model. A server without a list is ignored, because it may be down.
+
+    Args:
+        models: the models of the servers, the regular server's first.
     """
     models = [model for model in models if model.is_listed]
     files = {PurePosixPath(model.root or model.name).name.lower() for model in models}

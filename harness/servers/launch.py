@@ -1,5 +1,5 @@
-"""The life of a server that the harness starts: it gets a free port, its output goes to a file, it becomes ready or
-fails with a reason, and it is ended however this process ends (`guard`).
+"""Starts and ends servers. A server gets a free port, and its output goes to a file. It becomes ready, or fails with a
+reason. It is ended however this process ends (`guard`).
 """
 
 from __future__ import annotations
@@ -26,20 +26,21 @@ from harness.servers.identity import why_not_ready
 
 _GUARD = Path(__file__).with_name("guard.py")
 _PORTS = range(15_000, 32_768)
-# Seconds between two checks whether a server is ready, and between two lines about that.
+# Seconds between two checks whether a server is ready, and between two messages that it is not.
 _LOOK_S = 0.1
 _SAY_S = 20.0
-# Longer than the guard takes to kill everything that does not end by itself.
+# Seconds to wait for the guard to exit. The guard takes less time to kill all processes that do not end by themselves.
 _MOST_STOPPING_S = 30.0
-# A server's end is noticed within this many seconds.
+# The guard notices the end of a server within this many seconds.
 _MOST_ENDING_S = 2.0
 _MOST_OF_LOG = 4_000_000
-# Lines that may give the reason why a server ended. The last lines of vLLM and llama.cpp only point to a line above,
-# and `"POST /v1/completions HTTP/1.1" 500 Internal Server Error` is one of uvicorn's lines about each request.
+# Lines of a log that may contain the reason why a server ended. `_POINTS_ELSEWHERE` excludes the last lines of vLLM and
+# llama.cpp, which only refer to an earlier line, and uvicorn's lines about single requests, such as `"POST
+# /v1/completions HTTP/1.1" 500 Internal Server Error`.
 _REASON = re.compile(
     r"\w*(error|exception|out of memory|cannot|failed|died unexpectedly)\b", re.IGNORECASE
 )
-# llama.cpp's lines with the level of errors, such as `0.00.015.367 E llama_prepare_model_devices: ...`.
+# llama.cpp's lines of level E (error), such as `0.00.015.367 E llama_prepare_model_devices: ...`.
 _ERROR_OF_LLAMA_CPP = re.compile(r"[\d.]+ E ")
 _POINTS_ELSEWHERE = re.compile(
     r"see root cause above|traceback|failed core proc|\braise \w+\(|exiting due to| HTTP/\d\.\d\" \d{3}",
@@ -59,7 +60,7 @@ class Launch:
     Attributes:
         name: the server's name in messages.
         command: the command, in which `{port}` stands for a free port.
-        log: the file that the server's output is appended to.
+        log: the file to which the server's output is appended.
         timeout_s: seconds within which it must be ready.
     """
 
@@ -74,15 +75,17 @@ class Launch:
 
 @dataclass(frozen=True)
 class Served:
-    """Where the server of an arm is.
+    """The server of an arm: its address, or how it is started.
 
     Attributes:
         name: name of the arm.
-        setting: the setting that holds its address, such as `engine.url`; or `the regular command`.
-        model: the name under which it serves the model, as typed; None for its only one.
+        setting: the setting with its address, such as `engine.url`; or, for a started server, `the regular command` or
+            the like.
+        model: the name under which it serves the model, if the user set it; None to use the name in its command, or its
+            only model.
         url: its address; None if it is started here.
-        pages: addresses of its counters, if they are not below its own address.
-        launch: how it is started here; None if it runs already.
+        pages: addresses of the pages with its counters; empty if they are at its own address.
+        launch: how it is started here; None if it is running already.
     """
 
     name: str
@@ -121,23 +124,25 @@ class StartedServer:
                 start_new_session=True,
             )
         assert self._guard.stdin is not None
-        # The guard removes these keys from the log. If the guard died at once, `ended` gives the reason.
+        # The guard removes these keys from the log. If the guard has died already, `ended` gives the reason.
         with suppress(BrokenPipeError):
             self._guard.stdin.write(f"{json.dumps(sorted(keys_here()))}\n".encode())
             self._guard.stdin.flush()
 
     @property
     def pid(self) -> int:
-        """Id of the guard, which is the ancestor of all the server's processes, except for those of a container."""
+        """Process id of the guard. The guard is the ancestor of all processes of the server, except for those in a
+        container.
+        """
         return self._guard.pid
 
     @property
     def ended(self) -> str | None:
-        """Why it has ended, from its output; None while it runs."""
+        """The reason why the server has ended, from its output; None while it runs."""
         code = self._guard.poll()
         if code is None:
             return None
-        # If a signal ended the server, the guard exits with 128 plus its number: 137 means SIGKILL.
+        # If a signal ended the server, the guard's exit code is 128 plus the number of the signal: 137 means SIGKILL.
         try:
             ended_by = signal.Signals(code - 128)
         except ValueError:
@@ -150,7 +155,7 @@ class StartedServer:
         was_error = False
         for line in lines:
             is_error = _ERROR_OF_LLAMA_CPP.match(line) is not None
-            # The first of several errors in a row is the reason; the others are its consequences.
+            # Of several error lines in a row, the first is the reason, and the others are its consequences.
             is_reason = not was_error if is_error else _REASON.search(line)
             was_error = is_error
             if is_reason and not _POINTS_ELSEWHERE.search(line):
@@ -158,8 +163,9 @@ class StartedServer:
         return f"the {self.name} server {how}: {reason} (all of it: {self._launch.log})"
 
     def why_ended(self) -> str | None:
-        """Why a server that just closed a connection has ended; None if it still runs. Its guard notices the end a
-        moment later, which this waits for.
+        """The reason why a server that just closed a connection has ended; None if it still runs.
+
+        The guard notices the end of the server a moment later, so this waits up to `_MOST_ENDING_S` seconds.
         """
         with suppress(subprocess.TimeoutExpired):
             self._guard.wait(_MOST_ENDING_S)
@@ -169,12 +175,12 @@ class StartedServer:
         """Wait until the server answers.
 
         Args:
-            say: shows a line from time to time if that takes long, with the last line of the server's output.
+            say: shows a line to the user; called every 20 seconds, with the last line of the server's output.
             key: key of its API; None without one.
 
         Raises:
-            RunError: if it has ended, or is not ready in time.
-            SettingError: if it requires a key.
+            RunError: if the server has ended, or is not ready within `Launch.timeout_s`.
+            SettingError: if the server requires another key, or a key if there is none.
         """
         next_line_s = _SAY_S
         while (why_not := why_not_ready(self.url, key)) is not None:
@@ -193,13 +199,15 @@ class StartedServer:
                         f"the {self.name} server was not ready within {limit}: {why} (all of it: {launch.log})"
                     )
                 say(f"{self.name}: starting for {seconds:.0f} s: {why}")
-                # Counted from now, because several lines may have been due while the other server was waited for.
+                # The 20 seconds begin now: several lines may have become due while this process waited for the other
+                # server.
                 next_line_s = seconds + _SAY_S
             time.sleep(_LOOK_S)
 
     def stop(self) -> None:
-        """End the server, and wait until none of its processes is left. The guard ends them when its own input
-        closes.
+        """End the server, and wait until none of its processes is left.
+
+        Closing the guard's standard input makes the guard end them.
         """
         assert self._guard.stdin is not None
         self._guard.stdin.close()
@@ -211,7 +219,7 @@ class StartedServer:
 
     @property
     def _log(self) -> list[str]:
-        """The lines of the server's output since its start; of a long output the last lines."""
+        """The lines of the server's output since this start; only the last lines if the output is long."""
         with self._launch.log.open("rb") as file:
             file.seek(max(self._log_start, file.seek(0, os.SEEK_END) - _MOST_OF_LOG))
             output = file.read().decode(errors="replace")
@@ -220,13 +228,15 @@ class StartedServer:
 
 
 def _with_container_id(command: list[str], file: Path) -> list[str]:
-    """The command of a container, with a file for the container's id, by which the guard can end it."""
+    """Add to the command of a container a file for the container's id, by which the guard can end the container. Other
+    commands are returned unchanged.
+    """
     names = [PurePosixPath(word).name for word in command]
     for index, name in enumerate(names):
         # `docker container run` has the flag `--cidfile`; `docker compose run` does not.
         behind_name = names[index + 1 : index + 4]
         if name in CONTAINERS and "run" in behind_name and "compose" not in behind_name:
-            # The file of an earlier start is removed, because `docker run` refuses a file that exists.
+            # The file of an earlier start is removed, because `docker run` refuses a file that exists already.
             file.unlink(missing_ok=True)
             behind = names.index("run", index) + 1
             return [*command[:behind], "--cidfile", str(file), *command[behind:]]
@@ -234,10 +244,12 @@ def _with_container_id(command: list[str], file: Path) -> list[str]:
 
 
 def _free_port() -> int:
-    """A port that nothing listens on. It is below those that Linux gives to outgoing connections, one of which might
-    soon take it.
+    """A port on which nothing listens.
+
+    It is below the ports that Linux assigns to outgoing connections, so that no connection takes it before the server
+    does.
     """
-    # A random source of its own: programs that seed `random` alike and run side by side would try the same ports.
+    # Not the global `random`: programs that seed it equally and run side by side would try the same ports.
     for port in random.SystemRandom().sample(_PORTS, 1000):
         with suppress(OSError), socket.create_server(("127.0.0.1", port)):
             return port

@@ -1,4 +1,4 @@
-"""Asks a server for the log-probabilities of given texts, in the way that its dialect has."""
+"""Asks a server for the log-probabilities of given texts, in the way that its dialect defines (`Dialect.scoring`)."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from harness.servers.identity import AskedServer
 if TYPE_CHECKING:
     import httpx2
 
-# The probabilities at one place may exceed 1 by this in total, because servers round them, some to half precision.
+# The sum of the probabilities at one position may exceed 1 by this much, because servers round them, some to half
+# precision.
 _MASS_TOLERANCE = 0.02
-# Larger log-probabilities are cut to this, because their exponential could overflow.
+# Larger log-probabilities are reduced to this before exponentiation, which could overflow.
 _MOST_LOGPROB = 100.0
 
 
@@ -30,8 +31,8 @@ class TextScorer:
 
     Attributes:
         client: HTTP client of the server's API.
-        asked: a server whose dialect has a way to ask for them.
-        num_top: how many of the likeliest tokens are asked for at each place; -1 for all.
+        asked: the server; its dialect must have a `scoring`.
+        num_top: how many of the likeliest tokens are requested at each position; -1 for all.
     """
 
     client: httpx2.AsyncClient
@@ -39,14 +40,14 @@ class TextScorer:
     num_top: int
 
     async def score_all(self, texts: Texts, num_in_flight: int) -> list[list[Likeliest]]:
-        """For each text, the log-probabilities before each of its tokens.
+        """Return, for each text and each of its tokens, the log-probabilities of the likeliest tokens at that position.
 
         Args:
             texts: pairs of a prompt and the text after it, as token ids.
             num_in_flight: how many texts are scored at the same time.
 
         Raises:
-            RunError: if the server does not report them.
+            RunError: if the server does not report them, or reports something that cannot be true.
         """
         import httpx2
 
@@ -70,10 +71,10 @@ class TextScorer:
                 task.cancel()
 
     async def _checked(self, prompt: Sequence[int], text: Sequence[int]) -> list[Likeliest]:
-        """The log-probabilities of one text.
+        """The log-probabilities of one text: a non-empty mapping for each token.
 
         Raises:
-            AnswerError: if the server sends anything else.
+            AnswerError: if the server sends anything else, or probabilities whose sum is above 1.
         """
         try:
             scored = await self._score(prompt, text)
@@ -111,7 +112,7 @@ class TextScorer:
         return scored
 
     async def _ask(self, token_ids: Sequence[int], **parameters: Any) -> Any:
-        """The choice in an answer of one token that continues these tokens."""
+        """Send these tokens as a prompt, request one new token, and return the only choice of the answer."""
         body = {
             "model": self.asked.model.name,
             "prompt": token_ids,

@@ -1,4 +1,4 @@
-"""The record of `engine=server`: servers with an OpenAI API, one that speculates and one that does not."""
+"""Registers `engine=server`: servers with an OpenAI API, one that speculates and one that does not, or a single one."""
 
 from __future__ import annotations
 
@@ -27,12 +27,15 @@ if TYPE_CHECKING:
     from harness.config.run import RunSettings
     from harness.engines.protocol import Engine
 
-# Beginnings of variables that decide on which devices a server runs, and where its models are.
+# Beginnings of the names of environment variables that determine on which devices a server runs, and where its models
+# are.
 _DEVICE_VARIABLES = ("CUDA_VISIBLE", "HIP_VISIBLE", "HF_HOME")
 
 
 class ServerRecord(EngineRecord):
-    """The record of servers as an engine: two with the same model, one of which speculates, or a single one."""
+    """The registry entry for servers as an engine: two servers with the same model, one of which speculates, or a
+    single server.
+    """
 
     name = "server"
     summary = "servers with an OpenAI API: vLLM, SGLang, llama.cpp or another"
@@ -42,14 +45,15 @@ class ServerRecord(EngineRecord):
     default_draft: ClassVar[str | None] = "server"
 
     def adapted(self, run: RunSettings) -> RunSettings:
-        """Fill in the names of model and draft from commands. If there is only one address, remove the default draft,
-        so that only the regular arm is left.
+        """Return the settings, completed by those that servers imply.
 
-        Whether that server speculates, and with what draft, is not known here.
+        If servers are started by commands, the names of model and draft are taken from the commands. If there is only
+        one address, the default draft is removed, so that only the regular arm is left: it is not known here whether
+        that server speculates, and with what draft. `chat=auto` becomes True if no model is named, otherwise False.
         """
         settings = ServerSettings.of(run)
         if settings.chat == "auto":
-            # Without a named model, there is no chat template that could be applied here.
+            # If no model is named, there is no tokenizer here whose chat template could be applied.
             chat = run.model.repository == SERVED
             run = dataclasses.replace(run, engine=dataclasses.replace(settings, chat=chat))
         if settings.start_command:
@@ -92,14 +96,14 @@ class ServerRecord(EngineRecord):
             labelled = dict(zip(labels_of(run, commands), words, strict=True))
             return ServerSetup(commands=labelled, variables=_variables())
         key = api_key("engine.api_key_variable", settings.api_key_variable)
-        # The regular server first; both addresses may be the same.
+        # The regular server comes first. Both addresses may be the same; it is then asked only once.
         urls = dict.fromkeys(url for url in (settings.regular_url, settings.url) if url is not None)
         reports = [server_report(url, key) for url in urls]
         known = [report for report in reports if report is not None]
         return ServerSetup(known) if len(known) == len(urls) else ServerSetup(all_answer=False)
 
     def open(self, opening: Opening) -> Engine:
-        """Open the engine: start the servers, or connect with running ones."""
+        """Open the engine: start the servers, or connect to running servers."""
         from harness.servers.engine import ServerEngine
         from harness.servers.launch import Served
 
@@ -117,13 +121,13 @@ class ServerRecord(EngineRecord):
             )
             served.append(regular)
         arm = "speculative" if served else "regular"
-        # Only the counters of this server may have addresses of their own.
+        # `metrics_url` is only for this server; the counters of the regular server are looked for at its own address.
         served.append(Served(arm, "engine.url", model, settings.url, settings.metrics_url))
         return ServerEngine(opening, served)
 
 
 def _variables() -> dict[str, str]:
-    """The environment variables that determine how servers run, without keys."""
+    """The environment variables that determine how started servers run, by name; variables with keys are left out."""
     beginnings = (
         *_DEVICE_VARIABLES,
         *(name for startup in startups() for name in startup.environment),

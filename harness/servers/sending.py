@@ -1,8 +1,8 @@
-"""Sends requests to one server, and reads their answers into records.
+"""Sends requests to one server, and reads the answers into records.
 
-`Sender` handles everything that can happen to a request: it is answered, refused, cut off, times out, or is not sent
-because the server is gone. `send_in_turn` decides when each of many requests is sent, and sends further ones that keep
-up the load.
+`Sender` handles everything that can happen to a request: it is answered, refused or cut off, it times out, or it is not
+sent because the server does not respond any more. `send_in_turn` decides when each of many requests is sent, and sends
+further requests that keep up the load.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 
     from harness.servers.settings import ServerSettings
 
-# No more requests are sent after this many in a row without an answer, plus as many as are in flight, because each may
+# No more requests are sent if more than this many in a row, plus the number in flight, got no answer: each of them may
 # take `engine.timeout_s`.
 _MOST_UNANSWERED = 4
-# How many characters of a line that is not JSON are shown.
+# The most characters of a line that is not JSON in a message.
 _LONGEST_LINE = 60
 
 
@@ -47,11 +47,11 @@ class Outgoing:
     """A request that is to be sent.
 
     Attributes:
-        body: its body in OpenAI's API.
-        request: its record.
+        body: the body of the request, for OpenAI's API.
+        request: the record of the request.
         row: its place among the requests of a question.
-        arrivals: the arrivals of all requests of the question together; tokens that come as ids are added to it.
-        may_be_empty: whether an answer without a token is accepted, or else is a failure.
+        arrivals: a list for the arrivals of all requests of the question; tokens that arrive as ids are added to it.
+        may_be_empty: whether an answer without a token is accepted; otherwise it is a failure.
     """
 
     body: dict[str, Any]
@@ -62,7 +62,7 @@ class Outgoing:
 
 
 class Sender:
-    """Sends requests to one server until too many in a row were not answered.
+    """Sends requests to one server, until too many requests in a row got no answer.
 
     Args:
         client: HTTP client of the server's API.
@@ -71,9 +71,9 @@ class Sender:
         counts_within: as in `Dialect`.
 
     Attributes:
-        given_up: why no more requests are sent; None while they are.
+        given_up: the reason why no more requests are sent; None while requests are sent.
         num_in_flight: number of requests that were sent and have not ended.
-        last_event: when anything last came from the server, on the clock `time.perf_counter`.
+        last_event: time of the last event from the server, on the clock `time.perf_counter`.
     """
 
     def __init__(
@@ -95,20 +95,23 @@ class Sender:
         self._counted_until = 0.0
 
     def request_seconds(self) -> float:
-        """Seconds in flight of all requests so far, added up. Must be called before the number in flight changes."""
+        """The time that requests have spent in flight so far, in seconds, added up over all requests.
+
+        It must be called before every change of `num_in_flight`.
+        """
         now = time.perf_counter()
         self._request_seconds += self.num_in_flight * (now - self._counted_until)
         self._counted_until = now
         return self._request_seconds
 
     async def send(self, outgoing: Outgoing) -> None:
-        """Send one request, and record the answer or the failure in its record."""
+        """Send one request, and record the answer or the failure in its record. Only a cancellation is raised."""
         request = outgoing.request
         if self.given_up is not None:
             request.error = RequestError(0, self.given_up)
             return
         timeout_s = self._settings.timeout_s
-        # A refusal counts as an answer, too.
+        # A refusal also counts as an answer.
         was_answered = True
         self.request_seconds()
         self.num_in_flight += 1
@@ -149,7 +152,7 @@ class Sender:
         settle(request, self._tokenizer, self._settings.chat, outgoing.may_be_empty)
 
     async def _read(self, outgoing: Outgoing) -> None:
-        """Read an answer to its end, or as much of it as is waited for.
+        """Send a request and read its answer to the end, or until `RequestRecord.has_enough`.
 
         Raises:
             HarnessError: if the server refuses, breaks off, or sends something that cannot be true.
@@ -174,7 +177,7 @@ class Sender:
                     note_event(request, event, self.last_event - started)
                     check_length(request, max_tokens)
                     tokens = event.token_ids
-                    # Without a tokenizer, `settle` replaces these ids by ids of the text.
+                    # Without a real tokenizer, `settle` replaces these ids, so they are not recorded here.
                     if tokens and not isinstance(self._tokenizer, TextTokenizer):
                         origins = [Origin.TARGET] * len(tokens)
                         arrived = Arrival(outgoing.row, request.arrivals[-1], tokens, origins)

@@ -10,7 +10,7 @@ from harness.config.engines import EngineSettings
 from harness.config.run import RunSettings
 from harness.config.settings import check_address, require, require_at_least
 
-# Entries of a request's body that other settings determine.
+# Entries of a request's body that other settings determine, with the names of these settings.
 _SET_ELSEWHERE = {
     "model": "engine.model",
     "max_tokens": "decoding.max_new_tokens",
@@ -22,7 +22,7 @@ _SET_ELSEWHERE = {
     "seed": "seed",
     **dict.fromkeys(("prompt", "messages"), "prompts"),
 }
-# Entries of a request's body that the measurement sets, and that must not be changed.
+# Entries of a request's body that the measurement sets, and that users must not change.
 _NEEDED = ("n", "stream", "stream_options", "stop", "stop_token_ids", "return_token_ids")
 # Entries with which OpenAI's API, vLLM, SGLang and llama.cpp constrain an answer by a grammar.
 _GRAMMARS = (
@@ -69,9 +69,10 @@ class ServerSettings(EngineSettings):
         lossy: whether the flags or the draft of the server that speculates let it write texts that do not follow the
             target's distribution.
         start_timeout_s: how long a started server may take to become ready.
-        blocks: number of blocks. A block is a start of each server, one after the other on the same devices, and the
-            unit of the interval. 0 starts both once, side by side. `auto` is 4 if both do not fit side by side, with
-            `precision` at most 24; otherwise `latency` starts them up to 8 times if that takes less than 20 seconds.
+        blocks: number of blocks, which are the units of the interval. In each block, each server is started once, one
+            after the other on the same devices. 0 starts both servers once, side by side. `auto` means 4 blocks (with
+            `precision`, at most 24) if the servers do not fit side by side; otherwise, `latency` starts both side by
+            side up to 8 times, if the further starts take less than 20 seconds.
     """
 
     name: str = "server"
@@ -128,7 +129,9 @@ class ServerSettings(EngineSettings):
 
     @property
     def has_two(self) -> bool:
-        """Whether there is a server for each arm."""
+        """Whether there may be a server for each arm: two addresses, or a command, from which the regular command is
+        derived.
+        """
         return self.regular_url is not None or bool(self.start_command)
 
     @property

@@ -1,5 +1,5 @@
-"""Servers that are started by their commands: the names that the commands give a run, and how often servers are
-started.
+"""Servers that harness starts by their commands: the names of model and draft that follow from the commands, and the
+decision how often servers are started.
 """
 
 from __future__ import annotations
@@ -22,23 +22,29 @@ if TYPE_CHECKING:
     from harness.config.settings import DraftSettings
     from harness.engines.protocol import Engine
 
-# The name of the draft in a run that names none.
+# The name of the draft if the user named none.
 _ITS_OWN = "server"
-# `engine.blocks=auto` if the arms take turns on the devices.
+# The number of blocks with `engine.blocks=auto`, if the servers run alternately: the fewest that give an interval
+# (`FEWEST_BLOCKS`).
 _BLOCKS = 4
-# How often both servers are started if they run side by side and start quickly, and the fewest prompts of each start.
+# If the servers run side by side and start quickly, both are started up to `_STARTS` times, and at least
+# `_PROMPTS_PER_START` prompts per request in flight are sent to each start. No measurement of these two numbers is
+# recorded.
 _STARTS = 8
 _PROMPTS_PER_START = 2
-# The most blocks of a run that ends as soon as it is precise enough (`precision`).
+# The most blocks of a run that ends as soon as it is precise enough (`precision`). No measurement of it is recorded.
 _MOST_BLOCKS = 24
 
 
 def commands_of(run: RunSettings) -> list[ServerCommand]:
-    """The commands of a run as they are started, the regular one first. A single one without a draft, and if only the
-    speculative arm is asked.
+    """The commands with which a run's servers are started, the regular command first.
+
+    There is a single command if the run has no draft, or if it measures only the speculative arm and the user typed one
+    command.
 
     Raises:
-        SettingError: if the server cannot be started in this way, or not without speculation.
+        SettingError: if a server cannot be started with its command, or if its command without speculation cannot be
+            derived.
     """
     settings = ServerSettings.of(run)
     values = dict(settings.vary or {}) | {"K": run.decoding.num_draft_tokens}
@@ -50,14 +56,16 @@ def commands_of(run: RunSettings) -> list[ServerCommand]:
     if is_alone:
         return [measured]
     if not regular and not measured.is_known:
-        # If its name is mistyped, the error should say so, and not that its flags are unknown.
+        # Checked first, so that for a mistyped program the error says so, and not that the program's flags are unknown.
         check_program(measured)
     return [*(regular or [measured.regular()]), measured]
 
 
 def labels_of(run: RunSettings, commands: Sequence[ServerCommand]) -> list[str]:
-    """The names of the commands that users see. In rows the arms of two typed commands are still `regular` and
-    `speculative`.
+    """The names of the commands in messages: `first` and `second` if the user typed two, otherwise the names of the
+    arms.
+
+    In rows, the arms of two typed commands are still called `regular` and `speculative`.
     """
     if len(commands) == 2:
         is_typed_twice = bool(ServerSettings.of(run).first_command)
@@ -66,17 +74,18 @@ def labels_of(run: RunSettings, commands: Sequence[ServerCommand]) -> list[str]:
 
 
 def check_program(command: ServerCommand) -> None:
-    """Raise a SettingError if the command's program is not on this machine."""
+    """Raise a SettingError if the program of the command is not found on this machine."""
     if shutil.which(command.program) is None:
         raise SettingError(command.program, "no such program on this machine")
 
 
 def with_names_of_commands(run: RunSettings, commands: Sequence[ServerCommand]) -> RunSettings:
-    """The settings, with the names of model and draft from the commands unless the user named them. The draft of two
-    typed commands is `SECOND_COMMAND`.
+    """Return the settings, with the names of model and draft from the commands, unless the user named these.
+
+    If the user typed two commands, the name of the draft is `SECOND_COMMAND`.
 
     Raises:
-        SettingError: if the user named another draft than the command.
+        SettingError: if the user named another draft than the command contains.
     """
     settings = ServerSettings.of(run)
     measured = commands[-1]
@@ -94,9 +103,12 @@ def with_names_of_commands(run: RunSettings, commands: Sequence[ServerCommand]) 
 
 
 def _check_label(draft: DraftSettings, measured: ServerCommand) -> None:
-    """Raise a SettingError if the typed draft is not the one in the command."""
+    """Raise a SettingError if the user named another draft than the command contains; nothing is checked if the command
+    names no draft.
+    """
     if not measured.draft:
         return
+    # `startup.draft` contains the flags that name the draft; `measured.draft` is the short name of their value.
     typed = {draft.name, draft.repository if isinstance(draft, ModelSettings) else ""}
     if typed.isdisjoint({measured.draft, measured.value(measured.startup.draft)}):
         rule = f"the command after -- drafts with {measured.draft}: leave draft= out"
@@ -104,7 +116,7 @@ def _check_label(draft: DraftSettings, measured: ServerCommand) -> None:
 
 
 def start(opening: Opening, settings: ServerSettings) -> Engine:
-    """The engine with both servers or the only one, and the decision how often they are started."""
+    """Open the engine with both servers, or with the only one, and decide how often they are started."""
     from harness.config.machine import gpu_names
     from harness.servers.engine import ServerEngine
     from harness.servers.launch import Launch, Served
@@ -112,6 +124,8 @@ def start(opening: Opening, settings: ServerSettings) -> Engine:
     run = opening.settings
     commands = commands_of(run)
     has_gpus = bool(gpu_names())
+    # With `blocks=auto`, two servers may run side by side on the processor. If both bound their threads to the same
+    # cores, they would wait for each other.
     if len(commands) > 1 and settings.blocks == "auto" and not has_gpus:
         commands = [command.without_core_binding() for command in commands]
     labels = labels_of(run, commands)
@@ -126,6 +140,14 @@ def start(opening: Opening, settings: ServerSettings) -> Engine:
     note = commands[-1].startup.note
     if note and has_gpus and len(commands) == 2:
         opening.say(note)
+    # `engine.blocks`                       num_blocks    takes_turns    most_starts
+    # a number above 0                      the number    yes            0
+    # 0, or `auto` with a single server     0             no             0
+    # `auto` with two servers:
+    #     on GPUs that cannot be shared     4, or 24      yes            not used
+    #     otherwise                         4, or 24      no             up to 8
+    # There are 24 blocks with `precision`. If the servers do not take turns, `num_blocks` counts only if they cannot be
+    # started side by side.
     num_blocks = most_starts = 0
     takes_turns = False
     if settings.blocks != "auto":
@@ -133,7 +155,7 @@ def start(opening: Opening, settings: ServerSettings) -> Engine:
         takes_turns = num_blocks > 0
     elif len(commands) > 1:
         num_blocks = _MOST_BLOCKS if run.is_until_precise else _BLOCKS
-        # Servers can share a GPU if flags bound the memory that each of them takes.
+        # Servers can share a GPU if the flags of each command bound the memory that its server takes.
         may_share_gpus = all(command.value(command.startup.sized_by) for command in commands)
         takes_turns = has_gpus and not may_share_gpus
         most_starts = min(_STARTS, run.num_over_starts // (_PROMPTS_PER_START * run.batch_size))

@@ -1,8 +1,8 @@
-"""Tables about the commands of known servers: which flags make a server speculate, and what else a measurement must
-know about them. They are values without code, one for each kind of server (`Dialect.startup`).
+"""Tables about the commands of known servers: the flags that make a server speculate, and other facts that a
+measurement needs. They are values without code, one for each kind of server (`Dialect.startup`).
 
-The flags are those of llama.cpp b10434, vLLM 0.32, mlx_lm 0.32 and SGLang 0.5.23; `command.py` applies them. Those of
-ik_llama.cpp, whose program has the same name as llama.cpp's, are from its sources and docs/speculative.md.
+The flags are those of llama.cpp b10434, vLLM 0.32, mlx_lm 0.32 and SGLang 0.5.23; `command.py` applies them. The flags
+of ik_llama.cpp, whose program has the same name as llama.cpp's, are from its sources and its docs/speculative.md.
 """
 
 from __future__ import annotations
@@ -15,42 +15,45 @@ from dataclasses import dataclass, field
 class Startup:
     """How one kind of server is started.
 
+    `speculation` and `switches` list all flags about speculation, which the regular command must not have. `drafts_by`,
+    `method` and `draft` list some of these flags again, by their meaning.
+
     Attributes:
-        programs: the words that start it, such as `vllm serve`. Of a path only the last part counts, and `llama-server`
-            also stands for `llama-server-vulkan`.
+        programs: the words that start it, such as `vllm serve`. If the program is a path, only its last part counts.
+            `llama-server` also stands for `llama-server-vulkan` and the like.
         images: parts of the names of container images that start it.
         speculation: flags with one value that are about speculation, and have no meaning without it.
         switches: flags without a value that are about speculation.
-        drafts_by: the flags and switches among these that turn speculation on unless their value is `none`, and
-            environment variables that do. A command with only `--spec-type none` does not speculate.
-        prefixes: beginnings of flags about speculation. A flag with such a beginning that is in neither table is
-            refused.
-        variables: beginnings of environment variables about speculation.
-        environment: beginnings of environment variables that identify a measurement, because they affect how the server
-            runs.
+        drafts_by: those of these flags and switches that turn speculation on unless their value is `none`; and
+            environment variables that turn it on. A command with only `--spec-type none` does not speculate.
+        prefixes: beginnings of flags about speculation. A flag with such a beginning that is in neither `speculation`
+            nor `switches` is refused, because the regular command could then not be derived.
+        variables: beginnings of environment variables about speculation; they are removed for the regular command.
+        environment: beginnings of environment variables that are part of a measurement's identity, because they affect
+            how the server runs.
         refused: flags with which a server cannot be measured by its command, with the reasons.
-        argparse: whether flags are read as by Python's argparse, `--flag=value` and `--config.key value`. In any
-            server's flags `_` stands for `-`.
-        json_flags: the aliases of one flag whose value is JSON, its main name first; `--speculative-config.method` is
-            its entry `method`.
-        for_all: flags that the measurement adds to every server, unless they are typed with any value.
-        for_regular: flags that are added to the server that does not speculate, because it has other defaults without
-            speculation.
-        address: flags that determine where it listens.
-        listening: these flags with `{port}`.
+        argparse: whether flags are read as by Python's argparse: `--flag=value` and `--config.key value` are possible.
+            In the flags of any server, `_` is read as `-`.
+        json_flags: the names of a single flag whose value is JSON, its main name first. `--speculative-config.method`
+            stands for the entry `method` of its value.
+        for_all: flags that are added to every command, unless the user typed them, with whatever value.
+        for_regular: flags that are added to the regular command, because without speculation the server has other
+            defaults.
+        address: flags that determine the address on which it listens.
+        listening: the flags of `address` with the values that harness adds; `{port}` stands for a free port.
         method: flags that name the drafting method.
         draft: flags that name the draft model.
-        pools: methods that learn from all requests. A prompt that is asked again finds its own answer there, whatever
-            its salt is.
+        pools: methods that draft from a pool of all earlier answers. A prompt that is sent again finds its own answer
+            in the pool, whatever its salt is.
         model: flags that name the model.
         model_follows: whether the first word after the program may name the model, too.
         served_name: flags for the name under which the model is served.
-        sized_by: flags that bound the memory that it takes on a GPU; any one of them does. Two servers share a GPU only
-            if both have one.
-        without_core_binding: variables, as `NAME=value`, with which two of these servers can share a CPU. Without them,
-            both bind their threads to the same cores and wait for each other.
-        note: a line for the user about other differences between a server with speculation and one without.
-        example: flags that would make it speculate, for errors.
+        sized_by: flags that bound the memory that it takes on a GPU; any one of them is enough. Two servers share a GPU
+            only if both commands have such a flag.
+        without_core_binding: environment variables, as `NAME=value`, with which two of these servers can share a CPU.
+            Without these variables, both bind their threads to the same cores, and wait for each other.
+        note: a line for the user about further differences between a server with speculation and one without.
+        example: flags that would make it speculate, for error messages.
     """
 
     programs: tuple[str, ...]
@@ -80,7 +83,7 @@ class Startup:
     example: str = ""
 
 
-# For a program that is not known: no word of its command has a known meaning.
+# For a program that is not known: it is not known what any word of its command means.
 NOT_KNOWN = Startup(programs=(), address=(), model=(), served_name=())
 
 START_BOTH = "start both servers yourself, and name them by url= and regular_url="
@@ -133,7 +136,8 @@ LLAMA_CPP = Startup(
         --spec-default
         """.split()
     ),
-    # Builds from before --spec-type speculated with --draft-max. A draft alone speculates if its file is a head.
+    # Old builds, without --spec-type, speculate with --draft-max alone. A draft without further flags speculates if its
+    # file is a head.
     drafts_by=tuple(
         """
         --spec-type --spec-default --draft --draft-n --draft-max LLAMA_ARG_SPEC_TYPE
@@ -195,8 +199,8 @@ VLLM = Startup(
         "--per-request-spec-decode-metrics",
     ),
     drafts_by=("--speculative-config", "-sc", "--spec-method", "--spec-model", "--spec-tokens"),
-    # Not `--spec`, because `--specialize-active-lora` is about something else. vLLM also accepts abbreviations of
-    # flags.
+    # Not `--spec`, because `--specialize-active-lora` does not concern speculation. vLLM also accepts abbreviated
+    # flags, such as `--speculative-c`.
     prefixes=("--spec-", "--speculative", "--per-request-s"),
     refused={
         "--config": _CONFIG,
@@ -269,7 +273,7 @@ SGLANG = Startup(
     },
     argparse=True,
     for_all=("--enable-metrics", "--enable-cache-report"),
-    # SGLang's default limit when it speculates, so that both arms have the same.
+    # This is SGLang's default limit when it speculates; it is set so that both arms have the same limit.
     for_regular=("--max-running-requests 48",),
     method=("--speculative-algorithm",),
     draft=("--speculative-draft-model-path", "--speculative-draft-model"),

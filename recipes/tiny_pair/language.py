@@ -1,8 +1,8 @@
 """The tiny pair's language: short animal stories, and lines of multiplication and addition.
 
-Everything is drawn from one seeded `random.Random`, so a text is a function of its seed. The stories are built so that
-a deep model has something to know that a shallow one finds hard: names, pronouns, things and places come back sentences
-later, who can help depends on what the trouble was, and small sums are worked out in passing.
+Everything is drawn from one seeded `random.Random`, so a text is a function of its seed. The stories contain relations
+that a deep model can learn but a shallow one finds hard: names, pronouns, things and places return sentences later, the
+kind of trouble determines which animal can help, and there are small sums.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NAMES = {
 POSSESSIVE = {"he": "his", "she": "her"}
 OBJECTIVE = {"he": "him", "she": "her"}
 
-# What a kind of animal is good at decides which trouble it can mend.
+# The ability of each kind of animal. It decides in which kinds of trouble the animal can help.
 ABILITY = {
     "bird": "fly", "owl": "fly", "crow": "fly", "duck": "swim", "otter": "swim", "frog": "swim", "fish": "swim",
     "mole": "dig", "badger": "dig", "rabbit": "dig", "squirrel": "climb", "cat": "climb", "monkey": "climb",
@@ -40,7 +40,7 @@ FOOD = "apple pear cake nut plum cookie carrot berry potato egg".split()
 FEELING = ["sad", "worried", "tired", "angry", "lonely"]
 GLAD = ["happy", "proud", "glad", "thankful", "merry"]
 
-# trouble: the ability that mends it, what happened to the thing, and how a friend mends it
+# Each kind of trouble: the ability that helps, what happened to the thing, and what the friend does.
 TROUBLE = [
     ("fly", "was blown onto the roof of the {place}", "flew up to the roof and brought it down"),
     ("fly", "hung from the top of a tall tower", "flew to the top of the tower and picked it up"),
@@ -65,7 +65,7 @@ MORAL = [
 
 @dataclass(frozen=True)
 class Character:
-    """Somebody in a story; `kind` is the animal and `pronoun` is "he" or "she"."""
+    """A character of a story; `kind` is the animal, and `pronoun` is "he" or "she"."""
 
     name: str
     kind: str
@@ -86,7 +86,9 @@ def plural(word: str, count: int) -> str:
 
 
 def story(rng: random.Random) -> str:
-    """A story of about a hundred words: somebody, a thing, a trouble, a friend, an end that remembers the beginning."""
+    """A story of about a hundred words: a hero with a thing, a trouble, a friend who helps, and an end that mentions
+    the beginning.
+    """
     pick = rng.choice
     ability, mishap, rescue = pick(TROUBLE)
     hero = Character("", pick(HEROES), pick(("he", "she")), pick(CHARACTER))
@@ -181,7 +183,7 @@ def story(rng: random.Random) -> str:
 
 
 def sums(rng: random.Random, sign: str, lines: int) -> str:
-    """Solved products (`sign="*"`) or additions (`"+"`) of numbers from 1 to 99, one a line: `37 * 85 = 3145`."""
+    """Solved products (`sign="*"`) or additions (`"+"`) of numbers from 1 to 99, one per line: `37 * 85 = 3145`."""
     rows = []
     for _ in range(lines):
         a, b = rng.randint(1, 99), rng.randint(1, 99)
@@ -190,10 +192,11 @@ def sums(rng: random.Random, sign: str, lines: int) -> str:
 
 
 def documents(seed: int, products: float, additions: float) -> Iterator[str]:
-    """Texts without end, each ending in END_OF_TEXT.
+    """Yield texts without end; each ends in END_OF_TEXT.
 
-    `products` and `additions` are the shares of documents (of about the same length each) that are sums; the rest are
-    stories.
+    Args:
+        products: the share of documents that consist of products. All documents have about the same length.
+        additions: the share that consist of additions. All other documents are stories.
     """
     rng = random.Random(seed)
     while True:

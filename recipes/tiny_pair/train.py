@@ -1,13 +1,13 @@
 """Train the tiny pair that ships with the harness: `python -m recipes.tiny_pair.train OUTPUT_DIRECTORY`.
 
-Two Llama-shaped models share one tokenizer and one language (`language.py`). The target is deep and thin, so that a
-step costs many small kernels as a large model's does; the draft is two layers. Training a deep thin model from nothing
-is slow, so the target starts shallow, learns most of what it will know there, and is then grown: identity layers (their
-output projections are zero) are put between the trained ones, which changes nothing it computes, and training goes on
-at full depth (as LLaMA Pro's block expansion does, Wu et al. 2024, arXiv:2401.02415).
+Both models have Llama's architecture, and share one tokenizer and one language (`language.py`). The target is deep and
+thin, so that its step consists of many small kernels, as a large model's step does; the draft has two layers. Training
+a deep thin model from nothing is slow. So the target is first trained with few layers, where it learns most of what it
+will know. Then it is grown: identity layers (whose output projections are zero) are put between the trained ones, which
+does not change what the model computes. Training then continues at full depth. (LLaMA Pro's block expansion does the
+same: Wu et al. 2024, arXiv:2401.02415.)
 
-The draft is held back on purpose: it sees fewer tokens. A draft that is as good as the target
-would show nothing about rejection.
+The draft is trained on fewer tokens on purpose, because a draft as good as the target would never be rejected.
 """
 
 from __future__ import annotations
@@ -26,12 +26,19 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from recipes.tiny_pair.language import END_OF_TEXT, documents
 
 VOCABULARY = 960
-CONTEXT = 512  # what the configuration admits
+CONTEXT = 512  # the context in the configuration, in tokens
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One stretch of training: depth, tokens, peak learning rate, and the shares of documents that are sums."""
+    """One stage of training.
+
+    Attributes:
+        layers: number of layers.
+        tokens: number of tokens to train on.
+        learning_rate: the highest learning rate.
+        products, additions: the shares of documents that are products and additions (see `documents`).
+    """
 
     layers: int
     tokens: int
@@ -90,7 +97,7 @@ DRAFT = [
 
 
 def train_tokenizer() -> PreTrainedTokenizerFast:
-    """Byte-level BPE in which every digit is a token of its own."""
+    """Train a byte-level BPE tokenizer in which every digit is a separate token."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -119,7 +126,7 @@ def train_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def batches(tokenizer: PreTrainedTokenizerFast, stage: Stage) -> Iterator[torch.Tensor]:
-    """Windows of packed documents, [rows, window]."""
+    """Yield token ids [rows, window] of documents that are joined and cut into windows, without end."""
     texts = documents(stage.seed, stage.products, stage.additions)
     size = stage.rows * stage.window
     pending: list[int] = []
@@ -151,7 +158,12 @@ def new_model(tokenizer: PreTrainedTokenizerFast, layers: int) -> LlamaForCausal
 def grow(
     model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, layers: int
 ) -> LlamaForCausalLM:
-    """The same function with `layers` layers: each trained layer is followed by copies of it that add nothing yet."""
+    """A model with `layers` layers that computes the same: each trained layer is followed by copies whose output
+    projections are zero.
+
+    Raises:
+        ValueError: `layers` is not a multiple of the model's number of layers.
+    """
     if layers % model.config.num_hidden_layers:
         raise ValueError(
             f"layers={layers} is no multiple of the model's {model.config.num_hidden_layers}"
@@ -169,7 +181,10 @@ def grow(
 
 
 def train(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, stage: Stage) -> None:
-    """AdamW in bfloat16 autocast; the learning rate warms up over 3 % of the steps and falls to a tenth as a cosine."""
+    """Train a model in place, with AdamW in bfloat16 autocast.
+
+    The learning rate rises over the first 3 % of the steps, and falls to a tenth as a cosine.
+    """
     steps = stage.tokens // (stage.rows * stage.window)
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=stage.learning_rate, betas=(0.9, 0.98), weight_decay=0.01, fused=True
@@ -216,7 +231,9 @@ def train(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, stage: St
 def accuracy(
     model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, questions: int = 500
 ) -> float:
-    """Share of products answered right, greedily, after the three solved ones that MISSION.md's evaluation shows."""
+    """The share of products that the model answers correctly with greedy decoding, after the three solved products of
+    the evaluation in MISSION.md.
+    """
     generator = torch.Generator().manual_seed(0)
     operands = torch.randint(1, 100, (questions, 2), generator=generator).tolist()
     right = 0
@@ -235,12 +252,12 @@ def accuracy(
 
 
 def rounded(model: LlamaForCausalLM) -> LlamaForCausalLM:
-    """The model as it will be stored: weights rounded to bfloat16, held in float32."""
+    """The model with weights that are rounded to bfloat16, as they will be stored, but kept in float32."""
     return model.to(torch.bfloat16).float()
 
 
 def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, directory: Path) -> None:
-    """Weights in bfloat16, half the size, with the tokenizer."""
+    """Write the model in bfloat16, which takes half the bytes, and the tokenizer."""
     model.to(torch.bfloat16).save_pretrained(directory)
     tokenizer.save_pretrained(directory)
 

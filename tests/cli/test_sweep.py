@@ -237,7 +237,6 @@ SERVER = "-- llama-server -m a.gguf -md b.gguf --spec-type draft-simple"
         ("num_prompts=8 batch_size=2", "8 prompts, no interval from fewer than 8 batches: num_prompts=16 has one"),
         ("num_prompts=16 batch_size=2", "16 prompts"),
         ("num_prompts=8 batch_size=2 draft=none", "8 prompts"),
-        ("engine=simulated laps=4", "15 prompts, no interval from fewer than 8 laps: laps=8 has one"),
         ("prompts=./one.txt", "15 requests of 1 prompt, no interval from fewer than 8 prompts: the set has 1"),
         ("prompts=./one.txt num_prompts=16 batch_size=2", "16 requests of 1 prompt"),
         ("prompts=mt_bench", ""),

@@ -354,9 +354,6 @@ ENGINES = {
     "other texts": UNLIKELY | {"impossible_share": 0.0, "engine_unknown": "the texts are not the model's"},
     "accepts less": {"card_tokens_per_iteration": 4.2}, "accepts more": {"served_tokens_per_iteration": 4.6},
     "counts that are wrong": {"arrived_tokens_per_iteration": 4.0, "repeated_share": 0.61},
-    "no better than a guess": {
-        "acceptance_rate": 0.01, "relative_to_guess": Interval(0.9, 0.85, 0.95), "served_tokens_per_iteration": 4.0,
-    },
 }  # fmt: skip
 ACCEPTANCES: dict[str, list[Changes]] = {
     "greedy, and no interval": [{"temperature": 0.0, "low": (NAN, 7)}],

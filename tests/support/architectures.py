@@ -109,7 +109,7 @@ ONE_BY_ONE: dict[str, dict[str, object]] = {
 
 # Architectures that a runner on a cache of fixed size refuses, and why.
 NOT_STATIC = {
-    "bloom": "takes no positions",
+    "bloom": "accepts no positions",
     "falcon_alibi": "ALiBi",
     # Its windows count from the end of the cache.
     "gpt_neo": "differ from the model's own",

@@ -1,1 +1,1 @@
-"""The command `acceptance`: how often would this draft be accepted on these texts, for every K?"""
+"""The command `acceptance`, which computes how often a draft would be accepted on given texts, for every K."""

@@ -27,7 +27,7 @@ from harness.measuring.prompts.sets import Occurrence, Prompt, load_prompts
 from harness.measuring.prompts.transcripts import Reading
 from harness.measuring.session import Session
 
-# How many prompts `num_prompts=auto` takes: of a set without answers, and of one with recorded answers.
+# How many prompts num_prompts=auto takes from a set without answers, and from a set with recorded answers.
 WRITTEN = 15
 GIVEN = 256
 
@@ -38,8 +38,8 @@ class Answers:
 
     Attributes:
         readings: prompts with their answers.
-        requests: an engine's record of each answer; [] if no engine elsewhere wrote the answers.
-        read: each answer as the weights read it; [] without weights.
+        requests: for answers of an engine in another process, its record of each answer; otherwise [].
+        read: the acceptance of each answer as computed from the weights; [] without weights.
     """
 
     readings: Sequence[Reading]
@@ -48,7 +48,9 @@ class Answers:
 
     @property
     def spans(self) -> list[tuple[Reading, range, int | None]]:
-        """Each answer, as its reading, the range of its tokens in that, and its turn of a conversation (or None)."""
+        """For each answer: its reading, the range of the answer's tokens in the reading, and the turn in which it was
+        given (None outside a conversation).
+        """
         return [
             (reading, answer, turn)
             for reading in self.readings
@@ -64,12 +66,14 @@ class Answers:
         ]
 
     def shares(self, num_draft_tokens: int, offset: int | None = None) -> dict[int, Share]:
-        """A share for each prompt, by its index: by an engine's reports, or else by the weights; {} if neither is
-        known.
+        """The share of each prompt, by the prompt's index; a prompt's answers are added up.
+
+        If an engine's records are known, the shares are those that the engine reports (`reported`); {} if it reports
+        none. Otherwise they are computed from the weights (`expected`); {} without weights.
 
         Args:
-            num_draft_tokens: the K for which the weights give shares.
-            offset: for accepted over tested draft tokens, the position from 0; None for tokens over iterations.
+            num_draft_tokens: the K for which shares are computed from the weights.
+            offset: the position of a draft token, from 0, for its acceptance rate; None for tokens per iteration.
         """
         if self.requests:
             shares = reported(self.requests, offset)
@@ -83,13 +87,13 @@ class Answers:
 
 
 class AnswerSource:
-    """Gives the answers that are read, recorded or new.
+    """Provides the answers that are read: recorded ones, or new ones.
 
     Attributes:
-        kind: `given` if they come with the prompts, `written` if the target writes them now, `served` if an engine
-            elsewhere does.
-        prompt_set: the prompts that it chooses from.
-        prompts: the prompts that are answered in the run as typed.
+        kind: where the answers come from: `given` with the prompts, `written` now by the target in this process, or
+            `served` by an engine in another process.
+        prompt_set: the set from which prompts are taken; of a set in which some prompts have answers, only these.
+        prompts: the prompts whose answers are read in the run as typed.
         num_too_long: how many prompts were too long, by column.
     """
 
@@ -98,7 +102,7 @@ class AnswerSource:
         answered = [prompt for prompt in self.prompt_set.prompts if prompt.has_answers]
         self.kind = "given" if answered else "written"
         if not engine_of(settings).own_loop:
-            # An engine elsewhere answers anew even prompts that have recorded answers.
+            # An engine in another process answers all prompts anew, even prompts that have recorded answers.
             self.kind, answered = "served", []
         if 0 < len(answered) < len(self.prompt_set.prompts):
             without = counted(len(self.prompt_set.prompts) - len(answered), "prompt")
@@ -110,8 +114,10 @@ class AnswerSource:
         self.num_too_long: Counter[str] = Counter()
 
     def given(self, session: Session) -> Answers:
-        """The recorded answers of the prompts, so far as prompt and answer fit into a context together. Places the
-        pair.
+        """The recorded answers of the prompts. Also places the pair in memory.
+
+        If a prompt and its answer do not fit into the context, the answer is cut. If nothing of it is left, it is left
+        out.
         """
         whole = {prompt.index: prompt for prompt in self.prompts}
         openings = tuple(prompt.opening for prompt in self.prompts)
@@ -138,11 +144,14 @@ class AnswerSource:
         return Answers(readings)
 
     def asked(self, session: Session, condition: Condition) -> list[Answers]:
-        """Ask the prompts under a condition, and return the answers of each command of a server, in the order of the
-        engine's arms; if the target writes them, a single `Answers`.
+        """Send the prompts under a condition, and return the answers.
 
-        A prompt that is asked several times gets other random numbers each time. Answers of one token, which no
-        iteration decides, are left out.
+        If a prompt is sent several times, its random numbers differ each time. Answers with a single token are left
+        out, because no iteration decides that token.
+
+        Returns:
+            For a server, an `Answers` for each of its commands, in the order of the engine's arms. If the target in
+            this process writes the answers, a single `Answers`.
         """
         settings = condition.settings
         new_tokens = settings.decoding.max_new_tokens
@@ -159,7 +168,7 @@ class AnswerSource:
             if condition.cause is None:
                 self.num_too_long.update(encoded.num_too_long)
             if settings.decoding.temperature > 0:
-                # Texts of a prompt follow each other, so that they are read together.
+                # Put the texts of a prompt next to each other, so that they are read together.
                 repeated = np.repeat(range(len(encoded.prompts)), settings.texts_per_prompt)
                 encoded = encoded.part(repeated.tolist())
             num_rows = min(settings.batch_size, len(encoded.prompts))
@@ -200,7 +209,9 @@ class AnswerSource:
 
 
 def _fill_in_drafts(answered: Answered) -> None:
-    """If a request ran alone and its record has no drafts by position, take its drafts from the server's counters."""
+    """If a request was the only one in flight, and its record has no drafts by position, take its drafts from the
+    server's counters.
+    """
     [request, *others] = answered.requests
     if others or answered.counted is None or request.outcomes:
         return
@@ -214,6 +225,7 @@ def of_one_answer(prompt: Prompt, asked: Sequence[int], answer: Sequence[int]) -
     """The reading of a prompt with a single answer.
 
     Args:
-        asked, answer: token ids of the prompt and of the answer.
+        asked: token ids of the prompt.
+        answer: token ids of the answer.
     """
     return Reading(prompt, Transcript.of(asked, answer), [None])

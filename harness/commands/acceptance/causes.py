@@ -1,7 +1,7 @@
-"""Conditions under which acceptance is measured again if it is low, by their names in `CAUSES`.
+"""The conditions under which acceptance is measured again if it is low. Each is named after a cause in `CAUSES`.
 
-Under some of them the same answers are read again, as if drafted in another way; under others new answers are asked
-for.
+There are two kinds of condition. For one kind the answers are read again, as if the engine had drafted them in a
+different way (`reread_conditions`). For the other kind the engine gives new answers (`asked_conditions`).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from harness.engines.door.reading import DraftMistake
 
 # The condition `length` cuts prompts to this many tokens.
 _SHORT_PROMPT = 512
+# Mistakes that an engine may make when it drafts: the name of the cause, the mistake, and its words for the page.
 _FAULTS: tuple[tuple[str, DraftMistake, str], ...] = (
     ("positions", "late", "hidden states one position late"),
     ("layers", "layers before", "hidden states of the layers before"),
@@ -28,16 +29,16 @@ _FAULTS: tuple[tuple[str, DraftMistake, str], ...] = (
 
 @dataclass(frozen=True)
 class Condition:
-    """A difference from the run as typed.
+    """A difference from the run as typed, or the run as typed itself.
 
     Attributes:
-        cause: its name in `CAUSES`, or `command` for the first of two commands; None for the run as typed.
+        cause: the name of the cause in `CAUSES`; `command` for the first of two commands; None for the run as typed.
         words: the difference in words, for the page; None for the run as typed.
-        settings: the settings with which answers are asked for, or read.
-        fault: a mistake that is planted in the draft while it reads; None for none.
-        num_unused: how many draft tokens at the end of each proposal are left out.
-        most_prompt_tokens: the number of tokens that prompts are cut to; None for whole prompts.
-        why_not: the reason why it cannot be measured; empty if it can.
+        settings: the settings with which answers are generated or read.
+        fault: a mistake that is put into the draft while it reads the answers; None for no mistake.
+        num_unused: how many draft tokens at the end of each proposal are never verified.
+        most_prompt_tokens: the number of tokens to which prompts are cut; None for whole prompts.
+        why_not: the reason why the condition cannot be measured; empty if it can.
     """
 
     cause: str | None
@@ -50,7 +51,10 @@ class Condition:
 
 
 def reread_conditions(settings: AcceptanceSettings, has_template: bool) -> list[Condition]:
-    """Ways, other than as typed, in which an engine may have drafted the existing answers; those that are asked for."""
+    """Ways, other than as typed, in which an engine may have drafted the existing answers.
+
+    Only conditions whose causes the settings choose are returned.
+    """
     conditions = [Condition("last", "the last draft token left out", settings, num_unused=1)]
     conditions += [Condition(cause, words, settings, fault) for cause, fault, words in _FAULTS]
     for temperature in (0.0, 1.0):
@@ -71,7 +75,9 @@ def reread_conditions(settings: AcceptanceSettings, has_template: bool) -> list[
 
 
 def drafted_greedily(condition: Condition) -> Condition:
-    """The condition with the draft's likeliest tokens in place of drawn ones, as most servers draft."""
+    """The condition, changed so that the draft proposes its likeliest tokens, as in most servers, in place of drawn
+    tokens.
+    """
     draft: Any = condition.settings.draft
     draft = dataclasses.replace(draft, sampling="greedy")
     settings = dataclasses.replace(condition.settings, draft=draft)
@@ -86,13 +92,15 @@ def asked_conditions(
     trained: int | None,
     is_given: bool,
 ) -> list[Condition]:
-    """Conditions under which new answers are asked for; those that the settings choose.
+    """Conditions under which the engine gives new answers.
+
+    Only conditions whose causes the settings choose are returned.
 
     Args:
         has_template: whether the tokenizer has a chat template.
         longest: number of tokens of the longest prompt.
-        trained: number of tokens of the longest text that the draft was trained on, by its configuration; None if that
-            does not say.
+        trained: number of tokens of the longest text that the draft was trained on, according to its configuration;
+            None if the configuration does not contain it.
         is_given: whether the answers of the run as typed are recorded ones.
     """
     conditions = []
@@ -118,7 +126,7 @@ def _at(settings: AcceptanceSettings, temperature: float) -> Any:
 
 
 def _template(settings: AcceptanceSettings, has_template: bool) -> Condition:
-    """The condition without the chat template, or with it if the prompts are read without."""
+    """The condition that leaves out the chat template or, if the run uses none, that uses it."""
     if not has_template:
         why = "the tokenizer has no chat template"
         return Condition("template", "the chat template", settings, why_not=why)

@@ -1,4 +1,6 @@
-"""The measurement of `acceptance`: one pass of the target over texts and at most one of the draft for each depth."""
+"""The measurement of `acceptance`: one pass of the target over the texts and, for each position in a proposal, at most
+one pass of the draft.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,7 @@ if TYPE_CHECKING:
     from harness.local.engine.pair import PlacedPair, PlannedPair
     from harness.local.engine.reading import PairReader
 
-# The acceptance rate, by the weights, of a draft token that is never used.
+# The predicted acceptance rate of a draft token that is never verified.
 _NEVER = Interval(0.0, 0.0, 0.0)
 
 
@@ -68,16 +70,17 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
     """Reads texts with both models of a pair, and computes what is accepted for every K.
 
     Attributes:
-        source: gives the answers.
+        source: provides the answers.
         texts: a row for each text that was read.
         answers: the answers of the run as typed.
         causes: a row for each condition and draft position.
-        served: columns about the engine elsewhere that wrote the texts; empty if none did.
+        served: columns about the engine in another process that wrote the texts; empty if there is none, or without
+            weights.
         fits: whether the draft's files fit the target, in words; None without weights.
-        compared_k: the K for which engine and weights are compared: the K of an engine in another process, or else
-            the settings' K.
-        most: the largest K that is computed.
-        pair: the weights, after `_read_as_typed`.
+        compared_k: the K for which engine and weights are compared: the K of an engine in another process, otherwise
+            the settings' K (at most `most`).
+        most: the largest K for which acceptance is computed.
+        pair: the models; only set after `_read_as_typed`, and never without weights.
     """
 
     def __init__(self, settings: AcceptanceSettings) -> None:
@@ -101,7 +104,7 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
         if self.source.kind == "given":
             self.answers = self.source.given(session)
         else:
-            # With two commands the second is the run as typed, which is compared with the first.
+            # With two commands, the second one is the run as typed; the first one is a condition to compare it with.
             *first_command, self.answers = self.source.asked(session, as_typed)
         if not self.answers.readings:
             rule = (
@@ -135,7 +138,7 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
             session.append(CAUSES_FILE, self.causes)
 
     def _placed_here(self, settings: AcceptanceSettings) -> PlacedPair:
-        """The pair with its weights in this process, to read the answers of an engine elsewhere."""
+        """The pair with its weights in this process, to read the answers of an engine in another process."""
         planned: PlannedPair = local("engine.pair").plan_pair(
             settings.model, settings.draft, settings.placement, settings.dtype
         )
@@ -150,9 +153,10 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
         return planned.place(demand, force=settings.force)
 
     def _read_as_typed(self, pair: Pair) -> None:
-        """Read the answers, and compare an engine elsewhere with its weights.
+        """Read the answers, and compare an engine in another process with its weights.
 
-        If only greedy drafting explains what the engine accepts, the settings are changed to greedy drafting.
+        If the engine accepts as much as predicted only for greedy drafting, the settings are changed to greedy
+        drafting.
         """
         self.pair = pair
         as_typed = Condition(None, None, self.settings)
@@ -171,13 +175,14 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
             self.settings, self.answers.read, self.served = greedy.settings, read, served
 
     def _is_as_weights(self, served: dict[str, Any]) -> bool:
+        """Whether the engine accepts as much as its weights predict; False if that is unknown."""
         engine = engine_statement(AcceptanceRow(**served))
         return engine is not None and engine.is_judged_open
 
     @property
     def _may_be_greedy(self) -> bool:
-        """Whether the engine may use the draft's likeliest tokens, as most servers do. That changes what is accepted if
-        the target samples.
+        """Whether the engine may propose the draft's likeliest tokens, as most servers do, although the settings are
+        for drawn ones. This changes what is accepted only if the target samples.
         """
         settings = self.settings
         draws = settings.draft_sampling == "target"
@@ -185,10 +190,14 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
 
     def _finding(self, session: Session) -> AcceptanceFinding:
         row = row_in_question(self.rows(session))
-        return finding_of([row], row, self.causes)
+        return finding_of(row, self.causes)
 
     def _find_causes(self, session: Session, placed: PlacedPair | None) -> None:
-        """If there is a reason to, measure under other conditions that may explain low acceptance."""
+        """Measure acceptance under other conditions that may explain it, if the settings ask for that, or if acceptance
+        is low or not as predicted.
+
+        The conditions that read the same answers come first, because they need no new answers.
+        """
         settings = self.settings
         is_asked_for = settings.causes != "auto"
         has_template = bool(getattr(session.tokenizer, "chat_template", None))
@@ -219,7 +228,7 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
             self._add_cause(session, condition, answers, is_asked=True)
 
     def _read_otherwise(self, session: Session, condition: Condition) -> None:
-        """Read the same answers as if an engine under this condition had drafted them, and add the rows about it."""
+        """Read the same answers as if an engine under this condition had drafted them, and add the condition's rows."""
         pair: Pair | None = self.pair
         readings, requests = self.answers.readings, self.answers.requests
         if condition.num_unused >= self.compared_k:
@@ -240,7 +249,7 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
                     readings, asked, self.answers.token_ids, strict=True
                 )
             ]
-        # None if the draft cannot have this fault.
+        # `drafting_wrong` returns None if this kind of draft cannot have the fault.
         if pair is not None:
             read = self._read(pair, readings, condition, self.compared_k)
             self._add_cause(session, condition, Answers(readings, requests, read))
@@ -248,10 +257,11 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
     def _add_cause(
         self, session: Session, condition: Condition, answers: Answers, *, is_asked: bool = False
     ) -> None:
-        """Add the rows about a condition: one for all draft tokens, and one for each position.
+        """Add the rows about a condition: one for all draft tokens together, and one for each position.
 
         Args:
-            is_asked: whether the condition has answers of its own.
+            answers: empty for a condition that cannot be measured.
+            is_asked: whether new answers were generated under this condition.
         """
         k = self.compared_k
         if condition.cause == "command":
@@ -286,13 +296,13 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
             self.causes.append(row)
 
     def _relative(self, answers: Answers, num_draft_tokens: int, offset: int | None) -> Interval:
-        """Return the share of these answers divided by the share of the answers as typed.
+        """Return the share (`Answers.shares`) of these answers divided by the share of the answers as typed.
 
-        Only prompts that both have count. If there are too few, the ratio has no bounds or is unknown.
+        Only prompts with answers of both kinds count. With too few, the ratio has no bounds or is unknown.
 
         Args:
-            num_draft_tokens: the K of these answers.
-            offset: as in `Answers.shares`.
+            num_draft_tokens: the K for `answers`; for the answers as typed it is `compared_k`.
+            offset: as for `Answers.shares`.
         """
         shares = answers.shares(num_draft_tokens, offset)
         typed = self.answers.shares(self.compared_k, offset)
@@ -307,7 +317,7 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
 
     def _text_rows(self, session: Session) -> list[AcceptanceTextRow]:
         rows = []
-        # Texts of equal prompts are counted together, by the index of the first such prompt.
+        # Texts of equal prompts get the index of the first such prompt, because they are one unit of an interval.
         first_index: dict[str, int] = {}
         answers = self.answers
         for (reading, answer, turn), token_ids, text, request in itertools.zip_longest(
@@ -338,7 +348,12 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
     def _read(
         self, pair: Pair, readings: Sequence[Reading], condition: Condition, most: int
     ) -> list[ReadText]:
-        """Read the answers of transcripts as an engine under this condition drafts them, for each K up to `most`."""
+        """Compute, for each K up to `most`, what is accepted of the transcripts' answers if an engine drafts under this
+        condition.
+
+        Raises:
+            RunError: a token is not in the models' vocabulary.
+        """
         settings = condition.settings
         for reading in readings:
             check_known(reading.transcript.token_ids, pair.vocabulary_size)
@@ -378,7 +393,7 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
             return [session.row(AcceptanceRow, **common, **self._counted())]
         cuts = [text.cut for text in self.answers.read]
         common |= likelihood_columns(self.answers.read)
-        # The model whose weights read the texts, even if the server names another one.
+        # Name the model whose weights read the texts, even if the server reports another name.
         common["model"] = self.settings.model.name
         if self.served:
             common["draft_sampling"] = self.settings.draft_sampling
@@ -389,10 +404,6 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
         for k, tokens in enumerate(intervals, start=1):
             figures = common | {"num_draft_tokens": k, "tokens_per_iteration": tokens}
             figures |= iterations.expected_acceptance(cuts, k)
-            # Only a draft with weights can have learned more than to propose the most frequent token.
-            if k == 1 and self.settings.draft_sampling is not None:
-                guess = iterations.relative_to_guess(cuts, token_ids, prompts, unit)
-                figures["relative_to_guess"] = guess
             if k == self.compared_k:
                 figures |= self.served | {"is_in_question": True}
                 figures["card_tokens_per_iteration"] = self.settings.promised_tokens
@@ -400,7 +411,7 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
         return rows
 
     def _counted(self) -> dict[str, Any]:
-        """The columns that follow from an engine's own counts, for a run without weights."""
+        """The columns that follow from an engine's counts, for a run without weights."""
         columns = drafts_of(self.answers.requests).columns()
         tokens = Interval()
         if shares := self.answers.shares(self.compared_k):

@@ -32,7 +32,7 @@ from harness.results.rows.acceptance import (
 from harness.results.runs import Run, grouped
 from harness.results.statistics.interval import Coverage, Interval
 
-# The K that the printed table has; the file has all.
+# The values of K in the printed table; the file has all K.
 SHOWN = (1, 2, 4, 8, 16)
 # The end of the first range of context lengths, in tokens.
 _SHORTEST_CONTEXT = 512
@@ -41,12 +41,12 @@ _OWN_SETTINGS = ("up_to", "texts_per_prompt")
 _TOKENS = Column("tokens per iteration\n(95 % interval)", "{:.2f}".format, "tokens_per_iteration")
 
 AnyRow = TypeVar("AnyRow", AcceptanceTextRow, AcceptanceCauseRow)
-# A run, with the row of the K that it is about.
+# A run, with the row for the K that the run is about (`row_in_question`).
 Draft = Named[AcceptanceRow]
 
 
 def acceptance_page(runs: Sequence[Run[AcceptanceRow]]) -> Page | None:
-    """The page about how much is accepted of each draft; None if nothing was read."""
+    """The page about the acceptance of one draft or several; None if no run has a result."""
     drafts = [
         draft._replace(row=row)
         for draft in named_runs(runs)
@@ -60,7 +60,7 @@ def acceptance_page(runs: Sequence[Run[AcceptanceRow]]) -> Page | None:
     else:
         page = _page_of_drafts(drafts)
         changes = ""
-    # For an engine elsewhere, `latency` would need both servers.
+    # For an engine in another process no step is suggested, because `latency` would need a second server.
     steps = []
     if drafts[0].row.text_source != "served":
         command = typed_again(changes, command="latency", leaving_out=_OWN_SETTINGS)
@@ -72,14 +72,14 @@ def acceptance_page(runs: Sequence[Run[AcceptanceRow]]) -> Page | None:
 
 
 def rows_of(run: Run[AcceptanceRow], kind: type[AnyRow]) -> list[AnyRow]:
-    """The rows of a run in another of its files; [] if that is gone."""
+    """The run's rows in its file for `kind`; [] if that file no longer exists."""
     directory = run.directory or Path(str(run.last.directory))
     rows = rows_in(directory / f"{kind.kind}.csv", kind)
     return [row for row in rows if row.run == run.id]
 
 
 def texts_of(run: Run[AcceptanceRow], k: int) -> list[AcceptanceTextRow]:
-    """The texts of a run, without those that lack iterations at this K, as in a damaged file."""
+    """The texts of a run. Texts without a number of iterations at this K, as in a damaged file, are left out."""
     texts = rows_of(run, AcceptanceTextRow)
     return [text for text in texts if len(text.iterations_by_num_draft_tokens or ()) >= k]
 
@@ -94,13 +94,13 @@ def summary(rows: Sequence[AcceptanceRow]) -> str:
 
 
 def _asked(row: AcceptanceRow) -> AcceptanceRow:
-    """The row without settings for writing texts, if the texts were given and so were not written."""
+    """The row. If the texts were given, it is without the settings for writing texts, which had no effect."""
     return replace(row, max_new_tokens=None, batch_size=None) if row.text_source == "given" else row
 
 
 def _page_of_draft(draft: Draft) -> Page:
-    """The page of a single draft: every K, whether its engine accepts what its weights do, and which texts it drafts
-    well.
+    """The page of a single draft: its acceptance at each K, whether the engine accepts as much as the weights predict,
+    and what texts the draft predicts well.
     """
     rows, row = draft.run.rows, draft.row
     k = int(row.num_draft_tokens or 1)
@@ -139,10 +139,10 @@ def _page_of_draft(draft: Draft) -> Page:
 
 
 def _finding(draft: Draft) -> AcceptanceFinding:
-    return finding_of(draft.run.rows, draft.row, rows_of(draft.run, AcceptanceCauseRow))
+    return finding_of(draft.row, rows_of(draft.run, AcceptanceCauseRow))
 
 
-# The beginnings of sentences about a difference between a condition's own answers and those as typed.
+# The beginnings of sentences that compare new answers under a condition with the answers of the run as typed.
 _ACCEPTED = {
     "above": "More is accepted",
     "below": "Less is accepted",
@@ -151,7 +151,7 @@ _ACCEPTED = {
 
 
 def _sentences(row: AcceptanceRow, found: AcceptanceFinding) -> list[str]:
-    """Sentences that say whether the engine, the draft or a condition explains the acceptance."""
+    """Sentences on whether the engine, the draft or a condition explains the acceptance."""
     sentences = []
     engine = found.engine
     if engine is not None:
@@ -163,9 +163,6 @@ def _sentences(row: AcceptanceRow, found: AcceptanceFinding) -> list[str]:
         tokens = f"{row.tokens_per_iteration or Interval():.2f} tokens per iteration"
         promised = f"{row.card_tokens_per_iteration:.2f} promised"
         sentences.append(f"{capitalised(found.card.words)}: {tokens}, {promised}")
-    if found.is_little and found.guess is not None and found.guess.relation == "below":
-        guess = "always guessing the texts' most frequent token"
-        sentences.append(f"No better than {guess}: the draft is untrained, or another model's")
     if found.explaining:
         causes = [statement.subject for statement in found.explaining]
         ways = " or ".join(
@@ -222,7 +219,7 @@ def _reasons(row: AcceptanceRow, found: AcceptanceFinding) -> list[tuple[str, st
 
 
 def off_policy(texts: Statement) -> str | None:
-    """How unlikely texts are under the target, in words; None if they are as likely as its own."""
+    """A sentence on how unlikely texts are under the target; None if they are as likely as the target's own texts."""
     row = texts.subject
     if not texts.is_conclusion:
         return None
@@ -250,14 +247,14 @@ _BY_K = (
 
 
 def _turns(text: AcceptanceTextRow) -> str:
-    """The range of turns that a text's turn is in: `1`, `2 to 3`, `4 to 7` and so on."""
+    """The range that contains a text's turn: `1`, `2 to 3`, `4 to 7` and so on."""
     turn = text.turn or 1
     first = 2 ** (turn.bit_length() - 1)
     return f"{first:,} to {2 * first - 1:,}" if turn > 1 else "1"
 
 
 def _contexts(text: AcceptanceTextRow) -> str:
-    """The range that the number of tokens before a text is in: `up to 512`, `up to 1,024` and so on."""
+    """The range that contains the number of tokens before a text: `up to 512`, `up to 1,024` and so on."""
     most = max(_SHORTEST_CONTEXT, 2 ** ((text.context or 1) - 1).bit_length())
     return f"up to {most:,}"
 

@@ -21,7 +21,8 @@ from harness.results.rows.acceptance import (
     row_in_question,
 )
 
-# The conditions under which acceptance is measured again if it is low; `causes.py` has their order.
+# The causes of low acceptance that can be examined; for each there are conditions under which acceptance is measured
+# again (`causes.py`).
 CAUSES = (
     "last",
     "positions",
@@ -42,13 +43,14 @@ class AcceptanceSettings(PromptedSettings):
     Attributes:
         num_prompts: number of prompts to take from the set; `auto` takes at most 15, or at most 256 if they have
             answers.
-        texts_per_prompt: texts that are written for each prompt where the set has no answers; one at temperature 0,
-            where all would be the same.
-        up_to: K from 1 to this number, or to a larger one that is typed or that a server drafts with.
-        batch_size: texts that the target writes together, where there are no answers.
+        texts_per_prompt: number of texts that the target generates for each prompt without an answer; one at
+            temperature 0, because all would be identical.
+        up_to: the largest K for which acceptance is computed; a larger K that is typed, or with which a server drafts,
+            is computed, too.
+        batch_size: number of texts that the target generates together, for prompts without answers.
         card: what the draft's card promises at K: the acceptance length, or a rate, `82.2%` or below 1; None for none.
-        causes: conditions to measure as well: names separated by commas, `all` or `none`; `auto` measures all where an
-            engine does not accept what its weights do, a card is missed, or less than 20 % is accepted.
+        causes: conditions to measure as well: names separated by commas, `all` or `none`; `auto` measures all if an
+            engine does not accept what its weights predict, if a card is missed, or if less than 20 % is accepted.
     """
 
     ASKS_SPECULATIVE_ALONE = True
@@ -91,7 +93,7 @@ class AcceptanceSettings(PromptedSettings):
         rates = decoding.synthetic_acceptance
         rule = "must be null: a coin accepts as often on any text"
         require(rates is None, "decoding.synthetic_acceptance", rule, rates)
-        # Greedily, a lenience changes nothing.
+        # At temperature 0, a lenience has no effect.
         is_lossless = decoding.lenience == 1 or decoding.temperature == 0
         rule = "must be left out: texts of a lossy rule are not the target's"
         require(is_lossless, "decoding.lenience", rule, decoding.lenience)
@@ -103,12 +105,12 @@ class AcceptanceSettings(PromptedSettings):
 
     @property
     def has_weights(self) -> bool:
-        """Whether weights are to be loaded here; otherwise only a server's own counts are known."""
+        """Whether the models' weights are to be loaded here. If not, only the counts of a server are known."""
         return self.draft is None or self.draft.method != "server"
 
     @property
     def promised_tokens(self) -> float | None:
-        """The tokens per iteration that the card promises at this K; None without a card."""
+        """The tokens per iteration that the draft's card promises at the K of the settings; None without a card."""
         rate = as_share(self.card)
         is_length = not isinstance(self.card, str) and rate is not None and rate >= 1
         return rate if rate is None or is_length else 1 + rate * self.decoding.most_draft_tokens
@@ -129,8 +131,8 @@ class AcceptanceSettings(PromptedSettings):
 
 
 class Acceptance(Command[AcceptanceSettings, AcceptanceRow]):
-    """The record of `acceptance`, which computes what would be accepted by one pass of the target over texts, and at
-    most one of the draft for each depth.
+    """The record of `acceptance`. The command computes what would be accepted without decoding: from one pass of the
+    target over the texts and, for each position in a proposal, at most one pass of the draft.
     """
 
     name = "acceptance"
@@ -166,7 +168,10 @@ class Acceptance(Command[AcceptanceSettings, AcceptanceRow]):
         return settings.has_weights
 
     def bad_answer(self, rows: Sequence[AcceptanceRow]) -> VerdictError | None:
-        """The error if an engine does not accept what its weights do, or that is not known; None otherwise."""
+        """The error if an engine accepts more or less than its weights predict, or if that is unknown.
+
+        None if it accepts as much, and if no engine was compared with its weights.
+        """
         from harness.results.judging.acceptance import (
             engine_in_words,
             engine_statement,
@@ -177,12 +182,12 @@ class Acceptance(Command[AcceptanceSettings, AcceptanceRow]):
         engine, texts = engine_statement(row), texts_statement(row)
         if engine is None or engine.is_judged_open:
             return None
-        # If the texts are not the model's, the engine's figure is not known; but that is a bad answer by itself.
+        # If the model cannot have written the texts, the comparison says nothing, but that is a bad answer by itself.
         is_known = engine.is_conclusion or (texts is not None and texts.is_conclusion)
         return VerdictError(engine_in_words(engine), 1 if is_known else CANNOT_TELL)
 
     def line(self, rows: Sequence[AcceptanceRow]) -> str:
-        """Tokens per iteration at the K that the run is about; empty if nothing was read."""
+        """The tokens per iteration at the K that the run is about; empty if nothing was read."""
         from harness.commands.acceptance.page import summary
 
         return summary(rows)

@@ -1,5 +1,5 @@
-"""Computes columns about texts under the target, and about what the engine that wrote them accepted, compared with what
-the weights accept.
+"""Computes columns about texts: how likely they are under the target, and how much the engine that wrote them accepted,
+compared with what its weights predict.
 """
 
 from __future__ import annotations
@@ -17,17 +17,20 @@ from harness.results.rows.acceptance import AcceptanceRow
 from harness.results.statistics.interval import Interval
 from harness.results.statistics.iterations import Cut
 
-# The distance between the engine and the weights may be this many times that between two ways of reading the weights.
+# For rounding, the engine may differ from the weights by this many times the difference between two ways of computing
+# the weights' acceptance.
 _ROUNDING_ALLOWANCE = 2.0
-# The least variance of the number of iterations of an answer: engines differ in how they draft at the end of an answer,
-# and a tie may fall either way.
+# The variance of the number of iterations of an answer is assumed to be at least this: engines differ in how they draft
+# at the end of an answer, and a tie between two tokens may be broken either way.
 _LEAST_VARIANCE = 0.25
-# How many tokens in a row must have occurred before to count as a repetition.
+# A sequence of this many tokens counts as repeated if it occurred earlier in the text.
 _REPEATED_TOKENS = 4
 
 
 class Share(NamedTuple):
-    """Tokens over the iterations that decided them, or accepted over tested draft tokens at one position."""
+    """A ratio `part / whole`: tokens / the iterations that decided them, or accepted / tested draft tokens at one
+    position.
+    """
 
     part: float
     whole: float
@@ -38,7 +41,7 @@ class Share(NamedTuple):
 
 
 def reported(requests: Sequence[RequestRecord], offset: int | None) -> list[Share]:
-    """The share of each answer, by an engine's counts; [] if it does not report them.
+    """The share of each answer according to an engine's counts; [] if the engine does not report the needed counts.
 
     Args:
         offset: position of the draft token, from 0; None for tokens over iterations.
@@ -55,14 +58,15 @@ def reported(requests: Sequence[RequestRecord], offset: int | None) -> list[Shar
         if drafts.accepted_at is None or drafts.drafting is None:
             return []
         accepted = [*drafts.accepted_at, *[0] * (offset + 1)]
-        # If iterations draft different numbers of tokens, the tested ones are those after an accepted token.
+        # `tested` is known if iterations draft different numbers of tokens. Otherwise a token was tested if the token
+        # before it was accepted; the first one was tested in each iteration that drafted.
         tested = [*(drafts.tested or [drafts.drafting, *accepted]), *[0] * (offset + 1)]
         shares.append(Share(accepted[offset], tested[offset]))
     return shares
 
 
 def expected(cut: Cut, num_draft_tokens: int, offset: int | None) -> Share:
-    """The expected share of a text, by the weights; the other arguments are as in `limits`."""
+    """The share that the weights predict for a text. `num_draft_tokens` and `offset` are as for `limits`."""
     index = num_draft_tokens - 1
     if offset is None:
         return Share(cut.num_tokens, float(cut.iterations[index]))
@@ -75,16 +79,16 @@ def limits(
     offset: int | None,
     num_tested: float = math.inf,
 ) -> Interval:
-    """Return the acceptance of these texts by the weights, with limits that an engine with these weights exceeds with
-    a probability of two in a million.
+    """Return the acceptance that the weights predict for these texts, with limits. An engine with these weights is
+    outside the limits with a probability of two in a million.
 
     Args:
         num_draft_tokens: K.
         offset: position of the draft token, from 0; None for tokens per iteration.
-        num_tested: how often the engine tested the draft token at this position.
+        num_tested: how often the engine tested the draft token at this position; unused without `offset`.
 
     Returns:
-        Tokens per iteration, or the acceptance rate at the position; unknown if nothing was tested there.
+        Tokens per iteration, or the acceptance rate at the position; unknown if nothing is tested there.
     """
     share = Share.total([expected(text.cut, num_draft_tokens, offset) for text in texts])
     if not share.whole:
@@ -104,7 +108,7 @@ def limits(
         low = share.part / (share.whole + spread) - rounding
         high = share.part / max(share.whole - spread, 1.0) + rounding
     else:
-        # The rate is kept from 0 and 1, where its standard deviation would be 0.
+        # Move the rate away from 0 and 1, where its standard deviation would be 0 (Laplace's rule of succession).
         likely_rate = (share.part + 1) / (share.whole + 2)
         number = max(min(num_tested, share.whole), 1.0)
         spread = MOST_DEVIATIONS * math.sqrt(likely_rate * (1 - likely_rate) / number)
@@ -114,7 +118,7 @@ def limits(
 
 
 def likelihood_columns(texts: Sequence[ReadText]) -> dict[str, Any]:
-    """The columns that say how likely texts are under the target, compared with its own texts.
+    """The columns about how likely texts are under the target, compared with the target's own texts.
 
     Args:
         texts: at least one.
@@ -134,13 +138,17 @@ def likelihood_columns(texts: Sequence[ReadText]) -> dict[str, Any]:
 
 
 def are_own(texts: Sequence[ReadText]) -> bool:
-    """Whether texts are as likely under the target as its own texts."""
+    """Whether texts are as likely under the target as texts that it writes itself. `texts` must not be empty."""
     found = texts_statement(AcceptanceRow(**likelihood_columns(texts)))
     return found is not None and not found.is_conclusion
 
 
 def repeated_share(texts: Sequence[Sequence[int]]) -> float:
-    """The share of the texts' tokens that end a sequence of four tokens which occurred in the text before."""
+    """The share of the texts' tokens that end a sequence of four tokens which occurred earlier in the same text.
+
+    Args:
+        texts: token ids of each text; at least one token in all.
+    """
     num_repeated = 0
     for text in texts:
         starts = range(len(text) - _REPEATED_TOKENS + 1)
@@ -152,19 +160,19 @@ def repeated_share(texts: Sequence[Sequence[int]]) -> float:
 def served_columns(
     texts: Sequence[ReadText], requests: Sequence[RequestRecord], num_draft_tokens: int
 ) -> dict[str, Any]:
-    """Columns about what an engine accepted, and what the weights of its models accept of the same answers.
+    """Columns about what an engine accepted, and what the weights of its models predict for the same answers.
 
     Args:
-        texts: the engine's answers, as the weights read them.
-        requests: the records of the same answers, in the same order.
-        num_draft_tokens: the K that the engine drafts with.
+        texts: the engine's answers, as read with the weights; at least one.
+        requests: the engine's records of the same answers, in the same order.
+        num_draft_tokens: the engine's K.
     """
     counted = None
     if shares := reported(requests, None):
         num_tokens, num_iterations = Share.total(shares)
         counted = num_tokens / num_iterations if num_iterations else None
     together = tokens_in_burst(requests)
-    # None if tokens arrive one by one, or all at once.
+    # None if tokens arrive one by one, or all tokens of an answer together.
     arrived = together if together > 1 else None
     weights = limits(texts, num_draft_tokens, None)
     impossible = next((request.impossible for request in requests if request.impossible), None)
@@ -189,8 +197,8 @@ def served_columns(
 def _drafts_fewer(
     requests: Sequence[RequestRecord], num_iterations: float, num_draft_tokens: int
 ) -> bool:
-    """Whether an engine drafts fewer than K tokens in some iterations other than the last ones of an answer."""
+    """Whether an engine drafts fewer than K tokens in some iterations before the last ones of an answer."""
     num_drafted = sum(request.counts.proposed or 0 for request in requests)
-    # In its last iterations an answer may lack up to K, K - 1, ... and 1 draft tokens.
+    # In the last iterations of an answer, up to K, K - 1, ... and 1 draft tokens may be missing.
     most_lost = len(requests) * num_draft_tokens * (num_draft_tokens + 1) / 2
     return 0 < num_drafted < num_iterations * num_draft_tokens - most_lost

@@ -29,26 +29,31 @@ from harness.reporting.terminal import WIDE, plain_console, print_document
 Verdict = Literal["consistent", "differs", "unlikely", "impossible"]
 # From the best to the worst.
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
-# Figures may differ by this factor if one is a mean over prompts and the other a ratio of sums, or if a length counts
-# the short drafts at the ends of answers.
+# Two figures about one quantity may differ by this factor if one is a mean over prompts and the other a ratio of sums,
+# or if a length includes the short drafts at the ends of answers.
 _MEANS = 1.35
-# The fewest tokens of an answer that are assumed. A length that counts the first token, which no iteration gives, is
-# too long by the factor that follows from it.
+# Answers are assumed to have at least this many tokens, n. Some lengths count the first token of an answer, which no
+# iteration decides. Such a length is too large by a factor of at most n / (n - 1).
 _ANSWER = 16
-# If an iteration costs more regular steps than this, a figure was misread or is about something else.
+# If an iteration seems to cost more regular steps than this, a figure was misread or is about another quantity.
 _MOST_STEPS = 100
 
 
 class Check(NamedTuple):
-    """A claim, such as `speed-up 1.95×`, with the least value that it can mean.
+    """A check of a claim, such as `speed-up 1.95×`, against other figures of its row.
 
-    The claim is consistent if that value is at most `nearly`, differs up to `most`, is unlikely up to `limit`, and is
-    impossible above. If a value is nan, as with an unknown K, there is nothing to check.
+    The verdict depends on `least`:
+
+        up to `nearly`             consistent
+        `nearly` to `most`         differs
+        `most` to `limit`          unlikely
+        above `limit`              impossible
+        `least` or `most` is nan   nothing to check, as with an unknown K
 
     Attributes:
-        compared: what is compared with what, such as `speed-up with tokens per iteration`.
-        least: the least value that rounds to the claim.
-        reason: why it is not consistent, as the rest of a sentence that begins with the claim.
+        compared: the quantities that are compared, such as `speed-up with tokens per iteration`.
+        least: the least value that rounds to the claim, or the least value that follows from it.
+        reason: the reason why the claim is not consistent, as the rest of a sentence that begins with the claim.
     """
 
     row: PrintedRow
@@ -73,7 +78,7 @@ class Check(NamedTuple):
 
 
 def judge(row: PrintedRow) -> list[Check]:
-    """One check for each claim of a row that can be checked: the one with the worst verdict."""
+    """For each claim of a row that can be checked, the check with the worst verdict."""
     stated = [check for check in _checks(row) if not math.isnan(check.least + check.most)]
     stated.sort(key=lambda check: VERDICTS.index(check.verdict))
     return [*{check.claim: check for check in stated}.values()]
@@ -90,11 +95,11 @@ def _checks(row: PrintedRow) -> Iterator[Check]:
         yield Check(row, claim, compared, length.low, most, limit, above)
         below = "is below 1: it leaves out the target's own token, so that 1 is to be added to all lengths"
         if length.high < 1:
-            # Most and limit are chosen so that it is unlikely, but not impossible.
+            # These values of `most` and `limit` make the claim unlikely, but not impossible.
             yield Check(row, claim, compared, 1, 0, 1, below)
     if rate:
         claim = f"acceptance rate {rate.text}"
-        # A rate by itself may be any share.
+        # Without other figures, a rate can only be checked for being a share.
         if rate.low > 1:
             yield Check(row, claim, "acceptance rate as a share", rate.low, 1, 1, "is no share")
         if length and row.readings:
@@ -126,8 +131,8 @@ def _checks(row: PrintedRow) -> Iterator[Check]:
             yield Check(row, claim, compared, steps, _MOST_STEPS, math.inf, reason)
         ratios = [ratio for other, ratio in row.speedups.items() if other != PRINTED]
         if what == PRINTED and ratios:
-            # Compared with the nearest ratio: the printed one may be of users or of the server, which differ if
-            # requests queue.
+            # Compare with the nearest ratio: the printed speed-up may be about a user's rate or about the server's
+            # rate, which differ if requests queue.
             ratio = min(ratios, key=speedup.apart)
             apart = speedup.apart(ratio)
             why = (
@@ -139,7 +144,7 @@ def _checks(row: PrintedRow) -> Iterator[Check]:
 
 
 def _unlike_lengths(row: PrintedRow, length: PrintedFigure) -> str:
-    """The length that the printed rate implies, and why the printed length may differ from it, in words."""
+    """Words about the length that the printed rate implies, and about why the printed length may differ from it."""
     tokens = row.readings.get(row.reading, UNKNOWN)
     gives = f"of {row.reading} tokens gives {tokens} per iteration"
     if not row.tool:
@@ -174,8 +179,8 @@ def main(words: Words) -> None:
 
     Raises:
         SettingError: if an argument is wrong, or there is none.
-        VerdictError: if a claim is impossible (exit code 1); or is unlikely or differs, or nothing could be checked
-            (3).
+        VerdictError: with exit code 1 if a claim is impossible; with 3 if a claim is unlikely or differs, or if nothing
+            could be checked.
     """
     settings, paths = read_arguments(_ARGUMENTS, words)
     texts_by_name = dict(vars(settings))

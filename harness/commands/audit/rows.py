@@ -1,10 +1,9 @@
-"""Rows of typed figures, and what they imply about an iteration: its cost, in regular steps, is tokens per iteration ÷
-speed-up.
+"""Rows of typed figures, and the cost of an iteration that follows from them.
 
-An iteration with K draft tokens yields 1 + K × rate tokens on average, if all K are drafted in every iteration, and the
-first token of an answer, which comes from reading the prompt, is left out. If that makes decoding s times as fast, an
-iteration takes (1 + K × rate) ÷ s times as long as a regular step. This is arithmetic on printed figures, each of which
-stands for all values that round to it.
+An iteration with K draft tokens yields 1 + K × rate tokens on average. (This assumes that every iteration drafts K
+tokens. The first token of an answer, which comes from reading the prompt, does not count.) If decoding becomes s times
+as fast, an iteration takes (1 + K × rate) ÷ s times as long as a regular step: its cost in regular steps is tokens per
+iteration ÷ speed-up. A printed figure stands for all values that round to it, so results are ranges, too.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from typing import NamedTuple
 from harness.config.amounts import rates_by_position
 from harness.config.errors import SettingError
 
-# Speeds, which both arms have. Those of a single user come first.
+# Figures about speed, which a row may have for each arm. Those about a single user come first.
 SPEEDS = ("ms_per_token", "user_tokens_per_second", "tokens_per_second", "latency_s")
 _COUNTS = ("num_draft_tokens", "topk")
 NUMBERS = (
@@ -30,9 +29,9 @@ NUMBERS = (
 # Marks that may surround a number.
 _MARKS = "*`~≈† "
 _NUMBER = r"\.?\d[\d.,]*(?:e[-+]?\d{1,2})?"
-# `+45 %`, `45 % faster`, `-32 % (61 against 90 tok/s)`: gains and losses.
+# Matches gains and losses: `+45 %`, `45 % faster`, `-32 % (61 against 90 tok/s)`.
 _CHANGE = re.compile(rf"([-+]?)\s*({_NUMBER})\s*%\s*(faster)?\s*(?:[(\[].*)?", re.I)
-# The units that may follow a number, by the end of the figure's name.
+# The units that may follow a number, by the end of the figure's name. The first match is used.
 _UNITS = {
     "acceptance_rate": "%?",
     "speedup": "(?:[×x]| times)?(?: faster)?",
@@ -52,7 +51,7 @@ def _decimal(digits: str) -> Decimal:
     """The number in `1022.9`, `1,022.9`, `1.022,9` or `40,6`.
 
     Raises:
-        ValueError: if it is not a number, or its comma may separate either thousands or decimals.
+        ValueError: if this is not a number, or if its comma may separate thousands as well as decimals, as in `1,234`.
     """
     if re.fullmatch(r"[1-9]\d{0,2},\d{3}", digits):
         either = f"{digits.replace(',', '')} or {digits.replace(',', '.')}"
@@ -68,12 +67,13 @@ def _decimal(digits: str) -> Decimal:
 
 
 class PrintedFigure(NamedTuple):
-    """A printed number, or one computed from several, with the smallest and the largest value that round to it: 1.95
-    stands for 1.945 to 1.955. The value of a range, such as `45-53 %`, is NaN.
+    """A printed number, or a number computed from printed ones, with its limits.
 
     Attributes:
-        low, high: NaN if the figure is not known.
-        text: as it was printed; empty for a computed figure.
+        value: the number; NaN for a range such as `45-53 %`, and for an unknown figure.
+        low, high: the smallest and the largest value that round to the number, 1.945 and 1.955 for 1.95; for a computed
+            number, the smallest and the largest value that can result; NaN for an unknown figure.
+        text: the number as it was printed; empty for a computed number.
     """
 
     value: float
@@ -108,13 +108,11 @@ class PrintedFigure(NamedTuple):
         return PrintedFigure(value, self.low / other.high, self.high / other.low)
 
     def apart(self, other: PrintedFigure) -> float:
-        """The smallest ratio of the larger to the smaller of two figures, given their rounding; at most 1 if they can
-        be equal.
-        """
+        """The smallest factor between two figures that their rounding allows; at most 1 if they can be equal."""
         return max(self.low / other.high, other.low / self.high)
 
     def transformed(self, function: Callable[[float], float], text: str = "") -> PrintedFigure:
-        """The figure that results from applying an increasing function to this one."""
+        """The result of applying a function to this figure. The function must be increasing."""
         return PrintedFigure(function(self.value), function(self.low), function(self.high), text)
 
     @classmethod
@@ -123,14 +121,14 @@ class PrintedFigure(NamedTuple):
 
     @classmethod
     def read(cls, name: str, text: str) -> PrintedFigure:
-        """Read a figure: `1.95×`, `80 %`, `1,234.5 tok/s`, `1.31× to 1.42×`, `+45 %`. Text in brackets is ignored, as
-        in `2.26 (2.07 to 2.50)`.
+        """Read a figure: `1.95×`, `80 %`, `1,234.5 tok/s`, `1.31× to 1.42×`, `+45 %`. Text in brackets after it is
+        ignored, as in `2.26 (2.07 to 2.50)`.
 
         Args:
-            name: our name of the figure; it determines the units that may follow the number.
+            name: the name of the column (one of `NUMBERS`), which determines the units that may follow the number.
 
         Raises:
-            ValueError: if it is not such a number, with the reason as the message.
+            ValueError: if the text is not such a number; its message is the reason.
         """
         text = text.strip(_MARKS).replace("−", "-").replace("\N{NO-BREAK SPACE}", " ")
         if name == "speedup" and (change := _CHANGE.fullmatch(text)):
@@ -159,7 +157,7 @@ class PrintedFigure(NamedTuple):
             return figure.transformed(lambda share: share / 100, text)
         if first.value > 1:
             raise ValueError(f"is no share: write {cell[1]}% if it is in percent")
-        # A share printed as 0 or 1 is taken as exact.
+        # A share that is printed as 0 or 1 is taken as exact, because 0.5 would round to 1.
         return cls.exactly(first.value, text) if cell[0] in ("0", "1") else figure
 
     @classmethod
@@ -171,7 +169,7 @@ class PrintedFigure(NamedTuple):
             raise ValueError(_NO_NUMBER)
         if name in _COUNTS:
             return cls.exactly(float(number))
-        # The last of many digits is not exact, because programs add numbers in different orders.
+        # A number with many digits may also be off by 1e-9 of itself, because programs add numbers in different orders.
         half = max(Decimal(5).scaleb(int(number.as_tuple().exponent) - 1), number / 10**9)
         return cls(float(number), max(float(number - half), _LEAST), float(number + half))
 
@@ -179,9 +177,9 @@ class PrintedFigure(NamedTuple):
 UNKNOWN = PrintedFigure(math.nan, math.nan, math.nan)
 
 
-# The noise of single runs: an iteration that costs a whole step may seem to cost this share less.
+# The noise of single runs: a speed-up may be too large, or the cost of an iteration too small, by this share.
 NOISE = 0.05
-# Costs of an iteration, in regular steps, that another implementation may reach.
+# Costs of an iteration, in regular steps, that better implementations may reach.
 _ROUND_STEPS = (1.5, 1.2, 1)
 PRINTED = "as printed"
 _SPEEDUPS = (
@@ -201,9 +199,9 @@ SHORT_NAMES = {
     "length": "tokens_per_iteration",
     "K": "num_draft_tokens",
 }
-# The names of speeds that are typed with a unit, as in 24.6ms or 41s.
+# The names of figures about speed that are typed with a unit, as in 24.6ms or 41s.
 _SPEEDS_BY_UNIT = {"ms": "ms_per_token", "s": "latency_s"}
-# The tokens that a tool's acceptance rate is a share of. Without a tool's name the most usual kind is assumed.
+# For each tool, the kind of tokens of which its acceptance rate is a share. Without a tool's name, the most usual kind.
 READINGS = {"llama.cpp": "proposed", "vllm": "proposed", "dflash": "emitted", "": "proposed"}
 
 
@@ -212,8 +210,8 @@ class PrintedRow:
     """The printed figures of a row.
 
     Attributes:
-        place: names the row: `row 3`.
-        figures: the stated figures, by our names.
+        place: the name of the row in messages: `row 3`.
+        figures: the stated figures, by names as in `NUMBERS`.
         tool: the tool that printed the acceptance rate, a key of `READINGS`.
     """
 
@@ -226,14 +224,14 @@ class PrintedRow:
 
     @property
     def reading(self) -> str:
-        """The kind of tokens that the printed rate is taken to be a share of."""
+        """The kind of tokens of which the printed rate is assumed to be a share."""
         return READINGS[self.tool]
 
     @property
     def is_width(self) -> bool:
         """Whether the printed K is a width or a block size, which counts the target's own token.
 
-        That is so if the rate gives the printed length with one draft token less than K, but does not with K.
+        This is assumed if the printed rate implies the printed length for one draft token less than K, but not for K.
         """
         length, k = self.figure("tokens_per_iteration"), self.figure("num_draft_tokens").low
         as_printed, narrower = self._readings(k), self._readings(k - 1)
@@ -249,8 +247,8 @@ class PrintedRow:
 
     @property
     def most_tokens(self) -> float:
-        """Tokens per iteration if every draft token were accepted; NaN if K is unknown, is only a limit, or is the
-        depth of a tree.
+        """The tokens per iteration if every draft token were accepted; NaN if K is unknown, is only an upper limit, or
+        is the depth of a tree.
         """
         return math.nan if self._is_limit else self.k + 1
 
@@ -260,8 +258,9 @@ class PrintedRow:
 
     @property
     def readings(self) -> dict[str, PrintedFigure]:
-        """Tokens per iteration, by the kind of tokens that the printed rate may be a share of. If a tool is named, only
-        by the tool's kind; {} if K is not known.
+        """The tokens per iteration for each meaning of the printed rate, by the kind of tokens of which it is a share.
+
+        If a tool is named, only the tool's kind is used. {} if K or the rate is unknown.
         """
         return self._readings(self.figure("num_draft_tokens").low)
 
@@ -281,7 +280,7 @@ class PrintedRow:
 
     @property
     def tokens(self) -> PrintedFigure:
-        """Tokens per iteration: as printed, or else from the rate by its usual reading."""
+        """The tokens per iteration: as printed; otherwise computed from the rate in its usual meaning."""
         printed = self.figure("tokens_per_iteration")
         return printed if printed.is_known else self.readings.get(self.reading, UNKNOWN)
 
@@ -292,16 +291,19 @@ class PrintedRow:
 
     @property
     def at_most(self) -> PrintedFigure:
-        """The speed-up if every draft token were accepted; unknown if the figures are impossible together."""
+        """The speed-up if every draft token were accepted; unknown if a figure is unknown, or if the figures contradict
+        each other.
+        """
         most = self.most_tokens
         is_possible = self.steps.high >= 1 - NOISE and self.tokens.middle <= most
         return PrintedFigure.exactly(most).over(self.steps) if is_possible else UNKNOWN
 
     @property
     def held_back_by(self) -> str:
-        """`cost` or `acceptance`, whichever limits the speed-up more; or words for why it is neither; empty if unknown.
+        """`cost` or `acceptance`, depending on which of the two limits the speed-up more; empty if this is unknown.
 
-        Accepting every draft token is compared with lowering the cost to the next of `_ROUND_STEPS`.
+        In special cases, such as an iteration that costs almost nothing, words about the case are returned instead. The
+        speed-up with every draft token accepted is compared with that at a lower cost, the next of `_ROUND_STEPS`.
         """
         if self.steps.high < 1 - NOISE:
             return "less than one step"
@@ -319,8 +321,8 @@ class PrintedRow:
 
     @property
     def other_readings(self) -> str:
-        """`row 3: the rate is read as of proposed tokens; as of emitted it gives 6.74 tokens, 2.58 steps`; empty if a
-        length is printed, or a tool is named.
+        """A note on the other meanings that the printed rate may have: `row 3: the rate is read as of proposed tokens;
+        as of emitted it gives 6.74 tokens, 2.58 steps`. Empty if a length is printed, or a tool is named.
         """
         readings = self.readings
         if self.tool or not readings or self.figure("tokens_per_iteration").is_known:
@@ -335,7 +337,7 @@ class PrintedRow:
 
     @property
     def speedups(self) -> dict[str, PrintedFigure]:
-        """Each speed-up that follows from the figures, by its source; the first one counts."""
+        """Each speed-up that follows from the figures, by its source; `speedup` is the first one."""
         figures = {**self.figures, "itself": PrintedFigure.exactly(1)}
         return {
             what: figures[above].over(figures[below])
@@ -349,14 +351,14 @@ class PrintedRow:
 
 
 def stated_rows(typed: Mapping[str, Sequence[str]], tool: str = "") -> list[PrintedRow]:
-    """The rows that arguments describe. A figure that is typed once holds for all rows.
+    """The rows that arguments describe. A figure that is typed once is part of every row.
 
     Args:
-        typed: the texts of each figure, by its short name; either one or as many as there are rows.
-        tool: the tool that printed them, a key of `READINGS`.
+        typed: the texts of each figure, by the figure's short name: one text, or one for each row.
+        tool: the tool that printed the figures, a key of `READINGS`.
 
     Raises:
-        SettingError: if a text is not such a number, or figures have different numbers of texts.
+        SettingError: if a text is not a number of this kind, or if figures have different numbers of texts.
     """
     number = max(map(len, typed.values()), default=1)
     rows = []

@@ -1,4 +1,4 @@
-"""Draws both arms on the screen: texts whose tokens are coloured by their origin, and the race of the two."""
+"""Draws both arms on the screen: their texts, in which a colour shows the origin of each token, and their race."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from harness.engines.protocol import Answered
 from harness.engines.tokenizer import Tokenizer
 from harness.reporting.table import visible
 
-# A replay is slowed down or sped up, both arms alike, so that it lasts this many seconds.
+# A replay lasts as long as the slower arm took, within these limits. Outside the limits, both arms are slowed down or
+# sped up by one factor.
 _SHORTEST_REPLAY_S = 3.0
 _LONGEST_REPLAY_S = 15.0
 _FRAMES_PER_S = 10
@@ -30,7 +31,7 @@ _GUTTER = 3
 
 
 # Colours from Okabe and Ito's palette, which people with the common kinds of colour-blindness can distinguish.
-# Underline and bold type help.
+# Underlined and bold type help, too.
 _STYLES = {
     Origin.TARGET: "",
     Origin.DRAFT: "#009E73",
@@ -43,11 +44,11 @@ _LEGEND = {Origin.DRAFT: "accepted draft", Origin.RECOVERED: "recovered", Origin
 
 
 class Lane:
-    """One arm on the screen: its text and its clock, filled by the tokens that arrive.
+    """One arm on the screen: its text and its clock, which grow with the tokens that arrive.
 
     Args:
-        prompt: token ids of the prompt, which determine how the first token is written.
-        legend: whether to explain the colours, because the arm knows the origins of tokens.
+        prompt: token ids of the prompt. They determine how the first token is written: with or without a space.
+        legend: whether to explain the colours; false if the arm does not report the origins of tokens.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class Lane:
     ) -> None:
         self.console = console
         self.num_tokens = 0
-        # There is no colour if NO_COLOR is set, in a pipe, and on some terminals.
+        # Marks show the origin of tokens where there is no colour: with NO_COLOR, in a pipe, and on some terminals.
         self._marks = console.no_color or console.color_system is None
         self.heading = Text(arm, style="bold")
         self.legend: Text | None = None
@@ -86,14 +87,14 @@ class Lane:
         self._seconds = min(at, lap.seconds)
         self._seconds_to_first_token = lap.arrivals[0].seconds if count else None
         if at >= lap.seconds:
-            # A server that sends only text has its tokens counted and timed in the record, and shown at the end.
+            # For a server that sends only text, no token arrives above. Its record has their number and times.
             for request in lap.requests:
                 self.num_tokens = request.num_tokens
                 if request.arrivals:
                     self._seconds_to_first_token = request.arrivals[0]
 
     def end(self) -> None:
-        """Show the first half of a character that still waits for its second half: nothing follows."""
+        """Show an incomplete character at the end of the text: no further token will complete it."""
         self._append(self._detokenizer.flush())
         self._text.rstrip()
 
@@ -105,7 +106,7 @@ class Lane:
         return Group(*lines[-max(1, height) :])
 
     def clock(self) -> Text:
-        """The number of tokens, the time, the rate and the time to the first token, so far as they are known."""
+        """The number of tokens, the time and, if known, the rate and the time to the first token."""
         tokens = "token" if self.num_tokens == 1 else "tokens"
         parts = [f"{self.num_tokens} {tokens}", f"{self._seconds:.2f} s"]
         if self.num_tokens and self._seconds:
@@ -122,7 +123,7 @@ def view(lanes: Sequence[Lane], height: int | None = None) -> RenderableType:
     """Lanes side by side.
 
     Args:
-        height: height of the screen in lines; None to show the whole texts.
+        height: height of the screen in lines, which limits the texts to their last lines; None to show them whole.
     """
     console = lanes[0].console
     width = (console.width - _GUTTER * (len(lanes) - 1)) // len(lanes)
@@ -137,7 +138,7 @@ def view(lanes: Sequence[Lane], height: int | None = None) -> RenderableType:
     texts = [lane.text(width, text_height) for lane in lanes]
     headings = [lane.heading for lane in lanes]
     if len(lanes) == 1:
-        # Without a table, so that in a pipe the text stays as it is.
+        # A table would break the lines of the text, which should stay whole in a pipe.
         return Group(*headings, *texts, *clocks, *legends)
     table = Table.grid(padding=(0, _GUTTER, 0, 0))
     for _ in lanes:
@@ -163,7 +164,12 @@ def show_race(
     prompt: Sequence[int],
     legend: bool = True,
 ) -> None:
-    """Show both arms side by side: on a terminal as a replay at their real ratio, which Ctrl-C skips to the end."""
+    """Show both arms side by side. On a terminal this is a replay that keeps the ratio of their times; Ctrl-C skips to
+    its end.
+
+    Args:
+        laps: the answer of each arm, one or two.
+    """
     lanes = [Lane(console, lap.arm, tokenizer, prompt, legend) for lap in laps]
 
     def show(at: float = math.inf) -> None:
@@ -197,9 +203,9 @@ def show_race(
 
 
 def _token(text: str, origin: Origin, marks: bool) -> Text:
-    """A token in the style of its origin, or without colours between the marks of its origin.
+    """A token in the style of its origin or, if `marks`, between marks that show the origin.
 
-    Space around a word stays outside of the marks, so that words remain apart: ` the` -> ` [the]`.
+    Spaces around a word stay outside the marks, so that words remain apart: ` the` -> ` [the]`.
     """
     text = visible(text)
     word = text.strip()

@@ -1,4 +1,4 @@
-"""The measurement of `compare`: type a prompt and watch both decoders race. `display.py` draws the texts."""
+"""The measurement of `compare`: the user types a prompt and watches both arms race. `display.py` draws the texts."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ from harness.reporting.terminal import plain_console, print_document
 from harness.reporting.words import pair_name, settings_line
 from harness.results.drafts import Rejection
 
-# Each arm generates this many tokens before the first race, so that work that a process does only once is not timed.
+# Each arm generates this many tokens before the first race, because the first tokens of a process take longer.
 _WARMUP_TOKENS = 8
-# Longer prompts are decoded, too, but more slowly than a prepared runner can.
+# The prepared calls have room for prompts of this many tokens. Longer prompts are decoded, too, but more slowly.
 _LONGEST_FAST_PROMPT = 512
 _WELCOME = "Type a prompt (↑ has examples). Ctrl-C stops a generation, Ctrl-D ends."
 
 
 class CompareExperiment(Experiment[CompareSettings, CompareRow]):
-    """Races both decoders on one prompt after the other, and writes a row after each race.
+    """Races both arms on one prompt after the other, and writes a row after each race.
 
-    Prompts come from the setting, or from a terminal or a pipe.
+    The only prompt is that of the setting `prompt`; without the setting, prompts are read from a terminal or a pipe.
     """
 
     def __init__(self, settings: CompareSettings) -> None:
         self.settings = settings
-        # The first prompt is used for the warm-up, and all of them are examples.
+        # The first of these prompts is used for the warm-up. On a terminal, all of them are offered as examples.
         self._examples = load_prompts(settings.prompts).prompts
         self._interactive = settings.prompt is None and sys.stdin.isatty()
         self._console = plain_console()
         self._num_races = 0
-        # The line that says where the rows are.
+        # The line that names the files with the rows, printed at the end; None before the first race.
         self._written: str | None = None
 
     def measure(self, session: Session) -> None:
@@ -76,7 +76,9 @@ class CompareExperiment(Experiment[CompareSettings, CompareRow]):
                 say(self._written)
 
     def rows(self, session: Session) -> list[CompareRow]:
-        """Races write their own rows; only a prompt of the settings that never came to its race gets one here."""
+        """A row for the prompt of the settings if the run ended before its race; otherwise [], because each race writes
+        its own row.
+        """
         if session.status == "ok" or self._num_races or self.settings.prompt is None:
             return []
         return [session.row(CompareRow, prompt=self.settings.prompt)]
@@ -84,9 +86,12 @@ class CompareExperiment(Experiment[CompareSettings, CompareRow]):
     def _take_lines(self, session: Session, lines: Iterable[str]) -> None:
         """Race prompts until the lines end.
 
+        On a terminal, errors are only printed.
+
         Raises:
-            SettingError: if a pipe has no line with a prompt.
-            RunError: if any line of a pipe failed.
+            SettingError: if a pipe has only empty lines.
+            RunError: if any line of a pipe failed; raised at the end.
+            KeyboardInterrupt: for Ctrl-C in a pipe, and for a signal that ends the process.
         """
         num_lines = num_failed = 0
         for line in lines:
@@ -114,12 +119,16 @@ class CompareExperiment(Experiment[CompareSettings, CompareRow]):
             raise RunError(f"{num_failed} of {num_lines} lines failed")
 
     def _race(self, session: Session, prompt: str) -> None:
-        """Race all arms on one prompt, show the race, and write its row, however it ends."""
+        """Race all arms on one prompt, show the race, and write its row, even if an error ends it.
+
+        Raises:
+            HarnessError: the race failed, or its row cannot be written.
+        """
         typed = Prompt(prompt)
         [token_ids] = session.encode([typed], "prompt")
         settings = self.settings
         if not self._interactive:
-            # A terminal already shows what was typed; elsewhere the prompt is printed before its answers.
+            # A terminal already shows the prompt as typed; otherwise it is printed before its answers.
             if self._num_races:
                 self._console.print()
             self._say(f"> {prompt}", "bold")
@@ -139,7 +148,7 @@ class CompareExperiment(Experiment[CompareSettings, CompareRow]):
                 engine = _engine(session)
                 # Opening the engine may have left a line on the terminal.
                 show("")
-                # Index 0 gave the random numbers of the warm-up.
+                # The warm-up used the random numbers of index 0.
                 index = self._num_races + 1
                 question = Question(
                     session.requests([token_ids], [index], chats=[typed.chat()], salts=[str(index)])
@@ -175,7 +184,7 @@ class CompareExperiment(Experiment[CompareSettings, CompareRow]):
     def _show_lap(
         self, lap: Answered, arm: Arm, tokenizer: Tokenizer, token_ids: Sequence[int]
     ) -> None:
-        """Print an arm's whole text, once it has ended."""
+        """Print an arm's whole text after it has ended."""
         if arm.name != "regular":
             self._console.print()
         lane = Lane(self._console, arm.name, tokenizer, token_ids, arm.traits.reports_drafts)
@@ -183,7 +192,7 @@ class CompareExperiment(Experiment[CompareSettings, CompareRow]):
         print_lanes([lane])
 
     def _view(self) -> View:
-        """The way in which the next race is shown."""
+        """How to show the next race: `view` with `auto` decided by the terminal's width."""
         settings = self.settings
         view: View = settings.view
         if view != "auto":
@@ -207,8 +216,8 @@ class CompareExperiment(Experiment[CompareSettings, CompareRow]):
 
 
 def _engine(session: Session) -> Engine:
-    """The engine, which stays open because some runners take long to prepare. Opened now if Ctrl-C stopped the first
-    attempt.
+    """The session's engine, which stays open from race to race because some runners take long to prepare. It is opened
+    here if it is not open yet, because Ctrl-C stopped the first attempt.
     """
     return session.engine or session.open(1, _LONGEST_FAST_PROMPT)
 
@@ -222,11 +231,11 @@ def piped_lines() -> Iterator[str]:
 def typed_lines(history_file: Path, examples: Sequence[str]) -> Iterator[str]:
     """The lines typed on the terminal, with line editing, history and pastes of several lines.
 
-    Ctrl-D, or Ctrl-C on an empty line, ends; Ctrl-C on a line with text discards the text.
+    Ctrl-D, or Ctrl-C on an empty line, ends the iteration. Ctrl-C on a line with text discards the text.
 
     Args:
-        history_file: keeps typed lines for the next session.
-        examples: prompts that follow as the oldest entries of the history.
+        history_file: the file in which typed lines are kept for later sessions.
+        examples: prompts that are offered as the oldest entries of the history.
     """
     from prompt_toolkit import PromptSession
     from prompt_toolkit.history import FileHistory
@@ -237,7 +246,7 @@ def typed_lines(history_file: Path, examples: Sequence[str]) -> Iterator[str]:
             yield from super().load_history_strings()
             yield from examples
 
-    # If stdout is a file, the prompt `> ` goes to stderr.
+    # If stdout is a file, the line to type in (`> `) is shown on stderr.
     session: PromptSession[str] = PromptSession(
         history=History(str(history_file)),
         output=create_output(always_prefer_tty=True),
@@ -254,5 +263,5 @@ def typed_lines(history_file: Path, examples: Sequence[str]) -> Iterator[str]:
             if not session.default_buffer.text:
                 return
             continue
-        # A terminal with another encoding may deliver lone surrogates, which become `?`.
+        # A terminal whose encoding is not UTF-8 may deliver lone surrogates, which become `?`.
         yield line.encode(errors="replace").decode()

@@ -18,45 +18,50 @@ class CompareRow(DecodedRow):
     kind = "compare"
     filled_if_measured = ("regular_ms_per_token",)
     recognised_by = ("prompt", "num_rejections", "regular_ms_per_token", "speculative_ms_per_token")
-    # Runs with equal settings need not repeat each other, because prompts are typed.
+    # Runs with equal settings are not taken for repeats of one measurement, because users type different prompts.
     is_repeatable = False
 
     seed: MaybeInt = setting("seed of the random numbers", "seed")
     prompt_index: MaybeInt = figure("number of the prompt within the session, from 0")
     prompt: MaybeText = figure("the prompt")
-    num_prompt_tokens: MaybeInt = figure("its tokens", "tokens")
+    num_prompt_tokens: MaybeInt = figure("tokens of the typed prompt", "tokens")
     speedup: MaybeFloat = figure("regular / speculative time per token")
     num_compared: MaybeInt = figure(
-        "tokens at the beginning of both texts whose times the speed-up compares, where lengths"
-        " differ",
+        "if the texts have different lengths: the speed-up compares the times of this many first tokens",
         "tokens",
     )
     acceptance_histogram: list[int] | None = figure(
         "iterations with 0, 1, ... accepted draft tokens"
     )
     tokens_per_iteration: MaybeFloat = figure(
-        "tokens per iteration, also of those that proposed nothing", "tokens"
+        "tokens per iteration, including iterations that proposed nothing", "tokens"
     )
     num_rejections: MaybeInt = figure("draft tokens that the target rejected")
-    identical: MaybeBool = figure("whether both texts are the same tokens")
-    parted_at: MaybeInt = figure("first token at which they differ")
-    logit_margin: MaybeFloat = figure("greedy: logit margin there")
+    identical: MaybeBool = figure("whether both texts have the same tokens")
+    parted_at: MaybeInt = figure("index of the first token at which the texts differ, from 0")
+    logit_margin: MaybeFloat = figure(
+        "greedy decoding: the logit of the regular arm's token minus that of the other, at `parted_at`"
+    )
     logit_tolerance: MaybeFloat = figure("the largest margin there that rounding explains")
     regular_completion: MaybeText = figure("text of the regular arm")
-    regular_num_tokens: MaybeInt = figure("its tokens", "tokens")
-    regular_ms_per_token: MaybeFloat = figure("its time per token", "ms")
-    regular_tokens_per_second: MaybeFloat = figure("its rate", "tokens/s")
-    regular_time_to_first_token_ms: MaybeFloat = figure("its time to the first token", "ms")
+    regular_num_tokens: MaybeInt = figure("tokens of the regular arm's text", "tokens")
+    regular_ms_per_token: MaybeFloat = figure("time per token of the regular arm", "ms")
+    regular_tokens_per_second: MaybeFloat = figure("rate of the regular arm", "tokens/s")
+    regular_time_to_first_token_ms: MaybeFloat = figure(
+        "time to the first token of the regular arm", "ms"
+    )
     speculative_completion: MaybeText = figure("text of the speculative arm")
-    speculative_num_tokens: MaybeInt = figure("its tokens", "tokens")
-    speculative_ms_per_token: MaybeFloat = figure("its time per token", "ms")
-    speculative_tokens_per_second: MaybeFloat = figure("its rate", "tokens/s")
-    speculative_time_to_first_token_ms: MaybeFloat = figure("its time to the first token", "ms")
-    view: MaybeText = setting("how it was shown", "view")
+    speculative_num_tokens: MaybeInt = figure("tokens of the speculative arm's text", "tokens")
+    speculative_ms_per_token: MaybeFloat = figure("time per token of the speculative arm", "ms")
+    speculative_tokens_per_second: MaybeFloat = figure("rate of the speculative arm", "tokens/s")
+    speculative_time_to_first_token_ms: MaybeFloat = figure(
+        "time to the first token of the speculative arm", "ms"
+    )
+    view: MaybeText = setting("how the race was shown: `race` or `log`", "view")
 
     @property
     def why_no_verdict(self) -> str | None:
-        """Why the arms cannot be compared; None if they can, or if one of them is missing."""
+        """The reason why the arms cannot be compared; None if they can, or if an arm is missing."""
 
         speedup = self.speedup if self.speedup is not None else math.nan
         regular = self.regular_num_tokens
@@ -64,7 +69,7 @@ class CompareRow(DecodedRow):
         if regular is None or speculative is None:
             return None
         if self.num_compared is not None:
-            # Only as many tokens were compared in both arms.
+            # The speed-up compares only this many tokens of each arm.
             regular = speculative = self.num_compared
         return refusal(
             ArmEvidence(arm="regular", num_prompts=1, num_tokens=regular),
@@ -79,14 +84,15 @@ class CompareRow(DecodedRow):
                 margin_over_rounding=self.margin_over_rounding,
                 lossy=bool(self.lossy),
             ),
-            # A race has no interval: only its own figure is claimed.
+            # A race has no interval, so both bounds are the figure itself.
             Interval(speedup, speedup, speedup),
         )
 
     @property
     def margin_over_rounding(self) -> float | None:
-        """The logit margin divided by the largest that rounding explains: above 1, it was not a tie. None if
-        unknown.
+        """The logit margin divided by the largest margin that rounding explains; above 1, the two tokens did not tie.
+
+        None if either is unknown.
         """
         if self.logit_margin is None or self.logit_tolerance is None:
             return None

@@ -25,15 +25,17 @@ from harness.results.runs import Run
 
 
 def verdict(row: CompareRow) -> Document:
-    """The sentences after a race: the speed-up or why there is none, acceptance, and whether the texts are the same.
+    """The sentences after a race: the speed-up (or the reason why there is none), acceptance, and whether the texts are
+    identical.
 
-    After a race with one arm there are only warnings about random weights and synthetic acceptance.
+    After a race with a single arm there are only warnings about random weights and synthetic acceptance, if any.
     """
     # "random weights: ...", "synthetic 0.8: ..."
     not_real = [
         f"{label}: acceptance and texts say nothing about the pair" for label in labels(row)
     ]
     no_verdict = row.why_no_verdict
+    # Only a race with a single arm has neither a speed-up nor a reason for its absence.
     if row.speedup is None and no_verdict is None:
         return sentences("warning", *not_real)
     headline = f"No verdict: {no_verdict}"
@@ -44,7 +46,7 @@ def verdict(row: CompareRow) -> Document:
                 f"over the first {counted(row.num_compared, 'token')}, where the shorter text ends"
             )
         headline = f"{times(row.speedup)} {part}"
-    # An engine that reports iterations also reports what they drafted.
+    # An engine that reports iterations also reports their draft tokens. So without an acceptance rate there were none.
     accepted = (
         "nothing was drafted"
         if row.tokens_per_iteration
@@ -67,7 +69,8 @@ def verdict(row: CompareRow) -> Document:
 
 
 def rejections(rejected: Sequence[Rejection] | None) -> Document:
-    """Every rejection of a race: the token, its probability under both models, and its replacement.
+    """A table of all rejections of a race: the token, its probability under both models, and its replacement; or a
+    sentence if there are none.
 
     Args:
         rejected: the rejections; None if the engine does not report them.
@@ -88,8 +91,8 @@ def rejections(rejected: Sequence[Rejection] | None) -> Document:
 
 
 def races_page(runs: Sequence[Run[CompareRow]]) -> Page | None:
-    """A page with a row for each race that was timed; it shows impressions and concludes nothing. None without
-    races.
+    """A page with a table that has a row for each race that was timed. A single race shows little, so the page draws no
+    conclusion. None without races.
     """
     timed = [(run, row) for run in runs for row in run.rows if row.regular_ms_per_token is not None]
     if not timed:
@@ -117,6 +120,7 @@ def _quoted(token: str) -> str:
 
 
 def _identity(row: CompareRow) -> str:
+    """A sentence that says whether the texts are identical and, if they differ, where and why."""
     if row.identical:
         return "The texts are identical, token for token."
     differ = f"The texts differ from token {row.parted_at} on"

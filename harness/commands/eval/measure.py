@@ -1,5 +1,6 @@
-"""The measurement of `eval`: how many questions each arm answers correctly. Both arms get the same questions, in
-batches, and a run continues where an earlier one ended.
+"""The measurement of `eval`: how many questions each arm answers correctly.
+
+Both arms get the same questions, in batches. A run continues where an earlier run of the same command ended.
 """
 
 from __future__ import annotations
@@ -42,29 +43,28 @@ from harness.results.statistics.proportions import (
 
 PROMPTS_FILE = "eval_prompts.csv"
 
-# Settings that change no answer: how many questions are asked, which difference matters, and `seed`, because `seeds` is
-# used in its place.
+# Settings that change no answer: they choose how many questions are asked and what difference matters. `seed` is among
+# them because `seeds` is used in its place, and each answer's row has its own seed.
 _NOT_OF_AN_ANSWER = ("seed", "seeds", "num_prompts", "margin")
 
-# The answer of each arm, by seed and index of the question.
+# The answer of each arm by the arm's name, for each question by its seed and index.
 StoredAnswers = dict[tuple[int, int], dict[str, AnswerRow]]
 
 
 class EvalExperiment(Experiment[EvalSettings, EvalRow]):
     """Asks both arms the questions of each seed.
 
-    Answers are appended batch by batch to a file of all runs, with a digest of everything that determines an answer and
-    its time. So however a run ends, the same command continues from there.
+    Answers are appended batch by batch to a file for all runs, with a digest of everything that determines an answer
+    and its time. So the same command can continue after any end of a run.
 
     Attributes:
         problems: the questions of all seeds.
-        answers: the answers of this run and of earlier ones; a question is included only when every arm has answered
-            it.
+        answers: the answers of this run and of earlier ones. A question is included only if every arm has answered it.
         resumed: keys (seed, index) of the questions that earlier runs answered.
     """
 
     def __init__(self, settings: EvalSettings) -> None:
-        # A batch has only one seed, so it is never larger than the questions of a seed.
+        # All questions of a batch have the same seed, so a batch has at most as many questions as a seed.
         self.settings = dataclasses.replace(
             settings, batch_size=min(settings.batch_size, settings.num_prompts)
         )
@@ -91,10 +91,10 @@ class EvalExperiment(Experiment[EvalSettings, EvalRow]):
     def rows(self, session: Session) -> list[EvalRow]:
         """One row per seed and arm, then one per arm over all seeds, with `seed=all`.
 
-        A seed without an answer, because the run ended before it, has no row.
+        A seed has no rows if the run ended before any of its questions was answered.
         """
         if not self.answers:
-            # The answers that this run's own process wrote before it died.
+            # If the process of this run died, another process makes the rows, from the answers that were written.
             written = read_rows(session.directory / PROMPTS_FILE, AnswerRow)
             self.answers = self._answered_by_all(
                 [row for row in written if row.run == session.run_id]
@@ -119,16 +119,16 @@ class EvalExperiment(Experiment[EvalSettings, EvalRow]):
     def _row(
         self, session: Session, arm: str, answered: Sequence[Problem], columns: Mapping[str, Any]
     ) -> EvalRow:
-        """The row of an arm, from answers to questions that all arms have answered.
+        """The row of an arm.
 
         Args:
-            answered: these questions.
+            answered: the questions that all arms have answered; may be empty.
             columns: the columns that do not depend on the arm.
         """
         settings = self.settings
         is_greedy = settings.decoding.temperature == 0
         first_asked = {problem.prompt: problem for problem in reversed(answered)}
-        # A greedy answer to a question that is asked again is a copy, which is no further evidence.
+        # If a question is asked again, its greedy answer is a copy, which adds no evidence.
         different = [problem for problem in answered if problem is first_asked[problem.prompt]]
         evidence = different if is_greedy else answered
         arm_answers = [self.answers[problem.key][arm] for problem in answered]
@@ -173,7 +173,7 @@ class EvalExperiment(Experiment[EvalSettings, EvalRow]):
         )
 
     def _resume(self, session: Session) -> None:
-        """Take over the answers of earlier runs of the same measurement."""
+        """Reuse the answers that earlier runs of the same measurement wrote, and copy them to this run's own file."""
         file = session.store_directory / PROMPTS_FILE
         earlier = rows_of(file, AnswerRow, self._measurement)
         self.answers = self._answered_by_all(
@@ -192,8 +192,8 @@ class EvalExperiment(Experiment[EvalSettings, EvalRow]):
     def _answer_pending(self, session: Session, token_ids: Sequence[Sequence[int]]) -> None:
         """Ask every arm, batch by batch, the questions that have no answers yet.
 
-        Both arms answer a batch before the next one begins, and only then is it written: a question is answered by all
-        arms or by none.
+        All arms answer a batch before the next batch begins. Answers are only written when all arms have answered, so
+        in the file a question has the answers of all arms or of none.
         """
         size = min(self.settings.batch_size, len(token_ids))
         engine = session.open(size, max(map(len, token_ids)))
@@ -275,12 +275,12 @@ class EvalExperiment(Experiment[EvalSettings, EvalRow]):
             )
 
     def _answered_by_all(self, rows: Sequence[AnswerRow]) -> StoredAnswers:
-        """The answers to this run's questions that every arm has answered.
+        """The answers to those questions of this run that every arm has answered.
 
-        If an arm has answered a question twice, the later answer counts.
+        If an arm has answered a question twice, the later answer is used.
         """
         answers = _by_question(rows)
-        # The arms are counted and not looked up by name, because a server alone may have answered as either arm.
+        # Arms are counted, not looked up by name, because a single server may have answered as either arm.
         num_arms = len(self.settings.arms)
         return {
             problem.key: answers[problem.key]

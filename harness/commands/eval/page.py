@@ -38,13 +38,13 @@ from harness.results.published import MULTIPLICATION_NOTE
 from harness.results.runs import Run
 from harness.results.statistics.interval import Interval
 
-# Next asks for this many times the questions at which half of the interval would be as wide as the margin. 80 % of runs
-# with equal arms then exclude a difference of the margin: ((1.96 + 1.28) / 1.96)^2 = 2.7, and a little more because the
-# width is only an estimate.
+# The page suggests this many times the number of questions at which half of the interval is as wide as the margin. In
+# 80 % of runs with equal arms, the interval then excludes a difference of the margin. This needs a factor of
+# ((1.96 + 1.28) / 1.96)^2 = 2.7; it is a little larger here, because the width is only an estimate.
 _ENDING = 3.0
 
 
-# Settings that `recovery` does not have, or that are about questions, which are not its prompts.
+# Settings to leave out of a suggested `recovery` command: `recovery` lacks them, or they are about questions.
 _OWN_SETTINGS = ("operands", "replacement", "seeds", "num_prompts")
 
 
@@ -59,7 +59,7 @@ def eval_page(runs: Sequence[Run[EvalRow]]) -> Page | None:
     statements = judged_differences(rows)
     findings = [*map(_finding, rows, statements)]
     table = accuracy_table(named, statements)
-    # Differences come first: they should be looked into first.
+    # The steps of runs with a significant difference come first, because these differences need an explanation.
     order = sorted(range(len(named)), key=lambda i: not statements[i].is_conclusion)
     steps = [step for i in order for step in _next_steps(named[i].run.rows, statements[i])]
     if len(named) > 1:
@@ -81,7 +81,7 @@ def _finding(row: EvalRow, statement: Statement) -> Line:
     if row.status == "failed":
         return Line("no verdict", "warning", statement.why)
     if row.difference is None:
-        # A greedy answer to a question that is asked again is a copy.
+        # If a question is asked again, its greedy answer is a copy, which does not count.
         number = row.num_prompts if row.temperature else row.num_different_prompts
         asked = f"95 % interval {_wilson(row)}, over {counted(number or 0, 'question')}"
         return Line(f"{_percent(row.accuracy or 0)} % correct", "strong", asked)
@@ -114,7 +114,9 @@ def _doubts(row: EvalRow) -> list[str]:
 
 
 def _next_steps(rows: Sequence[EvalRow], statement: Statement) -> list[NextStep]:
-    """How to find out whether the texts differ, too, or, without a difference, how many more questions to ask."""
+    """The step after a run: if accuracy differs, `recovery`, which tests the texts; otherwise the number of questions
+    that would allow a conclusion. [] if no number would, or if the arms were not compared.
+    """
     row = merged_rows(rows)[-1]
     if row.difference is None or row.status != "ok":
         return []
@@ -136,8 +138,8 @@ def _next_steps(rows: Sequence[EvalRow], statement: Statement) -> list[NextStep]
     if row.replacement and row.temperature:
         number = num_asked * growth
     elif row.replacement:
-        # Greedy answers count once for each different question. Draws with replacement miss this share of all
-        # questions.
+        # Only different questions count for greedy answers. So draw until this share of all possible questions was
+        # never drawn; draws with replacement repeat some.
         share_left = 1 - growth * (row.num_different_prompts or 0) / num_possible
         if share_left > 0:
             draws = math.log(share_left) / math.log1p(-1 / num_possible)
@@ -150,17 +152,18 @@ def _next_steps(rows: Sequence[EvalRow], statement: Statement) -> list[NextStep]
 
 
 def accuracy_table(runs: Sequence[Named[EvalRow]], statements: Sequence[Statement]) -> Table:
-    """A row for each arm: for a single run one per seed and one over all seeds, for several runs only the latter.
+    """A table with rows for each arm: for a single run one row per seed and one over all seeds; for several runs only
+    the row over all seeds.
 
     Args:
-        statements: a statement about the difference in each run.
+        statements: the statement about the difference in each run.
     """
-    # Nothing is concluded from a single seed: its difference is only a figure.
+    # Only rows over all seeds have a statement. The difference in a single seed is a figure without a conclusion.
     said = {id(item.subject): item for item in statements if item.interval.is_known}
     lines = []
     for named in runs:
         rows = merged_rows(named.run.rows)
-        # With one seed, the row over all seeds would repeat that of the seed.
+        # With a single seed (`seed` is then that seed or `all`), the row over all seeds would repeat the seed's row.
         if len(runs) == 1 and len({row.seed for row in named.run.rows}) != 2:
             rows = named.run.rows
         lines += [named._replace(row=row) for row in rows]
@@ -214,7 +217,7 @@ def _with_margin(line: Named) -> str | None:
 
 
 def _num_parsed(row: EvalRow) -> int | None:
-    """How many answers contained a number; None if all did."""
+    """The number of answers that contained a number; None if all did."""
     return None if row.num_parsed == row.num_prompts else row.num_parsed
 
 

@@ -85,7 +85,9 @@ class Eval(Command[EvalSettings, EvalRow]):
     further_rows = (AnswerRow,)
 
     def bad_answer(self, rows: Sequence[EvalRow]) -> VerdictError | None:
-        """The error if speculation answers fewer questions correctly, or nothing can be concluded; None otherwise."""
+        """The error if speculation answers significantly fewer questions correctly, or if nothing can be concluded;
+        otherwise None.
+        """
         from harness.results.judging.answers import judged_differences, merged_rows
 
         statements = judged_differences([row for row in merged_rows(rows) if row.difference])
@@ -97,7 +99,7 @@ class Eval(Command[EvalSettings, EvalRow]):
         return super().bad_answer(rows)
 
     def line(self, rows: Sequence[EvalRow]) -> str:
-        """The accuracy of each arm, in a few words."""
+        """The accuracy of each arm over all seeds, in a few words; empty if nothing was answered."""
         from harness.results.judging.answers import merged_rows
 
         merged = [row for row in merged_rows(rows) if row.accuracy is not None]

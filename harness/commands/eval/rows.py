@@ -85,12 +85,14 @@ class AnswerRow(DraftColumns, Row):
 
     @property
     def drafts(self) -> Drafts:
-        """The counts as one value, from the single iterations if these are known; older versions wrote nothing else."""
+        """The counts of drafted and accepted tokens as one value. They are computed from `outcomes` if the row has any,
+        because older versions of harness wrote no other counts.
+        """
         return Drafts.of(self.outcomes, self.num_decoded) if self.outcomes else super().drafts
 
     @property
     def is_whole(self) -> bool:
-        """Whether the row has everything that statistics need. A damaged file may lack any of it."""
+        """Whether the row has all values that the statistics need. In a damaged file any of them may be missing."""
         return None not in (
             self.prompt_index,
             self.seed,

@@ -1,4 +1,7 @@
-"""The questions of `eval`, which are products of drawn operands; the end of completions; and how they are judged."""
+"""The questions of `eval`: products of two operands that are drawn at random.
+
+This file also defines where a completion ends, and how the answer is read from it.
+"""
 
 from __future__ import annotations
 
@@ -21,19 +24,20 @@ ENDS = ("\n",)
 # Reads -5, 1,234 and 12; a sign must touch the digits, and exactly three digits follow a comma.
 _INTEGER = re.compile(r"-?(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)")
 
-# Python refuses to read an integer of more than 4300 digits, and a model may well write one.
+# Only this many characters of a line are read. A model may write an integer of more than 4300 digits, which Python
+# refuses to read.
 _LONGEST_LINE = 4000
 
-# The operands and the quantization that the published accuracies are about.
+# The operands and the quantization for which accuracies were published.
 _PUBLISHED = ((1, 99), "none")
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One question: a product. Seed and index determine its operands, and the random numbers of the answer.
+    """One question: a product. Its seed and index determine the operands, and the random numbers for the answer.
 
     Attributes:
-        index: counts from 0 within the seed.
+        index: the number of the question within its seed, from 0.
         a, b: the operands.
     """
 
@@ -53,8 +57,8 @@ class Problem:
 
     @property
     def prompt(self) -> str:
-        """The question after three solved ones, as in the evaluation that came with llama-ssp. The model should
-        continue with the answer and end the line.
+        """Three solved questions and then this question, as in the evaluation that came with llama-ssp. The model
+        should continue with the answer and end the line.
         """
         return f"8 * 12 = 96\n25 * 4 = 100\n37 * 85 = 3145\n{self.a} * {self.b} ="
 
@@ -62,12 +66,13 @@ class Problem:
 def drawn_problems(
     operands: tuple[int, int], seed: int, count: int, replacement: bool = False
 ) -> list[Problem]:
-    """Questions drawn uniformly with a seed; a longer list begins with the shorter one.
+    """Questions drawn uniformly at random. With the same seed, a longer list begins with the shorter one.
 
     Args:
         operands: the lowest and the highest operand; both are included.
         count: number of questions.
-        replacement: whether a question may be drawn again before all others were drawn.
+        replacement: whether a question may be drawn again before all others were drawn. Without replacement, drawing
+            starts anew once all questions were drawn.
     """
     pairs = itertools.islice(_pairs(operands, seed, count, replacement), count)
     return [Problem(seed, index, a, b) for index, (a, b) in enumerate(pairs)]
@@ -76,8 +81,10 @@ def drawn_problems(
 def _pairs(
     operands: tuple[int, int], seed: int, num_at_once: int, replacement: bool
 ) -> Iterator[tuple[int, int]]:
-    """Draw pairs of operands without end. `num_at_once`, how many are drawn in one call, does not change the
-    sequence.
+    """Draw pairs of operands without end.
+
+    Args:
+        num_at_once: how many pairs are drawn in one call of the generator, which does not change the sequence.
     """
     low, high = operands
     num_different = (high - low + 1) ** 2
@@ -96,7 +103,7 @@ def _pairs(
 def check_answer_length(
     tokenizer: Tokenizer, problems: Sequence[Problem], max_new_tokens: int
 ) -> None:
-    """Raise a SettingError unless every expected answer fits into `max_new_tokens`."""
+    """Raise a SettingError unless every expected answer fits into `max_new_tokens`. `problems` must not be empty."""
     prompts = [problem.prompt for problem in problems]
     answered = [f"{problem.prompt} {problem.expected}" for problem in problems]
     prompt_tokens = tokenizer(prompts)["input_ids"]
@@ -119,15 +126,17 @@ def published_accuracies(operands: Sequence[int], model: ModelSettings) -> Mappi
 
 
 def parse_answer(completion: str) -> tuple[str, int | None]:
-    """The first line of a completion, and the first integer in it; None if it has no integer."""
+    """The first line of a completion, and the first integer in this line (None if there is none)."""
     line = completion.partition("\n")[0]
     match = _INTEGER.search(line[:_LONGEST_LINE])
     return line, int(match[0].replace(",", "")) if match else None
 
 
 def tokens_with(tokenizer: Tokenizer, ends: Sequence[str]) -> frozenset[int]:
-    """Every token whose text contains one of the ends: the vocabularies of BPE have many with a line break. Empty for
-    the tokenizer of a server, whose tokens are not known here.
+    """Every token whose text contains one of the ends. A BPE vocabulary has many with a line break, such as a full stop
+    with the line break after it.
+
+    Empty for a server whose tokens are unknown here (`TextTokenizer`).
     """
     if isinstance(tokenizer, TextTokenizer):
         return frozenset()

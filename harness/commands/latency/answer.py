@@ -16,7 +16,8 @@ from harness.results.statistics.interval import Coverage, Interval
 from harness.results.statistics.stopping import half_width
 from harness.results.verdict import verdict_of
 
-# If an iteration of our own loop drafts this share of K or more, a page does not state how many tokens it drafts.
+# If iterations of harness's own loop draft this share of K or more on average, the page does not state how many tokens
+# they draft.
 _ABOUT_K = 0.95
 
 
@@ -29,9 +30,15 @@ def has_verdict(rows: Sequence[LatencyRow]) -> bool:
 
 
 def headline(verdict: Statement) -> Line:
-    """The verdict about a speed-up in one of four forms, with the interval, its coverage or the reason behind it.
+    """The verdict about a speed-up, followed by the interval with what it covers, or by a reason.
 
-    `2.31× faster`, `1.25× slower`, `cannot tell: 0.74× (0.38 to 1.56)`, `no interval from fewer than 8 prompts`.
+        2.31× faster                             the interval is above 1
+        1.25× slower                             the interval is below 1
+        cannot tell: 0.74× (0.38 to 1.56)        the interval includes 1
+        not judged: 1.20× (1.10 to 1.31)         there is a reason not to rely on the interval
+        no interval from fewer than 8 prompts    a speed-up without an interval; this is the reason
+        cannot tell                              no speed-up is known
+        no verdict                               the arms cannot be compared
 
     Args:
         verdict: from `verdict_of`; its subject is a `ComparedRow`.
@@ -50,7 +57,7 @@ def headline(verdict: Statement) -> Line:
     if coverage is not None and coverage.unit == "block":
         covers += ", each with a new start of both servers"
     elif coverage is not None and coverage.num_runs is None:
-        # Two starts of the same program differ, so an interval over one start says so.
+        # Two starts of the same server differ in speed, so the sentence mentions that there was only one.
         is_served = row.engine == "server" and not row.has_one_server
         covers += " from one start of each server" if is_served else " of one run"
     if verdict.family > 1:
@@ -64,13 +71,13 @@ def headline(verdict: Statement) -> Line:
         more = f"95 % interval {slowdown.bounds()}{covers}; speed-up {speedup:×}"
         return Line(f"{times(1 / speedup.estimate)} slower", style, more)
     because = verdict.why or f"95 % interval{covers}, includes 1"
-    # If the interval leaves the verdict open, the interval includes 1; otherwise something else made it unreliable.
+    # Without a reason in `verdict.why`, the verdict is open because the interval includes 1.
     words = "not judged" if verdict.why else "cannot tell"
     return Line(f"{words}: {speedup:×}", style, because)
 
 
 def stated_speedup(row: LatencyRow) -> Interval | None:
-    """The speed-up so far as the verdict lets it be stated; None if it may not be stated at all."""
+    """The speed-up as the verdict states it, perhaps without bounds; None if the verdict states none."""
     speedup = verdict_of(row).interval
     return speedup if speedup.is_known else None
 
@@ -84,7 +91,10 @@ def result_line(row: LatencyRow) -> str:
 
 
 def reasons(run: Run[LatencyRow], verdict: Statement) -> list[str]:
-    """Sentences about acceptance and what an iteration costs; for a loss also the cause that matters most."""
+    """Sentences about acceptance and the cost of an iteration; if decoding became slower, also about its main limit.
+
+    [] if nothing is known about either, for example for a run without a draft.
+    """
     regular, row = run.rows[0], run.last
     if row.acceptance_rate is None and row.tokens_per_iteration is None:
         # With two commands, neither server has to draft.
@@ -93,7 +103,7 @@ def reasons(run: Run[LatencyRow], verdict: Statement) -> list[str]:
         if row.draft == SECOND_COMMAND and not any(arm.drafted is not False for arm in run.rows):
             return ["neither server drafted anything"]
         return [_not_reported(row)] if may_draft and was_measured else []
-    # If other programs kept the machine busy, the measured cost of an iteration includes theirs.
+    # If other programs kept the machine busy, the measured cost of an iteration includes waiting for them.
     is_quiet = not any(arm.was_starved for arm in run.rows)
     costs = costs_in_steps(regular, row) if is_quiet else None
     share = share_of_iteration(run) if is_quiet and row.was_served else None
@@ -113,16 +123,16 @@ def reasons(run: Run[LatencyRow], verdict: Statement) -> list[str]:
 
 
 def _yielded(row: LatencyRow, price: str) -> str:
-    """`3.9 drafted per iteration, 58 % accepted: 3.2 tokens per iteration`, so far as it is known.
+    """`3.9 drafted per iteration, 58 % accepted: 3.2 tokens per iteration`, without the figures that are unknown.
 
     Args:
-        price: what these tokens cost: `per iteration`, or the time of an iteration in regular steps.
+        price: the words after the number of tokens: `per iteration`, perhaps with the cost of an iteration.
     """
     parts = []
     if row.acceptance_rate is not None:
         drafted = row.mean_num_draft_tokens or row.mean_proposed
         k = row.num_draft_tokens
-        # Fewer than K are drafted near the end of short answers, and if a draft has no guess.
+        # Fewer than K tokens are drafted near the end of an answer, and if a draft has no guess.
         is_k = not row.was_served and isinstance(k, int) and (drafted or k) >= _ABOUT_K * k
         counted = f"{drafted:.1f} drafted per iteration, " if drafted and not is_k else ""
         parts.append(f"{counted}{percent(row.acceptance_rate)} accepted")
@@ -134,7 +144,7 @@ def _yielded(row: LatencyRow, price: str) -> str:
 
 
 def _not_reported(row: LatencyRow) -> str:
-    """Why acceptance is not known."""
+    """The reason why acceptance is not known."""
     if row.drafted is False or row.is_simulated or not row.is_elsewhere:
         return "nothing was drafted"
     if row.impossible_counts:

@@ -1,5 +1,5 @@
-"""Checks of a run of `latency`, as a table with one row each: reasons to doubt its answer, notes about what its figures
-cover, and what was found to be in order.
+"""The checks of a run of `latency`, as a table with one row for each check. They find reasons to doubt the result, give
+notes on what the figures cover, and list what was in order.
 """
 
 from __future__ import annotations
@@ -27,25 +27,31 @@ from harness.results.runs import Run
 from harness.results.schema import NO_VERDICT
 from harness.results.verdict import MOST_READ_OTHERWISE
 
-# The largest share of tokens after the ends of their texts that is not mentioned.
+# A share of tokens after the ends of their texts up to this is not mentioned.
 _MOST_AFTER_END = 0.05
-# A first token waited on its way here if it took this many times as long as by the server's own clock, and this many
-# milliseconds more.
+# A first token was delayed on its way from the server if it took over _SLOW_HERE times as long as by the server's own
+# clock, plus _NEAR_MS milliseconds.
 _SLOW_HERE = 1.5
 _NEAR_MS = 10
-# The mean over answers is mentioned if its speed-up differs from the one over all tokens by this factor.
+# The speed-up with equal weights for all answers is mentioned if it differs from the speed-up over all tokens by this
+# factor.
 _OTHERWISE_BY_ANSWER = 1.2
-# Runners that execute the models unchanged; others take less time for the same step.
+# Runners that execute the models without compiling them. Other runners take less time for the same step.
 _SLOW_RUNNERS = ("eager", "static")
-# The largest share of the answers' time after their last token that is not mentioned.
+# A share of the answers' time after their last token up to this is not mentioned.
 _MOST_AFTER_LAST_TOKEN = 0.05
-# The largest share of an iteration that this program's own host code may take without being mentioned.
+# A share of an iteration's time that this program's own host code takes is not mentioned up to this.
 _MOST_OF_HOST = 0.1
 
 _Run = Run[LatencyRow]
-# What a finding means. `comparison`: the speed-up is not to be believed as it stands, if there is one. `against`: no
-# figure is. `note`: something else that a reader should know. `no verdict`: the arms are not compared, as
-# `results.verdict.refusal` explains. All are printed for a single run; those that begin with `setting` also below
+# The consequence of a finding for the figures of a run:
+#
+#     no verdict    the arms are not compared, as `results.verdict.refusal` explains
+#     comparison    the speed-up, if there is one, should not be believed as it stands
+#     against       none of the figures should be believed as they stand
+#     note          the figures are right, but a reader should know the finding
+#
+# All findings are printed for a single run. Findings of a check that begins with `setting` are also printed below
 # tables of many runs.
 Consequence = Literal[
     "no verdict", "comparison", "against", "setting against", "setting note", "note"
@@ -56,11 +62,11 @@ class Check(NamedTuple):
     """A check for something that may spoil the figures of a run.
 
     Attributes:
-        find: the finding in a run: None if a figure that it depends on is unknown, any other falsy value if nothing is
-            found. The rows of the run are the regular arm's, then the speculative one's if there is a draft.
+        find: returns the finding in a run; None if a figure that it depends on is unknown, and any other falsy value if
+            nothing was found. The run's rows are those of the regular arm and, with a draft, of the speculative arm.
         text: the sentence about a finding: a template with `row`, the last row of the run, and `found`. Empty if the
             verdict, or another check, states the finding.
-        held: the words for *Checked* if nothing is found; empty to leave the check out there.
+        held: the words in the line *Checked* if nothing is found; empty to leave the check out of that line.
     """
 
     consequence: Consequence
@@ -75,9 +81,10 @@ def doubts(run: _Run) -> list[str]:
 
 
 def checked(run: _Run) -> list[str]:
-    """A line of everything that was found to be in order, if anything was; [] for a run without a verdict.
+    """A line that lists everything that was found to be in order.
 
-    For a pooled run, each of its runs must be in order: means over runs may be equal in both arms by chance.
+    [] if nothing was, for a run without a verdict or a speed-up, and for a simulated engine. For a pooled run, each of
+    its runs must be in order, because means over runs may be equal in both arms by chance.
     """
     row = run.last
     if not has_verdict(run.rows) or not row.speedup or row.is_simulated:
@@ -97,12 +104,12 @@ def notes(run: _Run) -> list[str]:
 
 
 def caveats(runs: Iterable[_Run]) -> list[str]:
-    """Sentences about the settings of these runs and their servers, each once."""
+    """Sentences about the settings of these runs and about their servers, each sentence once."""
     return _said(runs, ("setting note", "setting against"))
 
 
 def _said(runs: Iterable[_Run], consequences: Sequence[Consequence]) -> list[str]:
-    """The sentences about everything that checks with these consequences find in any of the runs, each once."""
+    """The sentences for all findings with these consequences in any of the runs, each sentence once."""
     sentences: dict[str, None] = {}
     for run in runs:
         is_compared = run.last.speedup is not None
@@ -116,8 +123,10 @@ def _said(runs: Iterable[_Run], consequences: Sequence[Consequence]) -> list[str
 
 
 def _each_arm(find: Callable[[LatencyRow], str | None]) -> Callable[[_Run], str | None]:
-    """The finding in a run, from the finding in one arm. Words about several arms are joined by `and`. If nothing is
-    found in any arm, but one is unknown (None), the result is unknown.
+    """Turn a function that finds something in one arm into a function that finds it in a run.
+
+    Words about several arms are joined by `and`. If nothing is found in any arm, but an arm is unknown (None), the
+    result is None.
     """
 
     def of_run(run: _Run) -> str | None:
@@ -146,22 +155,9 @@ def _regular_drafts(run: _Run) -> bool | None:
     return bool(regular.drafted or not row.drafted)
 
 
-def _not_quiet(run: _Run) -> bool | None:
-    row = run.last
-    if row.url is not None or None in (row.drifted, row.processor_share):
-        return None
-    return not row.was_quiet or run.rows[0].was_starved or bool(_busy_gpus(run))
-
-
-def _lowered_clocks(run: _Run) -> bool | None:
-    if not run.last.lowest_gpu_clock_mhz:
-        return None
-    return any(row.num_throttled_units for row in run.rows)
-
-
 @_each_arm
 def _finished(row: LatencyRow) -> str | None:
-    """How many prompts an arm answered, if the run ended early."""
+    """How many prompts an arm answered, if the run ended early; otherwise None."""
     if row.status in ("ok", NO_VERDICT):
         return None
     return f"{(row.num_prompts or 0) - (row.num_failed or 0)} {row.arm}"
@@ -173,7 +169,7 @@ def _failed(row: LatencyRow) -> str | None:
 
 
 def _failures(run: _Run) -> str | None:
-    """How many requests of each arm failed, with the first error; None if none failed and an arm is unknown."""
+    """How many requests of each arm failed, with the first error; None if none failed."""
     failed = _failed(run)
     errors = [prompt.error for prompt in run.prompt_rows if prompt.error]
     return f"{failed} ({errors[0]})" if failed and errors else failed
@@ -181,7 +177,7 @@ def _failures(run: _Run) -> str | None:
 
 @_each_arm
 def _empty(row: LatencyRow) -> str | None:
-    """How many of an arm's answers ended without a token."""
+    """How many of an arm's answers ended without a token; None if none did."""
     return f"{row.num_empty} of {row.num_prompts} {row.arm}" if row.num_empty else None
 
 
@@ -211,17 +207,19 @@ def _in_two_places(run: _Run) -> str | None:
 
 
 def _busy(run: _Run) -> str | None:
-    """How little of the processor other programs left, if it was too little; None for a server on another machine."""
+    """The share of CPU time that the run got, if other programs left too little. "" if they did not, and None if that
+    is unknown, as for a server that was already running.
+    """
     row = run.last
     shares = [arm.processor_share for arm in run.rows if arm.processor_share is not None]
-    if not shares or not any(arm.was_starved for arm in run.rows):
-        return None
+    if not any(arm.was_starved for arm in run.rows):
+        return None if row.url is not None or not shares else ""
     load = f"load {row.load or 0:.1f} on {row.num_cores} cores"
     return f"{percent(min(shares))} of the CPU time it wanted ({load})"
 
 
 def _low_acceptance(run: _Run) -> str | None:
-    """The share of tested draft tokens that an engine elsewhere accepted, if it is small."""
+    """The share of tested draft tokens that an engine in another process accepted, if it is small; otherwise None."""
     row = run.last
     rate = row.conditional_acceptance_rate
     if rate is None or rate > LITTLE or row.synthetic or not row.was_served:
@@ -229,8 +227,10 @@ def _low_acceptance(run: _Run) -> str | None:
     return f"{percent(rate, 1)}"
 
 
-def _busy_gpus(run: _Run) -> str:
-    """How the GPUs were busy with other programs, or slowed by heat or power; empty if they were not."""
+def _busy_gpus(run: _Run) -> str | None:
+    """How the GPUs were busy with other programs, or slowed by heat or power. "" if they were not, and None if nothing
+    was found but their clocks are unknown.
+    """
     row = run.last
     parts = []
     if row.other_gpu_processes:
@@ -240,6 +240,8 @@ def _busy_gpus(run: _Run) -> str:
         reason = f" ({row.gpu_throttled})" if row.gpu_throttled else ""
         clock = f" to {row.lowest_gpu_clock_mhz} MHz" if row.lowest_gpu_clock_mhz else ""
         parts.append(f"clocks were lowered{clock}{reason}")
+    if not parts and not row.lowest_gpu_clock_mhz:
+        return None
     return " and ".join(parts)
 
 
@@ -273,7 +275,7 @@ def _held_back(row: LatencyRow) -> str | None:
 
 @_each_arm
 def _cached(row: LatencyRow) -> str | None:
-    """The share of the prompts' tokens that came from a cache, if any did."""
+    """The share of the prompts' tokens that came from a cache; "" if none did, None if that is unknown."""
     if not row.cached_tokens:
         return None if row.cached_tokens is None else ""
     if not row.read_prompt_tokens:
@@ -283,7 +285,9 @@ def _cached(row: LatencyRow) -> str | None:
 
 @_each_arm
 def _foreign_tokens(row: LatencyRow) -> str | None:
-    """The number of tokens that a server read and generated for other clients while it was measured, if any."""
+    """The number of tokens that a server read and generated for other clients while it was measured; "" if there were
+    none, None if that is unknown.
+    """
     if not row.foreign_tokens:
         return None if row.foreign_tokens is None else ""
     return f"{counted(row.foreign_tokens, 'token')} during the {row.arm} arm"
@@ -305,7 +309,7 @@ def _after_the_end(run: _Run) -> str | None:
 
 
 def _otherwise_by_answer(run: _Run) -> str | None:
-    """The speed-up as a mean over answers, if it differs much from the one over all tokens."""
+    """The speed-up with equal weights for all answers, if it differs much from the one over all tokens; or None."""
     regular, row = run.rows[0], run.last
     speedup = row.speedup.estimate if row.speedup else 0.0
     if not (speedup > 0 and regular.ms_per_token_per_answer and row.ms_per_token_per_answer):
@@ -335,25 +339,26 @@ def _unseen(row: LatencyRow) -> str | None:
 
 
 def _takes_turns(run: _Run) -> int | None:
-    """How many GPUs of this machine the target's layers are spread over, if there are several."""
+    """How many GPUs the target's layers are split over, if there are several and a speed-up; otherwise None."""
     number = sum(device.startswith("cuda") for device in run.last.weight_bytes or ())
     return number if run.last.speedup is not None and number > 1 else None
 
 
-# In the order in which they are printed, the most serious first. To add a check, add a row.
+# The checks in the order in which their sentences are printed, the most serious first. To add a check, add a row.
 CHECKS = (
-    # First, because a model in production is not served like this: none of the figures carries over.
+    # First, because no model in production is served like this, so none of the figures apply there.
     Check(
         "setting against",
         _takes_turns,
         "The target's layers are split over {found} GPUs, which work one after the other: with tensor parallelism a"
         " step is several times as fast, and the same draft gains less.",
     ),
-    # It explains several of the findings below.
+    # Before the others, because a busy machine explains several of the findings below.
     Check(
         "against",
         _busy,
         "The machine was busy: this run got {found}.",
+        held="machine otherwise idle",
     ),
     Check(
         "against",
@@ -410,11 +415,13 @@ CHECKS = (
         "against",
         _busy_gpus,
         "The GPUs were busy: {found}.",
+        held="GPUs otherwise idle",
     ),
     Check(
         "comparison",
         lambda run: run.last.drifted and run.last.drift,
         "The speed-up changed during the run: that of the second half is {found:.2f} times that of the first.",
+        held="no drift",
     ),
     Check(
         "comparison",
@@ -431,8 +438,6 @@ CHECKS = (
         held="no other client",
     ),
     Check("no verdict", _regular_drafts, "", held="regular arm drafted nothing"),
-    Check("against", _not_quiet, "", held="machine otherwise idle"),
-    Check("against", _lowered_clocks, "", held="clocks not lowered"),
     Check(
         "against",
         _impossible,

@@ -11,15 +11,17 @@ from harness.config.model_names import SECOND_COMMAND
 from harness.measuring.rows import LatencyRow
 from harness.results.runs import Run
 
-# An iteration includes a pass of the target, so it takes at least one regular step. Starts of the same program differ
-# by a few per cent, and times on a busy machine by more; an iteration that takes less than this was measured wrongly.
+# An iteration includes a pass of the target, so it should take at least one regular step. Measured times vary by a few
+# per cent between starts of the same program, and by more on a busy machine. So an iteration is taken for wrongly
+# measured only if it takes less than this many regular steps.
 _LEAST_STEPS = 0.8
-# A draft that proposes fewer tokens per iteration than this gains little even if all are accepted and cost nothing.
+# A draft that proposes fewer tokens per iteration than this gives a speed-up below 1.25 even if all of these tokens are
+# accepted and cost nothing.
 _SELDOM = 0.25
 
 
 class StepCosts(NamedTuple):
-    """Times in regular steps, of drafting one token (c) and of verifying all K (v)."""
+    """Costs in regular steps: `draft` (c) for one draft token, `verify` (v) for verifying a whole proposal."""
 
     draft: float
     verify: float
@@ -33,7 +35,7 @@ def costs_in_steps(regular: LatencyRow | None, row: LatencyRow) -> StepCosts | N
     proposed = row.mean_num_draft_tokens
     if not step_ms or not proposed:
         return None
-    # Both times are times of a whole iteration.
+    # `draft_ms` and `verify_ms` are times per iteration.
     return StepCosts(row.draft_ms / proposed / step_ms, row.verify_ms / step_ms)
 
 
@@ -56,7 +58,9 @@ def main_limit(tokens: float, proposed: float, costs: StepCosts) -> str:
 
 
 def share_of_predicted(row: LatencyRow) -> float | None:
-    """Measured over predicted speed-up, for decoding alone if that was measured; None if either is unknown."""
+    """The measured speed-up (the decode-only one, if it was measured) divided by the predicted one; None if either is
+    unknown.
+    """
     measured = row.speedup if row.decode_speedup is None else row.decode_speedup
     if measured is None or not row.predicted_speedup:
         return None
@@ -64,8 +68,9 @@ def share_of_predicted(row: LatencyRow) -> float | None:
 
 
 def held_back(regular: LatencyRow | None, row: LatencyRow) -> str | None:
-    """The strongest limit of the speed-up, as `main_limit` words it; None if costs are unknown, or other programs kept
-    the machine busy.
+    """The strongest limit of the speed-up, in the words of `main_limit`, or that the draft seldom proposes.
+
+    None if a cost or the predicted speed-up is unknown, or if other programs kept the machine busy.
     """
     costs = costs_in_steps(regular, row)
     if costs is None or row.predicted_speedup is None or row.was_starved:
@@ -78,9 +83,9 @@ def held_back(regular: LatencyRow | None, row: LatencyRow) -> str | None:
 
 
 def share_of_iteration(run: Run[LatencyRow]) -> float | None:
-    """A regular step as a share of an iteration's time; None if one of the two is unknown, or the share is impossible.
+    """A regular step's time as a share of an iteration's time; None if either time is unknown, or the share impossible.
 
-    Both times are per token after an answer's first, which can be measured with any server.
+    Both are computed from the time per token after the first token, which can be measured with any server.
     """
     regular, row = run.row("regular"), run.last
     step_ms = None if regular is None else _step_ms(regular)
@@ -92,6 +97,9 @@ def share_of_iteration(run: Run[LatencyRow]) -> float | None:
 
 
 def _step_ms(regular: LatencyRow) -> float | None:
-    """The ms of a regular step; None if unknown, and for the first of two commands, which may draft, too."""
+    """The ms of a regular step; None if it is unknown, or if the regular arm drafts or may draft.
+
+    With two commands, the first one may draft, too.
+    """
     is_regular = regular.arm == "regular" and regular.draft != SECOND_COMMAND
     return regular.ms_per_token_after_first if is_regular and not regular.drafted else None

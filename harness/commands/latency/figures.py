@@ -42,13 +42,13 @@ from harness.results.statistics.ratios import ratio_of_totals
 
 
 def _known_verdict(pair: RankedRun) -> Statement | None:
-    """Whether a pair pays; None for a target alone, and if no speed-up is known."""
+    """The verdict on a pair; None for a target alone, and if no speed-up is known."""
     verdict = pair.verdict
     return verdict if verdict.interval.is_known else None
 
 
 def _sent_at_once(row: LatencyRow) -> LatencyRow | None:
-    """The row, or None if tokens were held back: the first token then arrived late."""
+    """The row; None if tokens were held back, because the first token then arrived late."""
     return None if row.held_back else row
 
 
@@ -107,7 +107,7 @@ def _costs(pair: RankedRun) -> StepCosts | None:
 
 
 def _tested(row: LatencyRow) -> LatencyRow | None:
-    """The row, or None if whole blocks are verified: no token is then tested by itself."""
+    """The row; None if whole blocks are verified, because no token is then tested by itself."""
     return row if tests_each_token(row.rule) else None
 
 
@@ -158,13 +158,13 @@ _REASONS = (
         "row.marginal_acceptance_by_position",
         optional=True,
     ),
-    # No text: an id that is broken in two cannot be copied.
+    # Not `text=True`, which allows line breaks: an id that is broken in two cannot be copied.
     Column("run", of="row.run", varies=True),
 )
 
 
 def reasons_table(pairs: Sequence[RankedRun]) -> Table:
-    """Why each pair is as fast as it is: tokens per iteration, costs, and the limit of its speed-up."""
+    """A table of the reasons for each pair's speed-up: tokens per iteration, costs, and the strongest limit."""
     drafting = [pair for pair in pairs if pair.row.mean_acceptance_length is not None]
     notes = []
     for pair in drafting:
@@ -175,7 +175,7 @@ def reasons_table(pairs: Sequence[RankedRun]) -> Table:
     return Table.of("reasons", "Why?", drafting, _REASONS, strong="is_first", notes=notes)
 
 
-# The speed-up over fewer prompts is noise.
+# A speed-up over fewer prompts would be mostly noise.
 _FEWEST_PROMPTS = 4
 
 
@@ -184,7 +184,7 @@ class Category:
     """The prompts of one category, or of one turn, that the speculative arm finished.
 
     Attributes:
-        num_prompts: number of different prompts; one that was asked again counts once.
+        num_prompts: number of different prompts; a prompt that was sent again counts once.
         speedup: over the prompts that both arms finished; None for fewer than four prompts.
         pair: name of the pair; empty if there is only one.
     """
@@ -231,11 +231,12 @@ def _divided(key: str, column: str, title: str, pairs: Sequence[RankedRun]) -> T
 def categories_of(
     run: Run[LatencyRow], name_of: Callable[[LatencyPromptRow], object]
 ) -> list[Category]:
-    """Speed-up and acceptance for parts of a run's prompts. [] for batches, which time all their prompts together, and
-    for a run without a draft.
+    """Speed-up and acceptance for each category of a run's prompts.
+
+    [] for batches, because the prompts of a batch are timed together, and for a run without a draft.
 
     Args:
-        name_of: gives the name of the part that a prompt belongs to; None for a prompt that belongs to none.
+        name_of: returns the name of a prompt's category; None for a prompt without one.
     """
     row = run.last
     if row.arm == "regular" or row.is_batched:
@@ -249,8 +250,8 @@ def categories_of(
         speedup = None
         if waits and num_prompts >= _FEWEST_PROMPTS:
             regular_times, speculative_times = common_times([waits])
-            # Requests of a lap are in flight together, so they are one unit; turns and repetitions of a prompt are,
-            # too.
+            # The requests of a lap are in flight together, so they are one unit. So are all turns of a conversation,
+            # and all repetitions of a prompt.
             places = places_by_unit(prompts).values()
             unit = "lap" if any(len(together) > 1 for together in places) else "prompt"
             speedup = ratio_of_totals(regular_times, speculative_times, unit)
@@ -277,7 +278,8 @@ class _Counterparts(NamedTuple):
 def published_table(pairs: Sequence[RankedRun]) -> Table:
     """Published figures next to those that we measured, for the same pairs or targets.
 
-    A pair's figure is in the table once, next to our first; a target's once for each device.
+    A figure about a pair is in the table once, next to the first of our runs of this pair. A figure about a target is
+    in the table once for each of our devices.
     """
     counterparts: dict[Hashable, _Counterparts] = {}
     for pair in pairs:

@@ -1,4 +1,4 @@
-"""The measurement of `latency`: regular and speculative decoding on the same prompts, in turns."""
+"""The measurement of `latency`: regular and speculative decoding of the same prompts, alternately."""
 
 from __future__ import annotations
 
@@ -47,19 +47,20 @@ from harness.results.statistics.stopping import (
 )
 from harness.results.verdict import ArmEvidence, judged, too_many_failures
 
-# While a lap begins and ends, fewer requests are in flight than should be. So laps are long: up to _LONGEST_LAP times
-# the requests in flight, as long as that leaves _MANY_LAPS laps.
+# At the beginning and end of a lap, fewer requests are in flight than intended. So laps are long: a lap has up to
+# _LONGEST_LAP times as many requests as are in flight, as long as there remain _MANY_LAPS laps, which are the units of
+# the interval.
 _MANY_LAPS = 16
 _LONGEST_LAP = 4
 
 
 def choose_num_laps(num_prompts: int, batch_size: int) -> int:
-    """Return the number of laps for this many prompts; with one request in flight at a time, each prompt is a lap.
+    """Return the number of laps for this many prompts. With one request in flight, each prompt is a lap.
 
-    128 prompts with batch_size=4 make 16 laps of 8.
+    For example, 128 prompts with batch_size=4 make 16 laps with 8 prompts each.
 
     Args:
-        batch_size: number of requests in flight; a lap has at least this many, if there are enough prompts.
+        batch_size: number of requests in flight. A lap has at least this many, if there are enough prompts.
     """
     if batch_size == 1:
         return num_prompts
@@ -69,19 +70,20 @@ def choose_num_laps(num_prompts: int, batch_size: int) -> int:
 
 
 def asks_again(settings: LatencySettings, prompt_set: PromptSet) -> bool:
-    """Whether prompts are asked more than once, because more answers are wanted than the set has prompts."""
+    """Whether prompts are sent more than once, because more answers are wanted than the set has prompts."""
     return settings.num_asked > len(prompt_set.prompts)
 
 
 def lap_count(settings: LatencySettings, engine: Engine, num_prompts: int) -> int:
-    """Return the number of laps for this many prompts: a fixed one with `laps=` or blocks, otherwise one that grows
-    with the prompts.
+    """Return the number of laps for this many prompts.
+
+    an engine with blocks                     one lap for each block
+    a single arm, several requests in flight  1
+    otherwise                                 grows with the prompts (`choose_num_laps`)
     """
-    if settings.laps != "auto":
-        return settings.laps
     if engine.blocks is not None:
         return engine.blocks.number
-    # Laps let the arms take turns, but fewer requests are in flight at their ends. A single arm needs no turns.
+    # Laps let the arms alternate, but fewer requests are in flight at the ends of laps. A single arm needs one lap.
     if len(engine.arms) == 1 and settings.batch_size > 1:
         return 1
     return choose_num_laps(num_prompts, settings.batch_size)
@@ -95,8 +97,8 @@ def questions_to_ask(
     encoded: Encoded,
     conversations: Conversations,
 ) -> tuple[Question, list[Question]]:
-    """Return the question of the warm-up, and the questions that are measured, in order: one for each batch or lap,
-    each followed by one for every later turn of its conversations.
+    """Return the question for the warm-up, and the questions to measure, in order: one for each batch or lap, each
+    followed by a question for every later turn of its conversations.
 
     Args:
         encoded: the measured prompts.
@@ -120,12 +122,12 @@ def questions_to_ask(
 class Conversations:
     """The later turns of conversations, as questions whose prompts depend on the arm.
 
-    Each turn has its own index: that of the conversation, plus the number of prompts in the set for every turn before
-    it. With 10 prompts, the turns of the fourth one have the indices 3, 13 and 23.
+    Each turn has its own index: the index of the conversation, plus the number of prompts in the set for every earlier
+    turn. With 10 prompts, the turns of the fourth conversation have the indices 3, 13 and 23.
 
     Args:
-        longest: the most tokens of a prompt. A later turn with more is asked without its oldest turns, if the model is
-            in this process.
+        longest: the most tokens of a prompt for a model in this process. If a later turn has more, its oldest turns are
+            left out. Servers get all turns.
     """
 
     def __init__(self, encoder: Encoder, prompt_set: PromptSet, longest: int) -> None:
@@ -141,7 +143,7 @@ class Conversations:
     def follow_ups(self, first: Question) -> list[Question]:
         """The questions about later turns of the conversations that a question begins, one for each turn.
 
-        Their prompts have empty answers until `for_arm` fills these in.
+        The answers in their prompts are empty until `for_arm` fills them in.
         """
         prompts = self._prompt_set.prompts
         questions = []
@@ -181,7 +183,7 @@ class Conversations:
     def _so_far(self, index: int, arm: str) -> tuple[Prompt, list[int]]:
         """The conversation up to a turn, with an arm's answers, and its token ids.
 
-        Text that is read again may have more tokens than it had when it was generated.
+        The tokenizer may split an answer's text into more tokens than were generated.
         """
         occurrence = self._prompt_set.occurrence(index)
         conversation = self._prompt_set.prompts[occurrence.place]
@@ -200,21 +202,22 @@ class Conversations:
         if left_out and not self._said_cut:
             self._said_cut = True
             say(
-                f"turn {occurrence.turn + 1} of the prompt in line {conversation.line} is asked without its"
-                f" first turns ({left_out}): with its answers it is too long (said for this one alone)"
+                f"turn {occurrence.turn + 1} of the prompt in line {conversation.line} is sent without its first"
+                f" turns ({left_out}), because with the answers it is too long; this is reported once"
             )
         return prompt, ids
 
 
 class LatencyExperiment(Experiment[LatencySettings, LatencyRow]):
-    """Asks both arms the same prompts, in turns: batch by batch, or lap by lap if the engine keeps requests in flight
-    (`Engine.queues`).
+    """Sends the same prompts to both arms, alternately: batch by batch, or lap by lap if the engine keeps requests in
+    flight (`Abilities.queues`).
 
     Attributes:
-        run: everything that has been measured so far; the figures of the rows follow from it. Each step of `measure`
-            replaces it, so that a run that ends early has the figures of the steps before.
+        run: everything that has been measured so far; the figures of the rows are computed from it. Each step of
+            `measure` replaces it, so that a run that ends early has the figures of the steps before.
         num_too_long: how many prompts of the set were too long, by column.
-        unwritten: answers that already count, by arm, but whose rows wait for those of the other arm.
+        unwritten: answers to the present question, by arm. They are measured already, but their rows are only made when
+            both arms have answered.
     """
 
     def __init__(self, settings: LatencySettings) -> None:
@@ -223,7 +226,7 @@ class LatencyExperiment(Experiment[LatencySettings, LatencyRow]):
         self.settings = _settled(settings, available)
         self.prompts = self.prompt_set.take(min(self.settings.num_asked, available))
         self._check_batch(len(self.prompts))
-        # A run that fails before it measures anything has rows, too, without figures.
+        # A run that fails before it measures anything has rows, too, but without figures.
         arms = {name: MeasuredArm(name) for name in settings.arms}
         self.run = MeasuredRun(self.settings, self.prompt_set, arms)
         self.num_too_long: Mapping[str, int] = {}
@@ -244,8 +247,6 @@ class LatencyExperiment(Experiment[LatencySettings, LatencyRow]):
         enough = f"num_prompts={FEWEST_FOR_INTERVAL * size}"
         if blocks not in ("auto", 0):
             covers, enough = Coverage(blocks, "block"), f"engine.blocks={FEWEST_BLOCKS}"
-        elif settings.laps != "auto":
-            covers, enough = Coverage(settings.laps, "lap"), f"laps={FEWEST_FOR_INTERVAL}"
         elif size == 1:
             covers = Coverage(num_different, "prompt")
         elif engine_of(settings).queues:
@@ -256,7 +257,7 @@ class LatencyExperiment(Experiment[LatencySettings, LatencyRow]):
             return asked, ""
         num_in_set = len(self.prompt_set.prompts)
         if covers.unit == "prompt" and num_in_set < FEWEST_FOR_INTERVAL:
-            # The set has too few prompts for an interval, however often they are asked.
+            # The set has too few prompts for an interval, no matter how often they are sent.
             return asked, f"{covers.why_no_interval}: the set has {num_in_set}"
         return asked, f"{covers.why_no_interval}: {enough} has one"
 
@@ -283,12 +284,12 @@ class LatencyExperiment(Experiment[LatencySettings, LatencyRow]):
         self.run = MeasuredRun(
             settings=settings,
             prompt_set=self.prompt_set,
-            # By the engine's own names: a server alone may be the speculative arm.
+            # The engine names its arms: the only arm of a single server may be the speculative one.
             arms={arm.name: MeasuredArm(arm.name) for arm in engine.arms},
             in_blocks=engine.blocks is not None,
             salted=all(known_salts) if known_salts else None,
             end_tokens=session.end_tokens() if settings.weights == "stored" else frozenset(),
-            # An engine with its own clock does not take this machine's time.
+            # Other programs on this machine do not slow an engine that has its own clock.
             quietness=None if engine_of(settings).own_clock else Quietness(gpus),
             confidence=CONFIDENCE if settings.precision is None else CONFIDENCE_OF_LOOKS,
         )
@@ -303,10 +304,10 @@ class LatencyExperiment(Experiment[LatencySettings, LatencyRow]):
         questions: Sequence[Question],
         conversations: Conversations,
     ) -> None:
-        """Ask all arms the questions in turns, until all are answered, the run is precise or its budget is spent.
+        """Ask the arms the questions, alternately, until all are answered, the run is precise or its budget is spent.
 
-        Each answer counts as soon as it arrives. The rows of a question wait for the answers of all arms, because those
-        of the speculative arm record where its text differs from the regular one.
+        Each answer is added to `run` as soon as it arrives. Rows are only written when all arms have answered a
+        question, because the rows of the speculative arm record where its texts differ from the regular ones.
         """
         settings = self.settings
         run = self.run
@@ -356,7 +357,7 @@ class LatencyExperiment(Experiment[LatencySettings, LatencyRow]):
             session.append(PROMPTS_FILE, rows)
 
     def _check_batch(self, num_measured: int) -> None:
-        """Raise a SettingError for a batch with more prompts than are asked.
+        """Raise a SettingError if a batch has more prompts than are sent.
 
         Args:
             num_measured: number of different prompts.
@@ -376,7 +377,7 @@ class LatencyExperiment(Experiment[LatencySettings, LatencyRow]):
 
     def rows(self, session: Session) -> Sequence[LatencyRow]:
         """One row per arm, with None for everything that was not measured."""
-        # If the run ended between the arms' answers to a question, figures follow from the first ones, too.
+        # If the run ended after only one arm had answered a question, these answers count, too.
         self._write(session)
         rows = []
         for measured in self.run.arms.values():
@@ -403,12 +404,12 @@ def _why_stop(run: MeasuredRun, settings: LatencySettings, seconds: float) -> St
 
 
 def _check_failures(run: MeasuredRun) -> None:
-    """Raise a RunError if so many requests failed that the others allow no verdict."""
+    """Raise a RunError if so many requests failed that no verdict is possible."""
     evidence = []
     for name, arm in run.arms.items():
         num_failed = sum(request.has_failed for request in arm.requests)
         if arm.requests and not arm.answered:
-            # No answer at all has a token, so every request counts as failed.
+            # None of the arm's answers has a token, so every request counts as failed.
             num_failed = len(arm.requests)
         evidence.append(ArmEvidence(arm=name, num_prompts=len(arm.requests), num_failed=num_failed))
     reason = too_many_failures(evidence)
@@ -457,12 +458,19 @@ def prompt_rows(run: MeasuredRun, generation: Answered, session: Session) -> lis
 
 
 def _settled(settings: LatencySettings, available: int) -> LatencySettings:
-    """Settings with `num_prompts=auto` decided, if the prompt set or the server's draft matters for it."""
+    """The settings, in which `num_prompts=auto` is replaced by a number if the number depends on the prompt set.
+
+        precision=                                     all prompts of the set
+        a server that drafts from earlier answers      at most as many as the set has
+
+    Args:
+        available: number of prompts in the set.
+    """
     if settings.num_prompts != "auto":
         return settings
     if settings.precision is not None:
         return dataclasses.replace(settings, num_prompts=available)
     if engine_of(settings).columns(settings).get("draft_remembers"):
-        # No prompt may be asked again: it would find its own answer in the server's pool.
+        # No prompt may be sent twice, because the server would draft from its own earlier answer to it.
         return dataclasses.replace(settings, num_prompts=min(settings.num_asked, available))
     return settings

@@ -75,7 +75,7 @@ def latency_page(runs: Sequence[Run[LatencyRow]]) -> Page | None:
 
 
 def _page_of_run(pair: RankedRun) -> Page:
-    """The page of a single run: the verdict, both arms, why, what to type next, and the figures behind it."""
+    """The page of a single run: the verdict, both arms, the reasons, next steps, and all figures."""
     run, verdict = pair.run, pair.verdict
     return Page(
         heading(run.last, settings_line(run.rows)),
@@ -99,8 +99,8 @@ def _page_of_run(pair: RankedRun) -> Page:
 
 
 def _page_of_runs(pairs: Sequence[RankedRun]) -> Page:
-    """The page of many runs: a part for each series of several runs, those with a conclusion first, and one for all
-    other runs.
+    """The page of many runs: a part for each series of several runs (series with a conclusion first), and a last part
+    for all other runs.
     """
     by_series = grouped(pairs, attrgetter("series")).values()
     parts = [_part(group) for group in by_series if len(group) > 1]
@@ -138,7 +138,7 @@ def _part(group: Sequence[RankedRun], noun: str = "run") -> Page:
         if why_not:
             whose = ", ".join([members[0].model, *shared_details(members)])
             doubts.append(f"{whose}: {why_not}: pairs that are close are not ordered.")
-    # Each pair at its best K, and targets alone.
+    # Each pair at its best K, and targets without a draft.
     shown = [pair for pair in pairs if pair.is_best_of_draft or pair.speedup is None]
     return Page(
         " · ".join(dict.fromkeys(title)),
@@ -154,7 +154,7 @@ def _part(group: Sequence[RankedRun], noun: str = "run") -> Page:
 
 
 def _bars(rows: Sequence[LatencyRow]) -> Table:
-    """A line for each arm, with a bar that is as long as its time per token."""
+    """A line for each arm, with a bar whose length is proportional to the time per token."""
     longest = max(row.ms_per_token or 0.0 for row in rows) or 1.0
     columns = (
         Column("", text=True, of=arm_name),

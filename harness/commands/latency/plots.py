@@ -39,10 +39,13 @@ def latency_plots(pairs: Sequence[RankedRun]) -> dict[str, list[Plot]]:
 
 
 def _curves(pairs: Sequence[RankedRun], series: str, x: str) -> Curves:
-    """The speed-ups of each series that has several x; if several runs have the same x, the last one's.
+    """A curve of speed-ups for each group of pairs with at least two different x.
+
+    If several runs of a group have the same x, the last of them is drawn.
 
     Args:
-        series, x: paths of attributes of a pair: what distinguishes the series, and the x of a point.
+        series: path of the attribute that is equal within a group.
+        x: path of the attribute that is the x of a point.
     """
     curves: dict[str, Sequence[tuple[float, Interval]]] = {}
     for names, members in grouped(pairs, attrgetter(series)).items():

@@ -29,8 +29,8 @@ from harness.results.statistics.interval import Interval
 
 # The most rivals that a sentence names.
 _MOST_NAMED = 3
-# The beginning of a sentence about other runs, by how they compare with the reference, in this order. Runs that
-# compare in another way get no sentence.
+# The beginnings of sentences about the runs that are compared with the reference, by the words of their standing. The
+# sentences are in this order. Runs with other words get no sentence.
 _STANDINGS = {
     "gains more": "Significantly more than {first}, but not significantly faster than regular decoding",
     "not significantly different": "Not significantly different from {first}",
@@ -41,11 +41,11 @@ _STANDINGS = {
 
 @dataclass(eq=False)
 class RankedRun(Member):
-    """A run among others: a pair, or a target without a draft.
+    """A run among others on a page: a pair, or a target without a draft.
 
     Attributes:
-        name: the name that distinguishes it from the other runs.
-        is_best_of_draft: whether this is the K that tables after the ranking show for its draft.
+        name: the name that distinguishes the run from the others.
+        is_best_of_draft: whether the run has the best K of its draft; tables after the ranking only show such runs.
     """
 
     series: Series = field(kw_only=True)
@@ -54,7 +54,7 @@ class RankedRun(Member):
 
     @property
     def row(self) -> LatencyRow:
-        """The row of the speculative arm; without a draft that of the regular arm."""
+        """The row of the speculative arm; without a draft, the row of the regular arm."""
         return self.run.last
 
     @property
@@ -64,7 +64,7 @@ class RankedRun(Member):
 
     @property
     def has_verdict(self) -> bool:
-        """Whether the run is whole and something may be concluded; a single arm needs no interval."""
+        """Whether the run is complete and allows a conclusion. A run of a single arm needs no interval for that."""
         return self.is_judged or self.is_arm_alone
 
     @property
@@ -80,8 +80,11 @@ class RankedRun(Member):
 
     @property
     def remark(self) -> str:
-        """`busy` if its machine was; otherwise `best` if it gains significantly more than all others of its
-        series. A run that is compared with no other also shows its verdict.
+        """The words in the column after the speed-up; empty if there is nothing to remark.
+
+        if runs of the series are compared    `busy` if the machine was busy; otherwise `best` if this run is
+                                              significantly faster than all others
+        otherwise                             the words of the verdict, then `busy` if the machine was busy
         """
         disturbed = "" if self.row.was_quiet else "busy"
         if self.series.standings:
@@ -106,9 +109,9 @@ class RankedRun(Member):
 
     @property
     def curve(self) -> Sequence[str]:
-        """Equal for runs of one prompt set that differ only in K and `load`.
+        """A key that is equal for runs with one prompt set that differ only in K and `load`.
 
-        The words for `prompts` are left out, because they include the number of prompts, which grows with the load.
+        It leaves out the words for `prompts`, because they include the number of prompts, which grows with the load.
         """
         settings = self.name.settings.items()
         with_load = ("batch_size", "prompts")
@@ -116,7 +119,7 @@ class RankedRun(Member):
 
     @property
     def curve_of_k(self) -> Sequence[str]:
-        """Equal for runs that differ only in `load`."""
+        """A key that is equal for runs that differ only in `load`."""
         return *self.curve, *([f"K={self.k}"] if self.k else [])
 
 
@@ -135,9 +138,10 @@ def ranked_runs(runs: Sequence[Run[Any]]) -> list[RankedRun]:
 
 
 def among_themselves(pairs: Sequence[RankedRun]) -> list[RankedRun]:
-    """These pairs, named only by what distinguishes them from each other, with the best K of each draft marked.
+    """These pairs in the order of the page, with new names that contain only what distinguishes these pairs from each
+    other, and with the best K of each draft marked.
 
-    Pairs of one model follow each other; models are ordered by their fastest time per token. Within a model, runs of
+    All pairs of a model stand together; models are ordered by their fastest time per token. Within a model, runs of
     one pair are ordered by load and then by K, ascending. For example: 13B with 7B at K=2 and 4 (12 ms), then 30B with
     7B at batch size 1 and 4 (25 ms). Pairs without a speed-up come last.
     """
@@ -148,7 +152,6 @@ def among_themselves(pairs: Sequence[RankedRun]) -> list[RankedRun]:
         for pair in same_draft:
             pair.is_best_of_draft = pair is best
     ordered = []
-    # Pairs without a speed-up last.
     named.sort(key=lambda pair: (pair.speedup is None, pair.row.ms_per_token or 0.0))
     for same_model in grouped(named, attrgetter("model")).values():
         for curve in grouped(same_model, attrgetter("curve")).values():
@@ -157,7 +160,11 @@ def among_themselves(pairs: Sequence[RankedRun]) -> list[RankedRun]:
 
 
 def shared_details(pairs: Sequence[RankedRun]) -> list[str]:
-    """The details that all these names have in common, and that distinguish them from others on the page."""
+    """The details that all these names share, and that distinguish these pairs from others on the page.
+
+    Args:
+        pairs: at least one.
+    """
     names = [pair.name for pair in pairs]
     details = [text for text in names[0].details if all(text in name.details for name in names)]
     if names[0].settings.get("server_command") not in details:
@@ -169,10 +176,12 @@ def shared_details(pairs: Sequence[RankedRun]) -> list[str]:
 
 
 def answers(pairs: Sequence[RankedRun]) -> list[Line]:
-    """Sentences about one series: one about its reference, bold if there is a conclusion about it, and one about each
-    way in which others compare with it. Single runs get one sentence each.
+    """Sentences about one series, or about single runs.
 
-    They include the time per token, because the speed-ups of different series are relative to different times.
+    For a series: a sentence about its reference, bold if there is a conclusion about it; then, for each way in which
+    other runs compare with the reference, a sentence that names these runs. Single runs get one sentence each.
+
+    The sentences include the time per token, because the speed-ups of different series are relative to different times.
     """
     first = next((pair for pair in pairs if pair.is_first), None)
     others = [pair for pair in pairs if pair.standing is not None]
@@ -210,14 +219,17 @@ def _with_time(pair: RankedRun) -> str:
 
 
 def _label(pair: RankedRun, is_same_pair: bool) -> str:
-    """`K=2`; the pair as well, if a sentence is about several."""
+    """`K=2`; the whole name of the pair if the sentence is about several pairs, or if no K is known."""
     if is_same_pair and pair.k is not None:
         return ", ".join([f"K={pair.k}", *pair.name.circumstances])
     return pair.name.label(", ")
 
 
 def _named(rivals: Sequence[RankedRun], is_same_pair: bool) -> str:
-    """`K=2: 0.81 (0.74 to 0.88) of its speed-up; K=8`, followed by the kind of these intervals."""
+    """The rivals in a sentence: each with its share of the reference's speed-up, if the share has an interval.
+
+    `K=2: 0.81 (0.74 to 0.88) of its speed-up; K=8 (simultaneous 95 % intervals)`
+    """
     names = []
     has_bounds = False
     for rival in rivals:
@@ -247,8 +259,9 @@ class Schedule(NamedTuple):
 
 
 def schedules(pairs: Sequence[RankedRun]) -> list[Schedule]:
-    """A schedule for each pair and settings that were measured at several loads. Intervals hold for all runs of a
-    schedule at once.
+    """A schedule for each pair and settings that were measured at several loads.
+
+    The intervals of all runs of a schedule hold simultaneously.
     """
     found = []
     curves = grouped(pairs, attrgetter("row.prompts", "curve"))
@@ -263,7 +276,7 @@ def schedules(pairs: Sequence[RankedRun]) -> list[Schedule]:
 
 
 def schedules_in_words(schedules: Sequence[Schedule]) -> Iterator[tuple[str, str]]:
-    """Each schedule as a heading and words: `("Use", "K=3 at 1 to 4; none at 16")`; and the same for vLLM."""
+    """Each schedule as a heading and words, `("Use", "K=3 at 1 to 4; none at 16")`, and then as an option of vLLM."""
     for whose, ranges, why_none in schedules:
         if not ranges:
             yield "Use", f"{whose}no schedule: {why_none}"

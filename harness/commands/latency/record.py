@@ -8,15 +8,14 @@ from typing import Literal
 
 from harness.commands.command import Command
 from harness.config.amounts import SECONDS, as_share, quantity
-from harness.config.engines import Abilities
 from harness.config.run import PromptedSettings, RepeatedSettings
 from harness.config.settings import require, require_at_least
 from harness.measuring.rows import LatencyRow
 from harness.results.rows.prompts import LatencyPromptRow
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL
 
-# How many prompts are measured by default. With several requests in flight it is as many as an interval needs, but at
-# most the second number.
+# How many prompts are measured by default: with one request in flight the first number. With more in flight it is as
+# many as an interval needs, but at most the second number.
 _PROMPTS = 15
 _MOST_PROMPTS = 1024
 
@@ -34,15 +33,12 @@ class LatencySettings(PromptedSettings, RepeatedSettings):
         budget: time limit for measuring, `10min`, without loading and the starts of servers; the result rests on what
             has been measured by then.
         num_warmup: number of batches that each arm decodes first, without counting them.
-        laps: for an engine that keeps requests in flight: number of laps, between which the arms alternate; `auto`
-            depends on the number of prompts and the batch size.
     """
 
     num_prompts: int | Literal["auto"] = "auto"
     precision: float | str | None = None
     budget: str | None = None
     num_warmup: int = 1
-    laps: int | Literal["auto"] = "auto"
 
     COMPARES_TIMES = True
     GPU_RUNNER = "compiled"
@@ -72,7 +68,6 @@ class LatencySettings(PromptedSettings, RepeatedSettings):
                 "budget",
                 "must be a time with its unit, such as 10min, 90s or 2h",
             ),
-            (self.laps == "auto" or self.laps >= 1, "laps", "must be auto or at least 1"),
             # All requests are in memory at once.
             (self.num_asked <= 10**6, "num_prompts", "must be at most 10^6"),
             (self.num_asked >= 1, "num_prompts", "must be at least 1"),
@@ -99,14 +94,9 @@ class LatencySettings(PromptedSettings, RepeatedSettings):
         """Seconds after which no further question is asked; None without a limit."""
         return None if self.budget is None else quantity(self.budget, SECONDS)
 
-    def check_engine(self, engine: Abilities) -> None:
-        rule = "needs engine=server"
-        require(self.laps == "auto" or engine.queues, "laps", rule, self.laps)
-
     @property
     def num_over_starts(self) -> int:
-        is_divided = self.laps != "auto" or self.precision is not None
-        return 0 if is_divided else self.num_asked
+        return 0 if self.is_until_precise else self.num_asked
 
     @property
     def num_asked(self) -> int:
@@ -159,7 +149,11 @@ class Latency(Command[LatencySettings, LatencyRow]):
     further_rows = (LatencyPromptRow,)
 
     def line(self, rows: Sequence[LatencyRow]) -> str:
-        """The speed-up, or the time per token without one; the speculative arm's row is the last."""
+        """The speed-up, or the time per token without one.
+
+        Args:
+            rows: the rows of one run; the last is that of the speculative arm.
+        """
         from harness.commands.latency.answer import result_line
 
         return result_line(rows[-1]) + ("" if rows[-1].was_quiet else ", busy")

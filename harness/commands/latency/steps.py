@@ -1,4 +1,4 @@
-"""The commands to type after one run of `latency`, or after many: at most a few, the most useful first."""
+"""The commands that a page suggests after one run of `latency`, or after many: a few at most, the most useful first."""
 
 from __future__ import annotations
 
@@ -17,14 +17,19 @@ _MOST_PROMPTS = 500
 
 
 def steps_after_run(row: LatencyRow, verdict: Statement) -> list[NextStep]:
-    """The steps to suggest: a better interval as long as there is no conclusion, then other drafts or K, and more runs.
+    """The steps to suggest after a single run.
+
+        the verdict is no conclusion      a better interval
+        it is a conclusion                another draft or K; repeated runs, if there was only one
+        the run failed or has one arm     none
 
     Args:
         row: the row of the speculative arm.
-        verdict: whether it pays.
+        verdict: the verdict on the run's speed-up.
     """
     if row.status != "ok" or row.speedup is None or row.max_new_tokens == 1:
-        # A run that failed would fail again. With one token per answer there is nothing to speculate about.
+        # A run that failed would fail again. The first token of an answer is never drafted, so answers of one token
+        # cannot become faster.
         return []
     if not verdict.is_conclusion:
         return _better_interval(row, verdict)
@@ -40,15 +45,16 @@ _QUIET = NextStep("an idle machine", "resume=false")
 def _better_interval(row: LatencyRow, verdict: Statement) -> list[NextStep]:
     """The step that narrows an interval that includes 1, or gives a run its first interval; [] if none would help.
 
-    The order of the conditions counts: the first that applies decides.
+    The first condition that applies decides:
 
-        interval from a busy machine    measure again, reusing nothing
-        identical arms                  nothing
-        nothing was drafted             another draft
-        the budget ended the run        no budget
-        several runs, or blocks         more of these, because prompts do not narrow what varies between them
-        batches or laps                 more prompts
-        prompts                         more prompts, as far as the set has any; then more runs
+        interval that is not judged, or from a busy machine    measure again, reusing nothing
+        identical arms                                         nothing
+        nothing was drafted                                    another draft
+        the budget ended the run                               no budget
+        interval over several runs, or over blocks             twice as many of these
+        interval over batches or laps                          more prompts
+        interval over prompts, and the set has more            more prompts
+        interval over all prompts of the set                   repeated runs
     """
     coverage = Coverage.of(row.speedup)
     has_bounds = verdict.interval.has_bounds
@@ -61,7 +67,7 @@ def _better_interval(row: LatencyRow, verdict: Statement) -> list[NextStep]:
     aim = "a narrower interval" if has_bounds else "an interval"
     if row.stopped_by == "budget":
         return [NextStep(aim, "budget=null")]
-    # More prompts do not narrow the variation from run to run, or from start to start.
+    # More prompts do not reduce the variation from run to run, or from start to start.
     if has_bounds and coverage.num_runs is not None:
         return [NextStep(aim, f"repeats={2 * coverage.num_runs}")]
     if coverage.unit == "block":
@@ -80,7 +86,7 @@ def _better_interval(row: LatencyRow, verdict: Statement) -> list[NextStep]:
 
 
 def _another_draft(row: LatencyRow, verdict: Statement) -> list[NextStep]:
-    """Several K to try, or a free draft if this one makes decoding slower."""
+    """Several K to try, or a free draft if this one makes decoding slower; [] if K is `auto` or set in a command."""
     if verdict.relation == "below":
         return _free_draft([row])
     # A server's K is set in its command.
@@ -90,7 +96,6 @@ def _another_draft(row: LatencyRow, verdict: Statement) -> list[NextStep]:
 
 def _free_draft(rows: Sequence[LatencyRow]) -> list[NextStep]:
     """A draft that costs nothing; [] if it was measured already, or the draft is set in a server's command."""
-    # A server's draft is set in its command.
     if any(row.is_elsewhere or row.draft == "lookup" for row in rows):
         return []
     return [NextStep("a draft that costs nothing", "draft=lookup")]

@@ -80,14 +80,14 @@ _COLUMNS: Mapping[str, Callable[[LatencyRow], str]] = {
 
 
 def _command(run: Run[LatencyRow]) -> str:
-    """The command of a server that the harness started, in a form that others can type, without the port that the
-    harness adds; for any other run the line that was typed.
+    """The command of a server that the harness started, without the port that the harness adds, so that others can type
+    it; for any other run the command line as typed, or a dash if it is unknown.
     """
     row = run.last
     commands = [_as_code(without_port(command)) for command in row.server_command or []]
     if not commands:
         return DASH if run.typed is None else _as_code(run.typed)
-    # The regular command is derived from the other one, unless two commands were typed.
+    # Unless two commands were typed, the regular command was derived from the speculative one, so it is left out.
     return " against ".join(reversed(commands)) if row.draft == SECOND_COMMAND else commands[-1]
 
 

@@ -1,1 +1,1 @@
-"""The command `plan`, which says whether a pair fits."""
+"""The command `plan`, which shows whether a pair fits."""

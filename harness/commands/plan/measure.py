@@ -1,7 +1,8 @@
 """The measurement of `plan`: does a pair fit, and how fast can it be at best, before anything is downloaded?
 
-The local wing sketches the models from their configurations, and places them on a real or pretended machine
-(`engines.door.plans`). Here the bytes that passes read become the least times of a row.
+The local wing makes sketches of the models (sizes without weights) from their configurations, and places them on this
+machine or on a hypothetical one (`engines.door.plans`). This file computes the columns of a row from the bytes that
+passes must read.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from harness.measuring.session import Session
 
 
 class PlanExperiment(Experiment[PlanSettings, PlanRow]):
-    """Plans a pair on a real or pretended machine, without decoding anything.
+    """Plans a pair on this machine or on a hypothetical one, without decoding anything.
 
     Attributes:
-        figures: the columns of the row, which `measure` fills.
+        figures: the columns of the row, which `measure` adds.
     """
 
     def __init__(self, settings: PlanSettings) -> None:
@@ -81,10 +82,10 @@ class PlanExperiment(Experiment[PlanSettings, PlanRow]):
 
 
 def _limits(reads: PassBytes, num_draft_tokens: int) -> dict[str, Any]:
-    """The bytes that must be read per token, and the most that speculation can gain.
+    """The columns about the bytes that must be read per token, and about the largest possible speed-up.
 
-    At best, every draft token is accepted, and a verification takes as long as reading what it needs. That is more than
-    a step reads if the tokens of a verification use different experts.
+    In the best case, every draft token is accepted, and a verification only takes the time for reading its weights and
+    caches. It reads more than a step if its tokens use different experts.
     """
     figures: dict[str, Any] = {"read_bytes": round(reads.step)}
     if num_draft_tokens == 0:
@@ -100,8 +101,8 @@ def _limits(reads: PassBytes, num_draft_tokens: int) -> dict[str, Any]:
 
 
 def _tokens_per_iteration(settings: PlanSettings, num_draft_tokens: int) -> float:
-    """The tokens per iteration according to `acceptance`: as typed, or from the chance that each draft token is
-    accepted if those before it were.
+    """The tokens per iteration according to `acceptance`: as typed, or computed from the probability that a draft token
+    is accepted if all draft tokens before it were.
     """
     if settings.length_at_k is not None:
         return settings.length_at_k[0]

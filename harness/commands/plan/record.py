@@ -1,4 +1,4 @@
-"""The record and the settings of `plan`, which says whether a pair fits before anything is downloaded."""
+"""The record and the settings of `plan`, which shows whether a pair fits, before anything is downloaded."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class PlanSettings(RunSettings):
             name, `A100` or `8xH100`. Of several sizes the smallest counts, unless it is named: `'A100 80GB'`.
         bandwidth: bandwidth of a GPU's memory, or of main memory, in GB/s.
         prompt_length: tokens of the longest prompt.
-        acceptance: for a speed-up below the highest one: the probability that a draft token is accepted if the earlier
-            ones were, `0.7` or `70%`; or as engines print it at one K: tokens per iteration, `3.2@4`, or the rate
-            accepted ÷ proposed, `56%@4`.
+        acceptance: the assumed acceptance, for a predicted speed-up: the probability that a draft token is accepted if
+            the earlier ones were, `0.7` or `70%`; or as engines print it at one K: tokens per iteration, `3.2@4`, or
+            the rate accepted ÷ proposed, `56%@4`.
     """
 
     IGNORES_OTHERS = True
@@ -86,7 +86,7 @@ class PlanSettings(RunSettings):
 
     @property
     def length_at_k(self) -> tuple[float, int] | None:
-        """Tokens per iteration and K from `acceptance=3.24@4` or `acceptance=56%@4`; None for any other form."""
+        """The tokens per iteration and the K in `acceptance=3.24@4` or `acceptance=56%@4`; None for any other form."""
         match = re.fullmatch(r"(\d+(?:\.\d*)?)(%?)@(\d+)", str(self.acceptance))
         if match is None:
             return None
@@ -95,7 +95,7 @@ class PlanSettings(RunSettings):
 
     @property
     def rate(self) -> float | None:
-        """The probability from `acceptance=0.7` or `acceptance=70%`; None for any other form."""
+        """The probability in `acceptance=0.7` or `acceptance=70%`; None for any other form."""
         typed = str(self.acceptance)
         try:
             share = quantity(typed, {"%": 0.01})
@@ -105,7 +105,7 @@ class PlanSettings(RunSettings):
 
     @property
     def pretended(self) -> PretendedGpus | None:
-        """The GPUs to plan for; None to plan for this machine's own."""
+        """The hypothetical GPUs to plan for; None to plan for this machine's GPUs."""
         if self.gpus is None and self.gpu_memory is None:
             return None
         number, name, gpus = self._chosen_gpus
@@ -115,7 +115,9 @@ class PlanSettings(RunSettings):
 
     @property
     def other_sizes(self) -> str:
-        """`A100 is planned with 40 GB; gpu_memory='A100 SXM 80GB' has more`; empty where one size has the name."""
+        """A note if GPUs of several sizes have the given name: `A100 is planned with 40 GB each;
+        gpu_memory='A100 SXM 80GB' has 80 GB`. Otherwise empty.
+        """
         number, _, gpus = self._chosen_gpus
         if not gpus or gpus[-1].memory_gb == gpus[0].memory_gb:
             return ""
@@ -125,19 +127,19 @@ class PlanSettings(RunSettings):
 
     @property
     def _chosen_gpus(self) -> tuple[int, str, Sequence[Gpu]]:
-        """The number, by `gpus` or as in `8xH100` and `8x40GB`, the name or amount, and the kinds; no kind for an
-        amount.
+        """The number of GPUs (from `gpus`, or the 8 in `8xH100` and `8x40GB`); the name or the amount of memory; and
+        the GPUs with this name, the smallest first, or [] for an amount.
         """
         typed = self.gpu_memory or ""
         match = re.match(r"(\d+) ?[x×] ?", typed)
         number = int(self.gpus or (1 if match is None else match[1]))
         name = typed.removeprefix(match[0] if match else "")
-        # 80 GB are no A100 80GB.
+        # An amount, `80GB`, must not be looked up as part of a name, `A100 80GB`.
         return number, name, [] if _AMOUNT.fullmatch(name) else gpus_named(name)
 
     @property
     def gpu_memory_bytes(self) -> int | None:
-        """`gpu_memory` in bytes; None where it is not set or is no amount."""
+        """The memory of each GPU in bytes, from an amount or a GPU's name; None if `gpu_memory` is neither."""
         _, name, gpus = self._chosen_gpus
         if gpus:
             return round(gpus[0].memory_gb * 10**9)
@@ -150,7 +152,7 @@ class PlanSettings(RunSettings):
 
 
 class Plan(Command[PlanSettings, PlanRow]):
-    """The record of `plan`, which says whether a pair fits, and how fast it can be at best."""
+    """The record of `plan`, which shows whether a pair fits, and how fast it can be at best."""
 
     name = "plan"
     summary = "whether a pair fits on these GPUs, or on others, before anything is downloaded"

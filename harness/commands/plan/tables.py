@@ -1,6 +1,6 @@
-"""The page of `plan`, about one pair or many: the memory that each takes, and how fast it can be at best.
+"""The page of `plan`, about one pair or many: the memory that each pair needs, and how fast it can be at best.
 
-A row is the plan of one pair. Sizes are in bytes. `devices_bytes` has the sizes on each device:
+A row is the plan of one pair. Sizes are in bytes. `devices_bytes` contains the sizes on each device:
 `{"cuda:0": {"free": 40e9, "model": 30e9, "draft": 0, "cache": 1e9}}`.
 """
 
@@ -20,16 +20,16 @@ from harness.reporting.words import in_words, typed_again
 from harness.results.runs import Run
 
 _NO_GPU = "Which GPU? This machine has none, so main memory is planned for: give gpu_memory=4xA100, or 40GB."
-# A verification that reads this many times the bytes of a step costs noticeably more than one.
+# A verification that reads over this many times the bytes of a step costs noticeably more than a step.
 _COSTLY_VERIFICATION = 1.2
-# A verification that reads more than this uses further experts. Their number is an expectation, because texts may agree
-# on experts.
+# A verification that reads over this many times the bytes of a step uses further experts. The figures are then
+# expectations, because different tokens may use the same experts.
 _OTHER_EXPERTS = 1.01
 # Number formats for which any implementation reads the same bytes of weights.
 _HALF = ("bfloat16", "float16")
 # Part of the column `program` if a server would run the pair.
 _IN_SERVER = "a server"
-# Equal for plans of which a reader needs only one.
+# If plans are equal in these columns, only one of them is shown.
 _IDENTITY = attrgetter(
     *"model draft num_draft_tokens batch_size devices devices_bytes read_bytes bandwidths"
     " predicted_speedup error".split()
@@ -39,8 +39,8 @@ _OWN_SETTINGS = ("gpus", "gpu_memory", "bandwidth", "prompt_length", "acceptance
 
 
 def plan_page(runs: Sequence[Run[PlanRow]]) -> Page | None:
-    """The page that says whether a pair fits, or how many of several do; None if nothing was planned."""
-    # Jobs that differ only in settings of other commands, such as prompts, are one plan.
+    """The page that shows whether a pair fits, or how many of several pairs do; None if nothing was planned."""
+    # Jobs that differ only in settings that `plan` ignores, such as prompts, have the same plan.
     runs = [*{str(_IDENTITY(run.last)): run for run in runs}.values()]
     rows = [run.last for run in runs]
     fitting = [row for row in rows if row.status == "ok"]
@@ -106,8 +106,8 @@ def _finding(row: PlanRow) -> Line:
 
 
 def _why(row: PlanRow) -> Iterator[tuple[str, str]]:
-    """The bytes that must be read per token, and the least times and the largest gain that follow, each with the name
-    of its line.
+    """Sentences, each with the name of its line: the bytes that must be read per token, and the least times and the
+    largest gain that follow from these.
     """
     if row.read_bytes is None:
         yield "Time", f"unknown: the size of the KV cache of {row.model} is not known"
@@ -171,7 +171,7 @@ def _steps(row: PlanRow, num_plans: int) -> Iterator[NextStep]:
         return
     if row.status != "ok":
         for remedy in _remedies(row)[:1]:
-            # More GPUs than this machine has can be planned for.
+            # If the change needs more GPUs than there are, suggest to plan for hypothetical ones.
             change = remedy.change if remedy.num_gpus is None else f"gpus={remedy.num_gpus}"
             yield NextStep("would fit", change)
         return
@@ -185,7 +185,7 @@ def _steps(row: PlanRow, num_plans: int) -> Iterator[NextStep]:
     changes = []
     leaving_out = [*_OWN_SETTINGS]
     if num_plans > 1:
-        # Named, because the preset that was typed may name other pairs, too.
+        # Name the pair, because the preset on the command line may name other pairs, too.
         changes = [f"model={row.model}", f"draft={row.draft or 'none'}"]
         leaving_out += ["experiment", "pair"]
     if row.predicted_speedup is not None or (num_plans > 1 and row.draft):
@@ -199,7 +199,7 @@ def _remedies(row: PlanRow) -> list[Remedy]:
 
 
 def _plans(runs: Sequence[Run[PlanRow]]) -> Table:
-    """A table with a row for each plan; the title has what all of them share."""
+    """A table with a row for each plan. The page's title contains the settings that all plans share."""
     columns = (
         Column("pair", of="name.cell", text=True, varies=True),
         Column("K", of="row.num_draft_tokens", varies=True),
@@ -253,7 +253,7 @@ def _models(row: PlanRow) -> Table:
 
 def _devices(row: PlanRow) -> Table:
     """A table with the bytes on each device: weights, cache and the memory that was free before. If the pair does not
-    fit, with what would.
+    fit, a note lists changes with which it would.
     """
     rows = []
     for name, sizes in (row.devices_bytes or {}).items():
@@ -277,8 +277,8 @@ def _devices(row: PlanRow) -> Table:
 
 
 def _uses(row: PlanRow) -> list[tuple[str, int, int]]:
-    """For each device: its name, the bytes that the pair takes there (weights, caches and a GPU's reserve), and the
-    bytes that were free before.
+    """For each device with free memory: its name, the bytes that the pair needs there (weights, caches and a GPU's
+    reserve), and the bytes that were free before.
     """
     uses = []
     for name, sizes in (row.devices_bytes or {}).items():
@@ -291,7 +291,7 @@ def _uses(row: PlanRow) -> list[tuple[str, int, int]]:
 
 
 def _rates(row: PlanRow) -> list[tuple[str, float]]:
-    """The bandwidths that the plan knows, as names and GB/s, the highest first."""
+    """The known bandwidths, as names and GB/s, the highest first; [] if none is known."""
     return sorted((row.bandwidths or {}).items(), key=lambda rate: -rate[1])
 
 

@@ -1,4 +1,4 @@
-"""Checks greedy texts: each token must be the target's likeliest one, except for rounding."""
+"""Checks greedy texts: each token must be the target's likeliest one, apart from differences that rounding explains."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from harness.results.statistics.drawn_tokens import Finding
 
 
 class GreedyScore(NamedTuple):
-    """A greedy answer of n tokens, scored by the reference's logits before each token.
+    """A greedy answer of n tokens, compared with the reference's logits before each token.
 
     Attributes:
         largest: [n], the largest logit at each place.
-        margins: [n], the largest logit minus that of the answer's token.
-        differs: whether any token is not the first of those with the largest logit.
+        margins: [n], the largest logit minus the logit of the answer's token; 0 if that token has the largest logit.
+        differs: whether, at any place, the answer's token is not the first of the tokens with the largest logit.
     """
 
     answer: Answer
@@ -29,7 +29,7 @@ class GreedyScore(NamedTuple):
 
     @classmethod
     def of(cls, answer: Answer, logits: Floats) -> Self:
-        """The score by logits [n, V], which are not kept."""
+        """The score of an answer of one token or more by the reference's logits [n, V], which are not stored."""
         tokens = answer.record.token_ids
         largest = logits.max(-1)
         margins = largest - logits[range(len(tokens)), tokens]
@@ -38,16 +38,17 @@ class GreedyScore(NamedTuple):
 
 @dataclass
 class GreedyTexts:
-    """The greedy texts of a run that were compared, with what was found.
+    """The results of comparing the greedy texts of a run.
 
     Attributes:
         end_tokens: the tokens at which the target ends a text.
-        divergences: one for each comparison, None if the texts differ at most by ties.
-        num_tied: number of texts without a divergence in which some token is not the first of several that share the
-            largest logit.
-        num_tokens: number of tokens that were compared: all of a scored text; of two texts, those before their first
-            difference.
-        num_cut_short: number of comparisons with a text that was cut short, so that its end was not compared.
+        divergences: one for each comparison. None if two texts have the same tokens, or if each token of a scored text
+            has the largest logit.
+        num_tied: number of scored texts without a divergence that have another token than the first of the likeliest
+            tokens. For example, the logits are 5, 5 and 3, and the answer has the second token.
+        num_tokens: number of tokens that were compared: all tokens of a scored text; if two texts were compared, those
+            before the first difference.
+        num_cut_short: number of comparisons in which a text was cut short, so that its end could not be compared.
     """
 
     end_tokens: frozenset[int]
@@ -57,11 +58,11 @@ class GreedyTexts:
     num_cut_short: int = 0
 
     def add_scored(self, score: GreedyScore, tolerances: Floats) -> None:
-        """Add a text whose tokens must all be the likeliest ones, except for rounding.
+        """Add a text whose tokens must all be the likeliest ones, apart from differences that rounding explains.
 
         Args:
-            score: the text.
-            tolerances: [n], the largest difference of two logits that rounding explains, at each place.
+            score: the text's score.
+            tolerances: [n], the largest difference between two logits that rounding explains, at each place.
         """
         divergence = None
         if score.margins.any():
@@ -70,17 +71,18 @@ class GreedyTexts:
         elif score.differs:
             self.num_tied += 1
         self.num_tokens += len(score.margins)
+        # An `Answer` is a pair of a request and its record.
         self._add(divergence, *score.answer)
 
     def add(
         self, divergence: Divergence | None, request: PlannedRequest, *texts: RequestRecord
     ) -> None:
-        """Add a comparison by token ids: of two texts, of a text with the one that the model writes, or of an empty
-        text, in which there is nothing to compare.
+        """Add a comparison of a text with another arm's text or with the text that the weights give; or add an empty
+        text, which has nothing to compare.
 
         Args:
             divergence: where the texts differ; None if they do not.
-            texts: the compared answers to the request, one or two.
+            texts: the answers to the request that were compared, one or two.
         """
         shortest = min(text.num_tokens for text in texts)
         self.num_tokens += shortest if divergence is None else min(shortest, divergence.position)
@@ -89,7 +91,8 @@ class GreedyTexts:
     def _add(
         self, divergence: Divergence | None, request: PlannedRequest, *texts: RequestRecord
     ) -> None:
-        # A text that may end early is never cut short, because a server may know further tokens that end a text.
+        # A text that may end early has no expected length, so it never counts as cut short: a server may end texts at
+        # tokens that are not known here.
         num_asked = 0 if request.ends else request.num_tokens
         self.divergences.append(divergence)
         for text in texts:
@@ -99,11 +102,15 @@ class GreedyTexts:
                 break
 
     def judged(self) -> tuple[Finding, Divergence | None]:
-        """Whether the texts are the expected ones, and the difference that decides this; None if there is none.
+        """The verdict on the texts, and the divergence to show with it; None if there is none.
 
-        `lossy` if any difference is known to exceed rounding (an `excess` above 1); the one with the largest excess
-        decides. Otherwise `undecided` if the margin of any difference is unknown (there is no reference, or a text
-        ended earlier), if a text was cut short, or if no token was compared. Otherwise `lossless`.
+        The first condition that applies decides:
+
+        condition                                                     verdict      divergence
+        a margin exceeds what rounding explains (`excess` above 1)    lossy        the one with the largest excess
+        a margin is unknown: no reference, or a text ended earlier    undecided    the first one without a margin
+        a text was cut short, or no token was compared                undecided    the largest tie (not the reason)
+        otherwise                                                     lossless     the largest tie
         """
         differing = [divergence for divergence in self.divergences if divergence is not None]
         measured = [divergence for divergence in differing if divergence.logit_margin is not None]

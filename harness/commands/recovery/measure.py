@@ -1,10 +1,10 @@
 """The measurement of `recovery`: is this pair, with these settings, on this machine, lossless?
 
-The arm under test answers requests of many kinds, `batch_size` of them at a time (`workload`). A reference scores its
-texts (`scores`): the model's weights, or the log-probabilities of these texts that a regular server reports
-(`measuring.references`). Greedy texts must consist of the reference's likeliest tokens (`GreedyTexts`), and drawn texts
-must follow its distribution (`results.statistics.drawn_tokens`). Without either reference, only greedy texts are
-compared (`greedy_check`), and drawn texts stay undecided. Each check becomes a row.
+The arm under test answers requests of many kinds, with `batch_size` requests in flight (`workload`). A reference scores
+the texts of these answers (`scores`). The reference is the model's weights, or a regular server that reports
+log-probabilities of these texts (`measuring.references`). Greedy texts must consist of the reference's likeliest tokens
+(`GreedyTexts`), and drawn texts must follow its distribution (`results.statistics.drawn_tokens`). Without either
+reference, only greedy texts are compared (`greedy_check`), and drawn texts stay undecided. Each check becomes a row.
 """
 
 from __future__ import annotations
@@ -45,17 +45,24 @@ from harness.measuring.references import References, ReportedReference
 from harness.measuring.session import Session
 from harness.results.statistics.drawn_tokens import NOTABLE_EVIDENCE, p_value_in_words
 
-# The share of drawn tokens that are drawn after the one place that is chosen (`choose_place`).
+# The share of the drawn tokens that are drawn at the one place (`choose_place`).
 _SHARE_AT_PLACE = 0.5
-# With `num_draws=auto`, at least this many tokens are drawn.
+# With num_draws=auto, at least this many tokens are drawn.
 _FEWEST_TOKENS = 2000
-# Second turns are asked in this many parts. After each, the run stops if the arm is already known to be lossy.
+# The requests of the second round are sent in this many parts. After each part, the run stops if the arm is already
+# known to be lossy.
 _NUM_LOOKS = 4
 
 
 def scored_checks(asking: Asking, arm: Arm, reference: Reference) -> Iterator[Columns]:
-    """Yield the checks of an arm's answers by exact probabilities. If the reference is a regular arm, its own answers
-    are checked first, and end the test if they do not follow the log-probabilities that it reports.
+    """Yield the checks of an arm's answers against the probabilities of a reference.
+
+    If the reference is a regular arm, its own answers are checked first. If they do not follow the log-probabilities
+    that it reports, it is no reference, and the arm under test is not checked.
+
+    Raises:
+        RunError: requests failed, or answers have no token ids.
+        KeyboardInterrupt: the run was interrupted; the checks so far are yielded before.
     """
     if isinstance(reference, ReportedReference):
         regular = reference.arm
@@ -69,7 +76,7 @@ def scored_checks(asking: Asking, arm: Arm, reference: Reference) -> Iterator[Co
     try:
         _ask(asking, arm, reference, scores)
     except KeyboardInterrupt:
-        # The checks at the last look count only if they found a loss: nothing else decides before the end.
+        # Before the end, a check can only show a loss, so at the last look every other verdict is undecided.
         if not scores.so_far:
             say("no verdict: interrupted before the first check was complete")
         for check in scores.so_far:
@@ -80,21 +87,24 @@ def scored_checks(asking: Asking, arm: Arm, reference: Reference) -> Iterator[Co
 
 
 def _ask(asking: Asking, arm: Arm, reference: Reference, scores: Scores) -> None:
-    """Ask an arm two rounds of requests, the second of which continue answers of the first, and score all answers.
+    """Send an arm two rounds of requests, the second of which continues answers of the first, and score all answers.
 
     Args:
-        scores: receives the answers; its `so_far` then has the checks.
+        scores: receives the answers. Afterwards its `so_far` contains the checks.
+
+    Raises:
+        RunError: requests failed, or answers have no token ids.
     """
     settings = asking.settings
     num_in_flight = settings.batch_size
     mean_length = (1 + most_drawn(settings.decoding.max_new_tokens)) / 2
     length_at_place = tokens_at_place(settings.decoding)
-    # The first token of each text is the target's own, and is not tested. This is the number of texts per drawn token;
-    # lengths are uniformly random.
+    # The number of texts per drawn token. It is also the share of tokens that are not tested, because speculation does
+    # not decide the first token of a text.
     num_texts = (1 - _SHARE_AT_PLACE) / mean_length + _SHARE_AT_PLACE / length_at_place
 
     def num_needed(rounding: float) -> int:
-        """The number of drawn tokens that suffices; 0 if no number does."""
+        """The number of drawn tokens that is enough, with 5 % to spare; 0 if no number is."""
         return math.ceil(1.05 * (asking.token_test.needed(rounding) or 0) / (1 - num_texts))
 
     num_tokens = max(_FEWEST_TOKENS, num_needed(rounding=0.0))
@@ -119,15 +129,16 @@ def _ask(asking: Asking, arm: Arm, reference: Reference, scores: Scores) -> None
             if answer.request.is_compared and answer.record.token_ids
         ]
         reference.learn_rounding(texts, 3 * scores.rounding_of_drawn())
-    # Greedy texts are judged by the rounding that was measured up to here.
+    # Greedy texts are scored last, because their tolerances depend on the rounding that was measured up to here.
     scores.add([answer for answer in first if answer.request.is_greedy])
     scores.look()
     at_place: Sequence[PlannedRequest] = []
-    # Only texts with the run's own sampling setting.
+    # The place is chosen from texts with the run's own sampling setting.
     drawn = [text for text in scores.drawn if text.answer.request.sampling in asking.samplings[:1]]
     if drawn:
         place = choose_place(drawn)
-        # As many tokens as the other texts leave. Some of these end early.
+        # Draw at the place as many tokens as are left after both rounds of other texts. The second round will draw
+        # about as many as the first one did, in which some texts ended early.
         num_left = num_tokens - 2 * sum(len(scored.text.tokens) for scored in scores.drawn)
         num_at_place = math.ceil(num_left / length_at_place)
         at_place = workload.at_place(place, num_at_place)
@@ -135,7 +146,7 @@ def _ask(asking: Asking, arm: Arm, reference: Reference, scores: Scores) -> None
     for requests in in_batches(second, max(1, math.ceil(len(second) / _NUM_LOOKS))):
         scores.add(asking.ask(arm, requests, num_in_flight, "asking, second turns"))
         scores.look()
-        # Bets are valid at any time, so a loss that is found needs no more answers.
+        # The bets are valid at any time, so once a loss is found, no more answers are needed.
         if is_lossy(scores.so_far):
             break
     last = scores.so_far[-1]
@@ -148,7 +159,11 @@ def _ask(asking: Asking, arm: Arm, reference: Reference, scores: Scores) -> None
 
 
 def _reference_check(arm: Arm, checks: Sequence[Columns]) -> Columns:
-    """The check whether a regular arm's texts follow the log-probabilities that it reports for them."""
+    """A check of whether a regular arm's texts follow the log-probabilities that it reports for them.
+
+    Args:
+        checks: the check of greedy texts; then that of drawn tokens, if the run has sampling settings.
+    """
     greedy, *drawn = checks
     columns = dict(greedy)
     # The check covers greedy and drawn texts, so it has no single temperature.
@@ -175,10 +190,11 @@ _REGULAR = "a server of the same model that does not speculate, by regular_url= 
 
 
 class RecoveryExperiment(Experiment[RecoverySettings, RecoveryRow]):
-    """Asks the last arm, and checks its answers against the best reference that there is.
+    """Sends requests to the arm under test (the engine's last one), and checks its answers against the best reference
+    that is available.
 
     Attributes:
-        refused: names of the sampling settings that the engine refused, or that may end it.
+        refused: names of the sampling settings that the engine refused, or that may crash it.
         num_too_long: how many prompts were too long, by column.
         has_weights: whether the answers are compared with the model's weights.
         checks: the columns of each check so far.
@@ -194,7 +210,7 @@ class RecoveryExperiment(Experiment[RecoverySettings, RecoveryRow]):
         self.checks: list[Columns] = []
 
     def measure(self, session: Session) -> None:
-        # Kept one by one, so that the checks before an error have their rows.
+        # Checks are added one by one, so that the checks before an error have rows.
         for check in self._checks(session):
             self.checks.append(check)
 
@@ -204,7 +220,8 @@ class RecoveryExperiment(Experiment[RecoverySettings, RecoveryRow]):
         prepared_share = None
         finding = None
         if session.engine is not None:
-            arm = session.engine.arms[-1].name  # of a server alone, known since it was asked
+            # For a single server, the arm's name is only known once it has answered.
+            arm = session.engine.arms[-1].name
             prepared_share = session.engine.prepared_share
             if self.has_weights and session.served_instead:
                 weights = f"compared with the weights of {self.settings.model.name}"
@@ -229,14 +246,15 @@ class RecoveryExperiment(Experiment[RecoverySettings, RecoveryRow]):
         """Open the engine, look for a reference, and yield the columns of each check."""
         settings = self.settings
         most = settings.decoding.max_new_tokens
-        # A second turn follows a first answer, and has an answer itself.
+        # In the second round, a prompt is followed by an answer, a second turn and its answer.
         answers = f"two answers of decoding.max_new_tokens={most} and the question between them"
         encoded = session.encoder.encode_set(
             self.prompt_set, self.prompts, 2 * most + FOLLOW_UP + 1, answers
         )
         self.num_too_long = encoded.num_too_long
         prompts = encoded.token_ids
-        # A prompt of the first round may have one token more (`Workload`); one of the second round continues an answer.
+        # A variant of a prompt may have one token more (`Workload`), and a prompt of the second round also contains an
+        # answer and a second turn.
         longest = encoded.longest + 1 + most + FOLLOW_UP
         session.place(settings.batch_size, longest)
         tried = [sampling.decoding for sampling in samplings(settings.decoding)]
@@ -279,7 +297,7 @@ class RecoveryExperiment(Experiment[RecoverySettings, RecoveryRow]):
         yield {"check": "reference", "verdict": "undecided", "finding": why}
 
     def _untested_draws(self) -> str:
-        """Why drawn texts are not tested, and what to change."""
+        """The reason why drawn texts are not tested, and what to change."""
         beyond_model = self.settings.engine.beyond_model
         if beyond_model is not None:
             return (
@@ -298,7 +316,7 @@ class RecoveryExperiment(Experiment[RecoverySettings, RecoveryRow]):
         )
 
     def _nothing_known(self) -> str:
-        """Why there is nothing to compare greedy texts with, and what to change."""
+        """The reason why there is nothing to compare greedy texts with, and what to change."""
         beyond_model = self.settings.engine.beyond_model
         if beyond_model is not None:
             return f"the weights know nothing of {beyond_model}: give {_REGULAR}"
@@ -356,20 +374,23 @@ def _text_row(session: Session, name: str, answer: Answer) -> RecoveryTextRow:
 
 
 def greedy_check(asking: Asking, arm: Arm, regular: Arm | None, references: References) -> Columns:
-    """The check of an arm's greedy texts against those that the weights write, or else against a regular arm's, which
-    is asked one request at a time.
+    """The check of an arm's greedy texts against texts generated from the weights or, without weights, against the
+    texts of a regular arm. The regular arm gets one request at a time.
 
-    It is made if no log-probabilities of texts are known: for some servers, for chats, and with a grammar.
+    This check is made if no log-probabilities of texts are known: for some servers, for chats, and with a grammar.
 
     Args:
-        regular: used only if `references` have no weights; None if there is no such arm.
+        regular: the regular arm, which is only used if `references` have no weights; None if there is none.
+
+    Raises:
+        RunError: requests failed.
     """
     num_in_flight = asking.settings.batch_size
     has_weights = references.for_texts() is not None
     if has_weights:
         # Servers differ in whether a text includes the token that ends it.
         asking = dataclasses.replace(asking, can_end=False)
-    # Drawn texts are in flight at the same time, but are not tested.
+    # Drawn texts are in flight at the same time to disturb the greedy ones, but they are not tested.
     requests = Workload(asking).first_turns(len(asking.prompts))
     say(f"testing the {arm.name} arm: {len(requests):,} requests, {num_in_flight} in flight")
     answers = [
@@ -381,13 +402,13 @@ def greedy_check(asking: Asking, arm: Arm, regular: Arm | None, references: Refe
     if has_weights:
         for planned, record in answers:
             parting = references.text_divergence(planned.prompt, record.text, planned.num_tokens)
-            # A text that the model would continue differs from the model's at its end, so no length is asked for.
+            # `text_divergence` already reports a text that ends too early, so no length is required here.
             texts.add(parting, dataclasses.replace(planned, num_tokens=0), record)
     elif regular is not None:
         doing = f"asking the {regular.name} arm"
         expected = asking.ask(regular, [answer.request for answer in answers], 1, doing)
         for (planned, record), (_, wanted) in zip(answers, expected, strict=True):
-            # Nothing here knows the margin between two servers' tokens.
+            # The logits of two servers are unknown here, so a divergence has no margin.
             parting = first_divergence(None, planned.prompt, wanted.token_ids, record.token_ids)
             texts.add(parting, planned, wanted, record)
     acceptance = drafts_of(answer.record for answer in answers)

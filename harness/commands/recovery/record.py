@@ -36,17 +36,16 @@ class RecoverySettings(PromptedSettings):
         num_draws: number of sampled tokens over all sampling settings and prompts; `auto` takes as many as a verdict
             needs, and at least 2,000.
         false_alarm_rate: probability that the sampled tests of one run call a lossless pair lossy.
-        shift: the change of the tokens' distribution that the tests must detect, as total variation between parts of
-            it.
+        shift: the smallest change of the tokens' distribution that the tests must detect: its total variation between
+            parts of the distribution.
         samplings: the sampling settings of the sampled requests; `as_asked` means those of the run. A setting that is
             known to end an engine is left out unless it is named.
         reference: what answers are checked against: the model's `weights`, loaded here, or the log-probabilities that
             the `regular` arm reports; `auto` takes the weights if they can be loaded, else the regular arm.
-        top_logprobs: with the regular arm as the reference: how many of the likeliest tokens it is asked for at each
-            place; -1 asks for all.
-        batch_size: requests in flight, of mixed lengths, with prompts that begin alike, second turns,
-            different sampling settings beside each other, and some that are left midway; 1 asks them one
-            at a time.
+        top_logprobs: number of likeliest tokens whose log-probabilities are requested at each place, if the regular arm
+            is the reference; -1 requests all.
+        batch_size: number of requests in flight; they have mixed lengths, prompts that begin alike, second turns and
+            different sampling settings, and some are left midway; 1 sends them one at a time.
     """
 
     GPU_RUNNER = "compiled"
@@ -87,7 +86,7 @@ class RecoverySettings(PromptedSettings):
         require(is_set, "samplings", "must not name one twice", samplings)
 
     def check_engine(self, engine: Abilities) -> None:
-        """Refuse references that the engine cannot offer, and engines that decode nothing."""
+        """Raise a SettingError for an engine that decodes no model, or that cannot offer the chosen reference."""
         rule = "must decode a model: simulated texts prove nothing"
         require(not engine.own_clock, "engine", rule, self.engine.name)
         if not engine.own_loop:

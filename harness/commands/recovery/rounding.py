@@ -1,4 +1,6 @@
-"""Measures what rounding explains: a few texts are read in a second way, and the differences are rounding."""
+"""Measures how large a difference rounding explains: a few texts are read in a second way, which differs by rounding
+only.
+"""
 
 from __future__ import annotations
 
@@ -13,34 +15,37 @@ from harness.engines.door.reading import KernelDeviations, Reference
 from harness.results.statistics import Floats
 from harness.results.statistics.drawn_tokens import NO_ROUNDING, DrawnText, rounding_between
 
-# The rounding of each sampling setting is estimated from this many texts.
+# For each sampling setting, rounding is estimated from this many texts.
 _NUM_READ_TWICE = 8
-# Stands among the names of sampling settings for the texts at the one place that many requests continue.
+# The key for texts at the one place that many requests continue. All other keys are names of sampling settings.
 _AT_PLACE = "at the one place"
-# The kernels' deviation from the eager model may be this many times the deviation that rounding causes.
+# The passes that decode may deviate from the eager model by this many times the deviation that rounding causes.
 _MOST_APART = 5.0
 
 
 class Rounding:
-    """The rounding of a reference's logits, from texts that it reads in two ways (`logits_by_another_route`)."""
+    """Measures the rounding of a reference's logits, from texts that the reference reads in two ways
+    (`logits_by_another_route`).
+    """
 
     def __init__(self, reference: Reference) -> None:
         self._reference = reference
-        # For each sampling setting, the prompts whose texts were read twice, because rounding differs between prompts.
-        # At the one place all texts have the same prompt, so the whole texts are kept.
+        # For each sampling setting, the prompts of the texts that were read twice. Each prompt is used once, because
+        # rounding differs between prompts. At the one place all texts have the same prompt, so texts are added to it.
         self._read_twice: dict[str, set[tuple[int, ...]]] = defaultdict(set)
         self._of_probabilities: dict[str, list[Floats]] = defaultdict(list)
         self._of_margins: list[float] = []
         self._kernels: list[KernelDeviations] = []
 
     def read_again(self, answer: Answer, logits: Floats) -> None:
-        """Read a text the other way, unless enough texts of its kind were read twice already.
+        """Read a text in the second way, unless enough texts of its kind were read twice already.
 
         Args:
-            logits: [n, V], the reference's logits before each token, read the usual way.
+            answer: an answer of n tokens.
+            logits: [n, V], the reference's logits before each token, read in the usual way.
         """
         request, record = answer
-        # For tolerances, a single greedy text is enough.
+        # Greedy texts only matter for tolerances, for which one text is enough.
         if request.is_greedy and self._of_margins:
             return
         name, text = request.sampling.name, request.prompt
@@ -63,14 +68,17 @@ class Rounding:
             )
 
     def tolerances(self, largest: Floats) -> Floats:
-        """The largest difference of two logits that rounding explains, [n], at places with these largest logits [n]."""
+        """The largest difference between two logits that rounding explains, [n], at places where the largest logits are
+        `largest`, [n].
+        """
         return self._reference.tolerance(largest, root_mean_square(self._of_margins))
 
     def of_drawn(self, texts: Sequence[DrawnText]) -> list[Floats]:
-        """For each drawn text, the distance between its distributions in the two ways (`NO_ROUNDING`).
+        """For each drawn text, how far its distributions may move by rounding; each array is like `NO_ROUNDING`.
 
-        It is the mean over the texts of the same sampling setting. At the one place, where most tokens are drawn, it is
-        the largest distance.
+        This is the mean distance between the two ways of reading, over the texts that were read twice with the same
+        sampling setting; 0 if there are none. At the one place, where most tokens are drawn, it is the largest distance
+        instead.
         """
         means = {name: np.mean(along, axis=0) for name, along in self._of_probabilities.items()}
         at_place = self._of_probabilities.get(_AT_PLACE, [])
@@ -83,8 +91,8 @@ class Rounding:
         return allowed
 
     def kernel_checks(self) -> list[Columns]:
-        """The check whether the passes that decode compute what the eager model computes; [] if the engine has no such
-        passes to compare.
+        """A check of whether the passes that decode compute the same logits as the eager model; [] if the reference
+        cannot compare them.
         """
         if not self._kernels:
             return []

@@ -1,4 +1,4 @@
-"""The rows of `recovery`, one per check, and those of its texts."""
+"""The rows of `recovery`: one per check, and one per text."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ class RecoveryTextRow(Row):
     recognised_by = ("sampling", "prompt_token_ids", "token_ids")
 
     arm: MaybeText = figure("the arm that wrote the text")
-    sampling: MaybeText = figure("the sampling setting that it was asked for, or `greedy`")
-    prompt_token_ids: list[int] | None = figure("tokens before the text")
-    token_ids: list[int] | None = figure("its tokens, as far as they are known")
-    is_tested: bool | None = figure("whether it was waited for; others were left midway")
+    sampling: MaybeText = figure("the requested sampling setting, or `greedy`")
+    prompt_token_ids: list[int] | None = figure("token ids before the text")
+    token_ids: list[int] | None = figure("token ids of the text, as far as they are known")
+    is_tested: bool | None = figure(
+        "whether the text was tested; false if the request was left midway on purpose"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,41 +37,49 @@ class RecoveryRow(PromptedRow):
     seed: MaybeInt = setting("seed of the random numbers", "seed")
     arm: MaybeText = figure("the arm under test")
     prepared_share: MaybeFloat = figure(
-        "share of its tokens that were decided by the prepared calls that `latency` times"
+        "share of the arm's tokens that were decided by the prepared calls that `latency` times"
     )
     check: MaybeText = figure(
-        "`greedy` texts; `sampled`: drawn tokens; `reference`: both for a regular server as the reference, or that"
-        " there is none; `kernels`: the passes that decode against the eager model"
+        "what was checked. `greedy`: greedy texts; `sampled`: drawn tokens; `reference`: texts of the regular server"
+        " that is the reference, or that there is no reference; `kernels`: the logits of the passes that decode,"
+        " compared with the eager model's"
     )
-    sampling: MaybeText = figure("of `sampled`: the sampling settings that tokens were drawn with")
+    sampling: MaybeText = figure(
+        "for `sampled`: the sampling settings with which tokens were drawn"
+    )
     verdict: MaybeText = figure(
-        "`lossless` (never of a rule that is lossy by definition), `lossy` or `undecided`"
+        "`lossless` (never for a rule that is lossy by definition), `lossy` or `undecided`"
     )
     finding: MaybeText = figure(
-        "of `reference`: why there is none; else the weights that judged, if the servers name another model"
+        "for `reference`: why there is no reference; otherwise the weights that answers were compared with, if the"
+        " servers report another model"
     )
     num_prompts: MaybeInt = figure("greedy texts compared")
-    num_tokens: MaybeInt = figure("of `greedy`: tokens compared", "tokens")
+    num_tokens: MaybeInt = figure("for `greedy`: tokens compared", "tokens")
     num_cut_short: MaybeInt = figure(
         "comparisons with a greedy text that ended early, without an end token"
     )
-    num_past_end: MaybeInt = figure("texts with tokens after one that should have ended them")
+    num_past_end: MaybeInt = figure("texts that continue after a token that should have ended them")
     identical_prompts: MaybeInt = figure(
-        "greedy texts of the likeliest tokens alone, or equal to the regular arm's"
+        "greedy texts that only have the likeliest tokens, or that equal the regular arm's"
     )
     tied_prompts: MaybeInt = figure(
-        "of these, texts with another token than the first of several likeliest ones"
+        "those of `identical_prompts` that have, at an exact tie, not the first of the likeliest tokens"
     )
     divergence_position: MaybeInt = figure(
-        "token of the greedy texts that differs most, by its margin over what rounding explains"
+        "index of the greedy token that differs most, by its margin over what rounding explains"
     )
-    logit_margin: MaybeFloat = figure("difference of the likeliest token's logit and its own there")
-    logit_tolerance: MaybeFloat = figure("largest margin there that rounding explains, as measured")
+    logit_margin: MaybeFloat = figure(
+        "at `divergence_position`: the likeliest token's logit minus that of the text's token"
+    )
+    logit_tolerance: MaybeFloat = figure(
+        "at `divergence_position`: the largest margin that rounding explains, as measured"
+    )
     kernel_deviation: MaybeFloat = figure(
         "standard deviation of logits between the passes that decode and the eager model"
     )
     rounding_deviation: MaybeFloat = figure(
-        "the same of the eager model with embeddings changed by an epsilon"
+        "standard deviation of logits between the eager model and itself with embeddings changed by an epsilon"
     )
     num_draws: MaybeInt = figure("sampled tokens", "tokens")
     num_impossible: MaybeInt = figure(
@@ -80,26 +90,26 @@ class RecoveryRow(PromptedRow):
         "tokens",
     )
     evidence: MaybeFloat = figure(
-        "how far bets against the target's distribution grew, as a power of 10"
+        "power of 10 by which the capital of bets against the target's distribution has grown"
     )
     num_draws_until: MaybeInt = figure(
-        "sampled tokens until that was enough to call it lossy", "tokens"
+        "sampled tokens after which the evidence was enough to call the pair lossy", "tokens"
     )
     p_value: MaybeFloat = figure(
-        "upper bound of the probability that bets ever win so much by luck"
+        "upper bound of the probability that bets against a lossless pair ever win this much"
     )
     power: MaybeFloat = figure(
         "lower bound of the probability that the test detects any change as large as `shift` between 2 to 16 equal"
         " parts of the tokens, sorted from the likeliest down"
     )
     visible_shift: MaybeFloat = figure(
-        "smallest such shift that the test detects with a probability of at least 99 %"
+        "smallest shift between these parts that the test detects with a probability of at least 99 %"
     )
     num_draws_needed: MaybeInt = figure(
         "for an undecided check: the least `num_draws` that it needs"
     )
     refused: MaybeText = figure("sampling settings that the engine refused, or that may end it")
-    rounding: MaybeFloat = figure("largest such shift that rounding explains")
+    rounding: MaybeFloat = figure("largest shift between these parts that rounding explains")
     shift: MaybeFloat = setting(
         "total variation between parts of the tokens' distribution that must be detected", "shift"
     )

@@ -1,7 +1,7 @@
-"""Sampling settings of requests, and the exact distribution that each of them asks tokens to be drawn from.
+"""The sampling settings of requests, and the exact distribution from which tokens must be drawn with each of them.
 
-It deliberately does not use `local.decoding.warp`: the target and the draft share that code, so a mistake in it would
-not look like a loss.
+This file deliberately does not use `local.decoding.warp`: the target and the draft share that code, so a mistake there
+would look lossless.
 """
 
 from __future__ import annotations
@@ -20,26 +20,27 @@ from harness.results.statistics import Floats
 
 @dataclass(frozen=True)
 class Sampling:
-    """A way to draw tokens that a request asks for.
+    """A sampling setting, which a request asks for.
 
     Attributes:
-        name: for reports, and as a key.
-        decoding: the settings that ask for it.
+        name: the name in reports, which is also a key.
+        decoding: the decoding settings of such a request.
     """
 
     name: str
     decoding: DecodingSettings
 
     def probabilities_along(self, logits: Floats) -> Floats:
-        """The distribution [n, V] that each token of a text should have been drawn from.
+        """The distributions [n, V] from which the tokens of a text should have been drawn.
 
         Args:
-            logits: [n, V], the model's own logits before each token.
+            logits: [n, V], the model's logits before each token, without temperature and truncation.
         """
         values = logits.astype(np.float64)
         probabilities = exact_probabilities(values, self.decoding)
-        # A server's reference (`ReportedReference`) gives all tokens that are not reported the same, lowest logit. They
-        # share the mass that truncation leaves them, because it is unknown which of them the server kept.
+        # A server's reference (`ReportedReference`) gives all tokens that the server does not report one logit, the
+        # lowest. These tokens share the probability that top-k and top-p leave them together, because it is unknown
+        # which of them the server kept.
         lowest = np.where(np.isinf(values), np.inf, values).min(-1, keepdims=True)
         alike = values == lowest
         mass = (probabilities * alike).sum(-1, keepdims=True)
@@ -52,14 +53,14 @@ class Sampling:
         places: Sequence[int],
         tolerances: Floats,
     ) -> list[int]:
-        """Those of the places whose tokens could be drawn if the logit of each likelier token were lower by as much as
-        rounding explains: they are ties at the edge of top-k or top-p.
+        """The places whose tokens could have been drawn if the logits of all likelier tokens were lower by as much as
+        rounding explains. There the token ties with others at the edge of top-k or top-p.
 
         Args:
-            logits: [n, V], the model's own logits before each token.
+            logits: [n, V], the model's logits before each token, without temperature and truncation.
             text: the n tokens.
-            places: places of tokens that have a probability of 0.
-            tolerances: [n], the difference of two logits that rounding explains.
+            places: the places to examine, whose tokens have a probability of 0.
+            tolerances: [n], the largest difference between two logits that rounding explains.
         """
         explained = []
         for place in places:
@@ -73,7 +74,8 @@ class Sampling:
     def is_known_by(self, num_top: int) -> bool:
         """Whether log-probabilities of the `num_top` likeliest tokens (-1 for all) determine the distribution.
 
-        Top-k needs k of them. Without top-k, the tokens that are not reported share the mass that is left.
+        With top-k, the k likeliest are needed. Without top-k, any number is enough: the tokens that are not reported
+        share the probability that is left.
         """
         return num_top < 0 or self.decoding.top_k <= num_top
 
@@ -81,12 +83,14 @@ class Sampling:
 def samplings(
     decoding: DecodingSettings, names: Sequence[SamplingName] = get_args(SamplingName)
 ) -> list[Sampling]:
-    """The sampling settings to try: the run's own, and others that change one thing at a time.
+    """The sampling settings to test: the run's own, and three others.
 
-    The others have a temperature that differs from the run's, and none of its top-k and top-p.
+    The others have a temperature that differs from the run's. One has neither top-k nor top-p, and the other two have
+    either top-k or top-p.
 
     Args:
-        names: which of them are wanted, in the order of the result.
+        decoding: the run's decoding settings.
+        names: the settings that are wanted, in the order of the result.
     """
     other = 1.0 if decoding.temperature != 1 else 0.7
     plain = dataclasses.replace(decoding, temperature=other, top_k=0, top_p=1.0)
@@ -100,8 +104,8 @@ def samplings(
 
 
 def exact_probabilities(logits: Floats, decoding: DecodingSettings) -> Floats:
-    """Logits [..., V] -> probabilities [..., V] in float64, with the settings' top-k, top-p and temperature, which must
-    be above 0.
+    """Turn logits [..., V] into probabilities [..., V] in float64, with the settings' temperature (above 0), top-k and
+    top-p.
     """
     values = np.asarray(logits, dtype=np.float64) / decoding.temperature
     if 0 < decoding.top_k < values.shape[-1]:
@@ -110,7 +114,8 @@ def exact_probabilities(logits: Floats, decoding: DecodingSettings) -> Floats:
     probabilities = np.exp(values - values.max(-1, keepdims=True))
     probabilities /= probabilities.sum(-1, keepdims=True)
     if decoding.top_p < 1:
-        # Of equally likely tokens only as many are kept as are needed, the first ones, as in the loop.
+        # If equally likely tokens are at the edge of top-p, only as many as needed are kept, those with the smallest
+        # ids. Harness's own loop does the same.
         order = np.argsort(-probabilities, kind="stable")
         descending = np.take_along_axis(probabilities, order, -1)
         likelier_mass = descending.cumsum(-1) - descending

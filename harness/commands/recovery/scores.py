@@ -1,8 +1,9 @@
 """Scores answers by a reference, and chooses the place that many further requests continue.
 
-Most tokens of a text are nearly certain, and for those a wrong verification draws the same as a correct one. So a place
-is chosen at which a recovered token decides most. It is chosen among the texts of the first round, while all draws
-after it are in the second round, so that the choice does not change the false-alarm rate.
+Most tokens of a text are nearly certain: there, a wrong verification draws the same tokens as a correct one. So a place
+is chosen after which recovered tokens are frequent and uncertain. It is chosen from texts of the first round of
+requests, and the tokens after it are drawn in the second round, so that the choice does not change the false-alarm
+rate.
 """
 
 from __future__ import annotations
@@ -29,17 +30,17 @@ from harness.results.statistics.drawn_tokens import DrawnText, Recovered, TokenR
 
 # The most texts that are scored together.
 _TOGETHER = 8
-# The most logits that are computed together.
+# The most logits that are computed together. In float32 they take 128 MiB.
 _MOST_LOGITS = 2**25
-# This share of the log-probabilities may differ by more than rounding, such as at ties. A difference above
-# `_MOST_ROUNDING`, in nats, is not taken for rounding.
+# This share of the log-probabilities may differ by more than rounding, for example at ties. A difference of more than
+# `_MOST_ROUNDING` nats in the others is not taken for rounding.
 _FEW = 0.01
 _MOST_ROUNDING = 0.1
 
 
 def require_token_ids(requests: Sequence[RequestRecord]) -> None:
-    """Raise a RunError if the token ids of any answer were made from its text: other tokens with the same text may have
-    been drawn.
+    """Raise a RunError if the token ids of any answer were made from its text, because the engine may have drawn other
+    tokens that give the same text.
     """
     num_incomplete = sum(request.from_text for request in requests)
     if num_incomplete:
@@ -50,7 +51,11 @@ def require_token_ids(requests: Sequence[RequestRecord]) -> None:
 
 
 class ScoredText(NamedTuple):
-    """A drawn answer, with the entropy [n], in nats, of the distribution that each of its tokens was drawn from."""
+    """A drawn answer of n tokens, as it is tested.
+
+    Attributes:
+        entropies: [n], the entropy of the distribution from which each token was drawn, in nats.
+    """
 
     answer: Answer
     text: DrawnText
@@ -79,10 +84,10 @@ class Scores:
         self._rounding = Rounding(reference)
 
     def add(self, answers: Sequence[Answer]) -> None:
-        """Score those of the answers that were waited for.
+        """Score the answers, without those that were left midway.
 
         Raises:
-            RunError: if one of them came without token ids, or with unknown ones.
+            RunError: if the token ids of an answer were made from its text, or are not in the vocabulary.
         """
         self.answers += answers
         waited_for = [answer for answer in answers if answer.request.is_compared]
@@ -98,8 +103,8 @@ class Scores:
                 by_context[context].append(answer)
             elif request.is_greedy:
                 self.greedy.add(None, request, answer.record)
-        # A batch reads a prompt once for all of its texts, so texts of a prompt are next to each other. The longest
-        # come first, because they show most about rounding.
+        # A batch reads a prompt once for all texts after it, so the texts of a prompt are put next to each other. The
+        # longest text of a prompt comes first: it is the one that is read twice, and shows most about rounding.
         distinct = sorted(by_context.values(), key=_prompt_and_length, reverse=True)
         longest = max((len(alike[0].record.token_ids) for alike in distinct), default=1)
         room = _MOST_LOGITS // (longest * self._reference.vocabulary_size)
@@ -120,10 +125,10 @@ class Scores:
                         draft = None if draft_logits is None else draft_logits[row][: len(text)]
                         self._add_drawn(alike, along, draft)
                     advance(None)
-        # Scored only now, by the rounding of all texts that were read twice.
+        # Greedy texts are added last, so that all texts that were read twice decide the tolerances.
         for score in greedy:
             self.greedy.add_scored(score, self._rounding.tolerances(score.largest))
-        # Bets continue from one text to the next, so the texts' order must not depend on what was drawn.
+        # The bets continue from one text to the next, so the order of the texts must not depend on the tokens drawn.
         asked = {answer.request.index: number for number, answer in enumerate(answers)}
         added = sorted(self.drawn[num_before:], key=lambda text: asked[text.answer.request.index])
         self.drawn[num_before:] = added
@@ -131,7 +136,9 @@ class Scores:
     def _draft_logits(
         self, prompts: Sequence[Sequence[int]], texts: Sequence[Sequence[int]]
     ) -> Floats | None:
-        """The draft's logits; None if recovered tokens do not follow both distributions under this rule."""
+        """The draft's logits; None if the reference has no draft, or if under this rule the distribution of recovered
+        tokens does not follow from the target's and the draft's.
+        """
         rule = RULES[self._asking.settings.decoding.rule]
         if not (rule.lossless and rule.tests_each_token):
             return None
@@ -140,12 +147,12 @@ class Scores:
     def _add_drawn(
         self, alike: Sequence[Answer], logits: Floats, draft_logits: Floats | None
     ) -> None:
-        """Add texts with the same context.
+        """Add drawn texts that differ at most in their last token, and so have the same logits before each token.
 
         Args:
-            alike: their answers, which differ in their last token at most.
-            logits: [n, V], the reference's, before each of their tokens.
-            draft_logits: [n, V], the draft's; None if not known.
+            alike: the answers with these texts, of n tokens each.
+            logits: [n, V], the reference's logits before each token.
+            draft_logits: [n, V], the draft's logits; None if they are unknown.
         """
         request = alike[0].request
         sampling = request.sampling
@@ -175,13 +182,15 @@ class Scores:
                 self._note_logprobs(answer.record, logits)
 
     def _note_logprobs(self, record: RequestRecord, logits: Floats) -> None:
-        """Record how much the log-probabilities that came with drawn tokens differ from the reference's logits [n,
-        V].
+        """Record how much the log-probabilities that an engine sent with drawn tokens differ from the reference's.
+
+        Args:
+            logits: [n, V], the reference's logits before each token.
         """
         tokens = record.token_ids
         values = logits.astype(np.float64)
         own_logits = values[range(len(tokens)), tokens]
-        # Tokens that a regular arm does not report share one logit, so their log-probabilities are not known.
+        # All tokens that a regular arm does not report share one logit, so their log-probabilities are unknown.
         is_known = (values == own_logits[:, np.newaxis]).sum(-1) == 1
         expected = own_logits - np.logaddexp.reduce(values, axis=-1)
         for came, own, known in zip(record.logprobs, expected, is_known, strict=False):
@@ -189,8 +198,11 @@ class Scores:
                 self._logprob_errors.append(abs(came - own))
 
     def rounding_of_drawn(self) -> float:
-        """The largest difference between log-probabilities that came with drawn tokens and the reference's, apart from
-        the `_FEW` largest. 0 if none came, or if they are so different that they are not the model's own.
+        """How much the log-probabilities that an engine sent with drawn tokens differ from the reference's.
+
+        This is the largest difference after the share `_FEW` with the largest differences is left out. 0 if the engine
+        sent no log-probabilities, or if the result is too large for rounding: then they are not those of the model
+        itself, for example because they were computed after top-k.
         """
         if not self._logprob_errors:
             return 0.0
@@ -203,8 +215,10 @@ class Scores:
         return self._asking.token_test.check(texts, self._rounding.of_drawn(texts))
 
     def look(self) -> None:
-        """Update `so_far` with the checks of all answers up to now: of greedy texts; of kernels, if the arm's own
-        passes were compared; and of drawn tokens, if any were asked for.
+        """Replace `so_far` by the checks of all answers up to now.
+
+        The checks are, in this order: greedy texts; kernels, if the passes that decode were compared; and drawn tokens,
+        if the run has sampling settings.
         """
         checks = [
             with_ends(self.greedy.columns(), [a for a in self.answers if a.request.is_greedy])
@@ -218,7 +232,9 @@ class Scores:
 
 
 def with_ends(check: Columns, answers: Sequence[Answer]) -> Columns:
-    """The check with the number of texts that continue past their end; any such text makes it `lossy`."""
+    """The check with the number of texts that continue after a token that should have ended them. Any such text makes
+    the check `lossy`.
+    """
     num_past_end = sum(answer.passes_its_end for answer in answers if answer.request.is_compared)
     found = check | {"num_past_end": num_past_end}
     return found | {"verdict": "lossy"} if num_past_end else found
@@ -245,7 +261,7 @@ class VerifiedPlaces(NamedTuple):
 
 
 def verified_places(record: RequestRecord) -> VerifiedPlaces | None:
-    """The places at which each proposal of a text ended; None if they are not known."""
+    """The places of the tokens that the target decided after the proposals of a text; None if they are unknown."""
     places = VerifiedPlaces([], [])
     # The first token is decided without a proposal.
     index = 1
@@ -255,22 +271,24 @@ def verified_places(record: RequestRecord) -> VerifiedPlaces | None:
             is_bonus = num_accepted == num_proposed
             (places.bonus if is_bonus else places.recovered).append(index)
         index += 1
-    # Apart from the first token, only the last may be decided without a proposal. If there are more such tokens, then
-    # iterations without a proposal are missing in the record, and the places are not known.
+    # The record should account for all tokens except the last, which may be decided without a proposal. If more are
+    # missing, iterations without a proposal are not in the record, and the places are unknown.
     is_whole = index >= record.num_tokens - 1
     return places if record.outcomes and record.outcomes_in_order and is_whole else None
 
 
 def choose_place(texts: Sequence[ScoredText]) -> tuple[int, ...]:
-    """The tokens after which a recovered token decides most.
+    """The prefix after which an error in recovered tokens would show most: the tokens of a prompt and of the beginning
+    of a text.
 
-    The first token after the place is the target's own, and a proposal is tested from the second one on. For example,
-    after `Once upon a` a text continues with `time`, which has a probability of 0.9, and the draft token after that was
-    rejected; the target's distribution there has an entropy of 1.2 nats. That gives `Once upon a` the value 0.9 * 1.2.
-    The place with the largest value is chosen.
+    An engine decides the first token after the prefix without speculation, so recovered tokens come from the second
+    token on. For example, after `Once upon a` a text continues with `time`, which has a probability of 0.9. The draft
+    token after `time` was rejected, and the target's distribution there has an entropy of 1.2 nats. This gives `Once
+    upon a` the value 0.9 * 1.2. The prefix with the largest value is chosen; the first text's prompt if no text has a
+    value above 0.
 
     Args:
-        texts: texts of one sampling setting, at least one.
+        texts: texts with one sampling setting, at least one. If it is unknown which tokens were recovered, all count.
     """
     best = texts[0].text.prompt
     most = 0.0

@@ -1,4 +1,4 @@
-"""The page of `recovery`: every check, and the verdict that people quote."""
+"""The page of `recovery`: the verdict, and the checks on which it rests."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ class Checks:
 
     Attributes:
         name: the run's name among others; None for a single run.
-        row: the first row, for columns that are the same in all.
-        greedy, kernels, sampled: the row of this kind of check; None if it was not made.
-        deciding: the rows of checks that were made, on which the verdict rests.
-        num_draws_needed: the smallest `num_draws` that may be enough, if this run's are not; 0 otherwise.
-        findings: the figures of the checks, in words; "" without any.
+        row: the first row, for columns that are equal in all rows.
+        greedy, kernels, sampled: the row of this kind of check; None if the check was not made.
+        deciding: the rows of the checks that were made, on which the verdict rests.
+        num_draws_needed: if this run's draws are too few, the smallest `num_draws` that may be enough; otherwise 0.
+        findings: the figures of the checks, in words; "" if there are none.
         statement: the verdict and its reason.
     """
 
@@ -101,7 +101,7 @@ def recovery_page(runs: Sequence[Run]) -> Page | None:
         steps = _next_steps(neediest)
         return Page(title, findings, (), [verdicts_table(every)], (), steps, statements)
     (run,) = every
-    # The first row is about greedy texts; the last one has the temperature that was asked for.
+    # The first row is about greedy texts. The last one has the temperature of the settings.
     asked = dataclasses.replace(run.rows[-1], num_prompts=None, batch_size=None)
     in_flight = counted(run.row.batch_size or 1, "request")
     title = heading(run.row, f"{in_flight} in flight · {settings_line([asked])}")
@@ -113,7 +113,7 @@ def recovery_page(runs: Sequence[Run]) -> Page | None:
 
 
 def _finding(checks: Checks) -> Line:
-    """The verdict, followed in the same line by the evidence for it."""
+    """The verdict, and in the same line the evidence for it."""
     if checks.verdict not in _STYLES:
         so_far = f"so far {checks.findings}; only a whole run decides" if checks.findings else ""
         return Line(f"no verdict: {checks.verdict}", "warning", so_far)
@@ -122,7 +122,7 @@ def _finding(checks: Checks) -> Line:
 
 
 def _doubts(checks: Checks) -> list[str]:
-    """Limits of the verdict, with the most serious first."""
+    """Limits of the verdict, the most serious first."""
     row = checks.row
     doubts = []
     if row_labels := labels(row):
@@ -133,7 +133,7 @@ def _doubts(checks: Checks) -> list[str]:
 
 
 def _notes(checks: Checks) -> list[str]:
-    """Notes about refused requests, and about how small a loss the tests can see."""
+    """Notes on the requests, on refused settings, and on how small a loss the tests can detect."""
     row, sampled = checks.row, checks.sampled
     # ` Drawn as asked, top_p=0.8.`
     drawn = "" if sampled is None else f" Drawn {sampled.sampling}."

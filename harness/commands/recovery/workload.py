@@ -1,8 +1,10 @@
-"""Makes the requests of `recovery`, some of which a mistake in verification, a batch or a cache should spoil.
+"""Makes the requests of `recovery`, which are chosen so that mistakes in verification, batches or caches spoil some of
+the answers.
 
-They have mixed lengths, prompts that begin alike, second turns and different sampling settings, and some of them are
-left midway. Many continue one place, at which a wrong recovered token would show most (`choose_place`), so that the
-tokens after it can be tested as one distribution. The requests come in two rounds (`first_turns`, `second_turns`).
+The requests have mixed lengths, prompts that begin alike, second turns and different sampling settings, and some of
+them are left midway. Many requests continue *the one place*: a prefix after which wrong recovered tokens would show
+most (`choose_place`). All tokens drawn there can be tested as one distribution. The requests come in two rounds
+(`first_turns`, `second_turns`).
 """
 
 from __future__ import annotations
@@ -31,12 +33,12 @@ Columns = dict[str, Any]
 
 # HTTP statuses with which servers refuse a parameter that they do not have.
 _REFUSALS = (400, 404, 422, 501)
-# The most tokens of a drawn text. If texts were longer, fewer prompts could be asked in the same time; if they were
-# shorter, more tokens would be first tokens, which are not tested.
+# The most tokens of a drawn text. Longer texts would leave time for fewer prompts. With shorter texts, more of the
+# drawn tokens would be first tokens, which speculation does not decide and which are not tested.
 _MOST_DRAWN = 32
-# How many tokens of another prompt follow an answer, as the next turn.
+# In the second round, this many tokens of another prompt follow an answer, as the user's next turn.
 FOLLOW_UP = 8
-# For each request that is left midway, this many are waited for.
+# For this many requests whose whole answers are read, one more request is left midway.
 _READ_FOR_ONE_LEFT = 7
 
 
@@ -46,8 +48,8 @@ def most_drawn(max_new_tokens: int) -> int:
 
 
 def tokens_at_place(decoding: DecodingSettings) -> int:
-    """The number of tokens of each text at the one place: the target's own first token, a whole proposal, and the bonus
-    token after it.
+    """The number of tokens of each text at the one place: the first token, a whole proposal, and the bonus token after
+    the proposal; at most `max_new_tokens`.
     """
     return min(decoding.most_draft_tokens + 2, decoding.max_new_tokens)
 
@@ -57,11 +59,12 @@ class PlannedRequest:
     """One of the requests that an arm is tested with.
 
     Attributes:
-        num_tokens: length of its text.
-        index: with the seed it determines the random numbers, if the engine uses them.
-        leave_after: number of tokens after which nobody waits for the rest, so that the text is not compared;
-            None to wait for all.
-        is_at_place: whether it is one of the many requests that continue one place.
+        prompt: token ids.
+        num_tokens: the most tokens of its text; without `ends`, the exact number.
+        index: determines the random numbers together with the seed, if the engine uses these.
+        leave_after: number of tokens after which the request is left midway, so that its text is not compared; None to
+            wait for the whole text.
+        is_at_place: whether it is one of the many requests that continue the one place.
         ends: the first of these tokens ends the text; empty for a text with exactly `num_tokens`.
     """
 
@@ -82,7 +85,9 @@ class PlannedRequest:
         return self.sampling.decoding.temperature == 0
 
     def request(self, seed: int, with_logprobs: bool = False) -> Request:
-        """The request for an arm. With `with_logprobs`, drawn tokens come with their log-probabilities."""
+        """The request as it is sent to an arm. With `with_logprobs`, the arm is to send the log-probabilities of drawn
+        tokens.
+        """
         decoding = dataclasses.replace(
             self.sampling.decoding, max_new_tokens=self.num_tokens, ignore_eos=not self.ends
         )
@@ -115,12 +120,15 @@ class Answer(NamedTuple):
 def taken_samplings(
     arm: Arm, settings: RecoverySettings, prompt: Sequence[int]
 ) -> tuple[list[Sampling], list[str]]:
-    """The sampling settings that the engine takes, and the names of those that it refuses.
+    """The sampling settings that the engine accepts, and the names of those that it refuses.
 
     Both are empty for greedy decoding.
 
+    Args:
+        prompt: token ids of the prompt with which settings are tried; not empty.
+
     Raises:
-        RunError: if the engine does not answer at all, or takes none of the settings.
+        RunError: if the engine does not answer at all, or accepts none of the settings.
     """
     if settings.decoding.temperature == 0:
         return [], []
@@ -144,10 +152,10 @@ def taken_samplings(
 
 
 def why_refused(arm: Arm, planned: PlannedRequest, seed: int) -> str | None:
-    """Why an arm refuses a request with its sampling setting; None if it does not.
+    """The reason why an arm refuses a request with its sampling setting; None if it answers the request.
 
     Raises:
-        RunError: if the arm does not answer at all.
+        RunError: if the arm does not answer, or with an error that is no refusal.
     """
     try:
         [record] = arm.answer([planned.request(seed)], 1).requests
@@ -161,7 +169,7 @@ def why_refused(arm: Arm, planned: PlannedRequest, seed: int) -> str | None:
 
 
 class Workload:
-    """Makes the requests of a run, which are always the same for the same seed."""
+    """Makes the requests of a run. With the same seed and the same answers, they are the same."""
 
     def __init__(self, asking: Asking) -> None:
         decoding = asking.settings.decoding
@@ -175,17 +183,18 @@ class Workload:
         self._num_made = 0
 
     def first_turns(self, num_drawn: int) -> list[PlannedRequest]:
-        """Requests with the run's prompts, and with other prompts that begin like these or nearly so.
+        """The requests of the first round, with the run's prompts and three variants of each, which begin like the
+        prompt or nearly so.
 
-        There is one greedy request for each of these prompts, and `num_drawn` drawn ones with any of them. Some more
-        are left midway.
+        There is one greedy request for each of these prompts and variants, and `num_drawn` drawn requests with a random
+        one of them. Further requests are left midway.
         """
         texts: list[tuple[int, ...]] = []
         for number, prompt in enumerate(self._prompts):
             half = prompt[: (len(prompt) + 1) // 2]
             other = self._prompts[(number + 1) % len(self._prompts)]
             half_of_each = (*half, *other[len(other) // 2 :])
-            # The first token stays, because many tokenizers put it before every text.
+            # The first token stays, because many tokenizers begin every text with the same token.
             without_second = (prompt[0], *prompt[2:])
             texts += [prompt, half, half_of_each, without_second]
         return self._shuffled(self._mixed(texts, num_drawn, self._prompts))
@@ -197,15 +206,17 @@ class Workload:
         at_place: Sequence[PlannedRequest] = (),
         num_in_flight: int = 1,
     ) -> list[PlannedRequest]:
-        """Requests that continue greedy answers to the run's prompts, and those that continue the one place.
+        """The requests of the second round: some continue greedy answers to the run's prompts, and others continue the
+        one place.
 
-        The latter come in groups among the others, so that several begin together and their prompt is read once.
+        The requests at the one place come in groups among the others, so that several of them begin together, and their
+        prompt is read once.
 
         Args:
             answers: the answers to the first turns.
             num_drawn: number of drawn requests that continue answers.
             at_place: the requests at the one place.
-            num_in_flight: size of a group.
+            num_in_flight: the number of requests in a group.
         """
         texts = []
         for answer in answers:
@@ -223,13 +234,13 @@ class Workload:
         return [request for number in order for request in groups[number]]
 
     def at_place(self, place: tuple[int, ...], num: int) -> list[PlannedRequest]:
-        """Requests that continue one place with the first sampling setting, each with its own random numbers."""
+        """`num` requests that continue `place` with the first sampling setting, each with its own random numbers."""
         length = tokens_at_place(self._decoding)
         requests = [self._plan(place, self._samplings[0], length) for _ in range(num)]
         return [dataclasses.replace(request, is_at_place=True) for request in requests]
 
     def _shuffled(self, planned: Sequence[PlannedRequest]) -> list[PlannedRequest]:
-        """The requests in random order, mixed with some more that are left midway."""
+        """These requests and some further ones that are left midway, in random order."""
         prompts = [request.prompt for request in planned]
         mixed = list(planned)
         ways = [self._greedy, *self._samplings]
@@ -246,10 +257,10 @@ class Workload:
         num_drawn: int,
         known_texts: Sequence[Sequence[int]],
     ) -> list[PlannedRequest]:
-        """A greedy request for each prompt, and `num_drawn` drawn requests for any of them.
+        """A greedy request for each prompt, and `num_drawn` drawn requests, each with a random one of the prompts.
 
-        Half of all these have end tokens. Because few models write one so early, each of them also ends at a random
-        token of the known texts.
+        If the engine can end texts at given tokens, a random half of these requests has end tokens. Models seldom
+        generate the target's end token this early, so a random token of `known_texts` is made an end token, too.
         """
         requests = []
         for prompt in prompts:
@@ -280,15 +291,15 @@ class Workload:
 
 @dataclass(frozen=True)
 class Asking:
-    """How the arms of a run are asked.
+    """The settings for the requests of a run, and the function that sends them.
 
     Attributes:
-        prompts: token ids of each prompt, none of which is empty.
+        prompts: token ids of each prompt; none is empty.
         samplings: the sampling settings to test, with the run's own first; empty for greedy decoding.
         end_tokens: the tokens at which the target ends a text.
-        can_end: whether the engine ends texts at given tokens; half of the requests then have some.
-        with_logprobs: whether drawn tokens are asked for with their log-probabilities.
-        keep: called with the name of an arm and all of its answers.
+        can_end: whether the engine can end texts at given tokens; half of the requests then have such tokens.
+        with_logprobs: whether to request the log-probabilities of drawn tokens.
+        keep: stores answers; called by `ask` with the name of the arm and its answers.
     """
 
     settings: RecoverySettings
@@ -306,7 +317,10 @@ class Asking:
     def ask(
         self, arm: Arm, planned: Sequence[PlannedRequest], num_in_flight: int, doing: str
     ) -> list[Answer]:
-        """Ask an arm, and return the answers in the order of the requests.
+        """Send requests to an arm, and return the answers in the order of the requests.
+
+        Args:
+            doing: the words for the progress line and for an error, such as `asking`.
 
         Raises:
             RunError: if any request failed.
@@ -331,7 +345,12 @@ class Asking:
         return answers
 
     def sampled_check(self, result: TokenResult, records: Sequence[RequestRecord]) -> Columns:
-        """The columns of the check of all drawn tokens, with the acceptance of all answers."""
+        """The columns of the check of all drawn tokens.
+
+        Args:
+            result: the result of the test.
+            records: all answers, greedy ones included, for the columns about acceptance.
+        """
         names = ", ".join(sampling.name for sampling in self.samplings)
         # A reader needs the acceptance, because without rejections most of the algorithm never ran.
         acceptance = drafts_of(records)

@@ -1,4 +1,4 @@
-"""`report`: reads CSV files, and writes answers in the terminal, in Markdown, and in one HTML page with plots."""
+"""`report`: reads CSV files, and shows their runs in the terminal, in Markdown, and on one HTML page with plots."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from harness.results.schema import RunRow
 
 
 def measuring() -> list[Command[Any, Any]]:
-    """The commands that measure, and so have runs to show. Those whose prompts are typed come last."""
+    """The commands that measure, and so have runs to show. `compare`, which cannot be swept, is last."""
     measurements = [
         command for command in commands() if isinstance(command, Command) and command.measures
     ]
@@ -52,8 +52,8 @@ class Findings:
     Attributes:
         runs: the runs with figures, each measurement once, the oldest first.
         failures: runs without a full result: `failed`, `interrupted` or `incomplete`.
-        files: number of rows in each file of ours that was read.
-        notes: lines about what could not be read, or was left out.
+        files: the number of rows in each file that harness wrote and that was read.
+        notes: lines about files or rows that could not be read, or were left out.
     """
 
     runs: list[Run] = field(default_factory=list)
@@ -70,10 +70,10 @@ def read(paths: Sequence[Path], ids: Sequence[str] = ()) -> Findings:
     """The runs in files and directories, each measurement once.
 
     Args:
-        ids: ids of the only runs that are wanted, or the beginnings of these ids; () for all runs.
+        ids: the ids of the runs that are wanted, or beginnings of ids; () for all runs.
 
     Raises:
-        SettingError: for a path that does not exist or has no CSV file of ours, and for an id that no run has.
+        SettingError: for a path that does not exist or has no CSV file from harness, and for an id that no run has.
     """
     findings = _Reader(paths).findings
     for wanted in ids:
@@ -81,7 +81,7 @@ def read(paths: Sequence[Path], ids: Sequence[str] = ()) -> Findings:
             raise SettingError(wanted, f"no run in {', '.join(map(str, paths))} has this id")
     if ids:
         chosen = [run for run in findings.runs if run.id.startswith(tuple(ids))]
-        # The runs that a chosen run pools are kept, because its command is recorded in their directories.
+        # Keep the runs that a chosen pooled row combines, because their directories contain the row's command.
         parts = {part for run in chosen for part in getattr(run.last, "pooled_runs", None) or ()}
         kept = parts | {run.id for run in chosen}
         findings.runs = [run for run in findings.runs if run.id in kept]
@@ -93,7 +93,7 @@ class _Reader:
     """Reads files and directories.
 
     Attributes:
-        findings: the contents of the files; a run that is in several files is in `runs` several times.
+        findings: the contents of the files. A run that is in several files is in `runs` several times.
 
     Raises:
         SettingError: for a path that does not exist, and if no file has the result of a run.
@@ -101,7 +101,7 @@ class _Reader:
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self.findings = findings = Findings()
-        # Kinds of rows with the result of a run, by the stem of their file names; then these and all other kinds.
+        # The classes of rows with the result of a run, by the names of their files; and the classes of all rows.
         self._run_kinds: dict[str, type[RunRow]] = {}
         self._kinds: list[type[Row]] = []
         for command in measuring():
@@ -126,7 +126,7 @@ class _Reader:
                 rule += f" ({findings.notes[0]})"
             raise SettingError(", ".join(map(str, paths)), rule)
         for run in findings.runs:
-            # Runs whose prompts were not among the files find them in their own directories.
+            # If the prompts of a run were not among the files, the run finds them in its own directory.
             if run.last.run in self._prompts:
                 run.prompt_rows = self._prompts[run.last.run]
 
@@ -149,13 +149,13 @@ class _Reader:
         self.findings.notes.append(f"{error.filename} cannot be read: {error.strerror}")
 
     def _is_worth_reading(self, file: Path, directory: Path) -> bool:
-        """Whether a file below the directory may hold a measurement, by its name or its columns."""
+        """Whether a file below the directory may contain measurements, judged by its name or its columns."""
         # `Path.is_file` would raise an error in a directory that may not be entered.
         if not os.path.isfile(file):
             return False
         if self._file_name.fullmatch(file.name):
             return True
-        # `results.file` may have given another name to a file directly in the directory.
+        # A file directly in the directory may have any name, because `results.file` may have set it.
         if file.parent != directory or file.suffix != ".csv":
             return False
         try:
@@ -167,7 +167,8 @@ class _Reader:
         """Add a file's contents to the findings.
 
         Returns:
-            False for a file that is not ours. True otherwise, even for a file that cannot be read: it gets a note.
+            False for a file that harness did not write. True otherwise, even if the file cannot be read; a note then
+            says so.
         """
         findings = self.findings
         try:
@@ -194,7 +195,7 @@ _MOST_LISTED = 3
 
 
 def environment_table(runs: Sequence[Run]) -> Table:
-    """A table of where the runs ran, with a row for each set of devices and versions."""
+    """A table of the runs' devices and versions, with a row for each combination."""
     where = attrgetter("devices", "server", "num_threads", *_VERSIONS)
     columns = (
         Column("devices", text=True),
@@ -280,7 +281,7 @@ def main(words: Words) -> None:
     """Run the command `report`.
 
     Raises:
-        SettingError: for a wrong argument, a path without a CSV file of ours, or an output that cannot be written.
+        SettingError: for a wrong argument, a path without a CSV file from harness, or an output that cannot be written.
         RunError: if the disk fails or is full.
     """
     settings, named = read_arguments(ReportSettings, words)
@@ -298,7 +299,7 @@ def main(words: Words) -> None:
     if settings.format == "row":
         _print_rows(read(paths, ids), paths[0])
         return
-    # Everything that is read stays in use, so the garbage collector would only search millions of objects in vain.
+    # All objects that are read stay in use, so the garbage collector would search millions of objects in vain.
     gc.disable()
     try:
         report = build(paths, ids)
@@ -307,7 +308,7 @@ def main(words: Words) -> None:
     if settings.format == "json":
         print(statements_in_json(report))
         return
-    # The files are written first, so that they are complete even if the terminal shows only half.
+    # Write the files first, so that they are complete even if the output in the terminal is cut off.
     written = write(report, output)
     console = None if report.is_single else plain_console(WIDE)
     print_document(on_terminal(report), console)
@@ -323,7 +324,7 @@ def _print_rows(findings: Findings, path: Path) -> None:
     for note in findings.notes:
         print(note, file=sys.stderr)
     command = measurement("latency")
-    # A regular arm alone, from a file that was cut after it, is not a result.
+    # A run whose file was cut after the row of the regular arm is incomplete, and is left out.
     runs = [run for run in findings.runs_of(command.row) if run.status != "incomplete"]
     if not runs:
         raise SettingError(str(path), "holds no whole run of latency, which format=row needs")
@@ -340,7 +341,7 @@ def statements_in_json(report: ReportContents) -> str:
 
 
 def write(report: ReportContents, output: Path) -> list[Path]:
-    """Write a report's files into a directory, which is made, and return their paths.
+    """Write a report's files into a directory, which is made if it does not exist, and return their paths.
 
     Raises:
         SettingError: if no file can be written there.

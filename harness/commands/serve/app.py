@@ -1,7 +1,7 @@
-"""The HTTP side of `serve`: OpenAI's completions and chats, and whatever the web page needs.
+"""The HTTP side of `serve`: completions and chats as in OpenAI's API, and the endpoints of the web page.
 
-A request becomes answers of the service (`ServedModel.ask`), whose pieces come back in a queue; this file
-brings them into the form of OpenAI's API. The page needs `/race`.
+For a request, the service generates answers (`ServedModel.ask`), whose pieces arrive in a queue. This file turns these
+pieces into responses in the form of OpenAI's API. The web page uses `/race`.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ if TYPE_CHECKING:
     from harness.local.serving import ServedAnswer
 
 
-_OPEN = ("/", "/health")  # they reveal nothing, so they need no key
+_OPEN = ("/", "/health")  # these need no key, because they reveal nothing
 CLIENT_LEFT = 499  # nginx's code for a client that left before an answer began
 
 
 @dataclass(frozen=True)
 class Guard:
-    """Middleware that refuses requests.
+    """Middleware that refuses requests without the right host, key or length.
 
     Attributes:
-        local: whether to answer only requests for loopback addresses, so that a web page whose name points here cannot
-            use the service (DNS rebinding).
+        local: whether to answer only requests whose Host is a loopback address. Otherwise a web page whose domain name
+            points to this machine could use the service (DNS rebinding).
         key: the API key that requests must send; None if they need none.
         max_bytes: the most bytes of a body.
     """
@@ -76,7 +76,7 @@ class Guard:
             host = urlsplit(f"//{headers.get('host', '')}").hostname
         except ValueError:
             return error_response(400, "the Host header is no address")
-        # A browser always sends a Host, so a request without one comes from no web page.
+        # Browsers always send a Host, so a request without one does not come from a web page.
         if self.local and not is_loopback(host or "localhost"):
             return error_response(400, "this service answers requests for localhost alone")
         if self.key and path not in _OPEN:
@@ -101,23 +101,27 @@ def error_response(status: int, message: str, member: str | None = None) -> JSON
 
 
 def error_body(status: int, message: str, member: str | None = None) -> dict[str, Any]:
-    """An error in OpenAI's form; `member` names the member of the request that is wrong, if one is."""
+    """An error in OpenAI's form.
+
+    Args:
+        member: the name of the request's member that is wrong; None if no single member is.
+    """
     kinds = {401: "authentication_error", 429: "rate_limit_error"}
     kind = kinds.get(status, "invalid_request_error" if status < 500 else "server_error")
-    # The message may quote the request, whose JSON may hold lone surrogates.
+    # The message may quote the request, whose JSON may contain lone surrogates.
     text = message.encode(errors="backslashreplace").decode()[:500]
     return {"error": {"message": text, "type": kind, "param": member, "code": None}}
 
 
 _GONE = "the client went away"
-# The most bytes of a request: this many, or what its prompts need, because a token may be many characters of text or
-# JSON.
+# The most bytes of a request. It is at least _MOST_BYTES; more if the longest prompts need more, at _BYTES_PER_TOKEN,
+# because a token may have many characters of text or JSON.
 _MOST_BYTES = 1_000_000
 _BYTES_PER_TOKEN = 64
 
 
 def make_app(served: ServedModel, key: str | None) -> FastAPI:
-    """The application.
+    """The application that answers all requests.
 
     Args:
         key: the API key that requests must send; None if they need none.
@@ -147,7 +151,7 @@ def make_app(served: ServedModel, key: str | None) -> FastAPI:
 
 
 def _add_pages(app: FastAPI, served: ServedModel) -> None:
-    """Add every endpoint that does not generate: the page with its race, and health."""
+    """Add the endpoints that are not part of OpenAI's API: the web page, its race, and health."""
 
     @app.get("/", include_in_schema=False)
     def page() -> FileResponse:
@@ -166,7 +170,7 @@ def _add_pages(app: FastAPI, served: ServedModel) -> None:
 
 
 def _add_error_handlers(app: FastAPI) -> None:
-    """Add handlers that bring every error into the form of OpenAI's API."""
+    """Add handlers that answer every error in the form of OpenAI's API."""
 
     @app.exception_handler(SettingError)
     async def wrong_setting(request: Request, error: SettingError) -> JSONResponse:
@@ -186,8 +190,8 @@ def _add_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
         errors = error.errors()
-        # If a member may have several types, there is an error for each. The error that got furthest is about the type
-        # that was meant. The places of errors name these types in brackets.
+        # If a member may have several types, there is an error for each type. The error deepest in the body is about
+        # the type that the client meant. The locations of errors contain the types in brackets.
         member = errors[0]["loc"][:2]
         chosen = [error for error in errors if error["loc"][:2] == member]
         first = max(chosen, key=lambda error: len(error["loc"]))
@@ -210,8 +214,7 @@ def _generation(served: ServedModel, arm: str) -> APIRouter:
 
     async def tokens_of(prompts: Sequence[str | list[int]]) -> list[list[int]]:
         served.check_number(prompts)
-        # Encoding a long text takes seconds. It is done in a thread, so that other requests are answered at the same
-        # time.
+        # Encoding a long text takes seconds, so it is done in a thread, while other requests are answered.
         return [await run_in_threadpool(served.tokens_of, prompt) for prompt in prompts]
 
     async def respond(
@@ -234,7 +237,7 @@ def _generation(served: ServedModel, arm: str) -> APIRouter:
             "object": "model",
             "created": served.started,
             "owned_by": "harness",
-            # The page starts with these settings.
+            # The web page shows these settings at first.
             "draft": settings.draft and settings.draft.name,
             "decoding": dataclasses.asdict(settings.decoding),
         }
@@ -259,10 +262,12 @@ def _generation(served: ServedModel, arm: str) -> APIRouter:
 
 
 class _Shape:
-    """Brings answers into OpenAI's form.
+    """Turns answers into responses in OpenAI's form.
 
     Args:
-        chat: whether they answer a chat, or else a completion.
+        body: the request.
+        answers: the answers to its prompts.
+        chat: whether the request is a chat; otherwise it is a completion.
     """
 
     def __init__(
@@ -304,11 +309,11 @@ class _Shape:
             yield {**head, "choices": [], **self._sums()}
 
     def _choice(self, piece: Piece, member: str, is_first: bool) -> dict[str, Any]:
-        """A piece as an entry of `choices`.
+        """An entry of `choices` with the text of a piece.
 
         Args:
-            member: the key of a chat's text, `message` or `delta`.
-            is_first: whether it is the first piece of its answer.
+            member: the key for a chat's text, `message` or `delta`.
+            is_first: whether this is the first piece of its answer.
         """
         content: dict[str, Any] = {"text": piece.text}
         if self._chat:
@@ -341,7 +346,7 @@ class _Shape:
 async def _pieces(
     request: Request, answers: Sequence[ServedAnswer], queue: asyncio.Queue[Piece]
 ) -> AsyncIterator[Piece]:
-    """The pieces of all answers, until each answer has ended. If the caller stops earlier, the answers are cancelled.
+    """Yield the pieces of all answers, until each answer has ended. If the caller stops earlier, answers are cancelled.
 
     Raises:
         Refusal: if an answer failed, or the client disconnected.
@@ -365,7 +370,7 @@ async def _while_connected(request: Request, waiting: Any) -> Any:
     try:
         while True:
             done, _ = await asyncio.wait([result], timeout=1.0)
-            # Checked even if pieces come quickly, because other clients wait for this answer to end.
+            # Check this even if pieces arrive quickly, because other clients wait for the end of this answer.
             if await request.is_disconnected():
                 raise Refusal(CLIENT_LEFT, _GONE)
             if done:
@@ -375,7 +380,7 @@ async def _while_connected(request: Request, waiting: Any) -> Any:
 
 
 async def _events(contents: AsyncIterator[dict[str, Any]]) -> AsyncIterator[str]:
-    """Server-sent events in OpenAI's form; an error becomes the last event before `[DONE]`."""
+    """Yield server-sent events in OpenAI's form. An error becomes the last event before `[DONE]`."""
     try:
         async for content in contents:
             yield f"data: {json.dumps(content)}\n\n"
@@ -385,7 +390,7 @@ async def _events(contents: AsyncIterator[dict[str, Any]]) -> AsyncIterator[str]
 
 
 def _metrics(answers: Sequence[ServedAnswer]) -> dict[str, Any] | None:
-    """Acceptance over these answers, under vLLM's names; None if nothing was drafted."""
+    """The acceptance of these answers together, under vLLM's names; None if nothing was drafted."""
     outcomes = [outcome for answer in answers for outcome in answer.outcomes]
     acceptance = Drafts.of(outcomes)
     if not acceptance.drafting:

@@ -16,18 +16,19 @@ from pydantic import (
     model_validator,
 )
 
-# Parameters of these APIs that never change an answer. The last one asks for acceptance, which this service reports
-# with every answer.
+# Parameters of these APIs that never change an answer. `return_spec_tokens_details` asks for acceptance, which this
+# service reports with every answer.
 _IRRELEVANT = frozenset(
     "metadata priority prompt_cache_key request_id safety_identifier service_tier user "
     "return_spec_tokens_details".split()
 )
-# Parameters that this service does not have. They change nothing if they are off: 0, false or empty.
+# Parameters that this service does not support. They are accepted if they are off (0, false or empty), because they
+# then change nothing.
 _OFF = frozenset(
     "annotations early_stopping echo frequency_penalty functions include_obfuscation logit_bias min_p min_tokens"
     " presence_penalty return_tokens_as_token_ids store suffix tool_calls tools top_logprobs use_beam_search".split()
 )
-# Further parameters, each with the value at which it changes nothing.
+# Further parameters that are not supported, each with the value at which it changes nothing.
 _NEUTRAL: dict[str, Any] = {
     "best_of": 1,
     "length_penalty": 1,
@@ -52,14 +53,14 @@ def _changes_nothing(name: str, value: Any) -> bool:
 
 
 def _encodable(text: str) -> str:
-    # A JSON text can hold one half of a surrogate pair, which UTF-8 cannot.
+    # JSON can contain one half of a surrogate pair, which UTF-8 cannot encode.
     if any("\ud800" <= character <= "\udfff" for character in text):
         raise ValueError("must be text, without half characters")
     return text
 
 
 def _listed(value: Any) -> Any:
-    """A single stop text, which OpenAI's API also allows, becomes a list of one."""
+    """Turn a single stop text, which OpenAI's API also allows, into a list."""
     return [value] if isinstance(value, str) else value
 
 
@@ -72,8 +73,8 @@ Count = Annotated[int, Field(ge=1, le=10**9)]
 class Body(BaseModel):
     """A JSON object.
 
-    A member that this service does not have is refused, unless it changes nothing; so is a value of
-    another type, such as a number in quotes.
+    A member that this service does not support is refused, unless its value changes nothing. A value with the wrong
+    type, such as a number in quotes, is refused, too.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -89,8 +90,8 @@ class Body(BaseModel):
 class SamplingBody(Body):
     """The fields of every request to generate.
 
-    Those left out have the values of the service's own settings, but `seed` is drawn at random
-    unless the request is a race.
+    For a field that is left out, the service's own setting is used. Without `seed`, the seed is drawn at random, except
+    in a race.
     """
 
     model: Annotated[Text, Field(max_length=500)] | None = None
@@ -113,7 +114,7 @@ class SamplingBody(Body):
 
 
 class StreamOptions(Body):
-    """With `continuous_usage_stats` every chunk has the usage so far."""
+    """Options of a stream: whether the last chunk, or every chunk, has the usage so far."""
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
@@ -123,7 +124,7 @@ class GenerationBody(SamplingBody):
     """The fields that completions and chats share."""
 
     stop: Annotated[list[Stop], Field(max_length=16), BeforeValidator(_listed)] = []
-    # The default is allowed without a stream, because pydantic validates only values that a request gives.
+    # pydantic validates only values that a request contains, so the default is also accepted without a stream.
     stream_options: StreamOptions = StreamOptions()
     return_token_ids: bool = False
 
@@ -136,7 +137,7 @@ class GenerationBody(SamplingBody):
 
 
 class Completion(GenerationBody):
-    """A prompt or several, as text or as token ids."""
+    """The body of `/v1/completions`: one prompt or several, as text or as token ids."""
 
     prompt: Text | list[Text] | list[TokenId] | list[list[TokenId]]
 
@@ -155,7 +156,7 @@ class Race(SamplingBody):
 
 
 class Prediction(Body):
-    """The body of `/predict`, as LLMSpeculativeSampling has it: a prompt alone."""
+    """The body of `/predict`, an endpoint of LLMSpeculativeSampling's server: only a prompt."""
 
     prompt: Text
 
@@ -175,9 +176,10 @@ class ChatMessage(Body):
 
 
 class ChatBody(GenerationBody):
-    """Messages, and tools for a chat template that shows them: an answer has its calls as text.
+    """The body of `/v1/chat/completions`: messages, and tools for a chat template that supports them.
 
-    Where the model has no chat template, messages are paragraphs of one text.
+    Calls of tools are part of the answer's text. If the model has no chat template, the messages become paragraphs of
+    one text.
     """
 
     messages: Annotated[list[ChatMessage], Field(min_length=1)]

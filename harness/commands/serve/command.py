@@ -1,4 +1,4 @@
-"""The program of `serve`: load the pair, and answer requests until Ctrl-C."""
+"""The program of `serve`: loads the pair, and answers requests until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from harness.measuring.progress import say
 if TYPE_CHECKING:
     from harness.local.serving import LocalService
 
-# How many seconds answers may continue after a signal, and how many more their remaining text may take to be sent.
+# After a signal, answers may continue for _GRACE_S seconds. Sending the rest of their texts may take _SENDING_S more.
 _GRACE_S = 3
 _SENDING_S = 5
-# The most connections at the same time, including those with half a request.
+# The most simultaneous connections, including those on which a request is incomplete.
 _MOST_CONNECTIONS = 1024
 # A whole request must arrive within this many seconds.
 _REQUEST_S = 60
@@ -38,16 +38,16 @@ _REQUEST_S = 60
 def run(
     settings: ServeSettings, loading: Callable[[], AbstractContextManager[None]] = nullcontext
 ) -> None:
-    """Serve until a signal ends it.
+    """Serve until a signal ends the process.
 
     Args:
-        loading: a context in which another thread opens the engine; within it, signals end the process at once.
+        loading: a context in which another thread opens the engine; within it, signals end the process immediately.
 
     Raises:
         SettingError, RunError: if serving cannot begin.
     """
     key = api_key("api_key_variable", settings.api_key_variable)
-    # The address is taken before the weights load, which may take minutes.
+    # Listen before the weights load, which may take minutes, so that an address that is in use is reported immediately.
     listening = listen(settings)
     try:
         keeper = PairKeeper()
@@ -75,7 +75,7 @@ def run(
         http=_Connection,
         log_level="warning",
         access_log=False,
-        lifespan="off",  # the application has none, and uvicorn prints how its own is cut short
+        lifespan="off",  # the application needs no lifespan events, and uvicorn would print an error when it is ended
         timeout_graceful_shutdown=_GRACE_S + _SENDING_S,
     )
     host, port = listening.getsockname()[:2]
@@ -84,7 +84,7 @@ def run(
         f"Serving {name} on http://{f'[{host}]' if ':' in host else host}:{port}/ (Ctrl-C ends)",
         flush=True,
     )
-    # uvicorn handles the signals: it ends, and then raises them again.
+    # uvicorn handles a signal: it stops serving, and then raises the signal again.
     try:
         with suppress(KeyboardInterrupt):
             _Server(config, served.service).run(sockets=[listening])
@@ -93,7 +93,9 @@ def run(
 
 
 class _Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
-    """A connection that closes itself if the head or the body of a request never ends; uvicorn has no such limit."""
+    """A connection that closes itself if the head or the body of a request does not arrive in time. uvicorn has no such
+    limit.
+    """
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -103,7 +105,8 @@ class _Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
     def _close_if_half(self) -> None:
         last = self.cycle
-        # uvicorn closes idle connections with a timer, which the first bytes of a request cancel.
+        # uvicorn has a timer that closes idle connections. The first bytes of a request cancel it, so without the timer
+        # after a complete response, the next request is incomplete.
         is_half = last is None or last.more_body
         if is_half or (last.response_complete and self.timeout_keep_alive_task is None):
             self.transport.close()
@@ -112,7 +115,7 @@ class _Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
 
 class _Server(uvicorn.Server):
-    """Lets answers end within a grace period after a signal; all others end with an error."""
+    """A server that, after a signal, lets answers continue for a grace period. Longer answers end with an error."""
 
     def __init__(self, config: uvicorn.Config, service: LocalService) -> None:
         super().__init__(config)
@@ -137,7 +140,7 @@ def listen(settings: ServeSettings) -> socket.socket:
             rule = f"cannot be bound on {settings.host}: {error.strerror}; type another port"
             raise SettingError("port", rule, settings.port) from error
         raise SettingError("host", "must be an address of this machine", settings.host) from error
-    # Connections inherit this option. Without it, each piece of an answer but the first waits until the client has
-    # acknowledged the one before, 40 ms on Linux. asyncio sets it only for sockets that it creates itself.
+    # Connections inherit this option. Without it, each piece of an answer after the first waits until the client has
+    # acknowledged the piece before, which takes 40 ms on Linux. asyncio only sets it for sockets that it creates.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listening

@@ -1,6 +1,7 @@
-"""The pair behind `serve`: turns what clients send into requests of an arm, within the limits of models and settings.
+"""The pair that `serve` serves: turns the bodies that clients send into requests for an arm, within the limits of the
+models and the settings.
 
-`app` calls `ServedModel` for every request. Texts are encoded in the threads of `app`; the models run in the single
+`app` calls a `ServedModel` for every request. Texts are encoded in the threads of `app`; the models run in the single
 thread of the `service`.
 """
 
@@ -40,7 +41,7 @@ class ServedModel:
     """A pair and the service that runs it.
 
     Attributes:
-        name: the target's name, under which clients ask for it.
+        name: the target's name, which clients send as `model`.
         arm_names: `regular`, and `speculative` if there is a draft.
         started: when the service was started, in seconds since 1970.
         service: answers the requests.
@@ -63,9 +64,9 @@ class ServedModel:
         )
 
     def encode(self, body: ChatBody) -> list[int]:
-        """Token ids of a chat.
+        """The token ids of a chat.
 
-        Without a template, or with `chat_template=never`, its messages become paragraphs of one text.
+        Without a template, or with `chat_template=never`, the messages become paragraphs of one text.
 
         Raises:
             Refusal: for messages or tools that the template does not accept.
@@ -86,21 +87,24 @@ class ServedModel:
                 text = "\n\n".join(message["content"] for message in messages)
                 chat = Chat(({"role": "user", "content": text},))
             [token_ids] = template.encode([chat])
-        except Exception as error:  # a template may refuse with any
+        except Exception as error:  # a template may raise any exception
             raise Refusal(400, f"messages: {first_line(error)}") from error
         return token_ids
 
     def check_number(self, prompts: Sequence[object]) -> None:
-        """Raise a Refusal if a request has more prompts than it may have."""
+        """Raise a Refusal if a request has more prompts than are allowed."""
         most = self.settings.most_prompts
         if len(prompts) > most:
             raise Refusal(400, f"prompt: {len(prompts)} prompts; at most {most} in a request")
 
     def tokens_of(self, prompt: str | Sequence[int]) -> list[int]:
-        """Token ids of a plain prompt, a text or the ids themselves.
+        """The token ids of a prompt without a chat template.
+
+        Args:
+            prompt: a text, or the token ids.
 
         Raises:
-            Refusal: if it has no token, or one that the vocabulary lacks.
+            Refusal: if the prompt has no token, or a token that is not in the vocabulary.
         """
         ids: Any = (
             self._pair.tokenizer(prompt)["input_ids"] if isinstance(prompt, str) else list(prompt)
@@ -121,13 +125,13 @@ class ServedModel:
         body: GenerationBody,
         queue: asyncio.Queue[Piece],
     ) -> Sequence[ServedAnswer]:
-        """Have the prompts answered by an arm.
+        """Start to answer prompts with an arm.
 
         Args:
             queue: receives the pieces of all answers.
 
         Returns:
-            The answers, in the order of the prompts, which are still being generated.
+            The answers, in the order of the prompts. They are still being generated.
 
         Raises:
             Refusal: if the request exceeds a limit.
@@ -135,7 +139,7 @@ class ServedModel:
         loop = asyncio.get_running_loop()
 
         def put(piece: Piece) -> None:
-            with suppress(RuntimeError):  # the loop is closed: nobody listens
+            with suppress(RuntimeError):  # the loop is closed, so nobody waits for the piece
                 loop.call_soon_threadsafe(queue.put_nowait, piece)
 
         seed = secrets.randbits(63) if body.seed is None else body.seed % 2**64
@@ -145,13 +149,13 @@ class ServedModel:
         return self.service.ask(arm, requests, put, body.stop)
 
     def race(self, body: Race) -> Future[dict[str, Any]]:
-        """Run both arms on one prompt for the web page, one after the other, while nothing else is answered.
+        """Run both arms on one prompt for the web page, one after the other. No other request is answered then.
 
         Raises:
             Refusal: if the request exceeds a limit.
         """
         ids = self.tokens_of(body.prompt)
-        # Without a seed, every race draws the same numbers, while `ask` draws a new seed for each request.
+        # Without a seed, every race uses the same random numbers, unlike `ask`, which draws a seed for each request.
         seed = self.settings.seed if body.seed is None else body.seed % 2**64
         request = self._request(ids, body, seed, index=0)
         question = Question([request])

@@ -1,10 +1,12 @@
-"""The door to `harness.local`, the wing with the models: it imports the wing's modules by name, when they are needed.
+"""The door to `harness.local`, the part of the code that runs models: `local` imports one of its modules by name, when
+the module is needed.
 
     planned = local("engine.pair").plan_pair(model, draft, placement)
 
-The modules of this package declare the values that come back. Types of the wing are imported under TYPE_CHECKING only.
-Records of the wing, which import no torch, are also named by `engines/registry.py`, `config/methods.py` and
-`config/acceptance_rules.py`, and are loaded from there.
+The modules of this package define the classes of the values that come back. Types of `harness.local` are imported under
+TYPE_CHECKING only. There is one other way in, for classes that import no torch: `engines/registry.py`,
+`config/methods.py` and `config/acceptance_rules.py` contain the names of some classes in `harness.local`, and import
+these classes when they are looked up.
 """
 
 from __future__ import annotations
@@ -12,7 +14,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-# This module imports torch and transformers, which takes seconds. A process that will need them can import it early.
+# Importing this module takes seconds, because it imports torch and transformers. A process that will need them can
+# import it early.
 SLOWEST_MODULE = "harness.local.engine.engine"
 
 

@@ -1,7 +1,5 @@
-"""The plan of a pair, as the wing with the models returns it: where the models would go, and the bytes their passes
-read.
-
-`local/engine/planning.py` computes these values.
+"""The plan of a pair, as values without torch: the devices on which the models would be placed, and the bytes that
+their passes read. `local/engine/planning.py` computes these values.
 """
 
 from __future__ import annotations
@@ -16,13 +14,13 @@ from harness.config.gpus import Gpu
 
 @dataclass(frozen=True)
 class PretendedGpus:
-    """GPUs to plan for that this machine does not have.
+    """Hypothetical GPUs for which a pair is planned.
 
     Attributes:
-        number: how many there are.
-        memory: bytes of each; None for the memory that is free on this machine's first GPU.
-        size: the memory as it was typed, such as `40GB`.
-        kinds: the GPU models that were named instead of a size.
+        number: the number of GPUs.
+        memory: the bytes of each GPU; None for the memory that is free on this machine's first GPU.
+        size: the memory as the user typed it, such as `40GB`; None if the user typed none.
+        kinds: the GPU models that the user named instead of a size; empty for none.
     """
 
     number: int
@@ -33,13 +31,13 @@ class PretendedGpus:
 
 @dataclass(frozen=True)
 class Machine:
-    """The devices for a pair.
+    """The devices on which a pair is planned.
 
     Attributes:
-        free: free bytes by device: a GPU's number, or `"cpu"` for main memory.
-        name: name of the devices, as reports print it.
-        bandwidths: possible bandwidths of the memory in GB/s, by product name; empty if unknown.
-        pretended: whether the GPUs are not in this machine.
+        free: the free bytes of each device, by the number of a GPU, or `"cpu"` for main memory.
+        name: the name of the devices in reports.
+        bandwidths: the bandwidths in GB/s that the memory may have, by the product name of the GPU; empty if unknown.
+        pretended: whether the GPUs are hypothetical, that is, not in this machine.
     """
 
     free: Mapping[int | str, int]
@@ -54,14 +52,14 @@ class Machine:
 
 @dataclass(frozen=True)
 class PassBytes:
-    """The bytes that the passes of a pair read at one K, caches included.
+    """The bytes that the passes of a pair read with one K, caches included.
 
     Attributes:
-        step: bytes of the target's pass over one token of each row.
-        verification: bytes of the target's pass over K + 1 tokens of each row.
-        drafting: bytes of all passes of the draft; 0 if drafting reads no weights.
-        most_draft_tokens: the most tokens that the drafter proposes, whatever K is, such as the block of a draft head;
-            None without a limit.
+        step: the bytes that the target reads in a pass over one token of each row.
+        verification: the bytes that the target reads in a pass over K + 1 tokens of each row.
+        drafting: the bytes that the draft reads in all of its passes; 0 if drafting reads no weights.
+        most_draft_tokens: the largest number of tokens that the draft proposes, whatever K is: for example, the block
+            of a draft head limits it. None without a limit.
     """
 
     step: float
@@ -71,7 +69,7 @@ class PassBytes:
 
     @property
     def iteration_steps(self) -> float:
-        """The least cost of an iteration that drafts and verifies K tokens, in steps of the target."""
+        """The least cost of an iteration that drafts and verifies K tokens, in regular steps of the target."""
         return (self.verification + self.drafting) / self.step
 
 
@@ -80,11 +78,12 @@ class PairPlan:
     """The plan of a pair that was placed on a machine.
 
     Attributes:
-        sizes: the columns of `plan` about its models and where they would go.
-        misfit: what does not fit, in one line; the models are then placed as if there were more memory. None if all
-            fits.
-        remedies: changes that would make it fit.
-        reads: the bytes that passes read; None if the size of a cache is not known.
+        sizes: the columns of `plan` that describe the models and the devices on which they would be placed.
+        misfit: a line that says why the pair does not fit; None if it fits. A pair that does not fit is placed as if
+            there were more memory.
+        remedies: changes, each of which alone would make the pair fit; empty if it fits.
+        reads: the bytes that passes read. None if the size of a cache is not known, or if the target's own layers draft
+            (`early_exit`).
     """
 
     sizes: Mapping[str, Any]

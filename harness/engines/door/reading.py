@@ -1,4 +1,5 @@
-"""Texts that exist already: what the target says of them, and how both models of a pair read them.
+"""Values that come from reading existing texts: with the target (`Reference`), and with both models of a pair
+(`ReadText`).
 
 `local.engine.reference` and `local.engine.reading` compute these values.
 """
@@ -14,11 +15,11 @@ from harness.results.statistics.iterations import Cut
 
 
 class Margin(NamedTuple):
-    """How far apart the logits of two tokens are after a text.
+    """The difference between the logits of two tokens after a text.
 
     Attributes:
         value: the difference.
-        tolerance: the largest difference that rounding explains there, as measured.
+        tolerance: the largest difference that rounding explains after this text, as measured.
     """
 
     value: float
@@ -26,12 +27,13 @@ class Margin(NamedTuple):
 
 
 class KernelDeviations(NamedTuple):
-    """How far logits along a text are from those of the eager model (as `engines.divergence.margin_deviation`
-    measures it).
+    """How much logits along a text deviate from those of the eager model, as measured by
+    `engines.divergence.margin_deviation`.
 
     Attributes:
-        passes: deviation of the passes that decode the text.
-        rounding: deviation of the eager model itself, after its embeddings were changed by one epsilon of their format.
+        passes: the deviation of the passes that decode the text.
+        rounding: for comparison, the deviation of the eager model itself if its embeddings are changed by at most one
+            epsilon of their dtype.
     """
 
     passes: float
@@ -39,59 +41,69 @@ class KernelDeviations(NamedTuple):
 
 
 class Reference(Protocol):
-    """The target's view of given texts, computed from its weights or reported by a server."""
+    """The target's logits along given texts, computed from its weights or reported by a server."""
 
     @property
     def vocabulary_size(self) -> int:
-        """V, the number of tokens in its vocabulary."""
+        """V, the number of tokens in the target's vocabulary."""
 
     def logits_along(
         self, prompts: Sequence[Sequence[int]], texts: Sequence[Sequence[int]]
     ) -> Floats:
-        """Return the target's logits [B, n, V] before each token of each text, for n tokens of the longest one.
+        """Return the target's logits [B, n, V] before each token of each text, where n is the length of the longest
+        text.
 
-        The logits of a shorter text are undefined after its last token.
+        For a shorter text, the logits after its last token are undefined.
         """
 
     def draft_logits_along(
         self, prompts: Sequence[Sequence[int]], texts: Sequence[Sequence[int]]
     ) -> Floats | None:
-        """Return the same logits of a draft model that drafts token by token; None if there is no such draft."""
+        """Return the logits of the draft along the same texts, in the same form; None if the draft is not a model that
+        drafts token by token.
+        """
 
     def logits_by_another_route(self, prompt: Sequence[int], text: Sequence[int]) -> Floats | None:
-        """Return the logits [n, V] before each token of one text, computed in another way, so that only rounding
-        differs.
-
-        None if there is no other way.
+        """Return the logits [n, V] before each token of a text, computed in another way than by `logits_along`, so that
+        only rounding differs. None if there is no other way.
         """
 
     def kernel_deviations(
         self, prompt: Sequence[int], text: Sequence[int], logits: Floats
     ) -> KernelDeviations | None:
-        """Return how far the logits [n, V] of `logits_along` are from the eager model's.
+        """Return how much the logits [n, V] of `logits_along` deviate from those of the eager model.
 
-        None unless the passes that computed these logits are the passes that decode the checked texts.
+        None if the passes that computed these logits are of another kind than the passes that decode the checked texts,
+        and if the target's weights are in 8 bits.
         """
 
     def tolerance(self, likeliest: Floats, deviation: float) -> Floats:
-        """Return the largest difference [n] between two logits that rounding explains.
+        """Return, for each position, the largest difference [n] between two logits that rounding explains.
 
         Args:
             likeliest: [n], the logit of the likeliest token at each position.
-            deviation: `margin_deviation` between two ways to compute the logits.
+            deviation: the `margin_deviation` between two ways of computing the logits.
         """
 
     def margin(self, token_ids: Sequence[int], wanted: int, other: int) -> Margin:
-        """Return the logit of `wanted` after a text, minus the logit of `other`."""
+        """Return the logit of `wanted` after a text minus the logit of `other`, and the tolerance for rounding.
+
+        Args:
+            token_ids: the prompt and the text, at least one token.
+        """
 
 
-# The most transcripts that are read together, and the most tokens that these have in all: a limit of memory.
+# At most this many transcripts are read together, and at most this many tokens in all of them. Both limits save memory.
 TOGETHER = 8
 _MOST_TOKENS = 16384
 
-# Mistakes that an engine may make although it drafts with the right weights: hidden states come one position late; they
-# come from other layers than the head was trained on (the layers before or after these, EAGLE-3's usual layers, the
-# last layer); or a reduced vocabulary is read as if it were the target's.
+# Mistakes that an engine may make although it drafts with the right weights:
+#   late             each hidden state is read one position late
+#   layers before    hidden states come from the layers before those that the head was trained on
+#   layers behind    ... from the layers after those
+#   usual layers     ... from the default layers of EAGLE-3
+#   last layer       ... from the last layer
+#   no mapping       the tokens of a reduced vocabulary are taken for tokens of the target's vocabulary
 DraftMistake = Literal[
     "late", "layers before", "layers behind", "usual layers", "last layer", "no mapping"
 ]
@@ -99,11 +111,13 @@ DraftMistake = Literal[
 
 @dataclass(frozen=True)
 class Transcript:
-    """Tokens of an existing text, some of which the target is said to have written.
+    """The tokens of an existing text, with the answers in it, which the target is said to have written.
 
     Attributes:
-        answers: the places of the answers in `token_ids`, in order. Each answers all tokens before it, and is not
-            empty. Only after `Reading.until` does each have two tokens or more.
+        token_ids: the tokens of the text.
+        answers: for each answer, its indices in `token_ids`; at least one answer, in order. An answer answers all
+            tokens before it, and has at least one token. (`PairReader` needs answers of at least two tokens, which
+            `Reading.until` ensures.)
     """
 
     token_ids: Sequence[int]
@@ -122,22 +136,22 @@ class Transcript:
 
 
 def num_together(longest: int) -> int:
-    """Return how many transcripts of this length are read together, at least one."""
+    """Return how many transcripts are read together if the longest has this many tokens; at least 1."""
     return max(1, min(TOGETHER, _MOST_TOKENS // longest))
 
 
 @dataclass(frozen=True)
 class ReadText:
-    """What reading an answer of n tokens, at least two, gave.
+    """The results of reading an answer of n tokens, where n is at least 2.
 
     Attributes:
-        cut: the answer cut into iterations, for every K.
+        cut: the answer divided into iterations, for every K.
         num_tokens: n.
-        num_impossible: number of tokens that the target cannot draw.
-        log_probability: the sum of the target's log-probabilities of the other tokens.
-        expected, variance: mean and variance that this sum would have if the target drew each token.
-        rounded: the cut after the logits were changed by as little as rounding; None if nothing is compared with the
-            weights.
+        num_impossible: the number of tokens that the target cannot draw (probability 0).
+        log_probability: the sum of the log-probabilities that the target gives to the other tokens.
+        expected, variance: the mean and the variance that this sum would have if the target drew each of these tokens.
+        rounded: `cut`, computed again after the embeddings were changed by as little as rounding; None if this was not
+            done.
     """
 
     cut: Cut

@@ -1,18 +1,18 @@
-"""The values that the HTTP side of `serve` gets from the thread that answers requests (`local.serving`)."""
+"""The values that the HTTP side of `serve` receives from the thread that answers requests (`local.serving`)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# The reason that is given to clients for requests that are refused or cut short because the service ends.
+# The message to clients whose requests are refused or cut short because the service ends.
 ENDING = "the service is ending"
 
 
 class Refusal(Exception):
-    """A request that is refused, or whose answer is cut short; the message is for the client.
+    """Raised if a request is refused, or if its answer is cut short. The message is for the client.
 
     Attributes:
-        status: the status code of HTTP.
+        status: the HTTP status code.
     """
 
     def __init__(self, status: int, reason: str) -> None:
@@ -25,9 +25,11 @@ class Piece:
     """The text and tokens that an answer gained in one iteration.
 
     Attributes:
-        choice: the answer's number among the answers to its request, from 0.
-        finish_reason: in the last piece, `stop` or `length`, or `error` if the answer failed; the piece's text is then
-            the reason. None in other pieces.
+        choice: the index of the answer among the answers to its request, from 0.
+        text: the new text; if the answer failed, the reason.
+        token_ids: the tokens of the iteration, including those after the end of the text.
+        finish_reason: None in all pieces but the last. In the last piece it is `stop` or `length`, or `error` if the
+            answer failed.
     """
 
     choice: int

@@ -1,8 +1,9 @@
-"""An iteration of a batch as two calls over its state: `propose`, and `decide`, which verifies and moves the rows on.
+"""An iteration of a batch, as two calls that work on the state of its rows: `propose`, and `decide`, which verifies the
+proposal and advances the rows. Without a proposal, `decide` is a step of regular decoding.
 
-Both are functions of tensors, and on the host they read nothing but `RowState.lengths`, if the state has them. So the
-code that is compiled or captured is the code that runs plainly. Without a proposal, `decide` is a step of regular
-decoding.
+Both calls are functions of tensors. On the host they read only `RowState.lengths`, if the state has them. So the same
+code can run plainly, be compiled, or be captured in a CUDA graph. (A drafter on the host is the exception: its
+`propose` is never compiled or captured.)
 """
 
 from __future__ import annotations
@@ -33,12 +34,20 @@ class Decided(NamedTuple):
     """The decisions of the target.
 
     Attributes:
-        packed: [B, 3 + 3 K] float32, everything that the host must know, in one tensor so that it waits once. Each row
-            has the number of accepted tokens, the token after them (V if its logits are nan) and the number of offered
-            tokens; then K draft tokens, their K probabilities under the target, and their K probabilities under the
-            drafter. Token ids up to 2**24 are exact in float32. With K=2, one token accepted and then token 7, a row is
-            [1, 7, 2, x1, x2, target(x1), target(x2), draft(x1), draft(x2)]. Without a proposal it is [0, 7, 0].
-        step: the target's pass, logits [B, 1 + K, V].
+        packed: [B, 3 + 3 K] float32, everything that the host must know. It is a single tensor, so that the host waits
+            for the device only once. Each row contains these numbers, in this order (how many, and their meaning):
+
+                1    the number of accepted tokens
+                1    the token after them; V if its logits are nan
+                1    the number of offered tokens
+                K    the draft tokens
+                K    their probabilities under the target
+                K    their probabilities under the drafter
+
+            With K=2, if one token is accepted and token 7 follows it, a row is
+            [1, 7, 2, x1, x2, target(x1), target(x2), draft(x1), draft(x2)]. Without a proposal it is [0, 7, 0]. Token
+            ids up to 2**24 are exact in float32.
+        step: the outputs of the target's pass: logits [B, 1 + K, V].
     """
 
     packed: Tensor
@@ -50,8 +59,8 @@ class BatchSize(NamedTuple):
 
     Attributes:
         num_rows: B.
-        num_positions: the most random numbers of a row for each purpose.
-        most_tokens: the most tokens of a row, its prompt and new ones.
+        num_positions: the largest number of random numbers that a row has for each purpose.
+        most_tokens: the largest number of tokens that a row can have, prompt included.
     """
 
     num_rows: int
@@ -59,29 +68,29 @@ class BatchSize(NamedTuple):
     most_tokens: int
 
     def num_slots(self, num_draft_tokens: int) -> int:
-        """Return how many slots a row needs in a cache, for K draft tokens. They include K draft tokens, and one more
-        because a draft model's last pass, of two tokens, may begin at the last token of the longest row.
+        """Return how many slots a row needs in a cache: one for each of its tokens, K for draft tokens, and one more,
+        because a draft model's pass over two tokens may begin at the last token of the longest row.
         """
         return self.most_tokens + num_draft_tokens + 1
 
 
 class Calls:
-    """The two calls of an arm's iterations, over the rows of any batch.
+    """The two calls of an arm's iterations. They work on the rows of any batch.
 
     Args:
-        target: the runner of the model that decides.
-        drafter: proposes tokens; None for regular decoding, which gives one token per row and forward pass.
-        num_draft_tokens: K; 0 is regular decoding.
-        verification: the rule of acceptance, called with every proposal.
-        redraw: whether each iteration proposes and accepts with random numbers that no other iteration uses. Needed for
-            a rule by which a rejection depends on later tokens (block verification): a position that is drafted again
-            must not meet the numbers by which it was rejected, see `randomness`. With max_new_tokens=64 and K=4 a row's
-            stream then has 65 entries by position, followed by a block of 4 for each iteration.
-        warp: the `BatchWarp` that the loop sets for the rows of each batch; give the one that the drafter uses, so
-            that the drafter follows it. None makes one for the target alone.
+        target: the runner of the target.
+        drafter: proposes tokens; None for regular decoding, which yields one token per row and forward pass.
+        num_draft_tokens: K; 0 for regular decoding.
+        verification: the acceptance rule, called with every proposal.
+        redraw: whether each iteration proposes and accepts with random numbers that no other iteration uses. This is
+            needed for block verification, because there a rejection depends on later tokens: a position that is drafted
+            again must not use the random numbers with which it was rejected (see `randomness`). With max_new_tokens=64
+            and K=4, a row's stream then has 65 entries by position, followed by 4 entries for each iteration.
+        warp: the `BatchWarp` of the rows, which the loop sets for each batch. It must be the object that the drafter
+            uses, so that the drafter draws with the same warps. If None, a new one is made for the target.
 
     Attributes:
-        was_prepared: whether a prepared call made the last decision.
+        was_prepared: whether the last decision was made by a prepared call.
     """
 
     was_prepared: bool = False
@@ -97,14 +106,14 @@ class Calls:
         warp: BatchWarp | None = None,
     ) -> None:
         self.target = target
-        # A drafter that will never be asked need not read the prompts.
+        # With K = 0 the drafter is dropped, so that it need not read the prompts.
         self.drafter = drafter if num_draft_tokens else None
         self.num_draft_tokens = num_draft_tokens if drafter is not None else 0
         self.warp = warp or BatchWarp()
         self.judge = Judge(self.warp, verification, num_draft_tokens if redraw else 0)
 
     def rows_for(self, batch: BatchSize, device: torch.device) -> RowState:
-        """Return the state for a batch. It has at least the batch's number of rows, and all of them rest."""
+        """Return a state for a batch, in which all rows rest. It has at least as many rows as the batch."""
         count = self.num_draft_tokens
         num_slots = batch.num_slots(count)
         rows = RowState.resting(batch.num_rows, batch.num_positions, count, device, num_slots)
@@ -112,11 +121,12 @@ class Calls:
         return rows
 
     def propose(self, rows: RowState, count: int, limits: Sequence[int]) -> Proposal | None:
-        """Propose up to `count` >= 1 tokens for each row. Returns None if a drafter on the host offers no row a token.
+        """Propose up to `count` >= 1 tokens for each row. Returns None if a drafter on the host proposes no token for
+        any row.
 
         Args:
-            limits: the most tokens that each row can be offered. Only the proposal of a drafter on the host is cut to
-                them here: `decide` computes the limits from the state.
+            limits: the largest number of tokens that each row can be offered. Only proposals of drafters on the host
+                are cut to these limits here. For other proposals, `decide` computes the limits from the state.
         """
         drafter = self.drafter
         assert drafter is not None
@@ -131,19 +141,18 @@ class Calls:
         if width == 0:
             return None
         if rows.lengths is None:
-            # A prepared call always judges K tokens.
+            # A prepared call always verifies K tokens, so the proposal is padded.
             width = count
-        num_missing = (
-            width - tokens.shape[1]
-        )  # below 0 where more are proposed than any row can take
+        # Negative if the drafter proposes more tokens than any row can take: then `pad` removes the last ones.
+        num_missing = width - tokens.shape[1]
         tokens = pad(tokens, (0, num_missing))
         if probabilities is not None:
             probabilities = pad(probabilities, (0, 0, 0, num_missing))
         return Proposal(tokens, probabilities, to_device(lengths, tokens.device))
 
     def decide(self, rows: RowState, proposal: Proposal | None) -> Decided:
-        """Run one pass of the target, and verify the proposal by it. Without a proposal, draw one token of each row.
-        The state of the rows moves on.
+        """Run one pass of the target, and verify the proposal with its logits. Without a proposal, draw one token for
+        each row. The state of the rows is advanced by the decided tokens.
         """
         block = rows.last
         if proposal is not None:
@@ -155,23 +164,23 @@ class Calls:
         return Decided(packed, step)
 
     def drafting_uniforms(self, rows: RowState, count: int) -> Tensor:
-        """Return the random numbers [B, count] that an iteration drafts with."""
+        """Return the random numbers [B, count] with which an iteration drafts."""
         return rows.random(Purpose.DRAFT, self.judge.drafting_places(rows), count)
 
     def judged(self, rows: RowState, logits: Tensor, proposal: Proposal | None) -> Tensor:
-        """Decide by the target's logits [B, 1 + K, V], and move the rows on. Returns `Decided.packed`."""
+        """Decide with the target's logits [B, 1 + K, V], and advance the rows. Returns `Decided.packed`."""
         return self.judge(rows, logits, *(proposal or ()))
 
 
 @dataclass(frozen=True)
 class Judge:
-    """Decides by the target's logits: draws one token of each row, or judges a proposal.
+    """Decides with the target's logits: draws one token for each row, or verifies a proposal.
 
     Attributes:
         warp: the warp of the batch's rows.
-        verification: the rule of acceptance.
-        num_redrawn: how many random numbers each iteration has to itself for drafting, and as many for accepting; 0 if
-            it uses those of the row's position.
+        verification: the acceptance rule.
+        num_redrawn: the number of random numbers that only one iteration uses, for drafting and as many for accepting.
+            0 if an iteration uses the random numbers of the row's position.
     """
 
     warp: BatchWarp
@@ -179,24 +188,25 @@ class Judge:
     num_redrawn: int
 
     def __call__(self, rows: RowState, logits: Tensor, *fields: Any) -> Tensor:
-        """Decide by logits [B, 1 + K, V] about a proposal, given as its fields, and move the rows on. Without fields
+        """Decide with logits [B, 1 + K, V] about a proposal, given as its fields, and advance the rows. Without fields
         there is no proposal. Returns `Decided.packed`.
         """
         if fields:
             return self._verify(rows, logits, Proposal(*fields))
         drawn_by = rows.random(Purpose.TARGET, rows.numbers[Column.DECIDED], 1)
         next_token = inverse_cdf(self.warp(logits), drawn_by)
-        # V, which `inverse_cdf` draws from nan, would make a GPU fail in the model's embedding.
+        # If logits are nan, `inverse_cdf` returns V. The state must not contain V, because a GPU would fail in the
+        # model's embedding. The host still reads V from the result, and reports the nan.
         rows.advance(next_token.clamp(max=logits.shape[-1] - 1))
-        # A 0 on each side of the token: none accepted, none offered.
+        # Add a 0 on each side of the token: no token was accepted, and none was offered.
         return pad(next_token.float(), (1, 1))
 
     def _verify(self, rows: RowState, logits: Tensor, proposal: Proposal) -> Tensor:
-        """Verify a proposal by logits [B, 1 + K, V], and move the rows on. Returns `Decided.packed`."""
+        """Verify a proposal with logits [B, 1 + K, V], and advance the rows. Returns `Decided.packed`."""
         tokens = proposal.tokens
         count = tokens.shape[1]
-        # Each row is offered as many tokens as it can still take before its last one, whatever the other rows need: an
-        # answer must not depend on its batch.
+        # A row's last token is never drafted, so each row is offered at most as many tokens as it lacks minus 1. This
+        # does not depend on the other rows, because an answer must not depend on its batch.
         offered = (rows.numbers[Column.MOST] - rows.numbers[Column.DECIDED] - 1).clamp(
             min=0, max=count
         )
@@ -223,8 +233,10 @@ class Judge:
         return packed
 
     def drafting_places(self, rows: RowState) -> Tensor:
-        """Return the index [B] of the first random number that an iteration drafts and accepts with. It is the row's
-        position. If each iteration has numbers to itself, these come after all numbers by position, in blocks.
+        """Return the index [B] of the first random number with which an iteration drafts and accepts.
+
+        It is the row's position or, with `redraw`, the beginning of the block that belongs to this iteration alone. The
+        blocks come after the numbers that belong to positions.
         """
         if not self.num_redrawn:
             return rows.numbers[Column.DECIDED]
@@ -232,8 +244,8 @@ class Judge:
 
 
 def drafted(drafter: TensorDrafter, rows: RowState, uniforms: Tensor) -> Proposal:
-    """Let a drafter, which may be on another device, propose tokens for these rows with uniforms [B, K]. The proposal
-    is on the rows' device.
+    """Let a drafter propose tokens for these rows, with uniforms [B, K]. The drafter may be on another device than the
+    rows; the returned proposal is on the rows' device.
     """
     device = rows.numbers.device
     there = drafter.device or device

@@ -1,7 +1,8 @@
-"""Regular and speculative decoding of a batch. Its rows begin together, and a row that has ended rests until all have.
+"""Regular and speculative decoding of a batch. The rows begin together. A row that has ended rests until all rows have
+ended.
 
-An iteration runs algorithm 1 of Leviathan et al. 2023 (algorithm 2 of Chen et al. 2023) in every row at
-once. `docs/method.md` explains it for a single row.
+An iteration runs algorithm 1 of Leviathan et al. 2023 (algorithm 2 of Chen et al. 2023) in all rows together.
+`docs/method.md` explains it for a single row.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ class RowRequest:
     """A prompt to continue, with its decoding settings.
 
     Attributes:
-        prompt: its token ids, at least one.
+        prompt: the token ids of the prompt, at least one.
         uniforms: [n, len(Purpose)] from `randomness.uniforms`, on the target's device. n is at least
-            max_new_tokens + 1, or (max_new_tokens + 1) (K + 1) if every iteration takes new numbers (`redraw` of
-            `Calls`).
+            max_new_tokens + 1 or, if every iteration takes new numbers (`redraw` of `Calls`),
+            (max_new_tokens + 1) (K + 1).
         warp: how logits become probabilities.
-        max_new_tokens: the row ends at this many new tokens, if not before.
+        max_new_tokens: the row ends when it has this many new tokens, if not before.
         stop_tokens: the row ends after the first of these tokens.
     """
 
@@ -58,9 +59,10 @@ class BatchRow:
     """One sequence of a batch.
 
     Attributes:
-        number: its index in the batch, from 0.
-        num_generated: its new tokens so far.
-        has_ended: True also for a row that only fills the batch up.
+        number: the index of the row in the batch, from 0.
+        request: the request of the row; the first request of the batch if the row only fills the batch up.
+        num_generated: the number of new tokens so far.
+        has_ended: whether the row has ended; True if it only fills the batch up.
     """
 
     number: int
@@ -70,20 +72,22 @@ class BatchRow:
 
     @property
     def length(self) -> int | None:
-        """The number of its tokens that the target has read, which is all but the last; None if the row has ended."""
+        """The number of tokens that the target has read: all of the row's tokens but the last. None if it has ended."""
         return None if self.has_ended else len(self.request.prompt) + self.num_generated - 1
 
     @property
     def limit(self) -> int:
-        """The most draft tokens that the row can be offered. Its last token is always the target's own."""
+        """The largest number of draft tokens that the row can be offered: one less than it lacks, because its last
+        token is always decided by the target. 0 if the row has ended.
+        """
         return 0 if self.has_ended else self.request.max_new_tokens - self.num_generated - 1
 
     def take(self, numbers: Sequence[float], vocabulary_size: int) -> RowStep:
-        """Append the tokens that were decided, up to the end of the row.
+        """Append the tokens that were decided, up to the end of the row. A row that has ended gains none.
 
         Args:
             numbers: this row of `Decided.packed`.
-            vocabulary_size: V; a next token of V or more stands for logits that are nan.
+            vocabulary_size: V. (A next token of V or more means that its logits were nan.)
 
         Raises:
             NonFiniteError: a model gave nan for a token of this iteration.
@@ -95,13 +99,13 @@ class BatchRow:
         proposed = list(map(int, numbers[3 : 3 + num_offered]))
         target = numbers[3 + count :][:num_offered]
         draft = numbers[3 + 2 * count :][:num_offered]
-        # The probabilities of all offered tokens must be finite: a rule may accept a token whatever its
-        # probability under the target (`AcceptByCoin`), so that the number of accepted tokens shows nothing.
+        # All offered tokens are checked, not only those up to the first rejection: a rule may accept a token whatever
+        # its probability is (`AcceptByCoin`), so that a nan need not cause a rejection.
         for role, probabilities in (("model", target), ("draft", draft)):
             for place, probability in enumerate(probabilities):
                 if math.isnan(probability):
                     raise NonFiniteError(role, self.num_generated + place, self.number)
-        # From weights that are nan `inverse_cdf` draws V, a token beyond the vocabulary.
+        # If weights are nan, `inverse_cdf` returns V, which is not a token of the vocabulary.
         if next_token >= vocabulary_size:
             raise NonFiniteError("model", self.num_generated + num_accepted, self.number)
         tokens = [*proposed[:num_accepted], next_token]
@@ -127,14 +131,15 @@ class RowStep:
     """The result of an iteration for one row.
 
     Attributes:
-        row: the index of its request in the batch, from 0.
-        tokens: the tokens that the row gained, cut after a stop token or at max_new_tokens. At least one, or none if
-            the row had ended before.
+        row: the index of the row's request in the batch, from 0.
+        tokens: the tokens that the row gained, cut after a stop token or at max_new_tokens. At least one; empty if the
+            row had ended before.
         proposed: the draft tokens that the row was offered; empty in regular decoding.
-        num_accepted: how many of `proposed` were accepted. It is not cut where the row ends; `outcome` is.
-        rejection: the probability of the first rejected token under the target, and under the
-            drafter; None if no token was rejected. Steps compare as equal whatever it is, because it is rounded.
-        finish_reason: why the row ends with this step; None if it goes on, or if the reason is unknown.
+        num_accepted: how many tokens of `proposed` were accepted, including tokens after the end of the row. (`outcome`
+            counts only up to the end of the row.)
+        rejection: the probability of the first rejected token under the target, and its probability under the drafter.
+            None if no token was rejected. It does not count when steps are compared, because it is rounded.
+        finish_reason: the reason why the row ends with this step; None if it goes on, or if the reason is unknown.
     """
 
     row: int
@@ -146,17 +151,16 @@ class RowStep:
 
     @property
     def origins(self) -> list[Origin]:
-        """The origin of each of `tokens`."""
+        """The origin of each token of `tokens`."""
         return origins(len(self.proposed), self.num_accepted, len(self.tokens))
 
     @property
     def outcome(self) -> tuple[int, int]:
-        """The numbers of proposed and of accepted tokens, counted up to the end of the row.
+        """The number of proposed tokens and the number of accepted tokens, both counted up to the end of the row.
 
-        Say five of eight proposed tokens are accepted, and the third is a stop token. The row gained three tokens, and
-        the outcome is (2, 2): two tokens were proposed and accepted, and the third counts as the target's own. At a
-        length limit the last token is never drafted, so both ends are counted alike, and an iteration's accepted tokens
-        plus one are the tokens it gave.
+        The last token of a row always counts as decided by the target. For example, five of eight proposed tokens are
+        accepted, and the third is a stop token. Then the row gains three tokens, and the outcome is (2, 2). So, as in
+        an iteration that ends at the length limit, the iteration yields one token more than it accepts.
         """
         num_tokens = len(self.tokens)
         if num_tokens > self.num_accepted:
@@ -164,25 +168,25 @@ class RowStep:
         return num_tokens - 1, num_tokens - 1
 
 
-# Called with the name of the phase that begins: `prompts` once, then in every iteration `drafting` (if there is a
-# proposal), `forward`, and `host` once the calls are made. No synchronisation with the device precedes it.
+# A function that is called with the name of each phase when it begins, without synchronising with the device before:
+# `prompts` once, and in every iteration `drafting` (if tokens may be proposed), `forward`, and `host` after the calls.
 Watch = Callable[[str], None]
 
 
 def unwatched(phase: str) -> None:
-    """A watch that does nothing."""
+    """Do nothing: the `Watch` of a loop that is not timed."""
 
 
 class Loop:
-    """Decodes the rows of a batch together: call `start` once, then `step` while `num_running` is above 0.
+    """Decodes the rows of a batch together. Call `start` once, then `step` while `num_running` is above 0.
 
     Args:
-        calls: the two calls of an iteration. Loops that share them must not run at the same time.
-        watch: called as each phase begins.
+        calls: the two calls of an iteration. Loops with the same calls must not run at the same time.
+        watch: called when a phase begins.
 
     Attributes:
-        num_decided: the tokens that iterations have decided, those of prepared calls under True, the others under
-            False. First tokens are not counted.
+        num_decided: the number of tokens that iterations have decided so far, by prepared calls (key True) and by plain
+            calls (key False). The first token of each row is not counted.
     """
 
     def __init__(self, calls: Calls, watch: Watch = unwatched) -> None:
@@ -190,8 +194,8 @@ class Loop:
         self._watch = watch
         self._rows: list[BatchRow] = []
         self.num_decided: Counter[bool] = Counter()
-        # `start` of the drafter with its arguments, until the first `step`: after `Loop.start` only the target has read
-        # the prompts.
+        # A call of the drafter's `start`, which the first `step` makes. Until then, only the target has read the
+        # prompts.
         self._begin_drafting: Callable[[], None] | None = None
 
     @property
@@ -205,7 +209,7 @@ class Loop:
         Returns one step per request, in the order of the requests.
 
         Args:
-            alone: as for `Runner.start`.
+            alone: whether each prompt is read by itself, as for `Runner.start`.
 
         Raises:
             NonFiniteError: as from `step`.
@@ -225,7 +229,7 @@ class Loop:
         uniforms = torch.stack([row.request.uniforms[:1, Purpose.TARGET] for row in self._rows])
         first_tokens = inverse_cdf(calls.warp(step.logits), uniforms).flatten().tolist()
         if calls.drafter is not None:
-            # The drafter reads the prompts in the next call, because a reader is waiting for the first tokens.
+            # The drafter reads the prompts only in the first `step`, so that the first tokens arrive earlier.
             self._begin_drafting = functools.partial(
                 calls.drafter.start, prompts, first_tokens, step
             )
@@ -240,18 +244,18 @@ class Loop:
     def step(self) -> list[RowStep]:
         """Decide at least one further token for every row that has not ended.
 
-        Returns the steps of these rows alone, in the order of the batch.
+        Returns the steps of these rows only, in the order of the batch.
 
         Raises:
-            NonFiniteError: a model gave logits that are nan or infinite. The caches may hold such numbers too, so the
-                caller must drop this loop and close its runners.
+            NonFiniteError: a model gave logits that are nan or infinite. The caches may contain such numbers too, so
+                the caller must drop this loop and close its runners.
         """
         if self._begin_drafting is not None:
             self._begin_drafting()
             self._begin_drafting = None
         calls, rows = self._calls, self._state
-        # A row is offered K tokens, or as many as it can still take before its last one. So the caches never hold more
-        # than the prompt, `max_new_tokens` and K tokens.
+        # A row is offered K tokens or, near its end, fewer (`BatchRow.limit`). So the caches never contain more tokens
+        # than the prompt, `max_new_tokens` and K together.
         limits = [row.limit for row in self._rows]
         count = min(calls.num_draft_tokens, max(limits))
         if rows.lengths is not None:
@@ -277,7 +281,11 @@ class Loop:
         return [row_step for row_step in row_steps if row_step.tokens]
 
     def _taken(self, numbers: Sequence[Sequence[float]], step: Step) -> list[RowStep]:
-        """Let each row take its `numbers`, and let the rows rest that end with them. Returns one step per row."""
+        """Append the decided tokens to each row, and let rows that have ended rest. Returns one step per row.
+
+        Args:
+            numbers: for each row, its row of `Decided.packed`.
+        """
         size = step.logits.shape[-1]
         row_steps = [
             row.take(of_row, size) for row, of_row in zip(self._rows, numbers, strict=True)

@@ -1,4 +1,4 @@
-"""The protocols of runners and drafters: a runner hides the KV cache, a drafter hides how tokens are proposed."""
+"""The interfaces of runners and drafters. A runner hides the KV cache, and a drafter hides how tokens are proposed."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class Step(NamedTuple):
     """The outputs of a forward pass.
 
     Attributes:
-        logits: [B, V], those after each prompt, as `Runner.start` returns them; [B, n, V], those after each new token,
-            as `Runner.extend` does.
-        hidden: the hidden states of the layers that the runner captures: [B, n, L, D] at each new token, or
-            [B, longest, L, D] at each token of the prompts. Prompts are aligned at the right, so that a row's last
-            token is at [:, -1], and the padding before its first token is undefined. None if the runner captures no
-            layers.
+        logits: from `Runner.start`, the logits after each prompt, [B, V]; from `Runner.extend`, the logits after each
+            new token, [B, n, V].
+        hidden: the hidden states of the layers that the runner captures; None if it captures none. From
+            `Runner.extend`, they are the states at each new token, [B, n, L, D]. From `Runner.start`, they are the
+            states at each token of the prompts, [B, longest, L, D]. There, prompts are aligned at the right: the last
+            token of each row is at [:, -1], and the values to the left of a row's first token are undefined.
     """
 
     logits: Tensor
@@ -32,38 +32,39 @@ class Step(NamedTuple):
 
 
 class Runner(Protocol):
-    """A batch of sequences that can be extended and rolled back. Runners inherit from it."""
+    """A batch of sequences that can be extended and rolled back. All runners inherit from this class."""
 
     def start(self, prompts: TokenRows, num_slots: int = 0, *, alone: bool = False) -> Step:
         """Begin a new batch with the token ids of B prompts.
 
-        A prompt without tokens begins an empty row, whose logits mean nothing.
+        A prompt without tokens begins an empty row, whose logits are meaningless.
 
         Args:
-            num_slots: the most tokens that a row will have, its prompt included; 0 for `BUCKET` more than the longest
-                prompt. A runner whose state grows as needed ignores it.
-            alone: read different prompts one after the other, so that each is rounded as if it were read by itself. A
-                runner for every model (`SnapshotRunner`) ignores it.
+            num_slots: the largest number of tokens that a row will have, prompt included. 0 means `BUCKET` tokens more
+                than the longest prompt. A runner whose state grows as needed (`SnapshotRunner`) ignores this.
+            alone: whether different prompts are read one after the other, so that each is rounded as if it were the
+                only prompt. `SnapshotRunner` ignores this.
         """
         ...
 
     def extend(self, tokens: Tensor, starts: Starts, *, goes_on: bool = False) -> Step:
-        """Read tokens [B, n] as the tokens of row b from index starts[b] on. The row's earlier tokens from that index
-        on are discarded, so that a roll-back is a pass that begins earlier.
+        """Read tokens [B, n]. In row b they become the tokens from index starts[b] on, and replace any tokens that the
+        row had read from there on. So rolling back means to begin the next pass at an earlier index.
 
-        With starts=[5] a row that has read 8 tokens keeps its tokens 0 to 4, and the new tokens become 5, 6, and so on.
+        For example, with starts=[5] a row that has read 8 tokens keeps its tokens 0 to 4, and the new tokens become its
+        tokens 5, 6, and so on.
 
         Args:
-            starts: one index per row, None for a row that rests. It is at most the number of tokens that the row has
-                read, and at least the number that it had read before its last pass. A tensor [B] is only for a runner
-                with fixed slots, and makes the pass a function of tensors.
-            goes_on: whether the pass begins at the end of the last one. The next pass may then discard tokens of both,
-                as if the two had been one pass.
+            starts: one index per row; None for a row that rests. An index is at most the number of tokens that the row
+                has read, and at least the number that it had read before its last pass. A runner with fixed slots also
+                accepts a tensor [B], which makes the pass a function of tensors.
+            goes_on: whether this pass continues the previous one. The next pass may then discard tokens of both, as if
+                the two had been a single pass.
         """
         ...
 
     def close(self) -> None:
-        """Free the memory of the batch and of compiled passes. No call but `start` may follow."""
+        """Free the memory of the batch and of compiled passes. After this, only `start` may be called."""
 
 
 class Proposal(NamedTuple):
@@ -73,8 +74,8 @@ class Proposal(NamedTuple):
         tokens: [B, K], K >= 0.
         probabilities: [B, K, V] float32, the distributions that the tokens were drawn from; None if the drafter is
             deterministic.
-        lengths: how many of the K tokens each row is offered, 0 to K; None if every row is offered all K. A `Drafter`
-            may give a list. A `TensorDrafter` gives a tensor [B], and so does `Calls.propose`.
+        lengths: how many of the K tokens each row is offered, 0 to K; None if each row is offered all K. A `Drafter`
+            may return a list. A `TensorDrafter` and `Calls.propose` return a tensor [B].
     """
 
     tokens: Tensor
@@ -83,10 +84,11 @@ class Proposal(NamedTuple):
 
 
 class AnyDrafter(Protocol):
-    """The part that all drafters have in common.
+    """The interface that all drafters have in common.
 
     Attributes:
-        layers: the target's layers whose hidden states the drafter reads. The target's runner captures them.
+        layers: the target's layers whose hidden states the drafter reads: 0 is the embedding, i the output of layer i;
+            () for none. The target's runner captures these hidden states.
     """
 
     layers: tuple[int, ...]
@@ -95,52 +97,55 @@ class AnyDrafter(Protocol):
         """Begin a new batch.
 
         Args:
-            prompts: the token ids of B prompts. Rows that only fill the batch up have the first request's prompt.
-            first_tokens: the token that was decided after each prompt.
-            step: the target's pass over the prompts.
+            prompts: the token ids of B prompts. Rows that only fill the batch up have the prompt of the first request.
+            first_tokens: for each prompt, the token that was decided after it.
+            step: the outputs of the target's pass over the prompts.
         """
         ...
 
 
 class Drafter(AnyDrafter, Protocol):
-    """A drafter that works on the host, such as one that reads only the text, or one that a user has written.
+    """A drafter that works on the host, between the calls of an iteration. Examples are drafters that read only the
+    text, and many drafters that users write.
 
     Attributes:
-        draws: whether `propose` draws with random numbers. If not, it gets `uniforms` [B, 0].
+        draws: whether `propose` draws with random numbers. If not, its argument `uniforms` is empty, [B, 0].
     """
 
     draws: bool = True
 
     def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
-        """Propose up to K >= 1 tokens for each of B rows, those that rest included.
+        """Propose up to K >= 1 tokens for each of B rows, including rows that rest.
 
         Args:
             num_draft_tokens: K.
-            uniforms: [B, K] random numbers to draw the tokens with. They may be the tokens of a text that is replayed,
-                as for `TensorDrafter.draft`.
+            uniforms: [B, K], the random numbers with which tokens are drawn. They may be the tokens of a text that is
+                replayed, as for `TensorDrafter.draft`.
         """
         ...
 
     def observe(self, num_accepted: Sequence[int], decided: TokenRows, step: Step) -> None:
-        """Learn what was decided about the proposal. Called after every iteration, also after one without a proposal.
+        """Learn what was decided about the proposal. This is called after every iteration, even if nothing was
+        proposed.
 
         Args:
             num_accepted: how many proposed tokens of each row were accepted.
-            decided: for each row its accepted tokens and the token after them, cut where the row ends. Empty for a
+            decided: for each row, its accepted tokens and the token after them, cut at the end of the row. Empty for a
                 row that had ended before this iteration.
-            step: the target's pass over each row's last token and its proposed tokens: logits [B, n, V], n at least 1 +
-                the longest proposal. The first num_accepted[b] + 1 entries of row b belong to kept tokens; ignore
-                the others. The next pass may write over the logits and the hidden states: copy what is needed
-                later.
+            step: the outputs of the target's pass over each row's last token and its proposed tokens. The logits are
+                [B, n, V], where n is at least 1 + the length of the longest proposal. In row b, the first
+                num_accepted[b] + 1 entries belong to tokens that were kept; the others must be ignored. The next pass
+                may overwrite the logits and the hidden states: copy those that are needed later.
         """
         ...
 
 
 class TensorDrafter(AnyDrafter):
-    """A drafter that proposes tokens by a model or a head. Such drafters inherit from it.
+    """A drafter that works within the calls of an iteration, usually with a model or a head. Such drafters inherit from
+    this class.
 
-    `draft` and `learn` are functions of tensors: those of the rows, and the drafter's own, which they write in place.
-    On the host they read nothing but `RowState.lengths`.
+    `draft` and `learn` are functions of tensors. They read tensors of the rows, and write in place only to the
+    drafter's own tensors. On the host they read only `RowState.lengths`.
 
     Attributes:
         device: the device of the drafter's tensors; None for the target's device.
@@ -149,27 +154,28 @@ class TensorDrafter(AnyDrafter):
     device: torch.device | None = None
 
     def make_room(self, num_rows: int, num_draft_tokens: int, num_slots: int) -> None:
-        """Allocate tensors for a batch, before `start` begins it. Tensors that are large enough are kept, because
-        captured calls read them by their addresses.
+        """Allocate the drafter's tensors for a batch, before `start` begins it. Tensors that are large enough must be
+        kept, because captured calls read them at their addresses.
 
         Args:
             num_rows: B.
             num_draft_tokens: K.
-            num_slots: the most tokens of a row.
+            num_slots: the largest number of tokens of a row.
         """
 
     def draft(self, rows: RowState, uniforms: Tensor) -> Proposal:
         """Propose up to K tokens for each row.
 
         Args:
-            uniforms: [B, K] random numbers to draw the tokens with. They may be whole numbers instead, the tokens of a
-                text that is replayed: draw by `randomness.existing_index`, which returns these tokens unchanged.
+            uniforms: [B, K], the random numbers with which tokens are drawn. While a text is replayed, they are whole
+                numbers: the tokens of the text. So tokens must be drawn with `randomness.existing_index`, which returns
+                whole numbers unchanged.
         """
         raise NotImplementedError
 
     def learn(self, hidden: Tensor) -> None:
-        """Take the target's hidden states [B, 1 + K, L, D] at the token before each token of `RowState.decided`. Called
-        after each iteration if the target's runner captures layers.
+        """Read the target's hidden states [B, 1 + K, L, D]: for each token of `RowState.decided`, the states at the
+        token before it. This is called after each iteration if the target's runner captures layers.
         """
 
 
@@ -177,8 +183,8 @@ class NonFiniteError(ArithmeticError):
     """A model gave logits that are nan or infinite.
 
     Attributes:
-        role: the model that gave them, `model` (the target) or `draft`.
-        position: index, among the generated tokens, of the token that the logits were for.
+        role: the model that gave these logits, `model` (the target) or `draft`.
+        position: the index of the token that the logits were for, among the new tokens of its row.
         row: the row's index in the batch.
     """
 

@@ -1,14 +1,14 @@
-"""Randomness as data: uniforms made before the loop, and sampling as a pure function of them.
+"""Randomness as data: uniform random numbers are made before the loop, and sampling is a pure function of them.
 
-Each prompt has its own stream, a function of (seed, prompt index, position, purpose). So an answer
-does not depend on the batch it ran in, on the order of prompts, or on how often an iteration was repeated.
-Tests can feed chosen numbers.
+Each prompt has its own stream of random numbers, which are a function of seed, prompt index, position and purpose. So
+an answer does not depend on the batch in which it was decoded, on the order of prompts, or on how often an iteration
+was repeated. Tests can pass chosen numbers.
 
-A position that is proposed again, after a rejection before it, uses the same uniforms as the first time. This is
-sound for the usual rule: a rejection at position t depends only on the uniforms up to t, so those of the
-discarded positions after t are still uniform. It is not sound for block verification, where a rejection at
-t depends on the tokens after t too. With that rule, drafting and accepting take new numbers in every iteration
-(`redraw` of `iteration.Calls`).
+If an earlier draft token is rejected, a position is drafted again, with the same random numbers as the first time. This
+is sound for the usual rule. There, a rejection at position t depends only on the numbers up to t, so the numbers of the
+discarded positions after t are still uniform. It is not sound for block verification, where a rejection at t also
+depends on the tokens after t. With block verification, drafting and accepting therefore take new numbers in every
+iteration (`redraw` of `iteration.Calls`).
 """
 
 from __future__ import annotations
@@ -19,62 +19,64 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# Up to _MOST_SCANNED weights are scanned at once. More are scanned in blocks of _BLOCK weights, because one scan of a
-# whole vocabulary takes ten times as long.
+# Up to _MOST_SCANNED weights are summed in one scan. More weights are divided into blocks of _BLOCK weights, because a
+# scan of a whole vocabulary takes ten times as long.
 _MOST_SCANNED = 4096
 _BLOCK = 512
 
 
 class Purpose(IntEnum):
-    """The decision at a position for which a random number is used; indexes the last dimension of
-    `uniforms`.
-    """
+    """The decision for which a random number is used at a position: an index of the last dimension of `uniforms`."""
 
-    DRAFT = 0  # draw the proposed token
-    ACCEPT = 1  # accept or reject it
-    TARGET = 2  # draw the target's own token: regular, recovered or bonus
+    DRAFT = 0  # drawing the draft token
+    ACCEPT = 1  # accepting or rejecting the draft token
+    TARGET = 2  # drawing the target's own token: a regular, recovered or bonus token
 
 
 def uniforms(
     seed: int, prompt_index: int, num_positions: int, device: torch.device | str = "cpu"
 ) -> Tensor:
-    """Return uniforms in [0, 1), float32 [num_positions, len(Purpose)], for the prompt with this index. A longer stream
-    begins with the numbers of a shorter one.
+    """Return uniform random numbers in [0, 1), float32 [num_positions, len(Purpose)], for the prompt with this index.
+
+    With more positions, the result begins with the same numbers as with fewer positions.
     """
     prompt_seed = np.random.SeedSequence([seed, prompt_index])
     generator = np.random.Generator(np.random.Philox(prompt_seed))
-    # The position is the first dimension, so that a longer stream begins with the shorter one's numbers.
+    # The position must be the first dimension, so that a longer stream begins with the numbers of a shorter one.
     numbers = generator.random((num_positions, len(Purpose)), dtype=np.float32)
     return torch.from_numpy(numbers).to(device)
 
 
 def inverse_cdf(weights: Tensor, uniforms: Tensor, otherwise: int | None = None) -> Tensor:
-    """Draw indices (int64) from unnormalised float32 weights [..., V].
+    """Draw indices (int64) according to unnormalised float32 weights [..., V].
 
-    The index is the first whose cumulative weight exceeds uniform * total, so an index of weight zero is
-    never drawn. With weights [1, 0, 3] the uniform 0.2 draws index 0, and 0.25 draws index 2.
+    The drawn index is the first one whose cumulative weight exceeds uniform * total. So an index with weight 0 is never
+    drawn. For example, with weights [1, 0, 3], the uniform 0.2 draws index 0, and 0.25 draws index 2.
 
     Args:
-        uniforms: [...] to draw one index for each row, which returns [...]; or [..., n] to draw n, which returns
-            [..., n].
-        otherwise: the index for rows whose weights contain nan or are all zero; V if None.
+        uniforms: [...] to draw one index for each distribution; or [..., n] to draw n indices for each. The result has
+            the same shape.
+        otherwise: the result for distributions whose weights contain nan or are all zero; V if None.
     """
     if uniforms.dim() < weights.dim():
         return inverse_cdf(weights, uniforms.unsqueeze(-1), otherwise).squeeze(-1)
     if otherwise is None:
         otherwise = weights.shape[-1]
-    # In float64, a float32 uniform below 1 times the total is below the total, and a cumulative sum never decreases.
+    # Sums are computed in float64. Then the product of a float32 uniform below 1 and the total is always below the
+    # total, and a cumulative sum never decreases.
     if weights.shape[-1] > _MOST_SCANNED:
         return _inverse_cdf_by_blocks(weights, uniforms, otherwise)
     cumulative = weights.cumsum(-1, dtype=torch.float64)
     total = cumulative[..., -1:]
     index = torch.searchsorted(cumulative, uniforms * total, right=True)
-    # The result of a search through nan depends on the compiler.
+    # Weights with nan are handled separately, because the result of a search in nan depends on the compiler.
     return index.where(total > 0, otherwise)
 
 
 def _inverse_cdf_by_blocks(weights: Tensor, uniforms: Tensor, otherwise: int) -> Tensor:
-    """Draw as `inverse_cdf` does: first a block, by the sums of all blocks, then one of its weights."""
+    """Draw as `inverse_cdf` does, in two steps: first draw a block, according to the sums of all blocks, and then one
+    of the block's weights.
+    """
     size = weights.shape[-1]
     cumulative = _block_sums(weights).cumsum(-1, dtype=torch.float64)
     total = cumulative[..., -1:]
@@ -88,7 +90,8 @@ def _inverse_cdf_by_blocks(weights: Tensor, uniforms: Tensor, otherwise: int) ->
     within = block_weights.view(index.shape).where(index < size, 0).cumsum(-1)
     before = cumulative.gather(-1, (block - 1).clamp(min=0)).where(block > 0, 0)
     index = torch.searchsorted(within, (wanted - before).unsqueeze(-1), right=True)
-    # Rounding may make a block's scan end below the block's sum. Its last weight above zero is drawn then.
+    # Because of rounding, a block's cumulative sum may end below the sum that drew the block. If so, the search finds
+    # no index, and the block's last weight above zero is drawn.
     last = torch.searchsorted(within, within[..., -1:].contiguous())
     drawn = block * _BLOCK + torch.minimum(index, last).squeeze(-1)
     return drawn.where(can_be_drawn, otherwise)
@@ -98,7 +101,8 @@ def _block_sums(weights: Tensor) -> Tensor:
     """Return the sum of each whole block, followed by the sum of the remaining weights if there are any."""
     size = weights.shape[-1]
     whole = size // _BLOCK * _BLOCK
-    # In float32, a block's sum is as exact as its weights. Summing in float64 would first copy all weights.
+    # The sum of a block is computed in float32, which is as exact as the weights are. Summing in float64 would first
+    # copy all weights.
     sums = weights[..., :whole].unflatten(-1, (-1, _BLOCK)).sum(-1)
     if whole == size:
         return sums
@@ -107,15 +111,17 @@ def _block_sums(weights: Tensor) -> Tensor:
 
 
 def are_tokens(uniforms: Tensor) -> bool:
-    """Whether a drafter got tokens to propose in place of random numbers, which replays an existing text."""
+    """Whether `uniforms` contains tokens that a drafter must propose, instead of random numbers. This is so while an
+    existing text is replayed.
+    """
     return not uniforms.is_floating_point()
 
 
 def existing_index(weights: Tensor, uniforms: Tensor) -> Tensor:
-    """Draw as `inverse_cdf` does, except that weights with nan give V - 1, an index that exists.
+    """Draw as `inverse_cdf` does, but return V - 1, an index that exists, for weights with nan.
 
-    Feeding V to a model makes a GPU fail. With V - 1 the pass ends, and the host can report the nan. If `uniforms` are
-    tokens (`are_tokens`), these are returned.
+    If a model reads the token V, a GPU fails. With V - 1 the pass ends normally, and the host can report the nan. If
+    `uniforms` contains tokens (`are_tokens`), it is returned unchanged.
     """
     if are_tokens(uniforms):
         return uniforms

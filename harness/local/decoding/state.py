@@ -1,6 +1,7 @@
 """The state of a batch's rows on the device: tensors that every iteration reads and writes in place.
 
-The host keeps no counts that could disagree with them: it derives lengths and limits from the tokens that it was given.
+The host keeps no counts that could disagree with these tensors. It computes lengths and limits from the tokens that it
+has received.
 """
 
 from __future__ import annotations
@@ -15,49 +16,51 @@ from torch import Tensor
 from harness.local.decoding.randomness import Purpose
 from harness.local.decoding.transfer import to_device
 
-# The index in each row at which a pass begins: numbers that the host knows (None for a row that rests), or a tensor
-# [B].
+# For each row, the index at which a pass begins: either numbers that the host knows, with None for a row that rests, or
+# a tensor [B].
 Starts = Sequence[int | None] | Tensor
 
 
 class Column(IntEnum):
-    """A number that the device keeps for each row; indexes `RowState.numbers`.
+    """A number that the device keeps for each row: an index of the first dimension of `RowState.numbers`.
 
-    The order counts: `RowState.advance` writes PREVIOUS and LAST as one slice, and LENGTH and DECIDED as another.
+    The order matters: `RowState.advance` writes PREVIOUS and LAST as one slice, and LENGTH and DECIDED as another.
     """
 
-    # How many tokens the last iteration decided: so many of `RowState.decided` are valid.
+    # How many tokens the last iteration decided. This many entries of `RowState.decided` are valid.
     GAINED = 0
-    # The last two tokens, of which the target has not read the second. LAST must begin at a multiple of 16 bytes for
-    # any number of rows, or a compiled pass copies it first. Row 2 of int64 numbers does.
+    # The last two tokens. The target has read PREVIOUS, but not LAST. The numbers LAST must begin at a multiple of 16
+    # bytes, whatever the number of rows; otherwise a compiled pass copies them first. With int64 numbers, index 2 does.
     PREVIOUS = 1
     LAST = 2
-    # How many tokens the target has read. A draft model has read one less, because it begins with the last two.
+    # How many tokens the target has read. A draft model has read one token less, because its next proposal begins by
+    # reading the last two.
     LENGTH = 3
     # The number of new tokens so far, which is also the row's position in its random numbers.
     DECIDED = 4
     # The number of new tokens at which the row ends.
     MOST = 5
+    # The number of iterations so far.
     ITERATIONS = 6
-    # 0 for a row that rests: it has ended, or only fills the batch up. LENGTH then stays, and its last tokens mean
-    # nothing.
+    # 1 for a row that runs, 0 for a row that rests: it has ended, or only fills the batch up. While a row rests, LENGTH
+    # stays the same, and PREVIOUS and LAST are meaningless.
     RUNNING = 7
 
 
 @dataclass
 class RowState:
-    """The rows of a batch, as the two calls of an iteration need them.
+    """The state of a batch's rows that the two calls of an iteration need.
 
     Attributes:
         numbers: [len(Column), B], int64.
-        uniforms: [B, P, len(Purpose)], P random numbers of each row for each purpose. A request with fewer leaves
-            other numbers after its own, which decide nothing.
-        decided: [B, 1 + K], the tokens that the last iteration decided: the accepted ones, and the one after them. The
-            first `Column.GAINED` are valid; ignore the others.
-        lengths: on the host, `Column.LENGTH` of each row that runs, and None for each row that rests. The loop sets
-            them from the rows' tokens before each iteration, so that a pass reads no more slots than the longest row
-            has. None, in place of a list, if the calls must be functions of tensors alone, to be compiled or captured.
-        num_slots: the slots of each row in the caches of both models.
+        uniforms: [B, P, len(Purpose)], P random numbers of each row for each purpose. If a request has fewer, the
+            numbers after them are left over from other requests, and decide nothing.
+        decided: [B, 1 + K], the tokens that the last iteration decided: the accepted tokens, and the token after them.
+            In each row, the first `Column.GAINED` entries are valid; the others must be ignored.
+        lengths: a list on the host, with `Column.LENGTH` for each row that runs, and None for each row that rests. The
+            loop sets it before each iteration, so that a pass reads only as many slots as the longest row has. None
+            instead of a list if the calls are compiled or captured, and so must be functions of tensors only.
+        num_slots: the number of slots of each row in the caches of both models.
     """
 
     numbers: Tensor
@@ -75,7 +78,7 @@ class RowState:
         device: torch.device | str,
         num_slots: int = 0,
     ) -> RowState:
-        """Return the state of rows that all rest, with room for K draft tokens."""
+        """Return a state in which all rows rest, with room for `num_positions` random numbers and K draft tokens."""
         numbers = torch.zeros(len(Column), num_rows, dtype=torch.long, device=device)
         uniforms = torch.zeros(num_rows, num_positions, len(Purpose), device=device)
         decided = numbers.new_zeros(num_rows, 1 + num_draft_tokens)
@@ -84,8 +87,10 @@ class RowState:
         return state
 
     def clear(self) -> None:
-        """Let all rows rest. They count as rows that have read one token, so that a draft model's pass, which begins
-        one token earlier, has a valid index; and they can be offered no tokens.
+        """Let all rows rest.
+
+        They count as rows that have read one token, because a draft model's pass begins one token earlier and needs a
+        valid index. Their limits do not allow any draft token.
         """
         self.numbers.zero_()
         self.numbers[Column.LENGTH] = 1
@@ -101,8 +106,8 @@ class RowState:
         return self.numbers[Column.LAST].unsqueeze(1)
 
     def on(self, device: torch.device) -> RowState:
-        """Return these rows for a draft on `device`: the rows themselves if they are on it, else a state that has
-        copies of `numbers` and `decided` on it. `uniforms` are not copied.
+        """Return these rows for a draft on `device`: this object if it is on that device, otherwise a state with copies
+        of `numbers` and `decided` on the device. `uniforms` is not copied.
         """
         if device == self.numbers.device:
             return self
@@ -111,11 +116,13 @@ class RowState:
     def begin(
         self, row: int, prompt: Sequence[int], first_token: int, most: int, uniforms: Tensor
     ) -> None:
-        """Let a row begin after its prompt and its first new token, which has been decided.
+        """Set the state of a row for which only the first new token has been decided.
 
         Args:
+            prompt: the token ids of the row's prompt.
+            first_token: the first new token.
             most: the number of new tokens at which the row ends.
-            uniforms: [at most P, len(Purpose)], its random numbers.
+            uniforms: [at most P, len(Purpose)], the row's random numbers.
         """
         begun = {
             Column.PREVIOUS: prompt[-1],
@@ -132,37 +139,38 @@ class RowState:
         self.uniforms[row, : len(uniforms)] = uniforms
 
     def rest(self, rows: Sequence[int]) -> None:
-        """Let rows that have ended rest where they are."""
+        """Let rows that have ended rest. Their other numbers stay as they are."""
         self.numbers[Column.RUNNING, to_device(rows, self.numbers.device)] = 0
 
     def starts(self, ahead: int = 0) -> Starts:
-        """Return the index at which a pass begins in each row: its length plus `ahead`. The index 0 tokens ahead is
-        that of the last token, which the target has not read.
+        """Return, for each row, the index at which a pass begins: `Column.LENGTH` plus `ahead`. With ahead=0, it is the
+        index of the row's last token, which the target has not read.
         """
         if self.lengths is None:
             return self.numbers[Column.LENGTH] + ahead
         return [None if length is None else length + ahead for length in self.lengths]
 
     def random(self, purpose: Purpose, starts: Tensor, count: int) -> Tensor:
-        """Return `count` random numbers of each row [B, count], beginning with the one at `starts` [B]."""
+        """Return `count` random numbers of each row, [B, count], beginning at the indices `starts` [B]."""
         places = starts.unsqueeze(1) + torch.arange(count, device=starts.device)
         numbers = self.uniforms[..., purpose]
-        # Near its end a row's stream may have fewer. The last number is repeated, for positions that are never decided.
+        # Near the end of its stream, a row may have fewer numbers. Then the last number is repeated, but only for
+        # positions that are never decided.
         return numbers.gather(1, places.clamp(max=numbers.shape[1] - 1))
 
     def advance(self, decided: Tensor, num_accepted: Tensor | None = None) -> None:
-        """Append the tokens that were decided to the rows, in place.
+        """Append the decided tokens to the rows, in place. Rows that rest gain none.
 
-        Say a row ends with `a`, the tokens b, c and d were proposed, b was accepted and y follows it. `decided` is
-        [b, y, d, y], of which the first two are valid, and `num_accepted` is 1. PREVIOUS becomes b and LAST y; LENGTH
-        and DECIDED grow by 2.
+        For example, a row ends with `a`, the tokens b, c and d were proposed, b was accepted, and y follows it. Then
+        `decided` is [b, y, d, y], in which the first two tokens are valid, and `num_accepted` is 1. PREVIOUS becomes b,
+        LAST becomes y, and LENGTH and DECIDED grow by 2.
 
         Args:
-            decided: [B, 1 + K], the accepted tokens, the one after them, and then tokens to be ignored.
-            num_accepted: [B]; None if nothing was proposed, and K is 0.
+            decided: [B, 1 + K], the accepted tokens, the token after them, and then tokens that are ignored.
+            num_accepted: [B]. None if nothing was proposed; then `decided` is [B, 1].
         """
         gained = running = self.numbers[Column.RUNNING]
-        # The two tokens at the end of each row.
+        # `tail` becomes the last two tokens of each row, [B, 2].
         tail = torch.cat([self.last, decided], 1)
         if num_accepted is not None:
             gained = (num_accepted + 1) * running

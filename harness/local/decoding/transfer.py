@@ -1,4 +1,4 @@
-"""Copies lists of numbers to a device without waiting for it."""
+"""Copies lists of numbers to a device without waiting for the device, and pads rows of tokens."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def to_device(
 ) -> Tensor:
     """Copy numbers [n] or [B, n] to an int64 tensor on `device`.
 
-    `torch.tensor(numbers, device="cuda")` waits until the device has finished all queued work. A
-    copy from pinned memory only joins the queue.
+    `torch.tensor(numbers, device="cuda")` would wait until the device has finished all queued work. A copy from pinned
+    memory is only added to the queue.
     """
     if torch.device(device).type != "cuda":
         return torch.tensor(numbers, dtype=torch.long, device=device)

@@ -1,4 +1,4 @@
-"""The only place that turns logits into probabilities, for the target and for every drafter."""
+"""Turns logits into probabilities, for the target and for every drafter. No other code does this."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# The least top_p that is applied. One that is 0 in float32 would keep no token, not even the likeliest.
+# Smaller values of top_p are replaced by this one. A value that is 0 in float32 would keep no token, not even the
+# likeliest.
 _LEAST_TOP_P = 1e-30
 
 
 @dataclass(frozen=True)
 class Warp:
-    """Temperature, then top-k, then top-p: the order in which transformers applies them.
+    """Temperature, top-k and top-p. They are applied in this order, as in transformers.
 
-    `temperature=0` is greedy: the distribution is one-hot on the likeliest token, on the first if several
-    are equally likely. `top_k=0` and `top_p=1` change nothing.
+    `temperature=0` is greedy decoding: the likeliest token has probability 1. If several tokens are equally likely, it
+    is the first of them. `top_k=0` and `top_p=1` have no effect.
     """
 
     temperature: float = 1.0
@@ -30,8 +31,10 @@ class Warp:
         return kind_of([self])
 
     def __call__(self, logits: Tensor) -> Tensor:
-        """Turn logits [..., V] of any dtype into float32 probabilities [..., V]. A distribution is nan if one of its
-        logits is nan or +inf; a logit of -inf has probability 0.
+        """Turn logits [..., V] of any dtype into float32 probabilities [..., V].
+
+        If one of a distribution's logits is nan or +inf, its probabilities are nan. A token whose logit is -inf has
+        probability 0.
         """
         warp = BatchWarp()
         warp.set_rows([self], logits.device)
@@ -39,14 +42,16 @@ class Warp:
 
 
 class WarpKind(NamedTuple):
-    """The operations that a batch's warps need. They run for all rows alike, and are chosen on the host, so that
-    compiled and captured code exists for each kind.
+    """The operations that the warps of a batch need.
+
+    All rows run the same operations. They are chosen on the host, so compiled and captured code is made separately for
+    each kind.
 
     Attributes:
-        has_greedy: whether any row takes the likeliest token.
-        has_sampled: whether any row draws its tokens.
-        most_top_k: the largest top-k of the rows that draw; 0 if none has one.
-        has_top_p: whether any row that draws has a top-p below 1.
+        has_greedy: whether any row chooses the likeliest token (temperature 0).
+        has_sampled: whether any row samples (temperature above 0).
+        most_top_k: the largest top-k of the rows that sample; 0 if none uses top-k.
+        has_top_p: whether any row that samples has a top-p below 1.
     """
 
     has_greedy: bool
@@ -67,14 +72,15 @@ def kind_of(warps: Sequence[Warp]) -> WarpKind:
 
 
 class BatchWarp:
-    """The warp of a batch, which applies another `Warp` to each row of logits [B, ..., V]. A loop sets the rows'
-    warps, and its drafter shares the object.
+    """The warp of a batch. It applies a separate `Warp` to each row of logits [B, ..., V]. A loop sets the warps of the
+    rows (`set_rows`); the loop's drafter uses the same object.
 
     Args:
-        num_rows: the most rows for which the same tensors are reused, so that a captured call can read them.
-        devices: the devices of these tensors, the target's first; a draft may be on another one.
-        known: warps that rows will probably have. A batch that needs no operation beyond those of `known` runs exactly
-            those of `known`, so that one prepared call serves all of these warps.
+        num_rows: batches of up to this many rows use the same tensors, so that a captured call can read them. 0 for no
+            such tensors.
+        devices: the devices on which these tensors exist, the target's device first. A draft may be on another device.
+        known: warps that rows will probably have. If a batch needs no operations beyond those of `known`, it runs
+            exactly the operations of `known`. So one prepared call serves all of these warps.
 
     Attributes:
         kind: the operations that run.
@@ -97,7 +103,8 @@ class BatchWarp:
         """Set the warp of each row.
 
         Args:
-            device: the target's device, for a batch that has more rows than the reused tensors.
+            warps: one warp for each row.
+            device: the target's device. It is used only if the batch has more rows than the reused tensors.
         """
         self.kind = kind_of(warps)
         if kind_of([*self._known, *warps]) == kind_of(self._known):
@@ -109,7 +116,8 @@ class BatchWarp:
         for numbers in self._numbers:
             for tensor, values in zip(numbers, zip(*columns, strict=True), strict=True):
                 if len(set(values)) == 1:
-                    # Filling does not wait for the device, and gives rows that only fill the batch up a number, too.
+                    # `fill_` does not wait for the device. It also sets the numbers of rows that only fill the batch
+                    # up.
                     tensor.fill_(values[0])
                 else:
                     tensor[: len(warps)] = torch.tensor(values, dtype=tensor.dtype)
@@ -137,7 +145,7 @@ class BatchWarp:
         top_k = self._of_rows(1, logits).long()
         most = min(self.kind.most_top_k, logits.shape[-1])
         likeliest = logits.topk(most, dim=-1).values
-        # A greedy row may have a larger top-k, which has no effect.
+        # A greedy row may have a larger top-k than `most`. It has no effect, so it is clamped.
         place = (top_k - 1).clamp(min=0, max=most - 1).expand(*logits.shape[:-1], 1)
         smallest_kept = likeliest.gather(-1, place)
         return logits.masked_fill((logits < smallest_kept) & (top_k > 0), -torch.inf)
@@ -145,8 +153,8 @@ class BatchWarp:
     def _cut_top_p(self, probabilities: Tensor) -> Tensor:
         top_p = self._of_rows(2, probabilities).clamp(min=_LEAST_TOP_P)
         descending, order = probabilities.sort(dim=-1, descending=True, stable=True)
-        # A token is kept if the mass of all likelier tokens is below top_p. So the likeliest token is
-        # always kept. With probabilities [0.5, 0.3, 0.2] and top_p 0.6, the first two are.
+        # A token is kept if all likelier tokens together have a probability below top_p. So the likeliest token is
+        # always kept. With probabilities [0.5, 0.3, 0.2] and top_p 0.6, the first two tokens are kept.
         likelier_mass = descending.cumsum(-1) - descending
         kept = torch.empty_like(likelier_mass, dtype=torch.bool)
         kept = kept.scatter_(-1, order, likelier_mass < top_p)
@@ -154,7 +162,7 @@ class BatchWarp:
         return torch.where(top_p < 1, cut / cut.sum(-1, keepdim=True), probabilities)
 
     def _of_rows(self, setting: int, logits: Tensor) -> Tensor:
-        """Return one setting of each row in the shape [B, 1, ..., 1], which broadcasts over logits [B, ..., V].
+        """Return one setting of each row, in the shape [B, 1, ..., 1] that broadcasts over logits [B, ..., V].
 
         Args:
             setting: 0 for the temperature, 1 for top-k, 2 for top-p.
@@ -166,11 +174,11 @@ class BatchWarp:
 
 
 def _one_hot(logits: Tensor) -> Tensor:
-    """Return distributions that are one-hot on the likeliest token of logits [..., V]; nan if the largest logit is not
-    finite.
+    """Return distributions [..., V] in which the token with the largest of the logits [..., V] has probability 1. A
+    distribution is nan if its largest logit is not finite.
     """
     largest, likeliest = logits.max(-1, keepdim=True)
-    # 0 times a number that is not finite is nan, as the softmax of such logits would be.
+    # The product of 0 and a number that is not finite is nan. The softmax of such logits would be nan too.
     zero = 0 * largest
     return zero.expand_as(logits).clone().scatter_(-1, likeliest, zero + 1)
 

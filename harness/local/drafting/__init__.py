@@ -1,1 +1,1 @@
-"""The ways to propose tokens. Each drafter implements `Drafter` or `TensorDrafter` of `decoding.protocols`."""
+"""The ways to propose tokens. Each drafter implements `Drafter` or `TensorDrafter` from `decoding.protocols`."""

@@ -1,5 +1,6 @@
-"""Checks of methods and acceptance rules that users write (`draft=./my_method.py:MyMethod`): a mistake in one ends the
-run with a single line that names it.
+"""Checks the methods and acceptance rules that users write (`draft=./my_method.py:MyMethod`).
+
+A mistake in a user's code ends the run with a one-line message that names this code.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from harness.local.runners.base import Proxy, UnsupportedModelError
 
 
 def method_of(draft: DraftSettings) -> Method:
-    """Return the method that these settings belong to."""
+    """Return the method that these settings configure."""
     method = METHODS[draft.method]
     assert isinstance(method, Method)
     return method
@@ -37,14 +38,14 @@ def method_of(draft: DraftSettings) -> Method:
 def drafters_of(draft: DraftSettings, pair: Pair, runner: Runner | None) -> MakeDrafter:
     """Return a function that makes drafters, as `Method.drafter` does. The proposals of a user's `Drafter` are checked.
 
-    A user's `TensorDrafter` is not wrapped, because it runs within captured calls. Its exceptions are blamed where
-    these calls are made.
+    A user's `TensorDrafter` is not wrapped, because it runs within captured calls. The code that makes these calls
+    turns its exceptions into errors that name the method (`blaming_method`).
 
     Args:
-        runner: the draft model's runner, if there is one.
+        runner: the draft model's runner; None without a draft model.
 
     Raises:
-        RunError: a user's method failed.
+        RunError: the user's method failed. The returned function raises it too.
     """
     with blaming_method(draft):
         make = method_of(draft).drafter(draft, pair, runner)
@@ -63,11 +64,11 @@ def drafters_of(draft: DraftSettings, pair: Pair, runner: Runner | None) -> Make
 
 
 class CheckedDrafter(Proxy):
-    """A drafter of a user's method. `propose` raises a RunError if it fails, or if the proposal's shapes are not those
-    of `Proposal`.
+    """Wraps the drafter of a user's method. `propose` raises a RunError if the user's `propose` fails, or if it returns
+    tensors whose shapes are not those of `Proposal`.
 
     Args:
-        name: the method, as the user typed it.
+        name: the method's name, as the user typed it.
     """
 
     def __init__(self, drafter: Drafter, name: str) -> None:
@@ -87,23 +88,23 @@ class CheckedDrafter(Proxy):
 
 @contextmanager
 def blaming(name: str, call: str = "", setting: str = "draft") -> Iterator[None]:
-    """Turn an exception of a user's code, within the block, into a RunError that names this code.
+    """Turn an exception of a block that calls a user's code into a RunError that names this code.
 
-    Failures that are not the code's own pass unchanged: our own errors, logits that are not finite, unsupported models,
-    and failures of the machine.
+    Exceptions that the user's code did not cause pass unchanged: our own errors, logits that are not finite,
+    unsupported models, and failures of the machine.
 
     Args:
-        name: the method or rule, as the user typed it.
-        call: the function of it that is called, such as `propose`, if known.
+        name: the name of the method or rule, as the user typed it.
+        call: the user's function that the block calls, such as `propose`; "" if it is not known.
         setting: the setting in which the user typed the name, `draft` or `decoding.rule`.
     """
     try:
         yield
-    # These have a message already, or get one from a caller.
+    # These exceptions have a message already, or a caller adds one.
     except (HarnessError, NonFiniteError, UnsupportedModelError):
         raise
     except Exception as error:
-        # A failure of the machine, such as a lack of memory, gets a message from a caller too.
+        # A caller adds the message for a failure of the machine, such as a lack of memory.
         if as_run_error(error) is not None:
             raise
         what = in_one_line(error)
@@ -113,18 +114,18 @@ def blaming(name: str, call: str = "", setting: str = "draft") -> Iterator[None]
 
 
 def blaming_method(draft: DraftSettings | None) -> AbstractContextManager[None]:
-    """Return `blaming` for a user's method. For a built-in one, or None, the block changes no exception."""
+    """Return `blaming` for a user's method. For a built-in method, and for None, return a context that does nothing."""
     if draft is None or METHODS.is_built_in(draft.method):
         return nullcontext()
     return blaming(draft.name)
 
 
 def checked_rule(rule: Callable[[Offer], Verdict], name: str) -> Callable[[Offer], Verdict]:
-    """Return a user's acceptance rule with a check: it raises a RunError if the rule fails, or if the verdict's shapes
-    are not those of `Verdict`.
+    """Return a function that calls a user's acceptance rule and checks its verdict. It raises a RunError if the rule
+    fails, or if a tensor of the verdict is not [B].
 
     Args:
-        name: the rule, as the user typed it.
+        name: the rule's name, as the user typed it.
     """
 
     def checked(offer: Offer) -> Verdict:
@@ -138,7 +139,7 @@ def checked_rule(rule: Callable[[Offer], Verdict], name: str) -> Callable[[Offer
 
 
 def _require_shape(owner: object, part: str, *shape: int) -> None:
-    """Raise a ValueError if the tensor `owner.part` has another shape."""
+    """Raise a ValueError if the shape of the tensor `owner.part` is not `shape`."""
     actual = getattr(owner, part).shape
     if actual != shape:
         raise ValueError(f"{part} of shape {list(actual)}, not {list(shape)}")

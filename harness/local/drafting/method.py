@@ -1,11 +1,17 @@
-"""The ways to draft. A `Method` is the record of one: its name, settings and rules (`MethodRecord`), and the functions
-that plan and make its drafters. Users can write their own in a file (`draft=./my_method.py:MyMethod`).
+"""The ways to draft. Each is described by a `Method`: its name, settings and rules (in the base class `MethodRecord`),
+and the functions that plan a draft and make drafters. Users can write a method in a file
+(`draft=./my_method.py:MyMethod`).
 
 Everything that needs torch is imported inside functions, so that names, settings and help need no torch.
 
-A run calls a method in this order: `check` with the settings alone, `plan` before weights load,
-`layers` while the pair is prepared, and `drafter` when it decodes. The engine `huggingface` calls
-`check_huggingface` and `huggingface` in place of `layers` and `drafter`.
+A run calls the functions of a method in this order:
+
+    check      with the settings alone
+    plan       before weights load
+    layers     while the pair is prepared
+    drafter    when the run decodes
+
+The engine `huggingface` calls `check_huggingface` and `huggingface` in place of `layers` and `drafter`.
 """
 
 from __future__ import annotations
@@ -39,21 +45,21 @@ if TYPE_CHECKING:
     from harness.local.models.checkpoints import Checkpoint
     from harness.local.models.loading import LoadedModel
 
-# Returns a new drafter, given the warp of the target's logits.
+# A function that returns a new drafter, given the warp of the target's logits.
 MakeDrafter = Callable[["AnyWarp"], "Drafter | TensorDrafter"]
 
-# The rule for `draft` with transformers' own generation.
+# The rule that a SettingError states if transformers' own generation cannot draft with the chosen method.
 FOR_HUGGINGFACE = "must be a model, lookup or early_exit with engine=huggingface"
 
 
 @dataclass(frozen=True)
 class DraftPlan:
-    """A draft before any weights load: its settings, and its checkpoint or head. A draft that needs neither
-    weights nor a cache, such as `lookup`, has settings alone.
+    """A draft whose weights are not loaded yet: its settings, and the checkpoint of its model or head. A draft without
+    weights, such as `lookup`, has only settings.
 
     Attributes:
-        settings: the draft's settings. The plan has filled in values that the user left open. None without
-            a draft.
+        settings: the draft's settings. `Method.plan` has filled in values that the user left open. None without a
+            draft.
         checkpoint: the draft model's checkpoint; None if there is no draft model.
         head: the draft head's checkpoint; None if there is no head.
     """
@@ -69,10 +75,10 @@ class Pair:
 
     Attributes:
         target: the model whose output is wanted.
-        draft: the draft model; None for heads and for methods without weights.
+        draft: the draft model; None if the draft is a head, if its method has no weights, or without a draft.
         tokenizer: the target's tokenizer.
         head: the draft head, which reads the target's hidden states; None if the draft is no head.
-        draft_settings: the settings of any kind of draft; None without a draft.
+        draft_settings: the draft's settings, whatever its kind; None without a draft.
     """
 
     target: LoadedModel
@@ -83,7 +89,7 @@ class Pair:
 
     @property
     def devices(self) -> list[torch.device]:
-        """Every device that holds a layer of the target or the draft, the target's first."""
+        """All devices that hold a layer of the target or of the draft, without repetitions; the target's come first."""
         devices = list(self.target.devices)
         if self.draft is not None:
             devices += self.draft.devices
@@ -93,14 +99,14 @@ class Pair:
 
     @property
     def vocabulary_size(self) -> int:
-        """V, the width to which the logits of both models are cut. Each model may pad its outputs beyond V, by a
-        different number.
+        """V, the width to which the logits of both models are cut: the smaller of the two models' widths. A model may
+        pad its outputs beyond the tokens of its tokenizer, and the two models may pad to different widths.
         """
         models = [self.target] if self.draft is None else [self.target, self.draft]
         return min(vocabulary_size(loaded.model.config) for loaded in models)
 
     def stop_tokens(self) -> frozenset[int]:
-        """The token ids at which the target ends a text by itself."""
+        """The ids of the tokens with which the target ends a text; an empty set if none are configured."""
         generation = self.target.model.generation_config
         configured = generation.eos_token_id if generation else None
         ids: Any = configured
@@ -110,7 +116,7 @@ class Pair:
 
 
 class Method(MethodRecord):
-    """The functions of a way to draft that need models. The others are in `MethodRecord`."""
+    """A way to draft. The functions of this class need models; those that need only settings are in `MethodRecord`."""
 
     def plan(
         self,
@@ -121,9 +127,9 @@ class Method(MethodRecord):
         """Plan the draft, before any weights load.
 
         Args:
-            settings: an object of this record's class `settings`, as typed by the user.
+            settings: the user's settings, an object of the class `self.settings`.
             target: the target's checkpoint.
-            weights: the run's `weights`; None for a pair that is only planned, which needs none.
+            weights: the run's setting `weights`. None if the pair is only planned: then no weights are needed.
 
         Raises:
             SettingError: the draft does not fit the target.
@@ -132,42 +138,46 @@ class Method(MethodRecord):
 
     def layers(self, pair: Pair) -> Sequence[int]:
         """Return the target's layers whose hidden states the drafters read: 0 for the embedding, i for the output of
-        layer i.
+        layer i. Empty if the drafters read none.
         """
         return () if pair.head is None else pair.head.config.layers
 
     def drafter(self, settings: Any, pair: Pair, runner: Runner | None) -> MakeDrafter:
-        """Return a function that makes a drafter, given the warp of the target's logits. It may be called several
-        times, so work for all drafters is done here, before it is returned.
+        """Return a function that makes a drafter, given the warp of the target's logits.
+
+        The returned function may be called several times. So work that all drafters share is done before it is
+        returned.
 
         Args:
-            settings: an object of this record's class `settings`, completed by `plan`.
+            settings: the settings as `plan` completed them, an object of the class `self.settings`.
             pair: the loaded models.
             runner: the draft model's runner; None without a draft model.
         """
         raise NotImplementedError("drafter()")
 
     def huggingface(self, pair: Pair, settings: Any, decoding: DecodingSettings) -> dict[str, Any]:
-        """Return the arguments of transformers' `generate` that make it draft in this way. Methods that `generate` does
-        not have raise NotImplementedError.
+        """Return the arguments that make transformers' `generate` draft in this way. If `generate` cannot draft in this
+        way, raise NotImplementedError.
         """
         raise NotImplementedError
 
     def check_huggingface(self, settings: Any) -> None:
-        """Raise a SettingError unless the method overrides `huggingface`."""
+        """Raise a SettingError if the method's class does not override `huggingface`."""
         has_words = type(self).huggingface is not Method.huggingface
         require(has_words, "draft", FOR_HUGGINGFACE, settings.name)
 
 
 class TextMethod(Method):
-    """A way to draft that reads only a row's text, by a `Text` for each row."""
+    """A way to draft that reads only the text of a row. Each row has a `Text`, which guesses how the row continues."""
 
     def texts(self, settings: Any, tokenizer: PreTrainedTokenizerBase) -> Callable[[], Text]:
-        """Return a function that makes an empty `Text`. It is called for each row of each batch."""
+        """Return a function that makes an empty `Text`. The returned function is called for each row of each batch."""
         raise NotImplementedError
 
     def drafter(self, settings: Any, pair: Pair, runner: Runner | None) -> MakeDrafter:
-        """Return a function that makes a `TextDrafter`. The warp does not matter to it."""
+        """Return a function that makes a `TextDrafter`. The function ignores the warp, because a `Text` draws nothing
+        from logits.
+        """
         from harness.local.drafting.text import TextDrafter
 
         new_text = self.texts(settings, pair.tokenizer)
@@ -187,13 +197,13 @@ class SampledDraftSettings(DraftSettings):
 
 
 class SampledMethod(Method):
-    """A way to draft by a head, or by a model that drafts token by token."""
+    """A way to draft with a head, or with a model that drafts token by token."""
 
     def drafter(
         self, settings: SampledDraftSettings, pair: Pair, runner: Runner | None
     ) -> MakeDrafter:
-        """Return a function that makes drafters with the pair's head, or, without a head, with the draft model of
-        `runner`.
+        """Return a function that makes drafters. They use the pair's head or, without a head, the draft model that
+        `runner` runs.
         """
         from harness.local.decoding.warp import Warp
         from harness.local.drafting.heads.drafter import HeadDrafter
@@ -211,11 +221,11 @@ class SampledMethod(Method):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelDraftSettings(SampledDraftSettings, ModelSettings):
-    """Settings of a draft model or a head: a draft with weights of its own.
+    """Settings of a draft model or a head, that is, of a draft with its own weights.
 
     Attributes:
-        layers: of a head: the hidden states it reads, where they are not those that its
-            configuration names.
+        layers: for a head: the hidden states of the target that it reads, if its configuration does not name them or
+            names others.
     """
 
     method: str = "model"
@@ -228,7 +238,7 @@ class ModelDraftSettings(SampledDraftSettings, ModelSettings):
 
 
 class ModelDraft(SampledMethod):
-    """A draft model or a head. The configuration in the draft's repository shows which."""
+    """A draft model or a head. The configuration in the draft's repository shows which of the two it is."""
 
     name = "model"
     summary = (
@@ -244,7 +254,12 @@ class ModelDraft(SampledMethod):
         target: Checkpoint,
         weights: WeightsSource | None,
     ) -> DraftPlan:
-        """Return a plan with a head or a draft model, according to the repository's configuration."""
+        """Return a plan with a head or a draft model, according to the repository's configuration.
+
+        Raises:
+            SettingError: the draft does not fit the target, or `draft.layers` is set for a draft model.
+            RunError: files cannot be fetched or read.
+        """
         from harness.local.drafting.heads.checkpoint import read_head
         from harness.local.models.random_weights import checkpoint_for
 
@@ -259,8 +274,8 @@ class ModelDraft(SampledMethod):
     def huggingface(
         self, pair: Pair, settings: ModelDraftSettings, decoding: DecodingSettings
     ) -> dict[str, Any]:
-        """Return the argument for the draft model, and those for both tokenizers if the models' logits differ in
-        width.
+        """Return the argument for the draft model and, if the two models' logits have different widths, the arguments
+        for both tokenizers.
         """
         from harness.local.models.tokenizers import load_tokenizer
 
@@ -268,14 +283,14 @@ class ModelDraft(SampledMethod):
         arguments: dict[str, Any] = {"assistant_model": pair.draft.model}
         widths = {vocabulary_size(loaded.model.config) for loaded in (pair.target, pair.draft)}
         if len(widths) > 1:
-            # `generate` takes models with different widths for models with different tokenizers.
+            # If the widths differ, `generate` assumes that the models have different tokenizers, and requires both.
             other = load_tokenizer(pair.draft.settings, "draft")
             arguments |= {"tokenizer": pair.tokenizer, "assistant_tokenizer": other}
         return arguments
 
 
 class Mtp(SampledMethod):
-    """Multi-token-prediction layers in the target's checkpoint, if transformers can read them."""
+    """Drafts with the multi-token-prediction layer in the target's checkpoint, if transformers can read it."""
 
     name = "mtp"
     summary = "the multi-token-prediction layers in the target's own checkpoint"
@@ -287,7 +302,7 @@ class Mtp(SampledMethod):
         target: Checkpoint,
         weights: WeightsSource | None,
     ) -> DraftPlan:
-        """Return a plan with the head that the target's checkpoint holds."""
+        """Return a plan with the layer in the target's checkpoint, used as a head. Raises as `read_mtp` does."""
         from harness.local.drafting.heads.mtp import read_mtp
 
         return DraftPlan(
@@ -297,7 +312,7 @@ class Mtp(SampledMethod):
 
 @dataclass(frozen=True, kw_only=True)
 class EarlyExitSettings(DraftSettings):
-    """Settings of `draft=early_exit`; `draft=early_exit_8` has 8 layers.
+    """Settings of `draft=early_exit`. `draft=early_exit_8` chooses 8 layers.
 
     Attributes:
         layers: how many of the target's layers draft; a quarter of them if None.
@@ -308,8 +323,9 @@ class EarlyExitSettings(DraftSettings):
 
 
 class EarlyExit(Method):
-    """Drafts with the target's own first layers, only in transformers' assisted generation. LayerSkip (Elhoushi et al.
-    2024, arXiv:2404.16710) trains models whose first layers predict well.
+    """Drafts with the target's own first layers. Only transformers' assisted generation can do this.
+
+    LayerSkip (Elhoushi et al. 2024, arXiv:2404.16710) trains models whose first layers predict well.
     """
 
     name = "early_exit"
@@ -317,14 +333,12 @@ class EarlyExit(Method):
     settings = EarlyExitSettings
 
     def choice(self, name: str) -> dict[str, Any] | None:
-        """Return {} for `early_exit`, the setting of 8 layers for `early_exit_8`, and None for another method's
-        name.
-        """
+        """Return {} for `early_exit`, {"layers": [8]} for `early_exit_8`, and None for a name of another method."""
         number = re.fullmatch(r"early_exit_(\d+)", name)
         return {"layers": [int(number[1])]} if number else super().choice(name)
 
     def check(self, run: RunSettings) -> None:
-        """Raise a SettingError for every engine but transformers' own."""
+        """Raise a SettingError unless the engine is `huggingface`."""
         assert run.draft is not None
         is_theirs = run.engine.name == "huggingface"
         require(is_theirs, "draft", "needs engine=huggingface", run.draft.name)
@@ -335,7 +349,13 @@ class EarlyExit(Method):
         target: Checkpoint,
         weights: WeightsSource | None,
     ) -> DraftPlan:
-        """Return a plan whose settings name the number of layers; a quarter of the target's if the user named none."""
+        """Return a plan whose settings contain the number of layers: a quarter of the target's layers if the user chose
+        no number.
+
+        Raises:
+            SettingError: the user chose several numbers, or one that is not from 1 to the target's number of layers
+                minus 1.
+        """
         total = target.config.get_text_config(decoder=True).num_hidden_layers
         layers = (max(1, total // 4),) if settings.layers is None else settings.layers
         rule = f"must be one number below the {total} layers of the target"
@@ -363,7 +383,7 @@ class LookupSettings(DraftSettings):
 
 
 class Lookup(TextMethod):
-    """Proposes the tokens that followed the last occurrence of the text's final n-gram."""
+    """Proposes the tokens that followed the last earlier occurrence of the n-gram at the end of the text."""
 
     name = "lookup"
     summary = "what followed the same n-gram in prompt and output"
@@ -386,14 +406,14 @@ class Lookup(TextMethod):
 
 
 class ServerDraft(Method):
-    """Whatever drafting a server does by itself."""
+    """A draft that a server was started with. This program knows nothing about it."""
 
     name = "server"
     summary = "with engine=server: what that server drafts with"
 
     def check(self, run: RunSettings) -> None:
-        """Raise a SettingError for every engine but a server, and for a single server unless the command asks the
-        speculative arm alone.
+        """Raise a SettingError unless the run has two servers, or the command uses the speculative arm only and the
+        engine is a server with an address (`engine.url`).
         """
         rule = "needs engine=server with engine.regular_url"
         is_alone = run.ASKS_SPECULATIVE_ALONE and run.engine.url is not None

@@ -1,4 +1,4 @@
-"""Drafting with a draft model, token by token."""
+"""Drafts with a draft model, token by token."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ from harness.local.decoding.state import Column, RowState
 from harness.local.decoding.warp import AnyWarp
 from harness.local.runners.compiled import Part, end_part
 
-# The widths of a draft model's passes, in tokens: two for the first pass of a proposal, one for each later pass.
+# The widths of a draft model's passes, in tokens per row. The first pass of a proposal reads two tokens, each later
+# pass reads one.
 WIDTHS = (1, 2)
 
 
 class ModelDrafter(TensorDrafter):
     """Proposes by running a draft model, token by token.
 
-    Before each proposal the draft model has read all but the last two tokens of a row, and the first pass of the
-    proposal reads these two. Say the text ends with `a x`, and b, c and d are drawn. The draft model reads `a x`, then
-    b, then c, but never d. However many of these are accepted, the last two tokens of the new text are read again:
+    Before each proposal, the draft model has read all tokens of a row except the last two. The first pass of the
+    proposal reads these two. Suppose that the text ends with `a x`, and that b, c and d are drawn. The draft model
+    reads `a x`, then b, then c, but not d. However many of them are accepted, the next proposal begins by reading the
+    last two tokens of the new text:
 
         text so far   accepted   next token   the cache keeps   the next proposal begins with
         ... a x       b          y            ... a x           b y
@@ -31,8 +33,8 @@ class ModelDrafter(TensorDrafter):
 
     Args:
         runner: the draft model's runner.
-        warp: how the draft model's logits become probabilities; the target's warp, unless draft tokens are drawn
-            greedily.
+        warp: how the draft model's logits become probabilities: the target's warp, or temperature 0 if draft tokens are
+            chosen greedily.
     """
 
     layers = ()
@@ -56,11 +58,12 @@ class ModelDrafter(TensorDrafter):
         drawn: list[Tensor] = []
         distributions: list[Tensor] = []
         for number, numbers in enumerate(uniforms.split(1, dim=1)):
-            # Relative to the index of LAST: the first pass begins one token before it, the second one token after it.
+            # Positions are relative to the index of LAST. The first pass begins at the token before LAST, the second at
+            # the token after it.
             starts = rows.starts(-1 if number == 0 else number)
             logits = self.runner.extend(tokens, starts, goes_on=number > 0).logits
-            # The same memory layout after a pass of two tokens as after a pass of one, so that drawing is compiled
-            # once.
+            # `view` gives the logits the same memory layout after a pass of two tokens as after a pass of one, so that
+            # the code that draws is compiled only once.
             last = logits[:, -1].flatten().view(len(logits), -1)
             tokens, probabilities = self._draw(last, numbers)
             drawn.append(tokens)
@@ -70,8 +73,8 @@ class ModelDrafter(TensorDrafter):
 
 
 def _draw(warp: AnyWarp, logits: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-    """Draw with uniforms [B, 1] by logits [B, V]. Returns tokens [B, 1], and the probabilities [B, V] that they were
-    drawn from.
+    """Draw one token per row, according to logits [B, V], with uniform random numbers [B, 1]. Returns the tokens
+    [B, 1], and the probabilities [B, V] that they were drawn from.
     """
     probabilities = warp(logits)
     return existing_index(probabilities, uniforms), probabilities

@@ -1,6 +1,6 @@
-"""Drafting without a model, on the host: a `Text` guesses what follows from a row's own prompt and answer.
+"""Drafts without a model, on the host: a `Text` guesses the next tokens of a row from the row's own prompt and answer.
 
-`LookupText` is one kind of `Text`.
+`LookupText` is one kind of `Text`. Users can write others (docs/your-own-method.md).
 """
 
 from __future__ import annotations
@@ -15,17 +15,19 @@ from harness.local.decoding.transfer import padded, to_device
 
 
 class Text(Protocol):
-    """The tokens of one row. They should be indexed, so that a proposal takes the same time however many there are."""
+    """The tokens of one row. An implementation should index them, so that the time for a proposal does not grow with
+    the length of the text.
+    """
 
     def extend(self, tokens: Iterable[int]) -> None:
-        """Append the prompt, or tokens that were decided."""
+        """Append tokens: first the prompt with the first new token, later the tokens that each iteration decided."""
 
     def continuation(self, most: int) -> list[int]:
         """Return up to `most` tokens that may follow, or an empty list if there is no guess."""
 
 
 class TextDrafter(Drafter):
-    """Proposes the continuation that each row's `Text` guesses. These proposals are deterministic.
+    """Proposes, for each row, the continuation that the row's `Text` guesses. These proposals are deterministic.
 
     Args:
         new_text: returns an empty `Text`; called once for each row of each batch.
@@ -58,18 +60,20 @@ class TextDrafter(Drafter):
 
 
 class LookupText:
-    """Prompt lookup (Saxena 2023, github.com/apoorvumang/prompt-lookup-decoding), over the prompt and the
-    output: proposes the tokens that followed the latest occurrence of the longest n-gram at the end of the text.
+    """Prompt lookup (Saxena 2023, github.com/apoorvumang/prompt-lookup-decoding), in the prompt and the output.
 
-    transformers and vLLM use an n-gram's first occurrence. With an index the latest costs no more, and it is
-    better if a text changes what it repeats: a renamed variable, a list that goes on, a loop. The index has one
-    entry per token and length of n-gram.
+    It takes the longest n-gram at the end of the text that occurred earlier, and proposes the tokens that followed the
+    latest earlier occurrence.
 
-    `a b c a b` ends with `a b`, the longest n-gram that occurred before. What followed it begins at
-    position 2 and reaches the end of the text: `c a b`. This is repeated until there are as many tokens as asked for.
+    transformers and vLLM use the first occurrence of an n-gram. With an index, finding the latest occurrence takes no
+    longer. The latest occurrence predicts better if the text changes the passages that it repeats, for example if a
+    variable was renamed, if a list goes on, or in a loop. The index has one entry per token and length of n-gram.
+
+    Example: `a b c a b` ends with `a b`, the longest n-gram that occurred earlier. It was followed by the tokens from
+    position 2 to the end of the text: `c a b`. They are repeated until there are as many tokens as wanted.
 
     Args:
-        max_ngram: the most tokens of an n-gram.
+        max_ngram: the largest number of tokens in an n-gram.
     """
 
     def __init__(self, max_ngram: int) -> None:
@@ -79,21 +83,22 @@ class LookupText:
         self._following: dict[tuple[int, ...], int] = {}
 
     def extend(self, tokens: Iterable[int]) -> None:
-        """Append tokens, and index the n-grams before each of them."""
+        """Append tokens. For each token, index the n-grams that end just before it."""
         for token in tokens:
-            # An n-gram is recorded when a token follows it. Recorded earlier, the end of the text would match itself.
+            # An n-gram is recorded only when a token follows it. Otherwise the n-gram at the end of the text would be
+            # found as its own earlier occurrence.
             for ngram in self._last_ngrams():
                 self._following[ngram] = len(self._tokens)
             self._tokens.append(token)
 
     def continuation(self, most: int) -> list[int]:
-        """Return the `most` tokens that followed the longest known n-gram at the end of the text; an empty list if none
-        is known.
+        """Return the `most` tokens that followed the latest earlier occurrence of the longest n-gram at the end of the
+        text. Return an empty list if no n-gram at the end of the text occurred earlier.
         """
         for ngram in self._last_ngrams():
             begin = self._following.get(ngram)
             if begin is not None:
-                # A continuation that reaches the end of the text is repeated, because the text is in a loop.
+                # If the end of the text is reached, the continuation is repeated, because the text is in a loop.
                 period = len(self._tokens) - begin
                 return [self._tokens[begin + index % period] for index in range(most)]
         return []

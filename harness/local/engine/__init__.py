@@ -1,1 +1,1 @@
-"""The engines over a loaded pair, `local` and `huggingface`; planning and loading pairs; reading texts with them."""
+"""Plans and loads pairs, decodes with them (the engines `local` and `huggingface`), and reads texts with them."""

@@ -1,8 +1,8 @@
-"""Takes the times of answers in this process. A `LoopClock` times an answer, and a `PhaseTimer` divides this time into
-phases.
+"""Times the answers that models in this process give. A `LoopClock` times the answers to a question, and a `PhaseTimer`
+divides this time into phases.
 
-The devices are synchronised before the clock starts. When it stops, they have decided the last token. In between there
-is only decoding: iterations are collected while the clock runs, and evaluated afterwards.
+The devices are synchronised before the clock starts. When it stops, they have decided the last token. Nothing but
+decoding is timed: while the clock runs, the results of iterations are only collected, and they are evaluated later.
 """
 
 from __future__ import annotations
@@ -21,51 +21,54 @@ from harness.local.decoding.loop import RowStep
 
 
 class LoopClock:
-    """The clock of one question's answers, which runs within a block of `running`.
+    """The clock for the answers to one question. It runs while a block of `running` is executed.
 
     Args:
-        requests: the question's requests, in the order of the batches in which they are decoded.
-        weights: the models that decode.
+        requests: the question's requests, in the order in which they are decoded: batch after batch.
+        weights: the models that decode, for synchronisation.
     """
 
     def __init__(self, requests: Sequence[Request], weights: Weights) -> None:
         self._requests = requests
         self._weights = weights
-        # For each iteration: the seconds when it was decided, the index of its batch's first request, and its row
-        # steps.
+        # For each iteration: the time at which it was decided, in seconds since the clock started; the index of the
+        # first request of its batch; and its row steps.
         self._noted: list[tuple[float, int, list[RowStep]]] = []
-        # The seconds when each batch began, by the index of its first request. A batch begins when the last one ended.
+        # The time at which each batch began, by the index of its first request. A batch begins when the previous batch
+        # has ended.
         self._began: dict[int, float] = {}
         self._seconds = 0.0
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Let the clock run within this block."""
+        """Let the clock run while the block is executed."""
         self._weights.synchronize()
         self._started = time.perf_counter()
         yield
         self._seconds = time.perf_counter() - self._started
-        # Work that a drafter has queued after the last verdict must not slow the next timed question.
+        # A drafter may have queued work after the last verdict. It must not slow the next question that is timed.
         self._weights.synchronize()
 
     def note(self, row_steps: list[RowStep], first: int = 0) -> None:
-        """Note the result of an iteration that has just been decided.
+        """Record the result of an iteration that has just been decided, with the present time.
 
-        Its tokens are numbers on the host. So the host has waited until the device had decided them, but not for any
-        work that was queued later.
+        The tokens in `row_steps` are numbers on the host. So the host has already waited until the device decided them,
+        but it has not waited for work that was queued later.
 
         Args:
-            first: the index of the batch's first request.
+            first: the index of the first request of the iteration's batch.
         """
         self._began.setdefault(first, self._noted[-1][0] if self._noted else 0.0)
         self._noted.append((time.perf_counter() - self._started, first, row_steps))
 
     def answered(self, phases: Phases, *, as_batch: bool, drafts: bool) -> Answered:
-        """Return the answers. Called after the block of `running`.
+        """Return the answers, after the block of `running` has ended.
 
         Args:
-            as_batch: whether all requests were one batch, whose rows share their time.
-            drafts: whether the arm drafts. An iteration that proposed nothing then has the outcome (0, 0), not none.
+            as_batch: whether all requests were decoded together as one batch. Then the answers contain the times of the
+                batch as a whole.
+            drafts: whether the arm drafts. If so, each iteration after the first token has an outcome, and the outcome
+                is (0, 0) if nothing was proposed. If not, only iterations with a proposal have outcomes.
         """
         records = [request.record() for request in self._requests]
         arrivals = []
@@ -77,7 +80,7 @@ class LoopClock:
                 record.add(row_step.tokens, seconds)
                 if row_step.proposed or (drafts and len(record.arrivals) > 1):
                     record.outcomes.append(row_step.outcome)
-                # If the text ended with an accepted token, a later rejection does not belong to it.
+                # If the text ended with an accepted token, it does not contain the token that was rejected later.
                 was_rejected = len(row_step.tokens) > row_step.num_accepted
                 arrival = Arrival(
                     number,
@@ -98,22 +101,24 @@ class LoopClock:
 
 
 class PhaseTimer:
-    """Times the phases of iterations by the clock of the device that runs the calls. On a GPU it uses events, which
-    need no synchronisation.
+    """Times the phases of iterations on the device that runs the calls. On a GPU it records events, which need no
+    synchronisation.
 
     Args:
-        device: the target's device. A draft on another device is included, because this device waits for it.
-        is_launched: whether the host launches the kernels of a call one by one, so that its time is part of the call's.
+        device: the target's device. If the draft is on another device, its time is included, because the target's
+            device waits for it.
+        is_launched: whether the host launches the kernels of a call one by one. Then the time of a call contains time
+            of the host.
     """
 
     def __init__(self, device: torch.device, *, is_launched: bool = False) -> None:
         self._device = device
         self._is_launched = is_launched
-        # Each phase, with the time or the event of its beginning.
+        # Each phase with its beginning: a time in seconds or, on a GPU, an event.
         self._marks: list[tuple[str, Any]] = []
 
     def __call__(self, phase: str) -> None:
-        """Mark the beginning of a phase."""
+        """Mark the beginning of a phase, which is also the end of the phase before."""
         if self._device.type != "cuda":
             self._marks.append((phase, time.perf_counter()))
             return
@@ -123,7 +128,10 @@ class PhaseTimer:
 
     @property
     def phases(self) -> Phases:
-        """The times of the phases. Read it only when the device has finished all calls."""
+        """The total time and the number of calls of each phase. Read this only after the device has finished all calls.
+
+        The phase that was marked last is left out, because it has no end.
+        """
         phases = Phases(knows_host=not self._is_launched)
         for (phase, began), (_, ended) in itertools.pairwise(self._marks):
             is_event = self._device.type == "cuda"

@@ -1,7 +1,7 @@
-"""This project's own decoding loop as an engine, over the runners of a loaded pair.
+"""The engine `local`: this project's own decoding loop, which runs a loaded pair.
 
-An arm turns each request into a row of the loop, with random numbers, a warp and limits. `decoding.loop` decides the
-tokens of one batch after the other.
+An arm turns each request into a row of the loop, with random numbers, a warp and limits. `decoding.loop` decodes one
+batch after the other.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class LocalArm(Arm):
         extra: Sequence[Request] = (),
         note_ended: NoteEnded | None = None,
     ) -> Answered:
-        """Answer as `Arm.answer` does. Requests are divided into batches of `in_flight`, whose rows share their time.
-        The next batch begins when the last row of a batch has ended.
+        """Answer as `Arm.answer` does. The requests are divided into batches of `in_flight` rows. A batch begins when
+        the last row of the batch before it has ended. `extra` requests are not sent.
         """
         clock = LoopClock(requests, self.weights)
         device = self.pair.target.input_device
@@ -85,8 +85,10 @@ class LocalArm(Arm):
         return clock.answered(timer.phases, as_batch=is_batch, drafts=self.drafts)
 
     def loop_request(self, request: Request) -> RowRequest:
-        """Return a request in the loop's form, with its random numbers. A longer stream of numbers begins with the
-        shorter one, so that the first numbers are the same for every rule and both arms.
+        """Return a request in the form that the loop needs, with its random numbers.
+
+        The speculative arm may need more random numbers than the regular arm. Both streams begin with the same numbers
+        (`randomness.uniforms`), whatever the acceptance rule.
         """
         decoding = request.decoding
         num_numbers = num_random(decoding) if self.drafts else decoding.max_new_tokens + 1
@@ -106,46 +108,48 @@ class LocalArm(Arm):
     def begin(
         self, requests: Sequence[Request], watch: Watch = unwatched
     ) -> tuple[Loop, list[RowStep]]:
-        """Begin a batch of requests that have the same K and rule. Returns its loop, and the steps with the first
-        tokens.
+        """Begin a batch of requests that have the same K and acceptance rule. Returns the batch's loop, and the row
+        steps with the first tokens.
         """
         asked = list(map(self.loop_request, requests))
         loop = Loop(self.calls(requests[0].decoding, size_of(asked)), watch)
         return loop, loop.start(asked, alone=requests[0].read_alone)
 
     def calls(self, decoding: DecodingSettings, batch: BatchSize) -> Calls:
-        """Return this arm's calls of an iteration for a batch."""
+        """Return the calls with which this arm decodes a batch."""
         return self.runners.calls(decoding, batch, drafts=self.drafts)
 
     @contextmanager
     def explained(self, requests: Sequence[Request]) -> Iterator[None]:
-        """Within this block, logits that are not finite raise a RunError that names the model and the place. Other
-        exceptions name a user's own draft method, if that drafts.
+        """Explain the exceptions of the block. Logits that are not finite raise a RunError that names the model and the
+        token. Other exceptions raise a RunError that names the draft method, if a user's own method drafts.
 
         Args:
-            requests: the requests of the loop's rows, in the same order.
+            requests: the requests of the loop's rows, in the order of the rows.
         """
         try:
             with blaming_method(self.pair.draft_settings if self.drafts else None):
                 yield
         except NonFiniteError as error:
-            # Caches may hold nan now. A mask does not hide nan from later batches, so the caches are dropped.
+            # The caches may contain nan now. They are freed, because a mask would not hide nan from later batches.
             self.runners.close()
             place = f"new token {error.position} of prompt {requests[error.row].index}"
             raise not_finite(self.pair, error.role, place) from error
 
 
 class LocalEngine(Engine):
-    """An `Engine` over a loaded pair. The logits of both models are cut to the vocabulary that they share.
+    """The engine that decodes with a loaded pair. The logits of both models are cut to the width that they share.
 
     Args:
-        preparation: the questions that runners are prepared for. Other questions are answered more slowly.
+        preparation: the kind of questions for which calls are prepared. Other questions are answered too, more slowly.
 
     Attributes:
-        runners: the runners of the pair. They are closed with the engine, and after logits that are not finite.
+        runners: the runners of the pair. They are closed when the engine is closed, and also if a model gives logits
+            that are not finite.
 
     Raises:
-        SettingError: a model cannot be read in the way that the run needs.
+        SettingError: no runner can run a model in the way that the run needs.
+        RunError: a user's draft method fails.
     """
 
     def __init__(self, pair: Pair, preparation: Preparation) -> None:
@@ -174,7 +178,7 @@ class LocalEngine(Engine):
         return num_decided[True] / num_decided.total()
 
     def close(self) -> None:
-        """Free the runners. The pair belongs to the caller, and stays loaded."""
+        """Free the runners. The pair stays loaded, because it belongs to the caller."""
         self.arms = ()
         self.runners.close()
         release_memory(self._pair.devices)

@@ -1,6 +1,6 @@
-"""Hugging Face's own decoders as an engine: `generate`, and its assisted forms.
+"""The engine `huggingface`: transformers' own `generate`, with and without assisted generation.
 
-A streamer records the tokens as `generate` decides them, in the form of iterations of our loop.
+A streamer receives the tokens as `generate` decides them, and records them as iterations, as our own loop would.
 """
 
 from __future__ import annotations
@@ -42,33 +42,36 @@ from harness.local.models.tokenizers import vocabulary_size
 
 
 def check_pair(planned: PlannedPair, decoding: DecodingSettings) -> None:
-    """Raise a SettingError for a draft that `generate` cannot use. Called before weights load."""
+    """Raise a SettingError if `generate` cannot use the pair's draft. This is called before weights load.
+
+    If both models have the same number of outputs, `generate` assumes that they have the same tokenizer, so their
+    tokenizers must be equal. If the numbers differ, `generate` is given both tokenizers, and can then decode
+    only greedily.
+    """
     if planned.draft_settings is None:
         return
     draft = planned.draft_settings.name
     require(planned.head is None, "draft", FOR_HUGGINGFACE, draft)
     for checkpoint in planned.checkpoints:
         model = checkpoint.settings.name
-        rule = f"must be none with engine=huggingface: {model} takes back no tokens in generate()"
+        rule = f"must be none with engine=huggingface: {model} has a recurrent state, which generate() cannot roll back"
         require(not is_recurrent(checkpoint.config), "draft", rule, draft)
     widths = [vocabulary_size(checkpoint.config) for checkpoint in planned.checkpoints]
     if len(set(widths)) > 1:
-        rule = f"has {widths[1]} outputs against {widths[0]}, with which generate() cannot sample: type temperature=0"
+        rule = f"has {widths[1]} outputs against {widths[0]}, so that generate() cannot sample: use temperature=0"
         require(decoding.temperature == 0, "draft", rule, draft)
     else:
-        rule = (
-            "must have the model's tokenizer, or not its number of outputs, with engine=huggingface"
-        )
+        rule = "must have the model's tokenizer with engine=huggingface: they have equally many outputs"
         require(planned.shares_tokenizer, "draft", rule, draft)
 
 
 class HuggingFaceEngine(Engine):
-    """`generate` over a loaded pair. Requests are answered one after the other, because assisted generation takes one
-    prompt at a time. Random numbers are torch's, seeded for each prompt.
+    """The engine that calls `generate` for a loaded pair. Requests are answered one after the other, because assisted
+    generation accepts one prompt at a time. Random numbers are torch's, with a seed for each prompt.
     """
 
     def __init__(self, pair: Pair, preparation: Preparation):
-        # The reference reads texts with the same weights, in our static runner.
+        # The reference reads texts with the same weights, but with our own runner.
         self._reference = open_reference(pair, preparation)
         self._devices = pair.devices
         self.weights = loaded_weights(pair, self._reference)
@@ -82,7 +85,7 @@ class HuggingFaceEngine(Engine):
         self.arms: Sequence[Arm] = arms
 
     def close(self) -> None:
-        """Free the reference's runners. The pair belongs to the caller, and stays loaded."""
+        """Free the reference's runners. The pair stays loaded, because it belongs to the caller."""
         self.arms = ()
         self._reference.close()
         release_memory(self._devices)
@@ -96,13 +99,14 @@ class HuggingFaceArm(Arm):
         name: `regular` or `speculative`.
         pair: the loaded models.
         weights: the weights of the pair.
-        arguments: the arguments of `generate` in addition to those of every arm.
+        arguments: the arguments of `generate` that only this arm needs; empty for the regular arm.
     """
 
     name: str
     pair: Pair
     weights: Weights
     arguments: dict[str, Any] = field(default_factory=dict)
+    # A class attribute: it has no annotation, so that it is no field of the dataclass.
     traits = Traits(reports_drafts=True)
 
     def answer(
@@ -112,12 +116,14 @@ class HuggingFaceArm(Arm):
         extra: Sequence[Request] = (),
         note_ended: NoteEnded | None = None,
     ) -> Answered:
-        """Answer as `Arm.answer` does, but one request after the other, whatever `in_flight` is.
+        """Answer as `Arm.answer` does, but one request after the other, whatever `in_flight` is. `extra` requests are
+        not sent.
 
-        There is one iteration per pass of the target. The first one, over the prompt, may already decide draft tokens.
+        Each pass of the target is one iteration. The first pass, which reads the prompt, may already verify draft
+        tokens.
         """
         clock = LoopClock(requests, self.weights)
-        # Each request is a batch of its own, whose time begins when the one before ends.
+        # For the clock each request is a batch. Its time begins when the request before it has ended.
         recorders = [
             _Recorder(request, partial(clock.note, first=index))
             for index, request in enumerate(requests)
@@ -133,27 +139,28 @@ class HuggingFaceArm(Arm):
         )
 
     def _prepared(self, recorder: _Recorder) -> Callable[[], None]:
-        """Return a function that runs `generate` for a request. Everything that is not decoding is done before it is
-        returned.
+        """Return a function that runs `generate` for the recorder's request. Everything that is not decoding is done
+        before the function is returned, so that it is not timed.
         """
         request = recorder.request
         decoding = request.decoding
         target: Any = self.pair.target.model
         prompt_ids = torch.tensor([list(request.prompt)], device=self.pair.target.input_device)
-        # The same warp and limits as in every engine.
+        # All engines use the warp and the limits of the request.
         warp: dict[str, Any] = {"do_sample": False}
         if decoding.temperature > 0:
             warp = {"do_sample": True, "temperature": decoding.temperature}
             warp |= {"top_k": decoding.top_k, "top_p": decoding.top_p}
         config = GenerationConfig(
             max_new_tokens=decoding.max_new_tokens,
-            # With None, exactly `max_new_tokens` are generated.
+            # With None, exactly `max_new_tokens` tokens are generated.
             eos_token_id=sorted(request.stop_tokens) or None,
             pad_token_id=0,
             **warp,
         )
-        # `generate` takes unset values from the model's own configuration, so it is replaced by an empty one. The
-        # assistant's is replaced too, because `generate` has no argument for it.
+        # `generate` takes unset values from the model's own generation configuration, so an empty configuration
+        # replaces it. The assistant's configuration is replaced because `generate` has no argument for K: it reads K
+        # from there.
         configs = {target: GenerationConfig()}
         if assistant := self.arguments.get("assistant_model"):
             configs[assistant] = _schedule(decoding)
@@ -170,7 +177,7 @@ class HuggingFaceArm(Arm):
                     before = model.generation_config
                     undo.callback(setattr, model, "generation_config", before)
                     model.generation_config = its_own
-                # Shifted to below 2⁶³, because torch accepts no larger seeds.
+                # The seed is shifted below 2⁶³, because torch accepts no larger seeds.
                 torch.manual_seed(int(seeds[0]) >> 1)
                 target.generate(prompt_ids, streamer=recorder, **arguments)
 
@@ -178,8 +185,8 @@ class HuggingFaceArm(Arm):
 
 
 def _schedule(decoding: DecodingSettings) -> GenerationConfig:
-    """Return an assistant's configuration: it drafts K tokens in every iteration, or as many as transformers' heuristic
-    decides.
+    """Return the generation configuration for a draft model: it drafts K tokens in every iteration or, with
+    `num_draft_tokens=auto`, as many as transformers' heuristic decides.
     """
     if decoding.num_draft_tokens == "auto":
         return GenerationConfig(
@@ -189,7 +196,7 @@ def _schedule(decoding: DecodingSettings) -> GenerationConfig:
     return GenerationConfig(
         num_assistant_tokens=decoding.num_draft_tokens,
         num_assistant_tokens_schedule="constant",
-        # Never stops early because of low confidence.
+        # With a threshold of 0, the draft never stops early because of low confidence.
         assistant_confidence_threshold=0.0,
     )
 
@@ -198,15 +205,17 @@ def _schedule(decoding: DecodingSettings) -> GenerationConfig:
 class _Recorder(BaseStreamer):
     """Records the tokens that `generate` decides, as iterations.
 
-    Hugging Face does not report acceptance, so candidates are recorded when they are made. The accepted ones are those
-    with which the next decided tokens begin. With candidates 5, 6, 7 and then the tokens 5, 6, 9, two were accepted.
-    This is exact, because a rejected token is never decided in its own place, neither greedily nor from the residual.
+    transformers does not report how many draft tokens were accepted. So the draft tokens (transformers calls them
+    candidates) are recorded when they are proposed, and are compared with the tokens that `generate` decides next.
+    The accepted draft tokens are those that both sequences have in common at the beginning. For example, if 5, 6, 7
+    were proposed and 5, 6, 9 were decided, two were accepted. This count is exact, because the token that replaces a
+    rejected token always differs from it, in greedy decoding and in sampling from the residual.
 
     Attributes:
         request: the request that is answered.
         note: called with each iteration.
-        proposed: the candidates that are being verified.
-        num_generated: the number of new tokens so far; None before `generate` has passed the prompt on.
+        proposed: the draft tokens that are being verified.
+        num_generated: the number of new tokens so far; None until `generate` has passed the prompt to `put`.
     """
 
     request: Request
@@ -215,12 +224,15 @@ class _Recorder(BaseStreamer):
     num_generated: int | None = None
 
     def put(self, value: Tensor) -> None:
-        """Take tokens from `generate`, as a streamer must. The first call brings the prompt."""
+        """Receive tokens from `generate`: first the prompt, then the tokens of each iteration.
+
+        Raises `_LeftError` if the request needs no further tokens (`leave_after`).
+        """
         if self.num_generated is None:
             self.num_generated = 0
             return
         tokens = value.reshape(-1).tolist()
-        # Prompt lookup may propose more tokens than `max_new_tokens` leaves room for. The excess is never verified.
+        # Prompt lookup may propose more tokens than `max_new_tokens` allows. The excess is never verified.
         proposed = self.proposed[: self.request.decoding.max_new_tokens - self.num_generated]
         self.num_generated += len(tokens)
         self.proposed = []
@@ -228,11 +240,11 @@ class _Recorder(BaseStreamer):
         self.note([RowStep(0, tokens, proposed, num_accepted)])
 
     def end(self) -> None:
-        """Do nothing. Every streamer must have this method."""
+        """Do nothing. `generate` requires that every streamer has this method."""
 
     @contextmanager
     def watching(self, model: Any) -> Iterator[None]:
-        """Within this block, record the candidates of every candidate generator that a model makes."""
+        """While the block is executed, record the draft tokens of every candidate generator that a model makes."""
         make = model._get_candidate_generator
         made: list[Any] = []
 
@@ -255,6 +267,6 @@ class _Recorder(BaseStreamer):
         finally:
             del model._get_candidate_generator
             for generator in made:
-                # Otherwise the generator would refer to itself, and would keep this recorder until garbage is
-                # collected.
+                # The replaced method refers to its generator and to this recorder. Without this, all of them would stay
+                # in memory until the next garbage collection.
                 del generator.get_candidates

@@ -1,7 +1,10 @@
 """Turns settings into a target and a draft that run. Everything that can be checked is checked before weights load.
 
-A pair is first planned (`PlannedPair`: configurations and sizes and, if it is to run, tokenizers), then placed
-(`PlacedPair`: the device of every layer), and then loaded (`Pair`).
+This has three steps:
+
+    planned    `PlannedPair`: configurations, sizes and, if the pair is to run, tokenizers
+    placed     `PlacedPair`: also the device of every layer
+    loaded     `Pair`: the models
 """
 
 from __future__ import annotations
@@ -51,14 +54,14 @@ class PlannedPair:
     """A pair whose settings and configurations have been checked.
 
     Attributes:
-        checkpoints: the checkpoint of the target, and of the draft if it is a draft model.
-        sketches: the sizes of these models and, after them, of a draft head.
+        checkpoints: the checkpoint of the target and, if the draft is a draft model, the checkpoint of the draft.
+        sketches: the sizes of these models and, after them, the sizes of a draft head.
         placement: the run's placement settings.
-        draft_settings: the settings of any kind of draft; None without a draft.
+        draft_settings: the draft's settings, whatever its kind; None without a draft.
         head: the checkpoint of a draft head; None if the draft is no head.
-        shares_tokenizer: whether a draft model has the target's tokenizer.
-        tokenizer: the target's tokenizer; None for a pair that is only planned (`sketch_pair`).
-        gpus: the GPUs on which it may be placed, by torch's indices; empty for the CPU, and for a pair that is only
+        shares_tokenizer: whether a draft model has the target's tokenizer; True without a draft model.
+        tokenizer: the target's tokenizer; None if the pair is only planned (`sketch_pair`).
+        gpus: the GPUs on which the pair may be placed, by torch's indices; empty for the CPU, and if the pair is only
             planned.
     """
 
@@ -72,21 +75,24 @@ class PlannedPair:
     gpus: Sequence[int] = ()
 
     def problem(self, free: Memory, demand: Demand) -> PlacementProblem:
-        """Return the problem of placing this pair on devices with these free bytes."""
+        """Return the problem of placing this pair on devices that have this much free memory."""
         return PlacementProblem(tuple(self.sketches), self.placement, free, demand)
 
     def room(self, new_tokens: int) -> int | None:
-        """Return the most tokens that a prompt can have if `new_tokens` follow it; None if nothing bounds them."""
+        """Return the largest number of tokens that a prompt can have if `new_tokens` tokens follow it.
+
+        The smallest context of the models decides. The result is 0 or negative if no prompt fits, and None if no model
+        states its context.
+        """
         contexts = [max_context(checkpoint.config) for checkpoint in self.checkpoints]
         limits = [context for context in contexts if context is not None]
         return min(limits) - new_tokens if limits else None
 
     def excess(self, longest: int, new_tokens: int, answers: str | None = None) -> str | None:
         """Return the rule for an error if a prompt and its new tokens exceed a model's context: `with
-        decoding.max_new_tokens=64 that is 1088 tokens, and draft=tiny takes 1024`. None if they fit.
+        decoding.max_new_tokens=64 that is 1088 tokens, and the context of draft=tiny has 1024`. None if they fit.
 
         Args:
-            longest: the number of tokens of the longest prompt.
             answers: how the error names the new tokens; None for `decoding.max_new_tokens=…`.
         """
         answers = answers or f"decoding.max_new_tokens={new_tokens}"
@@ -95,16 +101,16 @@ class PlannedPair:
             if limit is not None and longest + new_tokens > limit:
                 total = f"with {answers} that is {longest + new_tokens} tokens"
                 model = f"{checkpoint.role}={checkpoint.settings.name}"
-                return f"{total}, and {model} takes {limit}"
+                return f"{total}, and the context of {model} has {limit}"
         return None
 
     def check_vocabulary(self, token_ids: TokenRows) -> None:
-        """Raise a SettingError for a token for which a model has no embedding.
+        """Raise a SettingError if the texts contain a token for which a model has no embedding.
 
-        Such a tokenizer was extended after the model's training.
+        This happens if the tokenizer was extended after the model was trained.
         """
         largest = max(map(max, token_ids), default=0)
-        # A draft with another tokenizer never reads these tokens.
+        # A draft with another tokenizer never reads these token ids.
         for checkpoint in self.checkpoints if self.shares_tokenizer else self.checkpoints[:1]:
             size = vocabulary_size(checkpoint.config)
             if largest >= size:
@@ -119,10 +125,10 @@ class PlannedPair:
         """Choose a device for every layer, according to the memory that is free now.
 
         Args:
-            force: whether a pair that does not seem to fit is placed too.
+            force: whether to place the pair even if it does not seem to fit.
 
         Raises:
-            RunError: the pair does not fit. The message states what would.
+            RunError: the pair does not fit. The message says which settings would fit.
         """
         free = free_memory(self.gpus)
         placements = fit_or_explain(self.problem(free, demand), force=force)
@@ -134,15 +140,17 @@ class PlacedPair(PlannedPair):
     """A pair that is ready to load.
 
     Attributes:
-        placements: the placement of each sketch.
-        free: the free memory for which the devices were chosen.
+        placements: the placement of each sketch, in the same order.
+        free: the free memory according to which the devices were chosen.
     """
 
     placements: Sequence[Placement]
     free: Memory
 
     def suits(self, demand: Demand, *, force: bool = False) -> bool:
-        """Whether another demand would put every layer on the same device."""
+        """Whether the pair would be placed on the same devices for another demand, with the same free memory. False if
+        the pair would not fit.
+        """
         try:
             placements = fit_or_explain(self.problem(self.free, demand), force=force)
         except RunError:
@@ -152,23 +160,25 @@ class PlacedPair(PlannedPair):
 
     @property
     def models(self) -> list[PlacedModel]:
-        """The target, and then the draft if it is a draft model."""
+        """The target and, if the draft is a draft model, the draft after it."""
         models = zip(self.checkpoints, self.sketches, self.placements, strict=False)
         return [PlacedModel(*model) for model in models]
 
     @property
     def devices(self) -> list[torch.device]:
-        """Every device that will hold a layer of the target or the draft, the target's first."""
+        """All devices that will hold a layer of the target or of the draft, without repetitions; the target's come
+        first.
+        """
         devices = [device for placement in self.placements for device in placement.devices]
         return list(dict.fromkeys(devices))
 
     def device_names(self) -> list[str]:
-        """Return the product names of the devices, `NVIDIA A100-SXM4-40GB` or the CPU's model."""
+        """Return the product name of each device: for example `NVIDIA A100-SXM4-40GB`, or the model of the CPU."""
         cpu = cpu_name() or "unknown CPU"
         return [torch.cuda.get_device_name(d) if d.type == "cuda" else cpu for d in self.devices]
 
     def describe(self) -> str:
-        """Return lines for the user about the placement, one for each model, and further remarks."""
+        """Return lines for the user: one about the placement of each model, and further remarks."""
         lines: list[str | None] = [model.describe() for model in self.models]
         draft_settings = self.draft_settings
         if draft_settings is not None and len(self.models) == 1:
@@ -186,7 +196,7 @@ class PlacedPair(PlannedPair):
         return "\n".join(filter(None, lines))
 
     def columns(self) -> dict[str, Any]:
-        """Return the columns of a row about the models' dtypes and bytes."""
+        """Return the columns of a row that describe the target's dtype, and the bytes of both models' weights."""
         target = self.models[0]
         columns: dict[str, Any] = {
             "dtype": str(target.sketch.dtype).removeprefix("torch."),
@@ -198,10 +208,13 @@ class PlacedPair(PlannedPair):
         return columns
 
     def load(self) -> Pair:
-        """Load the weights. Raises RunError or SettingError if memory, files or a library fail.
+        """Load the weights.
 
-        In this process every pass then computes attention with other kernels than cuDNN's. On Hopper and Blackwell
-        torch prefers cuDNN, which makes a plan for each new size: this time would count as decoding.
+        From then on, attention is not computed with cuDNN in this process. On Hopper and Blackwell GPUs torch prefers
+        cuDNN, which makes a plan for each new size of its inputs. The time for these plans would count as decoding.
+
+        Raises:
+            SettingError, RunError: memory is exhausted, a file cannot be read, or a library is missing or fails.
         """
         limit_num_threads()
         enable_cudnn_sdp(False)
@@ -224,19 +237,19 @@ def plan_pair(
     *,
     weights: WeightsSource = "stored",
 ) -> PlannedPair:
-    """Plan a pair that is to run, and check everything that can be checked before weights load: configurations,
-    tokenizers, vocabularies, quantization.
+    """Plan a pair that is to run. Everything that can be checked before weights load is checked here: configurations,
+    tokenizers, vocabularies and quantization.
 
     Args:
         target: the settings of the model whose output is wanted.
         draft: the draft's settings; None for the target alone.
         placement: the run's placement settings. A model's own `gpus` overrides them.
         dtype: the run's dtype. A model's own dtype overrides it.
-        weights: `random` needs no stored weights and no tokenizer, because text is read byte by byte.
+        weights: with `random`, neither stored weights nor a tokenizer are needed: text is split into bytes.
 
     Raises:
         SettingError: a setting is impossible for these models.
-        RunError: a repository is out of reach, or a library is missing or fails.
+        RunError: a repository cannot be reached or read, or a library is missing or fails.
     """
     quiet_libraries()
     models = {"model": target}
@@ -263,11 +276,13 @@ def plan_pair(
 def check_outputs(
     target: Checkpoint, draft: Checkpoint, tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    """Raise a SettingError if two models share a tokenizer, but one of them lacks outputs for some of its tokens.
+    """Raise a SettingError if the two models have different numbers of outputs, and one of them has fewer outputs than
+    their common tokenizer has tokens.
 
-    Embeddings may differ in size although the tokenizer is the same, because models of one family pad them differently
-    (Qwen2 0.5B has 151,936 rows and 7B 152,064, for 151,646 tokens). Logits beyond `Pair.vocabulary_size` belong to no
-    token, and must be cut off before logits are compared.
+    Models with the same tokenizer may have different numbers of outputs, because models of one family are padded
+    differently. For example, the tokenizer of Qwen2 has 151,646 tokens; Qwen2 0.5B has 151,936 outputs, and 7B has
+    152,064. Logits beyond `Pair.vocabulary_size` belong to no token. They are cut off before the two models' logits are
+    compared.
     """
     num_outputs, num_draft_outputs = map(vocabulary_size, (target.config, draft.config))
     num_tokens = max(tokenizer.get_vocab().values()) + 1
@@ -285,14 +300,13 @@ def sketch_pair(
     device: torch.device,
     weights: WeightsSource | None = None,
 ) -> PlannedPair:
-    """Read the configurations of a pair and check them. Returns the pair's plan without tokenizers and GPUs.
+    """Read and check the configurations of a pair. Returns the pair's plan, without tokenizer and GPUs.
 
     Args:
         target, draft, placement: as for `plan_pair`.
-        dtype: the run's dtype. `auto` is float32 on the CPU, and the checkpoint's own half type on a GPU
-            (bfloat16 if the checkpoint is in float32, and float16 with 8-bit weights).
-        device: a device of the kind on which the models will be; `meta` for a GPU that this machine need not have.
-        weights: the run's `weights`; None for a pair that will not be loaded.
+        dtype: the run's dtype; `auto` as for `resolve_dtype`.
+        device: a device of the same type as those on which the models will be; `meta` for a hypothetical GPU.
+        weights: the run's setting `weights`; None if the pair will not be loaded.
 
     Raises:
         SettingError, RunError: as from `plan_pair`.

@@ -1,7 +1,7 @@
-"""Plans a pair without loading it: places it on a real or pretended machine, and computes the bytes that its passes
+"""Plans a pair without loading it: places it on a real or hypothetical machine, and computes how many bytes its passes
 read. Downloads only configurations. The results are plain values (`engines.door.plans`).
 
-Generating one token reads every weight and the whole cache once. So no implementation is faster than these bytes
+Generating a token reads every weight and the whole cache once. So no implementation can be faster than these bytes
 divided by the memory bandwidth (the memory-bound side of Williams et al. 2009, "Roofline").
 """
 
@@ -43,7 +43,9 @@ from harness.local.models.tokenizers import check_vocabularies, max_context
 
 
 def trained_length(planned: PlannedPair) -> int | None:
-    """Return the most tokens of a text that the draft was trained for; None if its configuration names none."""
+    """Return the length of the longest text that the draft was trained for, in tokens; None if its configuration does
+    not state it. Without a draft model or a head, the figure is the target's.
+    """
     config: Any = planned.checkpoints[-1].config
     if planned.head is not None:
         config = planned.head.config.transformer
@@ -54,12 +56,14 @@ def trained_length(planned: PlannedPair) -> int | None:
 
 
 def fitting(planned: PlannedPair, pair: Pair, texts: Sequence[Sequence[int]]) -> str:
-    """Return a phrase about how the draft fits the target: `hidden size 192, layers 2, 12, 21 of 24, vocabulary of 900
-    of 960 tokens (98 % of the texts), its own embedding and the target's output, made for tiny`. For a draft model,
-    only whether it has the same tokenizer.
+    """Return a phrase that describes how the draft fits the target, for the user.
+
+    For a head it is, for example, `hidden size 192, layers 2, 12, 21 of 24, vocabulary of 900 of 960 tokens (98 % of
+    the texts), its own embedding and the target's output, made for tiny`. For a draft model it only says whether both
+    models have the same tokenizer.
 
     Args:
-        texts: the token ids of the target's answers.
+        texts: the token ids of the target's answers; at least one token.
     """
     if pair.head is None or planned.head is None:
         return "the same tokenizer" if planned.shares_tokenizer else "another tokenizer"
@@ -83,10 +87,11 @@ def fitting(planned: PlannedPair, pair: Pair, texts: Sequence[Sequence[int]]) ->
 
 
 def find_machine(settings: RunSettings, pretended: PretendedGpus | None) -> Machine:
-    """Return the machine to plan for: the pretended GPUs, or else this machine's GPUs, or else its main memory.
+    """Return the machine to plan for: the hypothetical GPUs if there are any, otherwise this machine's GPUs or, without
+    GPUs, its main memory.
 
     Raises:
-        SettingError: it has fewer GPUs than the settings ask for.
+        SettingError: the machine has fewer GPUs than the settings require.
     """
     quiet_libraries()
     machine = _pretended_machine(pretended) if pretended else _this_machine(settings.placement)
@@ -107,7 +112,8 @@ def _this_machine(placement: PlacementSettings) -> Machine:
         gpu = known_gpu(name)
         if gpu is not None:
             bandwidths[name] = gpu.bandwidth_gb_s
-    # For a lower bound of times on GPUs of several kinds, all are taken to be as fast as the fastest.
+    # On GPUs of several kinds, times are computed as if all GPUs were as fast as the fastest, because the result must
+    # be a lower bound.
     fastest = sorted(bandwidths.items(), key=lambda item: (item[1], item[0]))[-1:]
     return Machine(free_memory(gpus), "; ".join(texts), dict(fastest))
 
@@ -118,9 +124,10 @@ def _pretended_machine(pretended: PretendedGpus) -> Machine:
         memory = free_memory([0])[0]
     free: dict[int | str, int] = dict.fromkeys(range(pretended.number), memory)
     free["cpu"] = psutil.virtual_memory().available
-    # A pretended GPU has its own memory.
+    # Only GPUs with their own memory: a hypothetical GPU does not share the memory of this machine.
     with_memory = [gpu for gpu in known_gpus() if gpu.memory == "own"]
-    # A gigabyte of GPU memory, as sold, is about 2^30 bytes.
+    # The user may mean 10^9 or 2^30 bytes by a gigabyte; the nominal size of a GPU means about 2^30. The allowed range
+    # includes both, with a margin of 1 % below and 10 % above.
     similar = [
         gpu
         for gpu in with_memory
@@ -136,18 +143,20 @@ def _pretended_machine(pretended: PretendedGpus) -> Machine:
 
 
 def plan_on(machine: Machine, settings: RunSettings, prompt_length: int) -> PairPlan:
-    """Plan the pair on a machine: check everything that its configurations show, and place it.
+    """Plan the pair on a machine: check everything that can be checked with its configurations, and place it.
+
+    A pair that does not fit is no error: then the plan contains the reason (`misfit`) and settings that would fit.
 
     Args:
         prompt_length: the number of tokens of the longest prompt.
 
     Raises:
         SettingError: a setting is impossible for these models.
-        RunError: a repository is out of reach.
+        RunError: a repository cannot be reached or read.
     """
     device = torch.device("cpu")
     if machine.num_gpus and settings.placement.strategy != "cpu":
-        # The meta device stands for a pretended GPU, whose abilities cannot be tested.
+        # The meta device stands for a hypothetical GPU, whose abilities cannot be tested.
         device = torch.device("meta" if machine.pretended else "cuda")
     pair = sketch_pair(settings.model, settings.draft, settings.placement, settings.dtype, device)
     engine = engine_of(settings)
@@ -191,8 +200,8 @@ def plan_on(machine: Machine, settings: RunSettings, prompt_length: int) -> Pair
 
 
 def _in_own_loop(problem: PlacementProblem) -> str:
-    """Return a sentence about the memory that this program's own loop would need for models of which one is a GGUF
-    file.
+    """Return a sentence about the memory that the pair would need in this program's own loop, which holds the weights
+    of a GGUF file unquantized.
     """
     weights = [amount(sketch.weight_bytes) for sketch in problem.models]
     caches = sum(sum(problem.cache_sizes(sketch)) for sketch in problem.models)
@@ -211,7 +220,7 @@ def _in_own_loop(problem: PlacementProblem) -> str:
 def _sizes(
     machine: Machine, problem: PlacementProblem, placements: Sequence[Placement]
 ) -> dict[str, Any]:
-    """Return the columns of `plan` about the models, and about the bytes on each GPU and on other devices in use."""
+    """Return the columns of `plan` that describe the models, and the bytes on each GPU and on other used devices."""
     target, *drafts = placements
     by_device = {}
     needed = 0
@@ -250,11 +259,11 @@ def _sizes(
 
 
 def capacity(problem: PlacementProblem) -> tuple[int, int]:
-    """Return how many requests of this length a server can hold at once in addition to the weights: for the target
+    """Return how many requests of this length fit into a server's memory together with the weights: for the target
     alone, and for the pair.
 
-    The memory of all GPUs is added up, and layers keep no more tokens than their window, as in servers with paged
-    caches.
+    As in servers with paged caches, the memory of all GPUs counts as one, and a layer with a sliding window keeps only
+    the tokens of its window.
     """
     demand = problem.demand
     numbers = []
@@ -270,8 +279,10 @@ def capacity(problem: PlacementProblem) -> tuple[int, int]:
 
 
 def request_cache(sketch: Sketch, demand: Demand) -> dict[str, int]:
-    """Return the bytes of one request's cache in a server, with 16 bits and with 8 bits per number. For a GGUF file, 8
-    bits mean llama.cpp's q8_0, which has a scale for every 32 numbers. Recurrent states have the same size with both.
+    """Return the bytes of one request's cache in a server, by the bits per number: `16` and `8`.
+
+    For a GGUF file, 8 bits mean llama.cpp's format q8_0, which needs 8.5 bits per number because it stores a 16-bit
+    scale for every 32 numbers. Recurrent states have the same size in both cases.
     """
     at_16 = dataclasses.replace(sketch, dtype=torch.float16).row_bytes(demand.row_tokens)
     states = sketch.state_bytes
@@ -280,17 +291,17 @@ def request_cache(sketch: Sketch, demand: Demand) -> dict[str, int]:
 
 
 def pass_bytes(pair: PlannedPair, demand: Demand) -> PassBytes | None:
-    """Return the bytes that the passes of a pair read; None if the size of a cache is unknown, or if layers of
-    the target draft (early_exit).
+    """Return how many bytes the passes of a pair read. None if the size of a cache is unknown, or if the target's own
+    layers draft (`early_exit`).
     """
     exits_early = pair.draft_settings is not None and pair.draft_settings.method == "early_exit"
     if exits_early or not all(sketch.knows_cache for sketch in pair.sketches):
         return None
     target, *drafts = pair.sketches
-    # On average half of the new tokens are in the cache during a pass.
+    # On average, half of the new tokens are in the cache during a pass.
     context = demand.prompt_tokens + demand.new_tokens // 2
     most = None if pair.head is None else getattr(pair.head.config, "most_tokens", None)
-    # A verification may read more weights than a step, because its tokens use different experts.
+    # A verification may read more weights than a regular step, because its tokens may use different experts.
     number = demand.num_draft_tokens
     num_drafted = min(number, most or number)
     verification = target.pass_bytes(demand.batch_size, context, num_drafted + 1)

@@ -1,7 +1,8 @@
-"""Prepares the calls of both arms for the questions of a run: compiles them, and captures them on a GPU.
+"""Prepares the calls of both arms for the questions of a run. On a CPU, they are compiled. On a GPU, they are captured;
+with `runner=compiled`, their parts are compiled before.
 
-If a call cannot be prepared, both arms run plainly, and the user gets a line with the reason: a model in 8 bit or on
-several devices, a recurrent state, or a user's rule that reads a value on the host.
+If a call cannot be prepared, both arms use plain calls, and the user sees a line with the reason. Possible reasons are
+a model with 8-bit weights or on several devices, a recurrent state, and a user's rule that reads a value on the host.
 """
 
 from __future__ import annotations
@@ -33,10 +34,11 @@ from harness.local.runners.static import StaticRunner
 
 @torch.inference_mode()
 def prepare(runners: PairRunners, preparation: Preparation) -> None:
-    """Prepare the calls of both arms, if the run's runner is to have prepared calls. If one of them cannot be prepared,
-    neither is, because arms that run by different kinds of calls cannot be compared.
+    """Prepare the calls of both arms, if the chosen runner uses prepared calls. If the calls of one arm cannot be
+    prepared, neither arm uses prepared calls, because then the two arms could not be compared.
 
-    Sets the runners' names, `prepared`, `setup_seconds` and `is_spent`.
+    Sets these attributes of `runners`: `target_name`, `draft_name`, `prepared`, `setup_seconds` and `is_spent`. If
+    nothing is to be prepared, they stay as they are.
     """
     pair = runners.pair
     on_gpu = pair.target.input_device.type == "cuda"
@@ -44,12 +46,13 @@ def prepare(runners: PairRunners, preparation: Preparation) -> None:
     if runner == "auto":
         runner = preparation.gpu_runner if on_gpu else "static"
     compiles = runner == "compiled"
-    # On a CPU only compiled calls are prepared. Plain calls are faster than others there, because they know each row's
-    # length as a number.
+    # On a CPU, calls are prepared only if they are compiled. Without compilation, plain calls are faster there, because
+    # they know each row's length as a number.
     if not compiles and not (on_gpu and runner == "static"):
         return
     started = time.perf_counter()
-    # One token for a regular step, and K + 1 for a verification, which also reads the token before the proposal.
+    # The widths of the target's passes: 1 for a regular step, and K + 1 for a verification, which also reads the token
+    # before the proposal.
     widths = [1]
     if pair.draft_settings is not None:
         widths.append(preparation.decoding.most_draft_tokens + 1)
@@ -65,8 +68,8 @@ def prepare(runners: PairRunners, preparation: Preparation) -> None:
     if on_gpu and not runners.prepared:
         runners.target_name += NO_GRAPHS
         runners.draft_name += NO_GRAPHS
-    # Tracing leaves garbage that holds caches. It is collected now, because `timing` exempts all existing objects from
-    # later collections.
+    # Tracing leaves garbage that keeps caches in memory. It is collected now, because `timing` exempts all objects that
+    # exist then from later collections.
     gc.collect()
     runners.setup_seconds = time.perf_counter() - started
 
@@ -78,7 +81,11 @@ def _fix(
     widths: Sequence[int],
     compiles: bool,
 ) -> bool:
-    """Give a runner fixed rows, and compile its passes if `compiles`. Returns whether it has fixed rows."""
+    """Give a runner rows of fixed size, and compile its passes if `compiles`. Returns whether prepared calls can use
+    the runner.
+
+    The user sees the reason if the runner cannot be used, or if its passes cannot be compiled.
+    """
     if not isinstance(runner, StaticRunner):
         return False
     name = loaded.settings.name
@@ -103,10 +110,10 @@ def _fix(
 
 
 def _prepare_arms(runners: PairRunners, preparation: Preparation, compiles: bool) -> None:
-    """Prepare the calls of all arms. If one arm's cannot be prepared, none are."""
+    """Prepare the calls of all arms, and set `runners.prepared`. If one arm's calls cannot be prepared, none are."""
     pair = runners.pair
     draft = pair.draft_settings
-    # The name of each arm's model, by whether the arm drafts.
+    # The name that messages give each arm: False is the regular arm, True the speculative arm.
     names = {False: pair.target.settings.name}
     if draft is not None:
         names[True] = draft.name
@@ -117,7 +124,7 @@ def _prepare_arms(runners: PairRunners, preparation: Preparation, compiles: bool
     for drafts, name in names.items():
 
         def refused(reason: UnsupportedModelError, name: str = name) -> None:
-            preparation.say(f"{name} {reason}; what cannot be is captured as it is")
+            preparation.say(f"{name} {reason}; a part that cannot be compiled is captured as it is")
             if pair.head is not None:
                 runners.draft_name = "static"
 
@@ -144,26 +151,30 @@ def prepare_calls(
     graphs: Preparer,
     refused: Callable[[UnsupportedModelError], None] | None,
 ) -> None:
-    """Prepare calls over the fixed rows of their runners: compile them on a CPU, and capture them on a GPU. Then
-    compare their outputs with those of plain calls.
+    """Prepare calls whose runners have rows of fixed size: compile them on a CPU, or capture them on a GPU. Then
+    compare their outputs with the outputs of plain calls.
 
     Args:
-        target: the model that decides.
+        calls: the calls of one arm, which are changed in place.
+        target: the target's model.
         graphs: captures calls on a GPU.
-        refused: called with the reason if a part of a call cannot be compiled on a GPU. None to compile no parts there.
+        refused: called with the reason if a part of a call cannot be compiled on a GPU. With None, no parts are
+            compiled there.
 
-    Raises UnsupportedModelError if the calls cannot be prepared, or if their outputs then differ.
+    Raises:
+        UnsupportedModelError: the calls cannot be prepared, or their outputs differ from those of plain calls by more
+            than rounding.
     """
     decoding, batch_size = preparation.decoding, preparation.batch_size
     device = target.device
     num_slots = preparation.demand.slots
     count = calls.num_draft_tokens
-    # Both arms have rows of the same shapes, so that their regular step is compiled once.
+    # The rows of both arms have the same shapes, so that the regular step is compiled only once.
     most = decoding.most_draft_tokens
     rows = RowState.resting(batch_size, num_random(decoding), most, device, num_slots)
     calls.rows = rows
     calls.warp.set_rows([warp_of(decoding)] * batch_size, device)
-    # A batch whose rows all rest.
+    # Start a batch in which all rows rest.
     prompts = [[0, 0]] * batch_size
     step = calls.target.start(prompts, num_slots)
     if isinstance(calls.drafter, TensorDrafter):
@@ -188,9 +199,12 @@ def prepare_calls(
 
 
 def _decode(calls: Calls, rows: RowState) -> list[torch.Tensor]:
-    """Make each call once, and return the outputs that must be equal however the call is made: logits, and the
-    distribution of the first draft token. Because of rounding another token may be drawn from it, and after a different
-    token nothing is equal.
+    """Make each call once, and return those outputs that must be equal for plain, compiled and captured calls: the
+    logits of a regular step, the distribution of the first draft token, and the target's logits before the first draft
+    token.
+
+    Later outputs are left out. Because of rounding, another token may be drawn from nearly the same distribution, and
+    after another token all outputs differ.
     """
     rows.clear()
     outputs = [calls.decide(rows, None).step.logits.clone()]

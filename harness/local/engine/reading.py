@@ -1,10 +1,10 @@
-"""Reads existing texts with both models of a pair, to compute how often the draft is accepted on them (teacher
-forcing).
+"""Reads existing texts with both models of a pair (teacher forcing), to compute how often the draft is accepted.
 
-The target and a draft model read a text in passes of `CHUNK` tokens. Any other drafter replays the text: it proposes
-after each token of an answer, with the text's own tokens in place of those that it would draw.
-`results.statistics.iterations` computes acceptance from the probabilities of both. `drafting_wrong` changes a pair as
-an engine would that drafts with a known mistake.
+The target and a draft model read a text in passes of at most `CHUNK` tokens. Any other drafter replays the text: after
+each token of an answer it makes a proposal, in which the text's own tokens replace the tokens that it would draw.
+`results.statistics.iterations` computes acceptance from the probabilities that target and draft give to the tokens.
+
+`drafting_wrong` imitates an engine that drafts with a known mistake.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ from harness.local.engine.reference import changed_embeddings, not_finite, steps
 from harness.local.engine.runners import open_runners, warp_of
 from harness.results.statistics.iterations import acceptance_chances, cut
 
-# The tokens of all texts together that are read in one pass. Their logits and probabilities are in memory at once.
+# The number of tokens that one pass reads, in all texts together. It is limited because the logits and probabilities of
+# all these tokens are in memory at the same time.
 CHUNK = 256
 
 
@@ -55,9 +56,10 @@ class PairReader:
         pair: the loaded models.
         decoding: the temperature, top-k, top-p and acceptance rule.
         most: the largest K.
-        greedy_draft: whether the draft proposes its likeliest tokens, even if its settings say otherwise.
-        with_rounding: whether texts are read a second time after a change that is as small as rounding.
-        is_late: whether a head gets, in place of each token's hidden states, those of the token before it.
+        greedy_draft: whether the draft proposes its likeliest tokens, whatever its settings are.
+        with_rounding: whether texts are read a second time with embeddings that are changed by as little as rounding.
+        is_late: whether a head gets the hidden states of the token before each token, instead of those of the token.
+            (This imitates a mistake of engines.)
     """
 
     def __init__(
@@ -88,12 +90,13 @@ class PairReader:
         self._runners.close()
 
     def read(self, transcripts: Iterable[Transcript]) -> Iterator[list[ReadText]]:
-        """Read the answers of transcripts. Yields the answers of each transcript, in order. Consecutive transcripts
-        with the same prompt are read together.
+        """Read the answers of transcripts. Yields a list for each transcript, in order, with one `ReadText` per answer.
+
+        Consecutive transcripts with the same prompt are read together.
 
         Raises:
             SettingError: the draft draws its tokens in a way that cannot replay a text.
-            RunError: a model gives logits that are nan or infinite.
+            RunError: a model gives logits that are nan or infinite, or a user's draft method fails.
         """
         by_prompt = itertools.groupby(transcripts, key=lambda transcript: list(transcript.prompt))
         for _, group in by_prompt:
@@ -112,8 +115,8 @@ class PairReader:
     def _rounded(
         self, transcripts: Sequence[Transcript], read: Sequence[Sequence[ReadText]]
     ) -> list[list[ReadText]]:
-        """Read transcripts again with slightly changed embeddings of both models. Returns the texts of `read`, with
-        `rounded` set.
+        """Read transcripts again, with slightly changed embeddings of both models. Returns the texts of `read`, with
+        their attribute `rounded` set.
         """
         with ExitStack() as changes:
             changes.enter_context(changed_embeddings(self._pair.target.model))
@@ -130,14 +133,14 @@ class PairReader:
 
     @torch.inference_mode()
     def _read_together(self, transcripts: Sequence[Transcript]) -> Iterator[list[ReadText]]:
-        """Read transcripts that have the same prompt, together in each pass of the target."""
+        """Read transcripts that have the same prompt. Each pass of the target reads tokens of all of them."""
         texts = [transcript.token_ids for transcript in transcripts]
         prompt = transcripts[0].prompt
-        # Shorter texts are padded with tokens whose figures are not used.
+        # Shorter texts are padded. The figures of the padding are not used.
         rows = padded([text[len(prompt) :] for text in texts])
         hidden: list[Tensor] = []
-        # For each token after the prompt: its probability, and the mean and the variance of the log-probability of a
-        # token that the target draws in its place.
+        # Three figures for each token after the prompt: its probability, and the mean and the variance of the
+        # log-probability of a token that the target draws at the same position.
         parts: list[Tensor] = []
         prompts = [prompt] * len(texts)
         width = max(1, CHUNK // len(texts))
@@ -170,7 +173,7 @@ class PairReader:
     ) -> Tensor:
         """Return the draft's probabilities [len(answer) - 1, K], as `draft_probabilities_by_replay` does."""
         settings = self._pair.draft_settings
-        # A draft model need not replay the text, because it drafts token by token.
+        # A draft model drafts token by token, so it reads the text faster in chunks than by replaying it.
         if type(self._drafter) is ModelDrafter:
             return draft_probabilities_by_chunk(
                 self._drafter.runner, self._drafter.warp, tokens, answer, self._most
@@ -194,7 +197,7 @@ class PairReader:
         chances = acceptance_chances(
             target.cpu().numpy(), draft.cpu().numpy(), block=self._is_block
         )
-        # Tokens of probability 0 have no log-probability, and are counted separately.
+        # Tokens of probability 0 have no finite log-probability, and are counted separately.
         possible = target > 0
         return ReadText(
             cut=cut(chances),
@@ -207,12 +210,13 @@ class PairReader:
 
 
 def _require_finite(role: str, figures: Tensor, first: int) -> None:
-    """Raise a NonFiniteError if figures [n, ...] are not finite. Otherwise nan would be taken for a token that is not
-    offered, or cannot be drawn.
+    """Raise a NonFiniteError if one of the figures [n, ...] is not finite. (Later code would take nan for a token that
+    is not offered or cannot be drawn.)
 
     Args:
-        role: the model that gave them, `model` or `draft`.
-        first: the index in the text of the first of these tokens.
+        role: the model that gave the figures, `model` or `draft`.
+        figures: the figures of n consecutive tokens.
+        first: the index of the first of these tokens in the text.
     """
     are_finite = figures.unsqueeze(-1).flatten(1).isfinite().all(-1).tolist()
     if not all(are_finite):
@@ -220,8 +224,8 @@ def _require_finite(role: str, figures: Tensor, first: int) -> None:
 
 
 def _chosen(probabilities: Tensor, tokens: Tensor) -> Tensor:
-    """Return the probabilities [..., m] of m tokens [..., m] in distributions [..., m, V]; 0 for tokens of V and
-    above.
+    """Return the probabilities [..., m] that distributions [..., m, V] give to tokens [..., m]; 0 for tokens that are
+    V or larger.
     """
     is_known = tokens < probabilities.shape[-1]
     index = tokens.where(is_known, 0).unsqueeze(-1)
@@ -231,8 +235,8 @@ def _chosen(probabilities: Tensor, tokens: Tensor) -> Tensor:
 def draft_probabilities_by_chunk(
     runner: Runner, warp: AnyWarp, tokens: Sequence[int], answer: range, most: int
 ) -> Tensor:
-    """Read a text with a draft model. Its probabilities do not depend on where an iteration began, so each token is
-    read once.
+    """Read a text with a draft model. Its probabilities do not depend on the token at which an iteration began, so each
+    token is read only once.
 
     Args:
         tokens: the tokens of prompt and answer.
@@ -240,8 +244,12 @@ def draft_probabilities_by_chunk(
         most: the largest K.
 
     Returns:
-        Probabilities [len(answer) - 1, most], as `draft_probabilities_by_replay` returns them. Entry (s, j) equals
-        entry (s + j, 0): with token probabilities a, b, c and most=2, the rows are [a, b], [b, c] and [c, nan].
+        Probabilities [len(answer) - 1, most], as `draft_probabilities_by_replay` returns them. Here, entry (s, j)
+        equals entry (s + j, 0): if the tokens' probabilities are a, b, c and most=2, the rows are [a, b], [b, c] and
+        [c, nan].
+
+    Raises:
+        NonFiniteError: the draft gives probabilities that are not finite.
     """
     first = answer.start + 1
     parts = []
@@ -251,7 +259,7 @@ def draft_probabilities_by_chunk(
     probabilities = torch.cat(parts)
     _require_finite("draft", probabilities, first)
     beyond = probabilities.new_full((most - 1,), torch.nan)
-    # Copied, because the rows of the view share their entries.
+    # The view is copied, because its rows share their entries.
     return torch.cat([probabilities, beyond]).unfold(0, most, 1).clone()
 
 
@@ -263,22 +271,28 @@ def draft_probabilities_by_replay(
     most: int,
     vocabulary_size: int,
 ) -> Tensor | None:
-    """Replay an answer: let the drafter propose `most` tokens after each of the answer's tokens except the last, and
-    then decide the text's own next token.
+    """Replay an answer: after each token of the answer except the last, let the drafter propose `most` tokens, and then
+    tell it that the text's own next token was decided.
 
     Args:
         tokens: the tokens of prompt and answer.
         answer: the answer's indices in `tokens`. Index 0 must not be among them.
-        hidden: [at least len(tokens) - 1, L, D], the target's states of the L layers that the drafter
-            reads; None if it reads none.
+        hidden: [at least len(tokens) - 1, L, D], the target's hidden states from the L layers that the drafter reads;
+            None if it reads none.
         most: the largest K.
-        vocabulary_size: the width of the target's logits, whose values drafters do not read.
+        vocabulary_size: the width of the target's logits. (Drafters do not read the logits themselves.)
 
     Returns:
-        Probabilities [len(answer) - 1, most]. In an iteration that begins after the answer's token s, entry (s, j) is
-        the draft's probability of the text's own token as draft token j, if the draft tokens before it were the text's
-        too. It is nan if nothing is offered there, and after the end of the text. None for a drafter that does not
-        draw by `randomness.existing_index`, and so does not replay the text's tokens.
+        Probabilities [len(answer) - 1, most]. Entry (s, j) belongs to an iteration that begins after token s of the
+        answer. It is the probability with which the draft proposes the text's own token as draft token j, given that
+        the draft tokens before it are the text's tokens too. It is nan if no such token is offered, and after the end
+        of the text.
+
+        None if the drafter does not draw with `randomness.existing_index`, because then it does not propose the text's
+        tokens.
+
+    Raises:
+        NonFiniteError: the draft gives probabilities that are not finite.
     """
     first = answer.start
     logits = torch.empty(1, vocabulary_size)
@@ -287,7 +301,7 @@ def draft_probabilities_by_replay(
     replay = torch.full((len(answer) - 1, most), torch.nan)
     for number, index in enumerate(answer[:-1]):
         upcoming = tokens[index + 1 : index + 1 + most]
-        # After the end of the text any token will do.
+        # After the end of the text, any token will do.
         wanted = torch.tensor([*upcoming, *[0] * (most - len(upcoming))])
         proposal = drafter.propose(most, wanted.unsqueeze(0))
         drafted = proposal.tokens[0].cpu()
@@ -296,8 +310,8 @@ def draft_probabilities_by_replay(
         if proposal.probabilities is not None:
             distributions = proposal.probabilities[0].cpu()
             probabilities = _chosen(distributions, wanted[: len(drafted)])
-            # The drafter may draw another token only if the text's own has probability 0, because then no later token
-            # can be accepted.
+            # A drafter may propose another token than the text's if the text's token has probability 0. Then no later
+            # token can be accepted, so that later tokens do not matter.
             if not is_taken.all() and probabilities[int(is_taken.int().argmin())] > 0:
                 return None
         num_offered = len(drafted) if proposal.lengths is None else int(proposal.lengths[0])
@@ -310,8 +324,10 @@ def draft_probabilities_by_replay(
 
 
 def drafting_wrong(pair: Pair, mistake: DraftMistake) -> Pair | None:
-    """Return the pair with a mistake in its draft; None if its draft cannot have this mistake. The mistake `late`
-    changes no pair: `is_late` of `PairReader` makes it.
+    """Return the pair with a mistake in its draft; None if its draft cannot have this mistake.
+
+    Only heads that read hidden states can have these mistakes. For the mistake `late` the pair is returned unchanged,
+    because `PairReader` makes this mistake (`is_late`).
     """
     if pair.head is None or not pair.head.config.layers:
         return None
@@ -320,8 +336,8 @@ def drafting_wrong(pair: Pair, mistake: DraftMistake) -> Pair | None:
     if mistake == "no mapping":
         if head.d2t is None:
             return None
-        # A new dict, because the copy shares the head's. With offsets of 0, draft tokens are taken for the target's
-        # tokens.
+        # A new dict is needed, because the shallow copy shares the dict of the original head. Offsets of 0 mean that
+        # draft tokens are taken for target tokens with the same ids.
         head._buffers = head._buffers | {"d2t": torch.zeros_like(head.d2t)}
     elif mistake != "late":
         layers = head.config.layers
@@ -329,7 +345,7 @@ def drafting_wrong(pair: Pair, mistake: DraftMistake) -> Pair | None:
         wrong_layers = {
             "layers before": tuple(layer - 1 for layer in layers),
             "layers behind": tuple(layer + 1 for layer in layers),
-            # The layers that EAGLE-3's authors use.
+            # The default layers of EAGLE-3's authors.
             "usual layers": (2, last // 2, last - 3),
             "last layer": (last,) * len(layers),
         }[mistake]
@@ -343,8 +359,8 @@ def drafting_wrong(pair: Pair, mistake: DraftMistake) -> Pair | None:
 
 
 class OnHost(Drafter):
-    """Makes a `TensorDrafter` a `Drafter`, which learns on the host what was decided. It keeps the state of one batch's
-    rows that the `TensorDrafter` reads, as a loop would.
+    """Adapts a `TensorDrafter` to the interface of a `Drafter`, which is told on the host what was decided. Like a
+    loop, it keeps the state of a batch's rows, which the `TensorDrafter` reads.
 
     Args:
         num_draft_tokens: the largest K.
@@ -380,8 +396,8 @@ class OnHost(Drafter):
 
 
 def on_host(drafter: Drafter | TensorDrafter, num_draft_tokens: int, num_slots: int) -> Drafter:
-    """Return a drafter that proposes and observes on the host: the drafter itself, or a `TensorDrafter` in an
-    `OnHost`.
+    """Return a drafter with the interface of a `Drafter`: a `TensorDrafter` is wrapped in `OnHost`, any other drafter
+    is returned itself.
     """
     if isinstance(drafter, TensorDrafter):
         return OnHost(drafter, num_draft_tokens, num_slots)

@@ -1,4 +1,7 @@
-"""The records of this wing's engines: our own decoding loop, and transformers' `generate`. They import no torch."""
+"""The records of the two engines that run models in this process: our own decoding loop, and transformers' `generate`.
+
+Nothing here imports torch until an engine is opened or a pair is checked.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,12 @@ if TYPE_CHECKING:
     from harness.engines.protocol import Engine
     from harness.local.engine.pair import PlannedPair
 
-# The model types of drafts without their own cache, which read the target's (Gemma 4's assistants).
+# The model types of drafts that read the target's cache and have none of their own (Gemma 4's assistants).
 _READ_TARGET_CACHE = ("gemma4_assistant", "gemma4_unified_assistant")
 
 
 class Local(EngineRecord):
-    """Our own decoding loop, the only engine with every runner and acceptance rule."""
+    """Our own decoding loop. It is the only engine that supports all runners and acceptance rules."""
 
     name = "local"
     summary = "harness's own decoding loop"
@@ -41,7 +44,7 @@ class Local(EngineRecord):
 
 
 class HuggingFace(EngineRecord):
-    """transformers' `generate`, whose assisted generation takes one prompt at a time."""
+    """transformers' `generate`, whose assisted generation accepts one prompt at a time."""
 
     name = "huggingface"
     summary = "transformers' generate() and its assisted forms, one prompt at a time"

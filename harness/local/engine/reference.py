@@ -1,12 +1,13 @@
-"""The logits of a loaded pair along texts, with which `recovery` and `latency` check an engine's texts. Also measures
-how much rounding changes these logits.
+"""Computes the logits of a loaded pair along texts, and how much rounding changes these logits. `recovery` and
+`latency` check an engine's texts with them.
 
-Texts that our own loop decoded are read by the same kind of passes that verified them, because other kernels round
-differently, which would look like a loss. Texts of another engine are read by plain passes. The deviation that its
-kernels may have is estimated by reading again with embeddings that are changed by at most the epsilon of their dtype,
-after which every later operation rounds differently.
+A text that our own loop decoded is read by passes of the same kind as those that verified it. Other kernels would round
+differently, and the difference would look like a fault of the loop. A text of another engine is read by plain passes.
 
-If two greedy texts diverge, `margin` uses the larger of both deviations at the last positions.
+The deviation of another engine's kernels is estimated: the text is read again with embeddings that are changed by at
+most the epsilon of their dtype. After this change, every later operation rounds differently.
+
+If two greedy texts diverge, `margin` computes the deviation in both ways, and uses the larger one.
 """
 
 from __future__ import annotations
@@ -35,24 +36,25 @@ from harness.local.runners.base import Options
 from harness.local.runners.checks import plain_outputs
 from harness.results.statistics import Floats
 
-# The most tokens of each row that are read at once if another engine decodes. With 8 rows and a vocabulary of 128,000
-# their logits take 0.3 GB in float32.
+# If another engine decodes, one pass reads at most this many tokens of each row. The limit saves memory: with 8 rows
+# and a vocabulary of 128,000, the logits of such a pass take 0.3 GB in float32.
 _WIDEST = 64
 
-# How many positions at the end of a text, before the last one, are used to measure rounding for a margin.
+# The rounding that a margin allows for is measured at this many positions at the end of a text, and at the position
+# after them.
 NUM_POSITIONS = 4
-# The tolerance in standard deviations. Texts diverge where rounding is largest among all their tokens, thousands in a
-# run. Of normally distributed errors, one in two million is larger than this.
+# The tolerance for rounding, in standard deviations. Texts diverge at that token, among thousands in a run, at which
+# rounding is largest. If errors are normally distributed, one in two million is larger than 5 standard deviations.
 _NUM_DEVIATIONS = 5.0
 
 
 class ModelReference:
-    """A `Reference` over the runners of a loaded pair. Each call begins a new batch on these.
+    """A `Reference` that reads texts with the runners of a loaded pair. Each call begins a new batch on these runners.
 
     Args:
-        verification_width: the tokens of each row in a pass that verifies, if these runners decode the texts; None
-            if another engine does.
-        num_rows: the rows of such a pass.
+        verification_width: the number of tokens of each row that a verifying pass reads, if these runners decode the
+            texts; None if another engine decodes them.
+        num_rows: the number of rows of a verifying pass.
         never_drawn: tokens that the engine under test never draws. Their logits are set to minus infinity.
     """
 
@@ -74,7 +76,7 @@ class ModelReference:
         return self._pair.vocabulary_size
 
     def margin(self, token_ids: Sequence[int], wanted: int, other: int) -> Margin:
-        # The last positions of the text, and the one after all of it.
+        # Logits are compared at the last positions of the text, and at the position after the text.
         num_read = min(NUM_POSITIONS, len(token_ids) - 1)
         prompt = token_ids[: len(token_ids) - num_read]
         text = [*token_ids[len(prompt) :], wanted]
@@ -113,7 +115,7 @@ class ModelReference:
         width = self._verification_width
         if width is None:
             return self._eager_logits(prompt, text, is_changed=True)
-        # In a batch with other texts, and with each token at another place in its pass.
+        # The text is read in a batch with other texts, and each token is at another place in its pass than before.
         texts = [text[::-1]] * (self._num_rows - 1) + [text]
         prompts = [prompt] * self._num_rows
         return self._logits_along(prompts, texts, width, first_kept=(width + 1) // 2)[-1]
@@ -121,8 +123,8 @@ class ModelReference:
     def kernel_deviations(
         self, prompt: Sequence[int], text: Sequence[int], logits: Floats
     ) -> KernelDeviations | None:
-        # In 8 bits, the columns that are not quantized (the outliers) depend on the other rows of a pass, so that
-        # there is no single result to compare with.
+        # With 8-bit weights, the other rows of a pass decide which columns are not quantized (the outliers). So there
+        # is no single result to compare with.
         is_in_8bit = getattr(self._pair.target.model, "is_loaded_in_8bit", False)
         if self._verification_width is None or is_in_8bit:
             return None
@@ -137,7 +139,11 @@ class ModelReference:
     def _eager_logits(
         self, prompt: Sequence[int], text: Sequence[int], is_changed: bool = False
     ) -> Floats:
-        """Return the model's own logits [n, V] before each token of a text, from one pass without a cache."""
+        """Return the logits [n, V] before each token of a text, from one pass of the eager model without a cache.
+
+        Args:
+            is_changed: whether the embeddings are changed by as little as rounding (`changed_embeddings`).
+        """
         model = self._pair.target.model
         options: Options = {"vocabulary_size": self._pair.vocabulary_size}
         with changed_embeddings(model) if is_changed else nullcontext():
@@ -148,8 +154,8 @@ class ModelReference:
     def _logits_along(
         self, prompts: TokenRows, texts: TokenRows, width: int, first_kept: int | None = None
     ) -> Floats:
-        """Return logits [B, n, V] before each token of the longest text, read by `steps_along`. Raises RunError if they
-        are not finite.
+        """Return logits [B, n, V] before each token of the texts, where n is the length of the longest text. The other
+        arguments are those of `steps_along`. Raises RunError if a text's logits are not finite.
         """
         pieces = []
         for step, _ in steps_along(self._runners.target, prompts, padded(texts), width, first_kept):
@@ -159,7 +165,8 @@ class ModelReference:
         for are_finite, prompt, text in zip(finite, prompts, texts, strict=True):
             # Only a text's own tokens are checked, because a shorter text is followed by padding.
             if not all(are_finite[: len(text)]):
-                self._runners.close()  # caches may hold nan, which a mask does not hide from later batches
+                # The caches may contain nan now, which a mask does not hide from later batches.
+                self._runners.close()
                 place = f"token {len(prompt) + are_finite.index(False)} of prompt and text"
                 raise not_finite(self._pair, "model", place)
         return logits.numpy()
@@ -176,21 +183,23 @@ def steps_along(
     width: int,
     first_kept: int | None = None,
 ) -> Iterator[tuple[Step, Tensor]]:
-    """Read texts in a new batch: their prompts, and then the tokens after these, except the last of each.
+    """Read texts in a new batch: first their prompts, and then the tokens after the prompts, except the last token of
+    each text.
 
-    Yields steps with logits [B, n, V], together with the tokens [B, n] that follow each of their n positions. n is 1
-    after the prompts, then `width`, and in the last step the remaining number. With rows of 6 tokens and width 4 the
-    steps have 1, 4 and 1 positions.
+    Yields the step of each pass, with logits [B, n, V], together with the tokens [B, n] that follow the n positions.
+    The step of the prompts has n = 1. Each later step has n = `width`, and the last one has the remaining number of
+    positions. With rows of 6 tokens and width 4, the steps have 1, 4 and 1 positions.
 
     Args:
-        prompts: B prompts. Equal ones are read once.
-        rows: B rows of tokens after the prompts, all of the same length.
-        width: the tokens of each row in a pass.
-        first_kept: how many positions of the first pass of `width` tokens are yielded, fewer than the width. The next
-            pass reads the others again.
+        prompts: B prompts. Equal prompts are read only once.
+        rows: B rows of tokens after the prompts, all of the same length, at least 1.
+        width: the number of tokens of each row that a pass reads.
+        first_kept: the number of positions that are yielded of the first pass after the prompts, if it is less than
+            `width`. The next pass reads the remaining positions again, so that each later token is at another place in
+            its pass than it would be otherwise. None to yield all positions.
     """
     num_slots = max(map(len, prompts)) + len(rows[0]) + width
-    # Each prompt is read alone, because in a batch with others its numbers would be rounded differently.
+    # Each prompt is read alone, because its numbers would be rounded differently in a batch with other prompts.
     begun = runner.start(prompts, num_slots, alone=True)
     logits = begun.logits.unsqueeze(1)
     upcoming = torch.tensor(rows, dtype=torch.long, device=logits.device)
@@ -212,14 +221,14 @@ def steps_along(
 def open_reference(
     pair: Pair, preparation: Preparation, never_drawn: Collection[int] = ()
 ) -> ModelReference:
-    """Return a reference over the target of a loaded pair, for texts of another engine. It has no draft."""
+    """Return a reference for texts of another engine. It uses only the target of the loaded pair."""
     preparation = replace(preparation, runner="static")
     target_alone = replace(pair, draft=None, head=None, draft_settings=None)
     return ModelReference(open_runners(target_alone, preparation), never_drawn=never_drawn)
 
 
 def loaded_weights(pair: Pair, reference: ModelReference) -> Weights:
-    """Return the `Weights` of an engine over a loaded pair."""
+    """Return the `Weights` of an engine that decodes with a loaded pair."""
     used = pair.devices
     return Weights(
         reference,
@@ -234,8 +243,8 @@ def not_finite(pair: Pair, role: str, place: str) -> RunError:
     """Return the error for logits that are nan or infinite.
 
     Args:
-        role: the model that gave them, `model` or `draft`.
-        place: the token that they are for, `new token 12`.
+        role: the model that gave the logits, `model` or `draft`.
+        place: the token that the logits are for, such as `new token 12`.
     """
     is_draft = role == "draft"
     loaded = pair.draft if is_draft and pair.draft is not None else pair.target
@@ -244,8 +253,8 @@ def not_finite(pair: Pair, role: str, place: str) -> RunError:
         name = pair.draft_settings.name
     held = str(loaded.dtype).removeprefix("torch.")
     what = f"{role}: {name} gives logits that are nan or infinite in {held}, at {place}"
-    # float16 overflows first. bfloat16 has float32's range, but rounds more. A draft that is not a model computes in
-    # the target's dtype.
+    # float16 overflows first. bfloat16 has the range of float32, but rounds more. A draft that is not a model computes
+    # in the target's dtype, so that the advice is about `model.dtype`.
     wider = {"float16": "bfloat16 or float32", "bfloat16": "float32"}.get(held)
     if wider is None:
         return RunError(f"{what}; check its weights")
@@ -254,15 +263,15 @@ def not_finite(pair: Pair, role: str, place: str) -> RunError:
 
 
 def rounding_unit(logits: Floats, epsilon: float) -> Floats:
-    """Return the distance from each logit to the next number of its dtype, whose epsilon is given."""
+    """Return the distance from each logit's absolute value to the next larger number of a dtype with this epsilon."""
     _, exponents = np.frexp(np.abs(logits))
     return np.asarray(epsilon * 2.0 ** (exponents - 1))
 
 
 @contextmanager
 def changed_embeddings(model: Any) -> Iterator[None]:
-    """Within the block, change a model's embeddings at random, relatively by at most the epsilon of their dtype. The
-    changes are the same in every block.
+    """While the block is executed, change the model's embeddings at random. The relative change is at most the epsilon
+    of their dtype. Every block makes the same changes.
     """
     generator = torch.Generator().manual_seed(0)
 

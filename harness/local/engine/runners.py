@@ -1,7 +1,8 @@
 """The runners of a loaded pair, and the calls of its arms.
 
-The runners `compiled` and `static` have a KV cache of fixed size. `eager` rolls back to a copy of the state, and works
-with every model. A model that cannot have the run's runner gets a plainer one.
+With `runner=compiled` and `runner=static`, a model has a KV cache of fixed size (`StaticRunner`). With `runner=eager`,
+it is rolled back to a copy of its state (`SnapshotRunner`), which works with every model. A model that does not support
+the chosen runner gets a simpler one.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ from harness.local.runners.prepared import PreparedCalls
 from harness.local.runners.snapshot import SnapshotRunner
 from harness.local.runners.static import StaticRunner
 
-# For each model, the most tokens of a row for which its static runner was checked. A sweep runs many jobs
-# with the same model, but checks it once.
+# For each model, the largest number of tokens per row for which its static runner was checked. It is kept because a
+# sweep runs many jobs with the same model, and need not check it again.
 _checked: WeakKeyDictionary[PreTrainedModel, int] = WeakKeyDictionary()
 
 
@@ -42,8 +43,9 @@ def warp_of(decoding: DecodingSettings) -> Warp:
 
 
 def num_random(decoding: DecodingSettings) -> int:
-    """Return how many random numbers a row needs for each purpose: one for each position, and one that a verification
-    reads after the end. If the rule redraws, each iteration needs K new ones in addition.
+    """Return how many random numbers a row needs for each purpose: one for each position, and one more, because a
+    verification also reads the number after the last position. With a rule that redraws (`rule=block`), each iteration
+    needs K further numbers.
     """
     num_positions = decoding.max_new_tokens + 1
     if not RULES[decoding.rule].redraws:
@@ -58,15 +60,15 @@ class PairRunners:
     Attributes:
         pair: the models.
         target: the target's runner.
-        draft: the runner of the draft model, if there is one.
+        draft: the runner of the draft model; None without a draft model.
         target_name: the name of the target's runner.
-        draft_name: the name of the draft's runner; the target's name if it has none.
+        draft_name: the name of the draft's runner. If the draft has no runner, the name of the target's runner.
         setup_seconds: how long compiling and capturing took.
-        is_spent: as for `Engine`.
-        prepared: the prepared calls of the regular arm (False) and of the speculative one (True); empty if they could
-            not be prepared.
-        num_decided: the tokens that iterations have decided, those of prepared calls under True, the others under
-            False.
+        is_spent: whether a capture has failed, as for `Engine`.
+        prepared: the prepared calls of the regular arm (key False) and of the speculative arm (key True). Empty if
+            calls were not prepared.
+        num_decided: the number of tokens that iterations have decided so far: by prepared calls (key True), and by
+            plain calls (key False).
     """
 
     pair: Pair
@@ -80,10 +82,13 @@ class PairRunners:
     num_decided: Counter[bool] = field(default_factory=Counter)
 
     def calls(self, decoding: DecodingSettings, batch: BatchSize, *, drafts: bool) -> Calls:
-        """Return the calls of an arm for a batch: prepared calls if they have room for the batch, and else plain calls.
+        """Return the calls of an arm for a batch: prepared calls if the batch fits into them, otherwise plain calls.
 
-        All questions of a run have the K and the rule that its calls were prepared for. Settings of a row, such as its
-        warp, may be others.
+        All questions of a run have the K and the acceptance rule for which its calls were prepared. Settings that are
+        kept for each row, such as the temperature, need not be the same.
+
+        Args:
+            drafts: True for the speculative arm, False for the regular arm.
         """
         prepared = self.prepared.get(drafts)
         if prepared is not None and prepared.has_room(batch):
@@ -98,7 +103,7 @@ class PairRunners:
         make: type[Calls] = Calls,
         warp: BatchWarp | None = None,
     ) -> Calls:
-        """Return an arm's calls, not prepared.
+        """Return an arm's calls without preparing them.
 
         Args:
             make: the class of the calls.
@@ -118,16 +123,18 @@ class PairRunners:
 
     @functools.cached_property
     def make_drafter(self) -> MakeDrafter:
-        """A function that makes a drafter. Only for a pair with a draft. It is created once, so that work which the
-        method does for all drafters, such as reading a file, is done once.
+        """A function that makes a drafter. The pair must have a draft.
+
+        The function is created only once. So work that the draft method does for all drafters, such as reading a file,
+        is done only once.
         """
         settings = self.pair.draft_settings
         assert settings is not None
         return drafters_of(settings, self.pair, self.draft)
 
     def close(self) -> None:
-        """Free caches and prepared calls, even if something still refers to the runners. They can be used again, with
-        plain calls.
+        """Free the caches and the prepared calls, even if something still refers to the runners. The runners can be
+        used again afterwards, with plain calls.
         """
         self.prepared.clear()
         self.target.close()
@@ -136,8 +143,8 @@ class PairRunners:
 
 
 def verification_of(decoding: DecodingSettings) -> Callable[[Offer], Verdict]:
-    """Return the function that verifies proposals: acceptance at given rates (`synthetic_acceptance`), or the rule. A
-    user's rule is checked.
+    """Return the function that verifies proposals: the acceptance rule or, with `synthetic_acceptance`, a function that
+    accepts at the given rates. The verdicts of a user's rule are checked.
     """
     rates = decoding.synthetic_rates
     if rates is not None:
@@ -150,11 +157,11 @@ def verification_of(decoding: DecodingSettings) -> Callable[[Offer], Verdict]:
 
 @torch.inference_mode()
 def open_runners(pair: Pair, preparation: Preparation) -> PairRunners:
-    """Build and check the runners of a pair: one for the target, and one for a draft model.
+    """Build and check the runners of a pair: one for the target and, if the draft is a draft model, one for the draft.
 
     Raises:
-        SettingError: no runner can read a model in the way that the run needs.
-        RunError: the draft method asks for layers that the target does not have, or a user's method fails.
+        SettingError: no runner can run a model in the way that the run needs.
+        RunError: the draft method requests layers that the target does not have, or a user's method fails.
     """
     settings = pair.draft_settings
     layers: tuple[int, ...] = ()
@@ -181,7 +188,7 @@ def open_runners(pair: Pair, preparation: Preparation) -> PairRunners:
         target=target,
         draft=draft,
         target_name=target.name,
-        # A draft without a runner, such as a text method, has the name of the target's.
+        # A draft without a runner, such as `lookup`, gets the name of the target's runner.
         draft_name=target.name if draft is None else draft.name,
     )
 
@@ -195,15 +202,16 @@ def _build(
     *,
     takes_back: bool,
 ) -> StaticRunner | SnapshotRunner:
-    """Build a runner for a model and check it: the static runner unless `runner=eager`, or else the snapshot runner.
+    """Build and check a runner for a model: a `SnapshotRunner` if `runner=eager`, or if the model does not support a
+    `StaticRunner`; otherwise a `StaticRunner`.
 
     Args:
         role: `model` for the target, or `draft`, for errors.
-        num_slots: `Demand.slots`, the most tokens of a row.
-        takes_back: whether the runner will be rolled back, and so reads several tokens at once.
+        num_slots: the number of slots of a row (`Demand.slots`).
+        takes_back: whether the runner will be rolled back. Then it also reads several tokens at once.
 
     Raises:
-        SettingError: the model cannot be read in the way that the run needs.
+        SettingError: neither runner can run the model in the way that the run needs.
     """
     model = loaded.model
     name = loaded.settings.name

@@ -1,3 +1,3 @@
-"""Turns settings into models that run: configurations, sizes, placement on devices, quantization, loading,
-tokenizers.
+"""Turns settings into models that run: reads configurations and tokenizers, computes sizes, places models on devices,
+quantizes and loads them.
 """

@@ -1,4 +1,4 @@
-"""Models before their weights load: reads their configurations, chooses dtypes, and checks whether they can be used."""
+"""Reads models' configurations before weights load, chooses dtypes, and checks whether a model can be used."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from harness.config.repositories import check_place
 from harness.config.settings import Dtype, ModelSettings
 from harness.local.models.cache_names import CACHE
 
-# Types of layers that keep keys and values by position, or keep nothing, so that cutting the cache removes the last
-# tokens. Any other type of layer folds tokens into a state, from which they cannot be removed.
+# Types of layers that store keys and values by position, or store nothing. So the last tokens can be removed by cutting
+# the cache. All other types of layers fold tokens into a state, from which tokens cannot be removed.
 _NOT_RECURRENT = {
     "full_attention",
     "sliding_attention",
@@ -37,21 +37,21 @@ _NOT_RECURRENT = {
     "moe",
     "mlp",
 }
-# Index files, which name the file of each tensor.
+# Index files. They state in which file each tensor is stored.
 INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
-# The most layers of a model; no published model has as many.
+# A model with more layers is refused. No published model has as many.
 _MOST_LAYERS = 1000
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A model before its weights load.
+    """A model whose weights are not loaded yet.
 
     Attributes:
         role: `model` or `draft`.
         settings: the model's settings.
-        config: its configuration.
-        random: whether its weights are drawn at random, not read.
+        config: the model's configuration.
+        random: whether the weights are random numbers instead of stored weights.
     """
 
     role: str
@@ -61,8 +61,8 @@ class Checkpoint:
 
 
 def source_arguments(settings: ModelSettings) -> dict[str, Any]:
-    """Return the arguments for every `from_pretrained` of the model's repository."""
-    # `trust_remote_code` is always given, because without it transformers asks on the terminal.
+    """Return the arguments that every `from_pretrained` of the model's repository needs."""
+    # `trust_remote_code` is always given, because without it transformers asks the user on the terminal.
     arguments: dict[str, Any] = {"trust_remote_code": settings.trust_remote_code}
     if settings.revision is not None:
         arguments["revision"] = settings.revision
@@ -74,17 +74,18 @@ def source_arguments(settings: ModelSettings) -> dict[str, Any]:
 def read_checkpoint(
     role: str, settings: ModelSettings, *, needs_weights: bool = True
 ) -> Checkpoint:
-    """Read a model's configuration, and check everything that it shows.
+    """Read a model's configuration, and check everything that can be checked with it.
 
     Args:
         role: `model` or `draft`, for errors.
-        needs_weights: whether the stored weights will be needed. If not, a preset's own architecture is enough, and a
-            directory may hold only a configuration.
+        needs_weights: whether the stored weights will be needed. If not, the architecture that a preset states is
+            enough, and a directory may hold only a configuration.
 
     Raises:
-        SettingError: the directory does not exist or holds no model, or the model is not a causal
-            language model, or keeps no state from token to token.
-        RunError: the repository is missing, gated or out of reach, or the `gguf` package is missing for a GGUF file.
+        SettingError: the directory does not exist or holds no model; a setting such as the revision is wrong; or the
+            model is not a causal language model, or has no cache.
+        RunError: the repository is missing, gated or cannot be reached; the configuration cannot be used; or the model
+            is a GGUF file, and the package `gguf` is missing.
     """
     if not needs_weights and settings.architecture is not None:
         config = AutoConfig.for_model(**settings.architecture)
@@ -103,25 +104,25 @@ def read_checkpoint(
 
 
 def check_decoder(role: str, settings: ModelSettings, config: PreTrainedConfig) -> None:
-    """Raise a SettingError unless this is a decoder that keeps a state from token to token."""
+    """Raise a SettingError unless the configuration is that of a decoder with a KV cache or a recurrent state."""
     rule = _broken_rule(role, config)
     if rule is not None:
         raise SettingError(role, rule, settings.name)
 
 
 def _broken_rule(role: str, config: PreTrainedConfig) -> str | None:
-    """Return the rule for models that a configuration, or its model class, breaks; None for a usable model. The order
-    of the checks counts.
+    """Return the rule that a configuration (or the class of its model) breaks; None if the model can be used. The order
+    of the checks matters.
     """
     num_layers = getattr(config.get_text_config(decoder=True), "num_hidden_layers", 1)
     if not 0 < num_layers <= _MOST_LAYERS:
-        # Checked first, because all layers are built before their memory is known.
+        # This is checked first, because planning builds all layers of a model.
         return f"has num_hidden_layers: {num_layers}, and 1 to {_MOST_LAYERS} are possible"
     if config.is_encoder_decoder:
         return "must be a decoder-only model; this is an encoder-decoder"
     if type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", True):
-        # BERT and similar models have a causal class too, but a cache only if they are decoders. `is_decoder` alone
-        # would not do: GPT-NeoX is a decoder, but declares that it is not.
+        # BERT and similar models have a causal class too, but they have a cache only if `is_decoder` is set. That field
+        # alone is not enough to recognise them: GPT-NeoX is a decoder, but does not set it.
         return "must be a decoder-only model; this is an encoder"
     remote = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not remote:
@@ -130,30 +131,30 @@ def _broken_rule(role: str, config: PreTrainedConfig) -> str | None:
         return None
     model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     inputs = inspect.signature(model_class.forward).parameters
-    # XLM's argument of this name is a dictionary of its own.
+    # XLM has an argument of this name too, but it is another kind of cache, a dictionary.
     if CACHE in inputs and "dict[" not in str(inputs[CACHE].annotation):
         return None
     if "shared_kv_states" not in inputs:
         reason = "keeps no KV cache; choose a newer transformer"
     elif role == "draft":
-        return None  # engine=huggingface can use it, and `Local.check_pair` refuses it
+        return None  # engine=huggingface can use such a draft; `Local.check_pair` refuses it for engine=local
     else:
         reason = "reads its target's KV cache, and can only be a draft"
     return f"cannot be used: {config.model_type} {reason}"
 
 
 def is_recurrent(config: PreTrainedConfig) -> bool:
-    """Whether a model folds tokens into a state; False if it has only a KV cache."""
+    """Whether a model has layers that fold tokens into a state; False if it has only a KV cache."""
     text_config = config.get_text_config(decoder=True)
     layer_types = getattr(text_config, "layer_types", None) or ()
-    # transformers' own mark for such models, for which `generate` refuses assistants.
+    # transformers marks such models with `_is_stateful`; its `generate` refuses draft models for them.
     stateful = getattr(MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None), "_is_stateful", False)
     return stateful or not _NOT_RECURRENT.issuperset(layer_types)
 
 
 def _check_directory(role: str, settings: ModelSettings, needs_weights: bool) -> None:
-    """Raise a SettingError unless a directory exists and holds a configuration, and weights if they are needed. A
-    repository on the hub is only checked by its name.
+    """Raise a SettingError unless the model's directory exists, and holds a configuration and, if they are needed,
+    weights. If the model is not a directory but a repository on the hub, only its name is checked.
     """
     repository = settings.repository
     check_place(role, repository)
@@ -178,16 +179,19 @@ def _check_directory(role: str, settings: ModelSettings, needs_weights: bool) ->
         raise SettingError(role, rule, repository)
     for index in map(directory.joinpath, INDICES):
         try:
-            weight_map(index)  # raises for a damaged index, and for one that names files elsewhere
+            # This raises an exception if the index is damaged, or names files outside the directory.
+            weight_map(index)
         except Exception as error:
             raise SettingError(role, f"{index.name}: {first_line(error)}", repository) from error
 
 
 def weight_map(index: Path) -> dict[str, str]:
-    """Return the file of each tensor according to an index file; {} if there is no such file.
+    """Return the file of each tensor according to an index file; {} if the index file does not exist.
 
     Raises:
-        ValueError: the index names no tensors, or a file outside its directory, which it must not make us open.
+        ValueError: the file is not JSON, names no tensors, or names a file outside its directory. (A repository must
+            not be able to make this program open other files.)
+        KeyError, TypeError: the file has another structure than an index.
     """
     if not index.exists():
         return {}
@@ -201,8 +205,8 @@ def weight_map(index: Path) -> dict[str, str]:
 
 
 def check_model_access(settings: ModelSettings) -> None:
-    """Raise the hub's error if it refuses a model. A model in a directory, or one that is downloaded already, is not
-    asked for.
+    """Raise the hub's error if it refuses a model. The hub is not asked about a model in a directory, or about a model
+    that has been downloaded already.
     """
     name = settings.repository
     if not Path(name).is_dir():
@@ -212,11 +216,11 @@ def check_model_access(settings: ModelSettings) -> None:
 def check_hub_access(
     repository: str, file: str, revision: str | None, kind: Literal["model", "dataset"] = "model"
 ) -> None:
-    """Ask the hub once for a repository, unless this file has been downloaded before. Raises the hub's error if it
-    refuses.
+    """Ask the hub once for a repository, unless `file` has been downloaded before. Raises the error of the hub's client
+    if the hub refuses or cannot be reached.
 
-    Without a network the hub's client would try each file for half a minute. This gives up
-    after 10 s.
+    This gives up after 10 s. Without this check, the hub's client would try each file for half a minute if there is no
+    network.
     """
     if huggingface_hub.constants.HF_HUB_OFFLINE:
         return
@@ -228,7 +232,9 @@ def check_hub_access(
 
 
 def stored_quantization(config: PreTrainedConfig) -> str | None:
-    """Return the quantization of the stored weights: `8bit`, `4bit`, another method's name, or None."""
+    """Return the quantization of the stored weights: `8bit` or `4bit` (bitsandbytes), or the name of another method.
+    None if they are not quantized.
+    """
     stored = _quantization_config(config)
     if stored is None:
         return None
@@ -241,24 +247,25 @@ def stored_quantization(config: PreTrainedConfig) -> str | None:
 
 
 def _quantization_config(config: PreTrainedConfig) -> Any:
-    """Return the `quantization_config` of a model, or of its language part; None without one."""
+    """Return the `quantization_config` of a model, or of the language model in it; None if neither has one."""
     text_config = getattr(config.get_text_config(decoder=True), "quantization_config", None)
     return getattr(config, "quantization_config", None) or text_config
 
 
 def resolve_dtype(dtype: Dtype, checkpoint: Checkpoint, device: torch.device) -> torch.dtype:
-    """Return the dtype for a checkpoint on this kind of device.
+    """Return the dtype of a checkpoint's weights on this kind of device.
 
     Args:
-        dtype: the setting. `auto` means float32 on a CPU, and on a GPU the checkpoint's half type, or bfloat16 for one
-            in float32.
+        dtype: the setting. `auto` means float32 on a CPU. On a GPU it means float16 if the checkpoint is stored in
+            float16, if its weights are in 8 bits, or if the GPU does not support bfloat16; otherwise bfloat16.
+        device: `meta` stands for a hypothetical GPU.
     """
     config = checkpoint.config
     if dtype != "auto":
         return getattr(torch, dtype)
     if device.type == "cpu":
         return torch.float32
-    # The meta device stands for GPUs that `plan` only pretends, which are taken for recent ones.
+    # Hypothetical GPUs (the meta device) are assumed to support bfloat16.
     is_old = device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False)
     # LLM.int8() multiplies in float16. With bfloat16 it would convert to float16 and back in every layer.
     in_8bit = "8bit" in (stored_quantization(config), checkpoint.settings.quantization)
@@ -268,7 +275,7 @@ def resolve_dtype(dtype: Dtype, checkpoint: Checkpoint, device: torch.device) ->
 
 
 def refuse_second_quantization(checkpoint: Checkpoint) -> None:
-    """Raise a SettingError if weights that are stored quantized would be quantized again, in another way."""
+    """Raise a SettingError if stored weights are quantized already, and the settings require another quantization."""
     settings = checkpoint.settings
     stored = "GGUF" if settings.gguf_file else stored_quantization(checkpoint.config)
     if settings.quantization != "none" and stored not in (None, settings.quantization):
@@ -278,7 +285,9 @@ def refuse_second_quantization(checkpoint: Checkpoint) -> None:
 
 
 def check_quantizer(checkpoint: Checkpoint, device: torch.device) -> None:
-    """Raise a RunError if the library for a checkpoint's quantized weights is missing, or fails on `device`."""
+    """Raise a RunError if the library for a checkpoint's quantization is missing, or does not work on `device`. Weights
+    that are not quantized need no library.
+    """
     role = checkpoint.role
     settings = checkpoint.settings
     config = checkpoint.config
@@ -289,7 +298,8 @@ def check_quantizer(checkpoint: Checkpoint, device: torch.device) -> None:
         return
     if stored is None:
         return
-    from transformers.quantizers.auto import AutoHfQuantizer  # takes a second
+    # This import takes a second, so it is done only for quantized weights.
+    from transformers.quantizers.auto import AutoHfQuantizer
 
     try:
         stored_config = _quantization_config(config)
@@ -304,7 +314,7 @@ def check_quantizer(checkpoint: Checkpoint, device: torch.device) -> None:
 
 
 def _try_bitsandbytes(role: str, quantization: str, device: torch.device) -> None:
-    """Quantize a small tensor on `device`. Raises RunError if that fails."""
+    """Quantize a small tensor on `device`, to test bitsandbytes. Raises RunError if this fails."""
     try:
         import bitsandbytes
     except Exception as exception:  # a broken native library raises more than ImportError

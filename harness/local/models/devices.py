@@ -1,4 +1,6 @@
-"""Devices: which GPUs may be used, free and peak memory, synchronisation, and the number of threads on a CPU."""
+"""Finds the GPUs that a run may use, measures free and peak memory, synchronises GPUs, and sets the number of threads
+on a CPU.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +20,12 @@ from harness.config.machine import num_free_cores, num_usable_cores, threads_are
 from harness.config.settings import ModelSettings, PlacementSettings
 from harness.local.models.sketch import Device
 
-# The `segment_pool_id` of memory that belongs to no captured graph.
+# torch's `segment_pool_id` for memory that does not belong to a captured graph.
 _SHARED_POOL = (0, 0)
-# Several threads are used if their passes take less than this share of one thread's time. Below 1, so that two runs
-# choose alike even if the times are nearly equal.
+# Several threads are used only if a pass then takes less than this share of the time with one thread. The share is
+# below 1, so that runs choose the same number even if the two times are nearly equal.
 _FASTER = 0.9
+# To time a pass, it is repeated until there are this many times, or until they add up to this many seconds.
 _MOST_PASSES = 9
 _MOST_PASSES_S = 1.0
 
@@ -31,13 +34,13 @@ def visible_gpus() -> list[int]:
     """Return the indices of this machine's GPUs, in order; empty if there are none.
 
     Raises:
-        RunError: there are GPUs, but CUDA does not start.
+        RunError: the machine has GPUs, but CUDA does not start.
     """
     count = torch.cuda.device_count()
     if count == 0:
         return []
-    # The count comes from the driver's library, without starting CUDA. `is_available()` would turn a
-    # failed start into a warning, and the run would silently use the CPU.
+    # `device_count()` asks the driver's library, and does not start CUDA. If CUDA does not start, that must be an
+    # error: `is_available()` would only print a warning, and the run would use the CPU.
     try:
         torch.cuda.init()
     except RuntimeError as exception:
@@ -47,19 +50,21 @@ def visible_gpus() -> list[int]:
 
 
 def usable_gpus(placement: PlacementSettings, models: Mapping[str, ModelSettings]) -> list[int]:
-    """Return the GPUs of this machine on which a run may place its models. No other GPU is touched.
+    """Return the GPUs of this machine on which a run may place its models; empty if it uses the CPU. The run does not
+    touch other GPUs.
 
     Args:
-        models: the models by their roles.
+        models: the settings of the models, by their roles `model` and `draft`.
 
     Raises:
-        SettingError: there are fewer GPUs than the settings ask for.
+        SettingError: there are fewer GPUs than the settings require.
+        RunError: the machine has GPUs, but CUDA does not start.
     """
     if placement.strategy == "cpu":
         return []
     gpus = visible_gpus()
     check_gpu_numbers(placement, models, len(gpus))
-    # A model's own `gpus` is a number of GPUs, which may be any of them.
+    # `gpus` of a model is only a number. The model may be placed on any GPUs of the machine.
     if any(model.gpus for model in models.values()):
         return gpus
     return gpus[: placement.gpus]
@@ -68,11 +73,13 @@ def usable_gpus(placement: PlacementSettings, models: Mapping[str, ModelSettings
 def check_gpu_numbers(
     placement: PlacementSettings, models: Mapping[str, ModelSettings], num_gpus: int
 ) -> None:
-    """Raise a SettingError if settings ask for more GPUs than there are. On a machine without GPUs a model's own number
-    has no effect: the CPU is used, and the user is told.
+    """Raise a SettingError if the settings require more GPUs than there are.
+
+    On a machine without GPUs, `gpus` of a model has no effect. The CPU is used, and the user is told
+    (`PlacedModel.describe`).
 
     Args:
-        models: the models by their roles.
+        models: the settings of the models, by their roles `model` and `draft`.
     """
     numbers = {"placement": placement.gpus}
     numbers |= {role: model.gpus for role, model in models.items()}
@@ -84,9 +91,9 @@ def check_gpu_numbers(
 
 
 def free_memory(gpus: Iterable[int]) -> dict[Device, int]:
-    """Return the bytes that can still be allocated on each of `gpus` and, under `"cpu"`, in main memory.
+    """Return how many bytes can still be allocated on each of `gpus` and, under the key `"cpu"`, in main memory.
 
-    Unused memory in torch's cache counts as free. CUDA is not started if `gpus` is empty.
+    Memory that torch has reserved but does not use counts as free. If `gpus` is empty, CUDA is not started.
     """
     free: dict[Device, int] = {}
     for gpu in gpus:
@@ -97,18 +104,21 @@ def free_memory(gpus: Iterable[int]) -> dict[Device, int]:
 
 
 def limit_num_threads() -> None:
-    """Let torch use no more threads than usable cores. With more threads than a cgroup's quota allows, all of them
-    would stop for the rest of each period.
+    """Limit torch's threads to the number of usable cores, unless the user has set the number of threads.
+
+    If there were more threads than the quota of the cgroup allows, all threads would stop for the rest of each of the
+    quota's periods.
     """
     if not threads_are_set():
         torch.set_num_threads(min(torch.get_num_threads(), num_usable_cores()))
 
 
 def choose_num_threads(model: PreTrainedModel) -> None:
-    """Let torch use one thread for a model on the CPU, or as many as there are idle cores, if that is faster.
+    """Set the number of torch's threads for a model on the CPU: as many as there are idle cores if that is faster than
+    one thread, and otherwise one. If the user has set the number of threads, it stays.
 
-    The threads of a pass wait for each other. So while another program runs, several threads may be many times slower
-    than one.
+    While another program runs, several threads may be much slower than one thread, because the threads of a pass wait
+    for each other. (Measured: two threads were ten times slower.)
     """
     if threads_are_set():
         return
@@ -120,7 +130,7 @@ def choose_num_threads(model: PreTrainedModel) -> None:
 
 
 def _pass_seconds(model: PreTrainedModel, num_threads: int) -> float:
-    """Return the median seconds of a pass over one token with this number of threads, which stays set."""
+    """Return the median time of a pass over one token with this number of threads, in seconds. The number stays set."""
     torch.set_num_threads(num_threads)
     token = torch.zeros((1, 1), dtype=torch.long)
     times: list[float] = []
@@ -140,22 +150,23 @@ def synchronize(devices: Sequence[torch.device]) -> None:
 
 
 def reset_peak_memory(devices: Sequence[torch.device]) -> None:
-    """Start a new period for `peak_memory_bytes`."""
+    """Start a new period for `peak_memory_bytes`, on every GPU among `devices`."""
     for gpu in _gpus(devices):
         torch.cuda.reset_peak_memory_stats(gpu)
 
 
 def peak_memory_bytes(devices: Sequence[torch.device]) -> int | None:
-    """Return the most bytes that torch has allocated since the last reset; None without a GPU.
+    """Return the peak of the memory that torch has allocated on GPUs since the last reset, in bytes; None without a
+    GPU.
 
-    This is the sum of each GPU's own peak, which may exceed the total at any one moment.
-    Memory that CUDA graphs hold for their replays is included.
+    This is the sum of the peaks of all GPUs among `devices`. It may be more than was allocated at any one time, because
+    the GPUs may have their peaks at different times. Memory that CUDA graphs hold for their replays is included.
     """
     gpus = _gpus(devices)
     if not gpus:
         return None
     num_bytes = sum(torch.cuda.max_memory_allocated(gpu) for gpu in gpus)
-    # Torch does not count the memory in the pools of captured graphs as allocated.
+    # torch does not count memory in the pools of captured graphs as allocated.
     indices = {gpu.index or 0 for gpu in gpus}
     for segment in torch.cuda.memory_snapshot():
         is_of_graph = tuple(segment["segment_pool_id"]) != _SHARED_POOL
@@ -165,16 +176,17 @@ def peak_memory_bytes(devices: Sequence[torch.device]) -> int | None:
 
 
 def release_memory(devices: Iterable[torch.device]) -> None:
-    """Return unused memory to the GPUs among `devices`."""
+    """Give memory that torch has reserved but does not use back to the driver, if there is a GPU among `devices`."""
     if _gpus(devices):
-        # After a failed capture torch refuses this.
+        # After a failed capture of a CUDA graph, torch raises an error here.
         with suppress(RuntimeError):
             torch.cuda.empty_cache()
 
 
 def gpu_uuids(devices: Sequence[torch.device]) -> list[str]:
-    """Return the UUIDs of the GPUs among these devices, for NVML, which numbers GPUs in another order than CUDA.
-    Empty without NVML.
+    """Return the UUIDs of the GPUs among these devices; empty if NVML (NVIDIA's library for monitoring) does not start.
+
+    NVML identifies GPUs by UUID, because it numbers GPUs in another order than CUDA does.
     """
     gpus = _gpus(devices)
     if not gpus:

@@ -1,15 +1,18 @@
-"""Decides whether models fit into memory, and on which device each layer goes: `fit` solves a `PlacementProblem`.
+"""Decides whether models fit into memory, and chooses the device of each layer: `fit` solves a `PlacementProblem`.
 
-A problem consists of numbers: the sizes of the models, the run and the machine. So every what-if is a call of `fit`
-with a changed problem: `plan gpus=4 gpu_memory=40GB` changes `free`, advice changes one setting at a time
-(`remedies`), and `force=true` enlarges the memory.
+A problem consists of numbers: the sizes of the models, and those numbers of the run and of the machine that matter. So
+every what-if question is a call of `fit` with a changed problem:
+
+- `plan gpus=4 gpu_memory=40GB` changes `free`;
+- advice changes one setting at a time (`remedies`);
+- `force=true` increases the memory (`fit_regardless`).
 
     problem = PlacementProblem((target, draft), settings, free={0: 24 * GB, "cpu": 64 * GB}, demand=demand)
     fit(problem)                                                         # on one GPU of 24 GB
     fit(replace(problem, free={0: 24 * GB, 1: 24 * GB, "cpu": 64 * GB})) # and on two?
 
-The rule: the draft is whole on the GPU with the most room, and the target is spread over the fewest GPUs on which both
-fit. accelerate divides its layers between these.
+The draft is placed whole on the GPU with the most room. The target is spread over the smallest number of GPUs on which
+both fit. accelerate divides the target's layers between these GPUs.
 """
 
 from __future__ import annotations
@@ -34,18 +37,18 @@ from harness.config.model_names import canonical_name
 from harness.config.settings import PlacementSettings, Quantization
 from harness.local.models.sketch import Device, DeviceMap, Sketch, device_name, owning_module
 
-# The most GPUs that are advised. If more would be needed, a smaller model is advised.
+# Advice never names more GPUs than this. If more would be needed, it names a smaller model.
 _MOST_GPUS = 64
 
-# The order counts: the mildest quantization comes first.
+# The quantizations that are advised, in the order in which they are tried: the one that changes the model least first.
 _QUANTIZATIONS: tuple[Quantization, ...] = ("8bit", "4bit")
 
-# Bytes by device.
+# The number of bytes for each device.
 Memory = Mapping[Device, int]
 
 
 class Misfit(RunError):
-    """There is no room for the models. The message states in one line how much they need and how much is free."""
+    """Raised if the models do not fit. The message says in one line how much memory they need, and how much is free."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +56,9 @@ class Placement:
     """The devices of one model.
 
     Attributes:
-        device_map: the device of each module, by name; the name `""` means the whole model.
-        bytes_per_device: the bytes of weights and buffers, by device name, `cuda:0` or `cpu`.
-        cache_per_device: the bytes of caches at their largest, by device name.
+        device_map: the device of each module, by the module's name; the name `""` means the whole model.
+        bytes_per_device: the bytes of weights and buffers on each device, by its name, such as `cuda:0` or `cpu`.
+        cache_per_device: the largest number of bytes of caches on each device, by its name.
     """
 
     device_map: DeviceMap
@@ -64,25 +67,25 @@ class Placement:
 
     @property
     def devices(self) -> list[torch.device]:
-        """Every device that has a layer, in the order of the layers."""
+        """All devices that hold a layer, in the order of the layers."""
         return list(map(torch.device, self.bytes_per_device))
 
     def taken(self, device: Device) -> int:
-        """Return the bytes of weights and caches on a device."""
+        """Return the bytes that weights and caches take on a device."""
         name = device_name(device)
         return self.bytes_per_device.get(name, 0) + self.cache_per_device.get(name, 0)
 
 
 @dataclass(frozen=True)
 class PlacementProblem:
-    """The models to place, the machine, and the run.
+    """The models to place, and what their placement depends on in the machine and the run.
 
     Attributes:
-        models: the sketch of the target, then that of a draft model or head if there is one.
-        settings: the settings of the placement, for both models.
-        free: the free bytes of each usable GPU, and of main memory (`"cpu"`). Without a GPU everything goes
-            to the CPU.
-        demand: the settings of the run that its memory depends on.
+        models: the sketch of the target and, after it, the sketch of a draft model or head if there is one.
+        settings: the placement settings, for both models.
+        free: the free bytes of each usable GPU, and of main memory (`"cpu"`). Without a GPU everything is placed on the
+            CPU.
+        demand: the settings of the run on which the sizes of caches depend.
     """
 
     models: tuple[Sketch, ...]
@@ -91,7 +94,7 @@ class PlacementProblem:
     demand: Demand
 
     def with_models(self, sketches: Iterable[Sketch]) -> PlacementProblem:
-        """Return the problem with these sketches in place of those with the same roles."""
+        """Return the problem in which these sketches replace the sketches with the same roles."""
         by_role = {sketch.role: sketch for sketch in (*self.models, *sketches)}
         return replace(self, models=tuple(by_role.values()))
 
@@ -102,7 +105,7 @@ class PlacementProblem:
 
     @property
     def room(self) -> dict[Device, int]:
-        """The bytes of each device that may be filled: the free bytes, on GPUs minus the reserve."""
+        """The bytes that may be filled on each device: the free bytes and, on a GPU, minus the reserve."""
         room = dict(self.free)
         for gpu in self.gpus:
             room[gpu] = max(0, room[gpu] - self.reserve_bytes)
@@ -110,15 +113,15 @@ class PlacementProblem:
 
     @property
     def reserve_bytes(self) -> int:
-        """The bytes that are kept free on each GPU: those of the settings, or those for reading prompts if these are
-        more.
+        """The bytes that are kept free on each GPU: the reserve of the settings or, if it is larger, the memory that
+        reading the prompts needs (`prompt_bytes`).
         """
         return max(self._set_reserve, self.prompt_bytes)
 
     @property
     def _set_reserve(self) -> int:
-        """`placement.reserve_gb` in bytes. For a server, if the setting has its default, llama.cpp's own margin
-        (`--fit-target`).
+        """`placement.reserve_gb` in bytes. For a server, if the user did not change this setting, llama.cpp's own
+        default margin (`--fit-target`), 1 GiB.
         """
         if self.is_served and self.settings.reserve_gb == PlacementSettings.reserve_gb:
             return 2**30
@@ -126,17 +129,19 @@ class PlacementProblem:
 
     @property
     def whole_room(self) -> int:
-        """The free bytes of all devices of the run, minus the reserve of the settings on each GPU. Weights and
-        requests' caches can use them.
+        """The bytes that weights and requests' caches can use on all devices of the run together: the free bytes, minus
+        the reserve of the settings on each GPU.
         """
         free = sum(self.free[device] for device in self.devices)
         return free - self._set_reserve * len(self.run_gpus)
 
     @property
     def prompt_bytes(self) -> int:
-        """The estimated bytes for reading all prompts, in addition to weights and caches: a layer's activations, and
-        the logits after each prompt, in the model's dtype and in float32. The models read one after the other, so this
-        is the larger of their estimates.
+        """The estimated number of bytes that reading all prompts needs in addition to weights and caches.
+
+        Each model needs memory for the activations of one layer, and for the logits after each prompt, which exist in
+        the model's dtype and in float32. The models read the prompts one after the other, so the larger estimate
+        counts.
         """
         num_rows = self.demand.batch_size
         num_tokens = num_rows * self.demand.prompt_tokens
@@ -149,8 +154,9 @@ class PlacementProblem:
 
     @property
     def run_gpus(self) -> list[int]:
-        """The GPUs of the run: the first `placement.gpus`. If a model has its own number of GPUs, all of the machine's,
-        from which `_roomiest` chooses.
+        """The GPUs of the run: the first `placement.gpus` of the machine, or all if this is None. Empty for
+        `placement.strategy=cpu`. If a model's own settings state a number of GPUs, all GPUs of the machine: `_roomiest`
+        then chooses among them.
         """
         if self.settings.strategy == "cpu":
             return []
@@ -164,13 +170,13 @@ class PlacementProblem:
         return self.run_gpus or ["cpu"]
 
     def cache_sizes(self, sketch: Sketch) -> list[int]:
-        """Return the bytes of each layer's cache at its largest, for all rows together."""
+        """Return the largest number of bytes of each layer's cache, for all rows together."""
         demand = self.demand
         num_rows = demand.batch_size
         if sketch.is_served:
             return [num_rows * size for size in sketch.row_sizes(demand.row_tokens)]
         if sketch.state_bytes:
-            # With a draft there are two copies of each row's state: before the draft tokens, and after them.
+            # With a draft, there are two copies of each row's state: one from before the draft tokens, and one after.
             num_copies = num_rows * (2 if demand.num_draft_tokens else 1)
             return sketch.cache_sizes(num_copies * demand.row_tokens, num_copies)
         num_tokens = demand.runner_tokens
@@ -179,7 +185,7 @@ class PlacementProblem:
         return sketch.cache_sizes(num_rows * num_tokens, num_states=0)
 
     def placed(self, sketch: Sketch, device_map: DeviceMap) -> Placement:
-        """Return the placement of a model with this map. Raises KeyError for a tensor that has no device in the map."""
+        """Return a model's placement with this device map. Raises KeyError if the map has no device for a tensor."""
         weights: Counter[str] = Counter()
         caches: Counter[str] = Counter()
         for tensor in sketch.tensors:
@@ -193,12 +199,12 @@ class PlacementProblem:
 
     @property
     def is_served(self) -> bool:
-        """Whether a server holds the models (`as_served`); if not, this program's own loop does."""
+        """Whether the models are in a server (`as_served`). If not, they are in this program's own decoding loop."""
         return any(sketch.is_served for sketch in self.models)
 
     @property
     def program(self) -> str:
-        """A phrase for messages that names the program which holds the models."""
+        """The name of the program that holds the models, for messages."""
         if self.is_served:
             return "a server that reads the GGUF file"
         demand = self.demand
@@ -210,7 +216,7 @@ class PlacementProblem:
         return f"{own_loop}, which holds each cache twice" if held > 1.5 * once else own_loop
 
     def misfit(self) -> Misfit:
-        """Return the error for models that do not fit."""
+        """Return the error to raise if the models do not fit."""
         names = " with ".join(f"{sketch.role}={sketch.settings.name}" for sketch in self.models)
         sizes = [amount(sketch.weight_bytes) for sketch in self.models]
         needed = f"weights need {' + '.join(sizes)}"
@@ -226,7 +232,7 @@ class PlacementProblem:
             count = "one GPU has" if len(devices) == 1 else f"{len(devices)} GPUs have"
             reserve = "placement.reserve_gb"
             if self.prompt_bytes > self.settings.reserve_gb * 1e9:
-                reserve = f"the {amount(self.reserve_bytes)} that reading the prompts takes"
+                reserve = f"the {amount(self.reserve_bytes)} that reading the prompts needs"
             free = f"{count} {rooms} free beyond {reserve}"
         return Misfit(f"{names} does not fit in {self.program}: {needed}, {free}")
 
@@ -234,11 +240,11 @@ class PlacementProblem:
 def fit(problem: PlacementProblem) -> list[Placement]:
     """Place the target and the draft. Returns one placement per model, in the order of the problem's models.
 
-    `placement.strategy=balanced` spreads the target over all GPUs. A target with `gpus` set is spread over this number
-    of the machine's GPUs, those with the most room.
+    With `placement.strategy=balanced` the target is spread over all GPUs of the run. If the target's own settings state
+    a number of GPUs, the target is spread over this many GPUs: those with the most room.
 
     Raises:
-        Misfit: there is no room for the models.
+        Misfit: the models do not fit.
     """
     for devices, num_target_devices in _choices(problem):
         if placements := _place(problem, devices, num_target_devices):
@@ -247,8 +253,9 @@ def fit(problem: PlacementProblem) -> list[Placement]:
 
 
 def _choices(problem: PlacementProblem) -> Iterator[tuple[Sequence[Device], int]]:
-    """Yield the choices to try, the best first: the devices for all models together, and how many of them the target
-    gets. Fewer devices are better than more, and fewer for the target.
+    """Yield the choices to try, the best first. A choice consists of the devices for all models together, and the
+    number of these devices that the target gets. Fewer devices are better; with equally many devices, fewer for the
+    target are better.
     """
     devices = problem.devices
     settings = problem.settings
@@ -264,9 +271,11 @@ def _choices(problem: PlacementProblem) -> Iterator[tuple[Sequence[Device], int]
 def _place(
     problem: PlacementProblem, devices: Sequence[Device], num_target_devices: int
 ) -> list[Placement] | None:
-    """Place the draft whole on one device, and then the target in the remaining room. None if either lacks room."""
+    """Place the draft whole on one device, and then the target in the remaining room. Return None if one of them does
+    not fit.
+    """
     if len(devices) > 1:
-        # On another GPU than the target a head holds copies of the target's matrices that it uses.
+        # If a head is on another GPU than the target, it has copies of those matrices of the target that it uses.
         models = [
             replace(sketch, tensors=(*sketch.tensors, *sketch.copied_tensors))
             for sketch in problem.models
@@ -276,7 +285,7 @@ def _place(
     target, *drafts = problem.models
     placements = []
     for draft in drafts:
-        # Of GPUs with equal room the last is taken, because the target begins on the first.
+        # If several GPUs have equal room, the draft is placed on the last one, because the target begins on the first.
         home = max(reversed(room), key=room.__getitem__)
         placement = problem.placed(draft, {"": home})
         room[home] -= placement.taken(home)
@@ -292,8 +301,8 @@ def _place(
 
 
 def _maps(problem: PlacementProblem, sketch: Sketch, room: Memory) -> Iterator[DeviceMap]:
-    """Yield device maps of a model over these devices, the most even one first. Yields none if the model cannot be
-    divided, or does not fit.
+    """Yield device maps that spread a model over these devices, the most even one first. Yields nothing if the model
+    cannot be divided, or does not fit.
     """
     if len(room) == 1:
         [device] = room
@@ -308,8 +317,8 @@ def _maps(problem: PlacementProblem, sketch: Sketch, room: Memory) -> Iterator[D
         return
     model = copy.deepcopy(sketch.model)
     assert model is not None  # only a head has no model, and a head is never divided
-    # accelerate adds up the bytes of tensors. So each tensor is replaced by one with the bytes that it will take, and
-    # caches become buffers.
+    # accelerate adds up the bytes of a model's tensors. So that it uses the right sizes, each tensor is replaced by one
+    # that has as many bytes as the loaded tensor will have, and each cache becomes a buffer of the model.
     tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers())
     for tensor in sketch.tensors:
         size = sketch.tensor_bytes(tensor)
@@ -317,8 +326,8 @@ def _maps(problem: PlacementProblem, sketch: Sketch, room: Memory) -> Iterator[D
     for number, (cache, size) in enumerate(zip(sketch.caches, caches, strict=True)):
         model.get_submodule(cache.module).register_buffer(f"cache_{number}", _bytes(size))
     for limits in (get_balanced_memory(model, dict(room), indivisible), room):
-        # accelerate keeps room for one layer free on the first device. An imaginary first GPU without any room avoids
-        # this.
+        # accelerate keeps room for one layer free on the first device. It does so on an imaginary first GPU without any
+        # room, so that all room of the real GPUs is used.
         device_map = infer_auto_device_map(
             model, {-1: 0, **limits}, indivisible, clean_result=False, offload_buffers=True
         )
@@ -328,8 +337,8 @@ def _maps(problem: PlacementProblem, sketch: Sketch, room: Memory) -> Iterator[D
 
 
 def _map_of_file(sketch: Sketch, room: Memory) -> DeviceMap:
-    """Return the device map of a GGUF file as llama.cpp divides it: the layers in proportion to the room on each GPU,
-    the embedding on the first, and everything else, such as the output matrix, on the last.
+    """Return a device map that divides a GGUF file as llama.cpp does: the layers in proportion to the room on each GPU,
+    the embedding on the first GPU, and everything else, such as the output matrix, on the last GPU.
     """
     layers = [cache.module for cache in sketch.caches]
     first, *_, last = room
@@ -346,21 +355,22 @@ def _bytes(number: int) -> torch.Tensor:
 
 
 def _roomiest(devices: Sequence[Device], room: Memory, count: int) -> list[Device]:
-    """Return the `count` devices with the most room, in their original order. Of devices with equal room the first are
-    taken.
+    """Return the `count` devices with the most room, in their original order. If devices have equal room, the first
+    ones are taken.
     """
     by_room = sorted(devices, key=room.__getitem__, reverse=True)
     return [device for device in devices if device in by_room[:count]]
 
 
-# Advice if models do not fit: changed settings with which they would fit, as the user types them ------
+# Advice for models that do not fit: settings with which they would fit, as the user types them -------
 
 
 def fit_or_explain(problem: PlacementProblem, *, force: bool = False) -> list[Placement]:
-    """Place the models as `fit` does, or with `force` as `fit_regardless` does.
+    """Place the models as `fit` does. If they do not fit and `force` is True, place them as `fit_regardless` does.
 
     Raises:
-        RunError: the models do not fit. The message states how much they need, how much is free, and what would fit.
+        RunError: the models do not fit, and `force` is False. The message says how much memory they need, how much is
+            free, and which settings would fit.
     """
     try:
         return fit(problem)
@@ -373,7 +383,7 @@ def fit_or_explain(problem: PlacementProblem, *, force: bool = False) -> list[Pl
 
 
 def fit_regardless(problem: PlacementProblem) -> list[Placement]:
-    """Place the models over all devices, as if each had more memory than any machine."""
+    """Place the models on all devices of the run, as if each device had more memory than any machine has."""
     settings = problem.settings
     if settings.strategy == "auto":
         settings = replace(settings, strategy="balanced")
@@ -382,7 +392,9 @@ def fit_regardless(problem: PlacementProblem) -> list[Placement]:
 
 
 def remedies(problem: PlacementProblem) -> list[Remedy]:
-    """Return changes of the settings or of the machine. Each of them alone makes the models fit."""
+    """Return changes of the settings or of the machine, each of which alone would make the models fit; empty if there
+    are none.
+    """
     return [*_smaller_batch(problem), *_fewer_bits(problem), *_more_gpus(problem)]
 
 
@@ -395,7 +407,8 @@ def needed_instead(problem: PlacementProblem) -> str:
 
 def _fits(problem: PlacementProblem) -> bool:
     target, *drafts = problem.models
-    # A remedy may make the draft the same model as the target, such as 65B_4bit with 65B_4bit, which is no pair.
+    # A changed setting may turn the draft into the same model as the target, such as 65B_4bit with 65B_4bit. Two equal
+    # models are no pair.
     if any(draft.model and draft.settings.is_same(target.settings) for draft in drafts):
         return False
     with suppress(Misfit):
@@ -405,27 +418,28 @@ def _fits(problem: PlacementProblem) -> bool:
 
 
 def _smaller_batch(problem: PlacementProblem) -> list[Remedy]:
-    """Return the largest batch that fits; an empty list if none does."""
+    """Return the largest batch size that fits, as a list of one remedy; an empty list if no batch size fits."""
 
     def is_too_large(batch_size: int) -> bool:
         demand = replace(problem.demand, batch_size=batch_size)
         return not _fits(replace(problem, demand=demand))
 
-    # All batches of 1, 2, ... rows up to the largest fit, so the number of batches that fit is the largest size.
+    # Batches of 1, 2, … rows fit, up to the largest one that fits. So the number of batch sizes that fit is the largest
+    # of them.
     rows = bisect.bisect_left(range(1, problem.demand.batch_size), True, key=is_too_large)
     return [Remedy(f"batch_size={rows}")] if rows else []
 
 
 def _fewer_bits(problem: PlacementProblem) -> list[Remedy]:
-    """Return every quantization of a single model that is enough, those of the draft first. If none is, those of both
-    models together.
+    """Return all quantizations of a single model that make the models fit, those of the draft first. If there are none,
+    return the quantizations of both models together that make them fit.
     """
     for number in range(1, len(problem.models) + 1):
         enough = []
         for sketches in reversed([*itertools.combinations(problem.models, number)]):
             for quantization in _QUANTIZATIONS:
                 smaller = [_changed(sketch, "quantization", quantization) for sketch in sketches]
-                # A model does not become smaller without bitsandbytes, or if its weights are stored quantized.
+                # Without bitsandbytes, and if weights are stored quantized, a model does not become smaller.
                 helps = all(
                     new.weight_bytes < old.weight_bytes
                     for new, old in zip(smaller, sketches, strict=True)
@@ -440,9 +454,10 @@ def _fewer_bits(problem: PlacementProblem) -> list[Remedy]:
 
 
 def _more_gpus(problem: PlacementProblem) -> list[Remedy]:
-    """Return the smallest number of GPUs for the target that is enough; an empty list if none is.
+    """Return the smallest number of GPUs for the target with which the models fit, as a list of one remedy; an empty
+    list if up to `_MOST_GPUS` GPUs are not enough, or if the run uses no GPU.
 
-    GPUs that the machine does not have are assumed to have as much free memory as its GPU with the most.
+    A GPU that the machine does not have is assumed to have as much free memory as the machine's GPU with the most.
     """
     if not problem.run_gpus:
         return []
@@ -457,14 +472,14 @@ def _more_gpus(problem: PlacementProblem) -> list[Remedy]:
 
 
 def _changed(sketch: Sketch, setting: Literal["quantization", "gpus"], value: Any) -> Sketch:
-    """Return the sketch of a model with another value of a setting."""
+    """Return the sketch of a model, with another value for one of the model's settings."""
     settings = replace(sketch.settings, **{setting: value})
     return replace(sketch, settings=settings, quantization=settings.quantization)
 
 
 def _as_typed(sketch: Sketch, setting: Literal["quantization", "gpus"], value: object) -> str:
-    """Return a model's changed setting as the user types it: `model=65B_4bit`, `model=65B_4GPUs`, or
-    `model.quantization=4bit` for a repository, whose name takes no suffix.
+    """Return a changed setting of a model as the user types it: `model=65B_4bit` or `model=65B_4GPUs` for a preset, and
+    `model.quantization=4bit` for a repository, because suffixes cannot be added to its name.
     """
     name = sketch.settings.name
     if "/" in name:

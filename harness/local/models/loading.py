@@ -1,5 +1,5 @@
-"""Loads models onto the devices of their placement. On several GPUs accelerate's hooks move the inputs of each
-module.
+"""Loads models onto the devices of their placement. If a model is split over several GPUs, hooks of accelerate move the
+inputs of each module to the module's device.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ from harness.local.models.quiet import loading_bar
 from harness.local.models.random_weights import random_state
 from harness.local.models.sketch import Sketch
 
-# Loading fails if quantized weights take more than this multiple of their planned bytes.
+# Loading fails if stored quantized weights take more than this multiple of their planned bytes. Then the repository
+# holds weights that are not quantized as its configuration says.
 _MOST_HELD = 1.2
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A loaded model in evaluation mode. If it is split over devices, it moves its inputs itself.
+    """A loaded model in evaluation mode. A model that is split over several devices moves its inputs itself.
 
     Attributes:
-        dtype: the dtype of everything that is not quantized.
-        devices: every device that has a layer, in the order of the layers.
-        input_device: the device for input ids and logits.
+        dtype: the dtype of all weights that are not quantized.
+        devices: all devices that hold a layer, in the order of the layers.
+        input_device: the device on which the model reads token ids and returns logits.
     """
 
     model: PreTrainedModel
@@ -44,7 +45,7 @@ class LoadedModel:
 
 @dataclass(frozen=True)
 class PlacedModel:
-    """A model whose devices are chosen, ready to load."""
+    """A model whose devices are chosen, and whose weights are not loaded yet."""
 
     checkpoint: Checkpoint
     sketch: Sketch
@@ -62,12 +63,19 @@ class PlacedModel:
         ]
         text = f"{self.sketch.role} {settings.name}: {', '.join(facts)} on {', '.join(sizes)}"
         if settings.gpus and not torch.cuda.is_available():
-            # Otherwise the user might only notice late that the driver does not work.
+            # Without this remark, the user might notice only late that the driver does not work.
             text += f", because no GPU is visible (asked for: {settings.gpus})"
         return text
 
     def load(self) -> LoadedModel:
-        """Load the weights. Raises RunError or SettingError if memory, files or a library fail."""
+        """Load the weights.
+
+        Raises:
+            SettingError: a setting is wrong, such as the revision.
+            RunError: memory is exhausted, a file cannot be read, weights are missing, or the stored weights are not
+                quantized as the configuration says. Unknown exceptions of libraries pass unchanged.
+            KeyboardInterrupt: Ctrl-C was the cause of an exception.
+        """
         model = self._from_pretrained().eval()
         devices = self.placement.devices
         settings = self.checkpoint.settings
@@ -85,7 +93,7 @@ class PlacedModel:
             arguments = {"state_dict": state}
         quantization: Any = bitsandbytes_config(self.sketch.quantization, self.sketch.dtype)
         if settings.gguf_file is not None:
-            # Otherwise transformers would fetch kernels from the hub to keep the weights packed.
+            # Without this, transformers would keep the weights packed, and would fetch kernels for that from the hub.
             quantization = GgufConfig(dequantize=True)
         if quantization is not None:
             arguments["quantization_config"] = quantization
@@ -104,7 +112,7 @@ class PlacedModel:
             raise explained(exception, checkpoint.role, settings) from exception
         missing = sorted(report["missing_keys"])
         if missing and not checkpoint.random:
-            # transformers would fill missing weights with random numbers.
+            # Without this error, missing weights would be random: transformers fills them in.
             absent = f"{len(missing)} weights are not in {settings.repository}"
             reason = f"{absent} (the first: {missing[0]}); it does not hold this model"
             raise RunError(f"{checkpoint.role}: {reason}")
@@ -121,11 +129,10 @@ class PlacedModel:
 def bitsandbytes_config(
     quantization: Quantization, dtype: torch.dtype
 ) -> BitsAndBytesConfig | None:
-    """Return the settings with which transformers quantizes weights as they load; None for `none`.
+    """Return the settings with which transformers quantizes weights while they load; None for `none`.
 
-    8-bit is LLM.int8() (Dettmers et al. 2022, https://arxiv.org/abs/2208.07339), 4-bit is NF4 with
-    quantized scales (Dettmers et al. 2023, https://arxiv.org/abs/2305.14314), multiplied in
-    `dtype`.
+    `8bit` means LLM.int8() (Dettmers et al. 2022, https://arxiv.org/abs/2208.07339). `4bit` means NF4 with quantized
+    scales (Dettmers et al. 2023, https://arxiv.org/abs/2305.14314), with multiplications in `dtype`.
     """
     if quantization == "none":
         return None

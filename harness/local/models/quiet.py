@@ -1,4 +1,4 @@
-"""Silences messages that libraries repeat thousands of times. All other warnings are still shown."""
+"""Silences messages of libraries that appear again and again and need no action. All other warnings are still shown."""
 
 from __future__ import annotations
 
@@ -11,35 +11,38 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-# By logger, how a message begins. The user need not act on any of them.
+# For each logger, the beginning of the message that is silenced. The user need not act on any of these messages.
 _FLOODS = {
-    # From transformers' assisted generation, about arguments that it adds itself.
+    # transformers' assisted generation complains about arguments that it adds itself.
     "transformers.generation.utils": (
         "Passing `generation_config` together with generation-related arguments"
     ),
-    # Not needed, because prompts are compared with the context: a longer text is cut, or refused with our own message.
+    # Not needed, because harness compares prompts with the model's context: it cuts longer texts, or refuses them with
+    # its own message.
     "transformers.tokenization_utils_base": "Token indices sequence length is longer than",
-    # About a GPU that is only planned for.
+    # This is about a hypothetical GPU, for which a run only plans.
     "accelerate.utils.modeling": "Device ",
-    # Once per layer and forward pass.
+    # This appears once per layer and forward pass.
     "bitsandbytes.autograd._functions": "MatMul8bitLt: inputs will be cast",
-    # On every CPU with AVX-512 BF16 where the `kernels` package is not installed.
+    # This appears on every CPU with AVX-512 BF16 if the package `kernels` is not installed.
     "bitsandbytes.backends.cpu.ops": "Failed to load CPU gemm_4bit_forward from kernels-community",
 }
 
 
-# The title of the table in which transformers lists tensors that do not fit a model. If weights are missing, an error
-# of ours says so in one line. Other tensors, such as multi-token-prediction layers, are not part of the model.
+# The title of the table in which transformers lists missing and superfluous tensors. The table is not needed: if
+# weights are missing, harness reports that in one line. Superfluous tensors, such as multi-token-prediction layers, are
+# not part of the model.
 _REPORT = " LOAD REPORT"
 
-# How Python warnings begin.
+# The beginnings of Python warnings that are silenced.
 _WARNINGS = (
-    # Shown with every compilation on a GPU, even for models in half precision. float32 is the user's choice.
+    # This appears with every compilation on a GPU, even for models in half precision. It advises against float32, which
+    # is the user's choice.
     "TensorFloat32 tensor cores for float32",
 )
 
 
-# Weights of more bytes than this load for so long that a progress bar is worth a line.
+# A progress bar is shown while weights of more bytes than this load.
 _LONG_LOADING = 10**10
 
 
@@ -49,30 +52,31 @@ def _matters(record: logging.LogRecord) -> bool:
 
 
 def quiet_libraries(*, loads_weights: bool = True) -> None:
-    """Silence the known floods in this process. Called before a model is planned or loaded; may be called several
-    times.
+    """Silence the known messages in this process. This is called before a model is planned or loaded, and may be called
+    several times.
 
-    The progress bars of weights that load are silenced too, because they would disturb our own line about progress. The
-    bars of downloads, which may take an hour, are shown if stderr is a terminal.
+    The progress bars of loading weights are silenced too, because they would disturb harness's own progress line. The
+    progress bars of downloads, which may take an hour, are shown if stderr is a terminal.
 
     Args:
-        loads_weights: whether weights will be loaded, so that the bar of GGUF files is silenced, too.
+        loads_weights: whether weights will be loaded. If so, the progress bar of GGUF files is silenced too.
     """
     for name in (*_FLOODS, "transformers.modeling_utils"):
         logging.getLogger(name).addFilter(_matters)
-    # The same message was a Python warning before bitsandbytes 0.50.
+    # Before bitsandbytes 0.50, its message was a Python warning.
     for message in (_FLOODS["bitsandbytes.autograd._functions"], *_WARNINGS):
         warnings.filterwarnings("ignore", message=message)
     import transformers
     from huggingface_hub.utils import are_progress_bars_disabled, enable_progress_bars
 
     shows_downloads = sys.stderr.isatty() and not are_progress_bars_disabled()
-    # This switches off both kinds of bars.
+    # This switches off the bars of loading and the bars of downloads.
     transformers.utils.logging.disable_progress_bar()
     if shows_downloads:
         enable_progress_bars()
     if loads_weights:
-        # The bar of GGUF files ignores this switch. Only for runs that load weights, because its module imports torch.
+        # The bar of GGUF files ignores this switch, so it is replaced. Its module imports torch, so this is done only
+        # in runs that load weights.
         with contextlib.suppress(ImportError):
             gguf: Any = importlib.import_module("transformers.modeling_gguf_pytorch_utils")
             gguf.tqdm = functools.partial(gguf.tqdm, disable=True)
@@ -80,7 +84,7 @@ def quiet_libraries(*, loads_weights: bool = True) -> None:
 
 @contextlib.contextmanager
 def loading_bar(num_bytes: int) -> Iterator[None]:
-    """Show transformers' bar while weights load, if they are large and stderr is a terminal."""
+    """Show transformers' progress bar while the block loads weights, if they are large and stderr is a terminal."""
     import transformers
 
     is_shown = num_bytes > _LONG_LOADING and sys.stderr.isatty()

@@ -1,9 +1,10 @@
 """Models with random weights: a checkpoint's architecture and quantization, without its weights.
 
-Times do not depend on the weights' values, so a pair can be measured before it is downloaded.
-Apart from the numbers, loading is the same: transformers gets a state dict whose tensors are made,
-each on its device, when it reads them. So the same code quantizes them, one at a time, and they are
-never all in memory at once.
+Times do not depend on the values of weights, so a pair can be measured before its weights are downloaded.
+
+Random weights are loaded by the same code as stored weights. transformers gets a state dict, and a tensor of it is made
+only when transformers reads it, on the device where it belongs. So tensors are made and quantized one at a time, and
+the state dict as a whole is never in memory.
 """
 
 from __future__ import annotations
@@ -23,20 +24,23 @@ from harness.local.models.checkpoints import Checkpoint, read_checkpoint, stored
 from harness.local.models.sketch import DeviceMap, bare_model, owning_module
 from harness.local.models.tokenizers import check_vocabularies, vocabulary_size
 
-# The standard deviation of random weights, with which most architectures start training.
+# The standard deviation of random weights. Most architectures use this value at the beginning of training.
 _STANDARD_DEVIATION = 0.02
 
 
 def checkpoint_for(role: str, settings: ModelSettings, weights: WeightsSource | None) -> Checkpoint:
-    """Read the checkpoint of a model for a run with these weights.
+    """Read the checkpoint of a model, for a run with stored or random weights.
 
-    With random weights a preset's own architecture or a configuration is enough.
+    For random weights, the architecture that a preset states is enough, or a configuration.
 
     Args:
-        weights: the run's `weights`; None for a pair that is only planned, which needs none.
+        role: `model` or `draft`, for errors.
+        weights: the run's setting `weights`; None if the pair is only planned. Then no weights are needed.
 
-    Raises SettingError or RunError as `read_checkpoint` does, and SettingError for formats that random numbers cannot
-    have.
+    Raises:
+        SettingError, RunError: as from `read_checkpoint`.
+        SettingError: `weights` is `random`, and the weights are in a format in which random numbers cannot be stored:
+            GGUF, or quantized by a library other than bitsandbytes.
     """
     if weights != "random":
         return read_checkpoint(role, settings, needs_weights=weights is not None)
@@ -55,10 +59,15 @@ def checkpoint_for(role: str, settings: ModelSettings, weights: WeightsSource | 
 def random_tokenizer(
     target: Checkpoint, draft: Checkpoint | None = None
 ) -> PreTrainedTokenizerBase:
-    """Return a tokenizer for models with random weights, whose text nobody reads: it has a token for each byte, and a
-    name such as `<300>` for every other id.
+    """Return a tokenizer for models with random weights, which generate meaningless text. It has a token for each byte
+    of a text, and tokens such as `<300>` for all other ids.
 
-    Raises SettingError if the models' vocabularies differ by more than a family's padding.
+    Args:
+        draft: the checkpoint of a draft model; None without one.
+
+    Raises:
+        SettingError: the sizes of the two models' vocabularies differ by more than padding explains
+            (`check_vocabularies`).
     """
     size = vocabulary_size(target.config)
     if draft is not None:
@@ -76,7 +85,9 @@ def random_tokenizer(
 def random_state(
     checkpoint: Checkpoint, device_map: DeviceMap, dtype: torch.dtype
 ) -> tuple[type[PreTrainedModel], dict[str, RandomTensor]]:
-    """Return the class of a model, and a reproducible state dict for its `from_pretrained`."""
+    """Return the class of a model, and a state dict for the class's `from_pretrained`. The numbers in it are the same
+    in every run.
+    """
     bare = bare_model(checkpoint, dtype)
     repository = checkpoint.settings.repository
     tensors = {}
@@ -88,13 +99,12 @@ def random_state(
 
 @dataclasses.dataclass(frozen=True)
 class RandomTensor:
-    """A tensor that is made when it is indexed, as a tensor in a safetensors file is read then.
-
-    Its numbers follow from its name alone.
+    """A random tensor that is made when it is indexed, as a tensor of a safetensors file is read when it is indexed.
 
     Attributes:
-        name: the seed of its numbers. Ends with the tensor's name in the model.
-        device: a GPU's index, or `cpu`.
+        name: the seed of the numbers, so that tensors with equal names have equal numbers (on the same kind of device).
+            It ends with the tensor's name in the model.
+        device: the index of a GPU, or `cpu`.
     """
 
     name: str
@@ -103,7 +113,7 @@ class RandomTensor:
     device: int | str
 
     def get_shape(self) -> list[int]:
-        """Return the shape, as safetensors' slices do."""
+        """Return the shape. Slices of safetensors files have this method too."""
         return list(self.shape)
 
     def __getitem__(self, index: Any) -> torch.Tensor:
@@ -112,13 +122,13 @@ class RandomTensor:
             device = torch.device("cuda", self.device)
         whole = torch.empty(self.shape, dtype=self.dtype, device=device)
         if len(self.shape) < 2:
-            # Weights of 1 and biases of 0 make norms neutral, so that activations stay finite through any number of
-            # layers.
+            # Vectors are the weights and biases of norms. With weights of 1 and biases of 0, norms keep activations
+            # finite through any number of layers.
             whole.fill_(0.0 if self.name.endswith("bias") else 1.0)
         else:
             seed = int.from_bytes(hashlib.sha256(self.name.encode()).digest()[:8])
             generator = torch.Generator(device).manual_seed(seed)
             whole.normal_(0.0, _STANDARD_DEVIATION, generator=generator)
         part = whole[index]
-        # Cloned, because a view would keep the whole tensor in memory.
+        # The part is copied, because a view would keep the whole tensor in memory.
         return part if part.shape == whole.shape else part.clone()

@@ -1,11 +1,11 @@
-"""The sizes of a model: of each tensor, and of each layer's cache.
+"""Computes the sizes of a model: the size of each tensor, and of each layer's cache.
 
-A sketch is made before any weights load (`sketch_model`). The model is built once on the meta
-device, where tensors have no memory. So the sizes are those of the real modules, whatever the
-architecture, and running one token through the model shows the cache of each layer.
+A sketch is made before weights load (`sketch_model`). The model is built once on the meta device, where tensors have
+no memory. So the sizes are those of the real modules, whatever the architecture is. Running one token through this
+model shows the size of each layer's cache.
 
-Whether the model fits, where its layers go (`fit`) and how much a step reads (`engine/planning.py`)
-are then computed from these numbers.
+From these numbers, `fit` computes whether the model fits and where its layers go, and `engine/planning.py` computes how
+many bytes a step reads.
 """
 
 from __future__ import annotations
@@ -38,25 +38,26 @@ from harness.local.models.tokenizers import vocabulary_size
 
 # A GPU's index, or "cpu".
 Device = int | str
-# The device of each module, by name; the name "" means the whole model.
+# The device of each module, by the module's name; the name "" means the whole model.
 DeviceMap = Mapping[str, Device]
 
-# The names in configurations for the number of experts in a layer, and for the number of experts that a token uses.
+# The names that configurations use for the number of experts in a layer, and for the number of experts that process a
+# token.
 _NUM_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 _NUM_USED = ("num_experts_per_tok", "top_k_experts", "moe_topk")
 
 
 @dataclass(frozen=True)
 class TensorSketch:
-    """The sizes of a parameter or buffer.
+    """The size of a parameter or buffer, and how much of it a pass reads.
 
     Attributes:
-        count: how many numbers it has.
-        itemsize: the bytes of each number; None for those of the model's dtype.
-        outputs: the number of outputs of a matrix that bitsandbytes would quantize; 0 for any other tensor.
-        read_per_token: the share that a forward pass of one token reads: 0 for embeddings that are
-            looked up, less than 1 for experts.
-        name: its name in the model; empty in a head, which is never split over devices.
+        count: the number of its elements.
+        itemsize: the bytes of each element; None if elements have the model's dtype.
+        outputs: for a matrix that bitsandbytes would quantize, the number of its outputs; 0 for any other tensor.
+        read_per_token: the share of the tensor that a pass over one token reads: 0 for embeddings, of which only one
+            row is read; less than 1 for experts; 1 for other tensors.
+        name: its name in the model. Empty for a tensor of a head, because heads are never split over devices.
     """
 
     count: int
@@ -66,7 +67,7 @@ class TensorSketch:
     name: str = ""
 
     def nbytes(self, dtype: torch.dtype, quantization: Quantization) -> int:
-        """Return its bytes in memory, including the scales of a quantized matrix."""
+        """Return the bytes that the tensor takes in memory. For a quantized matrix, they include the scales."""
         if self.outputs and quantization == "8bit":
             return eight_bit_bytes(self.count, self.outputs)
         if self.outputs and quantization == "4bit":
@@ -76,8 +77,9 @@ class TensorSketch:
     def read_share(self, num_tokens: int) -> float:
         """Return the share of the tensor that a pass over `num_tokens` tokens reads.
 
-        Each token is assumed to choose its experts independently. With E experts, k of them for each token, n tokens
-        then read E (1 − (1 − k/E)^n) experts on average. Texts whose tokens agree on experts read fewer.
+        Tokens are assumed to choose their experts independently of each other. If a layer has E experts, and each token
+        uses k of them, then n tokens use E (1 − (1 − k/E)^n) different experts on average. In real texts, tokens often
+        choose the same experts, so that fewer are read.
         """
         return 1 - (1 - self.read_per_token) ** num_tokens
 
@@ -87,10 +89,10 @@ class LayerCache:
     """The size of one layer's cache: keys and values for each token of each row, and a recurrent state for each row.
 
     Attributes:
-        numbers_per_token: how many numbers the keys and values of one token have.
-        state_bytes: the bytes of one row's recurrent state.
-        window: the most tokens of a row whose keys and values a pass reads; None for all.
-        module: the name of the module that fills it; empty in a head.
+        numbers_per_token: how many numbers the keys and values of one token have; 0 without keys and values.
+        state_bytes: the bytes of one row's recurrent state; 0 without one.
+        window: the largest number of tokens of a row whose keys and values a pass reads; None if it reads all.
+        module: the name of the module that fills the cache; empty for a head.
     """
 
     numbers_per_token: int
@@ -99,8 +101,8 @@ class LayerCache:
     module: str = ""
 
     def nbytes(self, dtype: torch.dtype, num_tokens: int, num_states: int) -> int:
-        """Return the bytes of keys and values for `num_tokens` tokens, those of all rows together, and of recurrent
-        states for `num_states` rows.
+        """Return the bytes of the keys and values for `num_tokens` tokens (of all rows together), plus the bytes of
+        the recurrent states for `num_states` rows.
         """
         token_bytes = self.numbers_per_token * dtype.itemsize
         return num_tokens * token_bytes + num_states * self.state_bytes
@@ -111,22 +113,23 @@ class Sketch:
     """The sizes of a model or of a draft head, before its weights load.
 
     Attributes:
-        role: `model` for the target, `draft` for a draft: the setting that names it.
-        dtype: format of everything that is not quantized.
-        tensors: in the order of the modules; one that several modules share is here once.
-        caches: of each layer.
-        model: on the meta device; None for a head.
-        quantization: applied by bitsandbytes while loading.
-        stored: quantization of the repository's own weights; None for none.
-        num_parameters: parameters of the architecture, quantized or not; shared tensors count once.
-        is_head: whether it is a draft head, which has a cache of its own.
-        copied_tensors: for a draft head: matrices of the target that it copies to its own device where
-            they are on others.
-        borrowed_tensors: for a draft: weights of the target that its passes read too.
+        role: the setting that names the model: `model` for the target, `draft` for a draft.
+        dtype: the dtype of all tensors that are not quantized.
+        tensors: the sizes of all tensors, in the order of the modules. A tensor that several modules share appears
+            once.
+        caches: the size of each layer's cache, in the order of the layers.
+        model: the model on the meta device; None for a head.
+        quantization: the quantization that bitsandbytes applies while the weights load.
+        stored: the quantization of the stored weights; None if they are not quantized.
+        num_parameters: the number of parameters of the architecture, quantized or not. Shared tensors count once.
+        is_head: whether this is a draft head.
+        copied_tensors: for a draft head: the matrices of the target that the head copies to its own device if they are
+            on another device.
+        borrowed_tensors: for a draft: weights of the target that the draft's passes read.
         drafts_in_one_pass: for a draft head: whether one pass drafts all tokens.
-        pass_numbers: about how many numbers a layer works with at once for each token of a pass; 0
-            where unknown.
-        is_served: whether the sizes are those in a server (`as_served`).
+        pass_numbers: an estimate of how many numbers a layer holds at the same time for each token of a pass; 0 if this
+            is unknown.
+        is_served: whether the sizes are those of a model in a server (`as_served`).
     """
 
     role: str
@@ -147,7 +150,7 @@ class Sketch:
     is_served: bool = False
 
     def tensor_bytes(self, tensor: TensorSketch) -> int:
-        """Return the bytes of one of its tensors in memory."""
+        """Return the bytes that one of the model's tensors takes in memory."""
         return tensor.nbytes(self.dtype, self.quantization)
 
     @functools.cached_property
@@ -156,7 +159,7 @@ class Sketch:
         return sum(map(self.tensor_bytes, self.tensors))
 
     def cache_sizes(self, num_tokens: int, num_states: int) -> list[int]:
-        """Return the bytes of each layer's cache, for this number of tokens and of recurrent states in all rows
+        """Return the bytes of each layer's cache, for `num_tokens` tokens and `num_states` recurrent states in all rows
         together.
         """
         return [cache.nbytes(self.dtype, num_tokens, num_states) for cache in self.caches]
@@ -175,14 +178,14 @@ class Sketch:
     def knows_cache(self) -> bool:
         """Whether the size of the cache is known.
 
-        A model always has a cache, so that a size of 0 means an unknown size. A head's size is
-        always known, and is 0 for a head without attention.
+        A model always has a cache, so a size of 0 means that the size is unknown. The size of a head's cache is always
+        known; it is 0 for a head without attention.
         """
         return self.is_head or bool(self.cache_bytes or self.state_bytes)
 
     @property
     def about_cache(self) -> str | None:
-        """A sentence if the size of the cache is unknown, else None."""
+        """A sentence for the user if the size of the cache is unknown; None if it is known."""
         if self.knows_cache:
             return None
         name = f"{self.role}={self.settings.name}"
@@ -206,7 +209,9 @@ class Sketch:
         return self.read_bytes(num_rows * num_tokens) + num_rows * self.row_bytes(context)
 
     def row_sizes(self, context: int) -> list[int]:
-        """Return the bytes of one row's cache in each layer, within the layer's window."""
+        """Return the bytes of one row's cache in each layer. A layer with a sliding window counts only the tokens in
+        its window.
+        """
         sizes = []
         for cache in self.caches:
             num_seen = context if cache.window is None else min(context, cache.window)
@@ -219,7 +224,7 @@ class Sketch:
 
 
 def eight_bit_bytes(count: int, outputs: int) -> int:
-    """Return the bytes of `count` weights in LLM.int8(): one byte for each, and a float32 scale for each output."""
+    """Return the bytes of `count` weights in LLM.int8(): one byte for each weight, and a float32 scale per output."""
     return count + 4 * outputs
 
 
@@ -232,20 +237,21 @@ def four_bit_bytes(count: int, block_size: int = 64, *, nested: bool = True) -> 
     num_scales = math.ceil(count / block_size)
     scales = 4 * num_scales
     if nested:
-        # Scales in 8 bits. Every 256 of them share a float32 scale, and all share an offset and a table of
-        # 256 values.
+        # The scales are quantized to 8 bits. Every 256 scales share a float32 scale, and all scales share an offset and
+        # a table of 256 values.
         scales = num_scales + 4 * math.ceil(num_scales / 256) + 4 + 256 * 4
-    # Two weights in each byte, and a table of the 16 values that they stand for, in float32.
+    # Each byte holds two weights. A table contains the 16 values that weights can have, in float32.
     return math.ceil(count / 2) + 16 * 4 + scales
 
 
 def owning_module(name: str, modules: Container[str]) -> str:
-    """Return the longest of `modules` that holds the tensor or module `name`.
+    """Return the innermost of `modules` that contains the tensor or module `name`.
 
-    `model.layers.3.weight` is held by `model.layers.3`, by `model` and by "".
+    For example, `model.layers.3.weight` is in `model.layers.3`, in `model` and in "". If all three are among `modules`,
+    the result is `model.layers.3`.
 
     Raises:
-        KeyError: none of them holds it.
+        KeyError: none of `modules` contains it.
     """
     key = name
     while key not in modules:
@@ -256,7 +262,7 @@ def owning_module(name: str, modules: Container[str]) -> str:
 
 
 def device_name(device: Device) -> str:
-    """Return torch's name of a device: `cuda:0` for 0, and `cpu` for `cpu`."""
+    """Return torch's name for a device: `cuda:0` for 0, and `cpu` for `cpu`."""
     return f"cuda:{device}" if isinstance(device, int) else device
 
 
@@ -264,9 +270,13 @@ def device_name(device: Device) -> str:
 
 
 def bare_model(checkpoint: Checkpoint, dtype: torch.dtype) -> PreTrainedModel:
-    """Build a checkpoint's model on the meta device, with nothing quantized."""
+    """Build a checkpoint's model on the meta device, without quantization.
+
+    Raises:
+        SettingError, RunError: the model cannot be built from its configuration.
+    """
     factory: Any = AutoModelForCausalLM
-    # A copy, because the model writes into its configuration, and the checkpoint's is needed unchanged for loading.
+    # The configuration is copied, because a model writes into it, and loading needs it unchanged.
     config = copy.deepcopy(checkpoint.config)
     trust = checkpoint.settings.trust_remote_code
     try:
@@ -281,7 +291,7 @@ def bare_model(checkpoint: Checkpoint, dtype: torch.dtype) -> PreTrainedModel:
 
 
 def sketch_model(checkpoint: Checkpoint, dtype: torch.dtype) -> Sketch:
-    """Build a checkpoint's model on the meta device, and return its sizes."""
+    """Build a checkpoint's model on the meta device, and return its sizes. Raises as `bare_model` does."""
     model = bare_model(checkpoint, dtype)
     settings = checkpoint.settings
     stored = stored_quantization(checkpoint.config)
@@ -290,7 +300,7 @@ def sketch_model(checkpoint: Checkpoint, dtype: torch.dtype) -> Sketch:
     caches = measured_caches(model)
     quantizable: set[str] = set()
     if stored is not None:
-        # Replaces modules as loading does for weights that are stored quantized.
+        # The stored weights are quantized. This replaces modules by quantized ones, as loading does.
         quantizer: Any = AutoHfQuantizer.from_config(
             model.config.quantization_config, pre_quantized=True
         )
@@ -298,9 +308,9 @@ def sketch_model(checkpoint: Checkpoint, dtype: torch.dtype) -> Sketch:
             quantizer.preprocess_model(model=model, dtype=dtype, device_map=None)
     elif settings.gguf_file is None:
         quantizable = _quantizable_modules(model)
-    # By `id`, because modules may share tensors.
+    # The keys are the tensors' ids, because modules may share tensors, and a shared tensor counts once.
     tensors: dict[int, TensorSketch] = {}
-    # The module that fills each layer's cache is the first one with the layer's number.
+    # For each layer's number, the name of the module that fills the layer's cache: the first module with this number.
     cache_modules: dict[object, str] = {}
     for module_name, module in model.named_modules(remove_duplicate=False):
         layer = getattr(module, "layer_idx", getattr(module, "layer_id", None))
@@ -328,19 +338,21 @@ def sketch_model(checkpoint: Checkpoint, dtype: torch.dtype) -> Sketch:
 
 
 def as_served(sketch: Sketch) -> Sketch:
-    """Return the sizes of a model in a server. A server holds each request's cache once, in 16 bits and within the
-    windows of the layers, and reads prompts in pieces. The tensors of a GGUF file have the sizes in which they are
-    stored.
+    """Return the sizes that a model has in a server.
+
+    A server holds each request's cache once, in 16 bits. In a layer with a sliding window, it holds only the tokens in
+    the window. It reads prompts in pieces, so that they need little memory. The tensors of a GGUF file have the sizes
+    in which they are stored.
 
     Raises:
-        OSError: a part of a divided file is missing.
+        OSError: a part of a divided GGUF file is missing.
     """
     served = replace(sketch, dtype=torch.float16, pass_numbers=0, vocabulary_size=0, is_served=True)
     if sketch.settings.gguf_file is None:
         return served
     stored = [*_gguf_tensors(sketch.settings, sketch.settings.gguf_file)]
     names = {tensor.name for tensor in stored}
-    # Layers of multi-token prediction are for drafting. A step of the target does not read them.
+    # Layers for multi-token prediction are only used for drafting. A regular step does not read them.
     mtp_layers = {gguf_layer(name) for name in names if ".nextn." in name}
     looked_up = ["per_layer_token_embd", "position_embd"]
     if "output.weight" in names:
@@ -367,16 +379,19 @@ def as_served(sketch: Sketch) -> Sketch:
 
 
 def gguf_layer(name: str) -> str:
-    """Return the layer of a tensor in a GGUF file: `blk.3` for `blk.3.attn_q.weight`. For a tensor outside the layers,
-    the first part of its name.
+    """Return the name of the layer that a tensor of a GGUF file belongs to: `blk.3` for `blk.3.attn_q.weight`. For a
+    tensor outside the layers, return the first part of its name.
     """
     kind, number, *_ = name.split(".")
     return f"{kind}.{number}" if kind == "blk" else kind
 
 
 def _gguf_tensors(settings: ModelSettings, file: str) -> Iterator[Any]:
-    """Yield the tensors of a GGUF file, or of all parts of a divided one (`X-00001-of-00003.gguf`)."""
-    from gguf import GGUFReader  # of an extra
+    """Yield the tensors of a GGUF file. If the file is divided into parts (`X-00001-of-00003.gguf`), yield the tensors
+    of all parts.
+    """
+    # Imported here, because the package is an optional dependency.
+    from gguf import GGUFReader
 
     part = re.compile(r"\d{5}(?=-of-(\d{5})\.gguf$)")
     divided = part.search(file)
@@ -388,11 +403,11 @@ def _gguf_tensors(settings: ModelSettings, file: str) -> Iterator[Any]:
 
 
 def _pass_numbers(model: PreTrainedModel) -> int:
-    """Estimate how many numbers a layer holds at once for each token of a pass.
+    """Estimate how many numbers a layer holds at the same time for each token of a pass.
 
-    These are the inputs of its widest matrix, the tensors that these inputs are computed from, and some copies of the
-    state. Compared with measurements the estimate is 6 % too low for GPT-2, 20 % too high for Llama, and up to 90 % too
-    high for mixtures of experts.
+    The estimate counts the inputs of the layer's widest matrix, the tensors from which these inputs are computed, and
+    some copies of the hidden state. Compared with measurements, it is 6 % too low for GPT-2, 20 % too high for Llama,
+    and up to 90 % too high for mixtures of experts.
     """
     config = model.config.get_text_config(decoder=True)
     hidden_size = getattr(config, "hidden_size", None) or 0
@@ -410,8 +425,8 @@ def _pass_numbers(model: PreTrainedModel) -> int:
 
 
 def _quantizable_modules(model: PreTrainedModel) -> set[str]:
-    """Return the names of the modules that transformers would quantize with bitsandbytes; empty without
-    bitsandbytes.
+    """Return the names of the modules that transformers would quantize with bitsandbytes; empty if bitsandbytes is not
+    installed.
     """
     if importlib.util.find_spec("bitsandbytes") is None:
         return set()
@@ -430,24 +445,26 @@ def _quantizable_modules(model: PreTrainedModel) -> set[str]:
 
 
 def measured_caches(model: PreTrainedModel) -> Sequence[LayerCache]:
-    """Run one token through a model on the meta device, and measure the cache of each layer that it returns.
+    """Run one token through a model on the meta device, and measure the returned cache of each layer.
 
-    So grouped heads, latent attention and other kinds have their real sizes.
+    So the sizes are right for all kinds of attention, for example with grouped heads or latent attention.
 
     Returns:
-        The caches of all layers; empty if the model does not run on the meta device, because its code reads values.
+        The caches of all layers; empty if the model does not run on the meta device because its code reads values of
+        tensors.
     """
     try:
         with torch.inference_mode():
-            # These settings keep models from reading values, which tensors on the meta device do not have.
-            # With a padding token some models search the tokens for padding.
+            # The settings below stop models from reading values of tensors, because tensors on the meta device have no
+            # values.
+            # If there is a padding token, some models search the tokens for padding.
             model.config.pad_token_id = None
             # Other implementations of attention may search the mask for padding.
             model.set_attn_implementation("eager")
             # Other implementations of experts count the tokens of each expert.
             model.set_experts_implementation("batched_mm")
             token = torch.zeros(1, 1, dtype=torch.long, device="meta")
-            # Without a mask Gemma 4 searches the positions for several texts.
+            # Without a mask, Gemma 4 searches the positions to find several texts in one row.
             output: Any = model(input_ids=token, attention_mask=token, use_cache=True)
         layers = cache_of(output).layers
     except Exception:
@@ -457,7 +474,7 @@ def measured_caches(model: PreTrainedModel) -> Sequence[LayerCache]:
         numbers_per_token = 0
         state_bytes = 0
         for name, value in vars(layer).items():
-            # A layer with several states holds them in a dictionary.
+            # A layer with several states stores them in a dictionary.
             for tensor in value.values() if isinstance(value, dict) else [value]:
                 if isinstance(tensor, torch.Tensor) and name in ("keys", "values"):
                     numbers_per_token += tensor.numel()
@@ -472,8 +489,8 @@ def measured_caches(model: PreTrainedModel) -> Sequence[LayerCache]:
 
 
 def own_tensors(module: nn.Module, module_name: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the full names and the tensors of a module's own parameters and buffers, without those of its
-    submodules.
+    """Yield the parameters and buffers of a module, without those of its submodules: the full name of each, and its
+    tensor.
     """
     yield from module.named_parameters(module_name, recurse=False)
     yield from module.named_buffers(module_name, recurse=False)
@@ -494,7 +511,7 @@ def sketch_tensor(
     is_weight = name.rpartition(".")[2] == "weight"
     count = tensor.numel()
     itemsize = None
-    # Compared by name, so that bitsandbytes need not be imported.
+    # The class is compared by its name, so that bitsandbytes need not be imported.
     kind = type(module).__name__ if is_weight else ""
     if kind == "Linear8bitLt":
         count, itemsize = eight_bit_bytes(count, len(tensor)), 1
@@ -507,7 +524,7 @@ def sketch_tensor(
         itemsize = tensor.itemsize
     outputs = 0
     if is_weight and quantizable:
-        # The weight of Conv1D is [inputs, outputs], and that of others [outputs, inputs].
+        # The weight of a Conv1D is [inputs, outputs]; the weights of other modules are [outputs, inputs].
         outputs = tensor.shape[1] if isinstance(module, Conv1D) else tensor.shape[0]
     return TensorSketch(
         count,
@@ -521,19 +538,19 @@ def sketch_tensor(
 def _read_share(
     model: PreTrainedModel, module: nn.Module, name: str, parameter: torch.Tensor
 ) -> float:
-    """Return the share of a parameter that a forward pass of one token reads."""
+    """Return the share of a parameter that a pass over one token reads."""
     if isinstance(module, nn.Embedding):
-        # A lookup reads one row. If the matrix is the output matrix too, all of it is read.
+        # A lookup reads a single row. But if the embedding is the output matrix too, all of it is read.
         output = getattr(model.get_output_embeddings(), "weight", None)
         return 1.0 if parameter is output else 0.0
-    # JetMoE has all experts of a layer in one tensor, in a module of another name.
+    # JetMoE has all experts of a layer in one tensor, in a module whose name does not contain `experts`.
     num_experts = _first_number(model.config.get_text_config(decoder=True), _NUM_EXPERTS)
     is_stack = parameter.dim() == 3 and len(parameter) == num_experts
     return _expert_share(model) if ".experts." in name or is_stack else 1.0
 
 
 def _expert_share(model: PreTrainedModel) -> float:
-    """The share of a layer's experts that a token takes; 1 where the configuration has no such numbers."""
+    """Return the share of a layer's experts that a token uses; 1 if the configuration does not state these numbers."""
     config = model.config.get_text_config(decoder=True)
     num_experts = _first_number(config, _NUM_EXPERTS)
     num_used = _first_number(config, _NUM_USED)
@@ -541,6 +558,6 @@ def _expert_share(model: PreTrainedModel) -> float:
 
 
 def _first_number(config: PreTrainedConfig, names: Sequence[str]) -> int | None:
-    """Return the value of the first of these fields that is a number in a configuration; None if none is."""
+    """Return the value of the first of these fields of a configuration that is an integer; None if none is."""
     numbers = (getattr(config, name, None) for name in names)
     return next((number for number in numbers if isinstance(number, int)), None)

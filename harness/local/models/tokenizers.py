@@ -1,4 +1,4 @@
-"""Loads tokenizers, and reads the vocabulary size and the longest text from a model's configuration."""
+"""Loads tokenizers, and reads the size of the vocabulary and the longest context from a model's configuration."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ if TYPE_CHECKING:
 
     from harness.local.models.checkpoints import Checkpoint
 
-# Models of one family pad their embeddings to different numbers of rows. Sizes that differ by more than this share
-# belong to different vocabularies.
+# Models of one family pad their embeddings to different numbers of rows. If two sizes differ by more than this share,
+# they are taken for different vocabularies. The share is a choice; Qwen2's sizes, for example, differ by 0.1 %.
 _MOST_PADDING = 0.02
-# The names of the longest sequence in configurations. The order counts: the first that a configuration has is used.
+# The names that configurations use for the length of the longest sequence. If a configuration has several of these
+# fields, the first counts.
 _CONTEXT_NAMES = (
     "max_position_embeddings",
     "n_positions",
@@ -30,17 +31,23 @@ _CONTEXT_NAMES = (
 
 
 def load_tokenizer(settings: ModelSettings, role: str = "model") -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a model: the one in its repository, or the one that `settings.tokenizer` names.
+    """Load the tokenizer of a model: the tokenizer in the model's repository or, if `settings.tokenizer` names another
+    place, the tokenizer there.
 
     Args:
         role: `model` or `draft`, for errors.
 
-    Raises SettingError or RunError if it is missing, gated or out of reach.
+    Raises:
+        SettingError: a directory holds no tokenizer that loads, or a setting such as the revision is wrong.
+        RunError: the tokenizer's repository is missing, gated or cannot be reached, or the tokenizer cannot be loaded.
+        KeyboardInterrupt: Ctrl-C was the cause of an exception.
+
+    An exception that `failures.explain` does not know, such as a KeyError of transformers, passes unchanged.
     """
     source = settings
     blamed_setting = role
     if settings.tokenizer is not None:
-        # The model's revision and file do not apply to another repository.
+        # The model's `revision` and `gguf_file` do not apply to another repository.
         source = dataclasses.replace(
             settings, repository=settings.tokenizer, revision=None, gguf_file=None
         )
@@ -52,20 +59,20 @@ def load_tokenizer(settings: ModelSettings, role: str = "model") -> PreTrainedTo
     try:
         return AutoTokenizer.from_pretrained(source.repository, **source_arguments(source))
     except Exception as exception:
-        # `model.trust_remote_code` also holds for a tokenizer in another repository.
+        # `model.trust_remote_code` is also the setting for a tokenizer in another repository.
         needs_trust = "trust_remote_code" in str(exception)
         has_own_files = Path(source.repository).is_dir() and source.gguf_file is None
         if needs_trust or not has_own_files:
             blamed = role if needs_trust else blamed_setting
             raise explained(exception, blamed, source) from exception
-        # A directory may hold weights without a tokenizer. The user can name another place.
+        # A directory may hold weights without a tokenizer. Then the user can name another place for the tokenizer.
         rule = "must name a directory or a repository with a tokenizer"
         cause = f"{source.repository} holds none that loads ({first_line(exception)})"
         raise SettingError(f"{role}.tokenizer", f"{rule}; {cause}") from exception
 
 
 def check_vocabularies(target: Checkpoint, draft: Checkpoint) -> None:
-    """Raise a SettingError if the sizes of two vocabularies differ by more than a family's padding."""
+    """Raise a SettingError if the sizes of two models' vocabularies differ by more than padding explains."""
     size = vocabulary_size(target.config)
     other = vocabulary_size(draft.config)
     if abs(size - other) > _MOST_PADDING * max(size, other):
@@ -75,14 +82,15 @@ def check_vocabularies(target: Checkpoint, draft: Checkpoint) -> None:
 
 
 def vocabulary_size(config: PreTrainedConfig) -> int:
-    """Return the rows of the embedding, which are the width of the logits, padding included."""
+    """Return the number of rows of the embedding, padding included. This is also the width of the logits."""
     return int(config.get_text_config(decoder=True).vocab_size)
 
 
 def max_context(config: PreTrainedConfig) -> int | None:
-    """Return the most tokens of a sequence that the model was made for, prompt included.
+    """Return the length of the longest sequence for which the model was made, in tokens, prompt included.
 
-    None without a limit: for ALiBi (BLOOM, MPT, some Falcon), and if the configuration names none.
+    None if there is no such limit: for models with ALiBi (BLOOM, MPT, some Falcon models), and if the configuration
+    does not state a limit.
     """
     text_config = config.get_text_config(decoder=True)
     if _has_alibi(text_config):
@@ -95,7 +103,7 @@ def max_context(config: PreTrainedConfig) -> int | None:
 
 
 def _has_alibi(config: PreTrainedConfig) -> bool:
-    # MPT states it within its attention settings. BLOOM always uses it, without a field for it.
+    # MPT states this in its attention settings. BLOOM always uses ALiBi, and has no field for it.
     attention: Any = getattr(config, "attn_config", None)
     if isinstance(attention, dict) and attention.get("alibi"):
         return True

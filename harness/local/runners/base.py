@@ -1,5 +1,5 @@
-"""Parts that runners over transformers models share: arguments of a model's calls, what is taken of its outputs, and
-objects around a runner of which some calls are changed.
+"""Functions that all runners of transformers' models use: they make the arguments of a model's calls, and select from
+its outputs. `Proxy` wraps an object of which some methods are changed.
 """
 
 from __future__ import annotations
@@ -20,14 +20,13 @@ from harness.local.decoding.protocols import Step
 
 
 class Options(TypedDict, total=False):
-    """Options of every runner over a transformers model.
+    """Options of every runner of a transformers model.
 
     Attributes:
-        vocabulary_size: the width to which logits are cut, because target and draft often pad their embeddings
-            differently.
-        hidden_layers: the layers in `Step.hidden`, as indices into transformers' `hidden_states`: i
-            is the output of layer i counted from 1, 0 the embeddings, and the last index the output after the final
-            norm.
+        vocabulary_size: the width to which logits are cut; None to keep them whole. (Target and draft often pad their
+            embeddings to different widths.)
+        hidden_layers: the layers whose states are in `Step.hidden`, as indices of transformers' `hidden_states`: 0 is
+            the embedding, i is the output of the i-th layer, and the last index is the output after the final norm.
     """
 
     vocabulary_size: int | None
@@ -35,8 +34,8 @@ class Options(TypedDict, total=False):
 
 
 class UnsupportedModelError(RuntimeError):
-    """A model needs a plainer runner, or can have none. The message is the reason. It completes a
-    sentence that begins with the model's name.
+    """Raised if a model needs a simpler runner, or if no runner can run it. The message states the reason, and
+    continues a sentence that begins with the model's name.
     """
 
 
@@ -53,10 +52,12 @@ _KEEPS_LISTED_STATES = Version(transformers.__version__) >= Version("5.23")
 
 @contextmanager
 def logits_after(model: PreTrainedModel, indices: Tensor) -> Iterator[None]:
-    """Within this block, give the output matrix of a model only the states at indices [B], one in each row.
+    """While the block is executed, the model computes logits after one token of each row only: the token with the row's
+    index in `indices` [B].
 
-    `logits_to_keep` has indices that all rows share. For B rows that end at different tokens it would compute B logits
-    in each row.
+    The hook gives the output matrix only these states. transformers' own argument `logits_to_keep` cannot do this,
+    because its indices hold for all rows: for B rows that end at different tokens, it would compute B logits in each
+    row. If the model has no output matrix that can be hooked, all logits are computed.
     """
     matrix: Any = model.get_output_embeddings()
     if matrix is None:
@@ -65,9 +66,8 @@ def logits_after(model: PreTrainedModel, indices: Tensor) -> Iterator[None]:
 
     def select(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         states, *others = inputs
-        if (
-            states.dim() != 3
-        ):  # rows and tokens in one dimension: all logits are computed, and cut afterwards
+        # If rows and tokens are in one dimension, all logits are computed, and cut afterwards.
+        if states.dim() != 3:
             return inputs
         return gather_rows(states, indices.unsqueeze(1)), *others
 
@@ -79,7 +79,7 @@ def logits_after(model: PreTrainedModel, indices: Tensor) -> Iterator[None]:
 
 
 def gather_rows(states: Tensor, indices: Tensor) -> Tensor:
-    """Take from states [B, n, ...] those at indices [B] or [B, m] of each row. Returns [B, ...] or [B, m, ...]."""
+    """Return the entries of states [B, n, ...] at the indices [B] or [B, m] of each row: [B, ...] or [B, m, ...]."""
     rows = torch.arange(len(states), device=states.device)
     if indices.dim() > 1:
         rows = rows.unsqueeze(1)
@@ -87,9 +87,9 @@ def gather_rows(states: Tensor, indices: Tensor) -> Tensor:
 
 
 def joined(steps: Sequence[Step], places: Sequence[int]) -> Step:
-    """Join the steps of prompts that were read one after the other, and return the rows at these places.
+    """Join the steps of prompts that were read one after the other. Returns a step whose rows are those at `places`.
 
-    With steps of the prompts p and q, and places [0, 1, 0], the rows are those of p, q and p.
+    With the steps of prompts p and q, and places [0, 1, 0], the result has the rows of p, q and p.
     """
     logits = torch.cat([step.logits for step in steps])
     hidden = None
@@ -104,12 +104,12 @@ def capturing(options: Options) -> dict[str, Any]:
     layers = list(options.get("hidden_layers", ()))
     if not layers:
         return {}
-    # With a list, only these layers' states are kept. Before 5.23 transformers returned other layers than those listed.
+    # Given a list, transformers keeps only the states of these layers. Before version 5.23, it kept wrong layers.
     return {"output_hidden_states": layers if _KEEPS_LISTED_STATES else True}
 
 
 def captured(options: Options, output: Any) -> tuple[Tensor, ...]:
-    """Take from a model's output the logits [B, n, V] and, if layers are captured, their states [B, n, L, D]."""
+    """Return the logits [B, n, V] in a model's output and, if layers are captured, their states [B, n, L, D]."""
     logits = output.logits
     size = options.get("vocabulary_size")
     if size is not None and size < logits.shape[-1]:
@@ -123,20 +123,20 @@ def captured(options: Options, output: Any) -> tuple[Tensor, ...]:
 
 
 def clamp_positions(positions: Tensor, end: int, context: int | None) -> Tensor:
-    """Return positions in which those after the end of the context are replaced by its last one.
+    """Return positions in which every position after the end of the context is replaced by the last one in it.
 
-    A pass is as wide as the longest offer of a batch, so that padding of other rows may be after the end of the
-    context. Tables of learned positions end there. No row keeps these tokens.
+    A pass is as wide as the longest offer in a batch. So the padding of other rows may be after the end of the context,
+    where tables of learned positions have no entries. No row keeps tokens at these positions.
 
     Args:
-        end: all positions are below this number; known on the host, so that most calls need no operation.
-        context: the most tokens of the model's context; None without a limit.
+        end: a number on the host that is larger than all positions. It shows that most calls need no operation.
+        context: the length of the model's context in tokens; None without a limit.
     """
     return positions if context is None or end <= context else positions.clamp(max=context - 1)
 
 
 class Proxy:
-    """Passes every attribute that a subclass does not define on to the wrapped object."""
+    """Wraps an object. Every attribute that a subclass does not define is taken from the wrapped object."""
 
     def __init__(self, wrapped: Any) -> None:
         self._wrapped = wrapped

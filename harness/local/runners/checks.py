@@ -1,8 +1,8 @@
 """Checks, before decoding, that a runner gives the same outputs as plain forward passes of its model.
 
-Plain passes have no cache, and so share nothing with a runner. Attention with windows, chunks or
-blocks may be wrong only in long texts. So the tested text is longer than each window, chunk or block that the run's
-rows exceed.
+Plain passes use no cache, and so have nothing in common with a runner. Attention with windows, chunks or blocks may be
+wrong in long texts only. So the tested text is longer than each window, chunk or block that is shorter than the run's
+rows.
 """
 
 from __future__ import annotations
@@ -30,29 +30,32 @@ from harness.local.runners.base import (
     logits_to_keep,
 )
 
-# The largest relative difference from the plain outputs that passes for rounding: in float32, and in all coarser types.
+# The largest relative difference from the plain outputs that counts as rounding: in float32, and (`_COARSE`) with any
+# coarser dtype or quantized weights.
 _TOLERANCE = 1e-3
 _COARSE_TOLERANCE = 0.1
-# The largest difference as a share of the influence of earlier tokens (`_require_influence`). A difference also passes
-# if it is within the last two shares of the logits, because the influence may be very small.
+# For `_require_influence`: the largest difference that counts as rounding, as a share of the influence of earlier
+# tokens, and as a share of the logits. A difference within either share passes, because the influence may be very
+# small.
 _INFLUENCE_TOLERANCE = 0.01
 _COARSE_INFLUENCE_TOLERANCE = 0.1
 _LOGITS_TOLERANCE = 2e-6
 _COARSE_LOGITS_TOLERANCE = 0.02
 
-# A number of tokens for rows of any length: every window is tested.
+# The number of tokens for rows of unknown length. With it, every window is tested that fits into the model's context.
 ANY_LENGTH = 2**62
 
-# Matches the names of lengths in configurations. The second excludes counts and sizes of matrices with similar names.
+# `_LENGTH` matches the names that configurations use for lengths of windows, chunks and blocks. `_NO_LENGTH` matches
+# similar names of counts and of matrix sizes, which are excluded.
 _LENGTH = re.compile(r"window|chunk|block|local_attention")
 _NO_LENGTH = re.compile(r"num_|layer|pattern|multiple|multiplier|feed_forward|_ff|topk|lm_head")
 
-# Two rows: their prompts, and the tokens of two extensions. Between these, all but the first _KEPT tokens of the first
-# extension are taken back.
+# The tested texts of two rows: their prompts, and the tokens of two extensions. Between the extensions, the rows are
+# rolled back: row 0 keeps one token of the first extension, and row 1 keeps two (_KEPT).
 _PROMPTS = ([11, 12, 13, 14, 15], [16, 17])
 _EXTENSIONS = (([20, 21, 22], [23, 24, 25]), ([26], [27]))
 _KEPT = (1, 2)
-# The most tokens of a row after the filler: its prompt and both extensions.
+# The largest number of tokens in a row after the filler: its prompt and both extensions.
 _NUM_BEHIND = len(_PROMPTS[0]) + sum(len(first_row) for first_row, _ in _EXTENSIONS)
 
 
@@ -66,17 +69,17 @@ def check_runner(
     takes_back: bool = True,
     by_influence: bool = False,
 ) -> None:
-    """Compare the outputs of a runner's `extend`, over rows of different lengths and after a roll-back, with the
-    model's own. Starts a new batch.
+    """Compare the outputs of a runner's `extend` with those of plain passes of the model. Rows of different lengths are
+    tested, and rows that were rolled back. This starts a new batch.
 
     Args:
-        runner: a runner over `model` with `options`.
-        num_rows: how many rows the runner may have, at least one. At most two are tested.
-        num_slots: the most tokens of a row. Windows that no row exceeds are not tested.
-        takes_back: whether the runner can take tokens back.
-        by_influence: whether the influence of earlier tokens on the logits is compared, not the outputs themselves.
-            This finds a state that loses earlier tokens even if their influence is small compared with the logits.
-            Hidden states are not compared then.
+        runner: a runner of `model` with `options`.
+        num_rows: the number of rows that the runner can have, at least 1. At most two are tested.
+        num_slots: the largest number of tokens in a row. Windows of at least this length are not tested.
+        takes_back: whether the runner can be rolled back.
+        by_influence: whether the influence of earlier tokens on the logits is compared, instead of the outputs
+            themselves. This finds a state that loses earlier tokens, even if their influence is small compared with the
+            logits. Hidden states are then not compared.
 
     Raises:
         UnsupportedModelError: the outputs differ by more than rounding, or the model fails with the runner's
@@ -101,9 +104,9 @@ def check_runner(
             else:
                 require_close(outputs, expected, model, "differ from the model's own")
 
-    # Once at the beginning of a text, and once after as many tokens as the longest window has.
+    # The rows are tested at the beginning of a text, and after as many other tokens as the longest window has.
     for num_before in sorted({0, longest_span(model, num_slots)}):
-        # Random tokens, the same in every run.
+        # The other tokens are random, but the same in every run.
         chance = random.Random(num_before)
         filler = [chance.randrange(11, 27) for _ in range(num_before)]
         texts = fitted([[*filler, *_PROMPTS[0]], _PROMPTS[1]])
@@ -118,8 +121,8 @@ def check_runner(
 
 
 def longest_span(model: PreTrainedModel, num_tokens: int) -> int:
-    """Return the longest window, chunk or block in a configuration that rows of `num_tokens` exceed; 0
-    if there is none. Lengths that do not fit into the model's context are ignored.
+    """Return the length of the longest window, chunk or block in a configuration that is shorter than `num_tokens`; 0
+    if there is none. A length is ignored if the tested text would not fit into the model's context.
     """
     context = max_context(model.config) or ANY_LENGTH
     longest = 0
@@ -136,8 +139,8 @@ def longest_span(model: PreTrainedModel, num_tokens: int) -> int:
 def plain_outputs(
     model: PreTrainedModel, options: Options, sequence: list[int], count: int
 ) -> list[Tensor]:
-    """Return the outputs after the last `count` tokens of a sequence, from one pass without
-    a cache: the logits [count, V] and, if layers are captured, their states [count, L, D].
+    """Return the outputs after the last `count` tokens of a sequence, from one pass without a cache: the logits
+    [count, V] and, if layers are captured, their states [count, L, D].
     """
     arguments: dict[str, Any] = capturing(options) | logits_to_keep(model, count)
     tokens = torch.tensor([sequence], device=model.device)
@@ -147,16 +150,20 @@ def plain_outputs(
 
 @contextmanager
 def as_unsupported(reason: str) -> Iterator[None]:
-    """Turn exceptions within the block into an UnsupportedModelError, because a plainer runner may work.
+    """Turn the exceptions of a block into an UnsupportedModelError, because a simpler runner may work.
 
-    Meant are the exceptions that models, compilers and drivers raise: RuntimeError, and its subclasses in torch and
-    CUDA; TypeError and ValueError for arguments that a model's code does not take; AttributeError, KeyError and
-    IndexError for a cache that it does not understand; and those of torch's compilers. They have no common class, so
-    every Exception is caught, and a mistake of our own would become an unsupported model too. OutOfMemoryError and
-    UnsupportedModelError are raised unchanged.
+    Models, compilers and drivers raise many kinds of exceptions:
+
+    - RuntimeError, and its subclasses in torch and CUDA;
+    - TypeError and ValueError for arguments that a model's code does not accept;
+    - AttributeError, KeyError and IndexError for a cache that it does not understand;
+    - the exceptions of torch's compilers.
+
+    They have no common class, so every Exception is caught. A mistake in harness itself would also appear as an
+    unsupported model. OutOfMemoryError and UnsupportedModelError pass unchanged.
 
     Args:
-        reason: the beginning of the message, which completes a sentence that begins with the model's name.
+        reason: the beginning of the message. It continues a sentence that begins with the model's name.
     """
     try:
         yield
@@ -168,10 +175,10 @@ def as_unsupported(reason: str) -> Iterator[None]:
 
 
 def last_line(error: BaseException) -> str:
-    """Return the file, number and code of the last line in an error's traceback, or its cause's, that is not
-    torch's.
+    """Return the last line of code in an error's traceback that is not in torch: its file, its number and its text. The
+    traceback of the error's cause counts as the end of the error's traceback.
     """
-    # An error in a user's rule is the cause of the error that names the rule.
+    # The error in a user's rule is the cause of the error that names the rule.
     cause = error.__cause__ or error
     frames = [
         *traceback.extract_tb(error.__traceback__),
@@ -183,7 +190,7 @@ def last_line(error: BaseException) -> str:
 
 
 def _is_precise(model: PreTrainedModel) -> bool:
-    """Return whether a model computes in float32, with weights that are not quantized."""
+    """Whether a model computes in float32, with weights that are not quantized."""
     return model.dtype == torch.float32 and getattr(model, "hf_quantizer", None) is None
 
 
@@ -196,14 +203,15 @@ def require_close(
     """Raise UnsupportedModelError if outputs differ by more than rounding.
 
     Args:
-        model: its dtype determines how much rounding is allowed.
-        difference: the verb of the message, `differ from the model's own`.
+        model: the model, whose dtype determines how much rounding is allowed.
+        difference: a phrase for the message, such as `differ from the model's own`.
     """
     tolerance = _TOLERANCE if _is_precise(model) else _COARSE_TOLERANCE
     for output, reference in zip(actual, expected, strict=True):
         error = float((output.float() - reference.float()).norm())
         size = float(reference.float().norm())
-        if error <= tolerance * size:  # false for nan
+        # This comparison is false if a number is nan.
+        if error <= tolerance * size:
             continue
         if not math.isfinite(error):
             raise UnsupportedModelError("gives outputs that are not finite numbers")
@@ -214,19 +222,21 @@ def require_close(
 def _require_influence(
     actual: Tensor, expected: Tensor, unrelated: Tensor, model: PreTrainedModel
 ) -> None:
-    """Raise UnsupportedModelError if logits [n, V] differ too much from the plain ones, compared with the influence of
-    earlier tokens. This influence is the distance between `expected` and `unrelated`.
+    """Raise UnsupportedModelError if a runner's logits [n, V] differ too much from those of plain passes, in comparison
+    with the influence of earlier tokens. This influence is the distance between `expected` and `unrelated`.
 
     Args:
-        expected: the plain logits of the tokens after all earlier ones.
-        unrelated: the plain logits of the same tokens without any earlier ones.
+        actual: the runner's logits of some tokens.
+        expected: the logits of the same tokens in a plain pass, after all earlier tokens.
+        unrelated: the logits of the same tokens in a plain pass without any earlier tokens.
     """
     if not expected.isfinite().all():
-        return  # decoding will report the first token with such logits
+        # Decoding will report the first token with such logits.
+        return
     precise = _is_precise(model)
     influence = (expected - unrelated).norm()
     error = (actual - expected).norm()
-    # Both are false for nan.
+    # Both comparisons are false if a number is nan.
     if error <= (_INFLUENCE_TOLERANCE if precise else _COARSE_INFLUENCE_TOLERANCE) * influence:
         return
     if error <= (_LOGITS_TOLERANCE if precise else _COARSE_LOGITS_TOLERANCE) * expected.norm():

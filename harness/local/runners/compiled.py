@@ -1,9 +1,9 @@
-"""Compiles calls, which are functions of tensors with fixed shapes. Compiling fuses the many small kernels of norms and
-rotary embeddings.
+"""Compiles calls: functions of tensors with fixed shapes. Compiling fuses the many small kernels of norms and rotary
+embeddings.
 
-Equal layers are compiled once (`compile_call`): the graph of a forward pass is cut where a layer begins
-and ends, and parts that compute the same share their code. PyTorch's recipes call this regional compilation, but
-compile again for each layer's index.
+Equal layers are compiled only once (`compile_call`): the graph of a forward pass is cut at the beginning and the end of
+each layer, and parts that compute the same share their code. PyTorch's recipes for regional compilation do the same,
+but compile the code again for the index of each layer.
 """
 
 from __future__ import annotations
@@ -26,46 +26,47 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from harness.local.runners.base import UnsupportedModelError
 from harness.local.runners.checks import last_line
 
-# Products of up to this many rows are compiled as sums (`product`); larger ones are left to a library.
+# Products of up to this many rows are compiled as sums (`product`). A library computes products of more rows.
 _FEW_ROWS = 8
 # The largest matrix that stays in a core's cache: 512 KiB in float32.
 _MOST_NUMBERS_IN_CACHE = 1 << 17
 
 # Options of inductor, torch's compiler.
 _OPTIONS = {
-    # Sizes need no check, because the tensors are the same in every pass.
+    # Sizes are not checked, because the tensors are the same in every pass.
     "size_asserts": False,
-    # Lets a multiplication and an addition become one instruction.
+    # A multiplication and an addition may become one instruction.
     "cpp.enable_floating_point_contract_flag": "fast",
-    # Skips the test whether g++ knows the processor's vector instructions, which takes 3 s. If g++ does
-    # not know them, the first kernel fails.
+    # Skip the test whether g++ knows the processor's vector instructions. The test takes 3 s. If g++ does not know
+    # them, compiling the first kernel fails.
     "cpp.vec_isa_ok": True,
 }
 
-# The reasons for inductor's failures that are not its own faults, by the name of its error.
+# Reasons for failures that are not inductor's fault, by the class name of the error.
 _REASONS = {
     "InvalidCxxCompiler": "this machine has no C++ compiler",
     "TritonMissing": "Triton is not installed",
 }
 
-# The classes of tensors that `make_fx` knows.
+# The classes of tensors that `make_fx` accepts.
 _HANDLED_TYPES: Any = proxy_tensor.HANDLED_TYPES
 
-# Compiled parts by their signatures. Models of the same sizes share them, so the process keeps them
-# until it ends. They hold code, but no weights.
+# Compiled parts by their signatures. They are kept until the process ends, because later models of the same sizes use
+# them too. They contain code, but no weights.
 _compiled: dict[str, Callable[..., Any]] = {}
 
 
 class Part:
-    """A function of tensors that can be compiled. Within a `compiling` block it is compiled for the shapes with which
-    it is called. With other shapes it runs plainly.
+    """A function of tensors that can be compiled. In a `compiling` block, it is compiled for the shapes of the inputs
+    with which it is called. Later calls with these shapes run the compiled version; calls with other shapes run the
+    function itself.
 
     Args:
-        function: its inputs are tensors or None. It must return new tensors, never an input, and may write to tensors
-            that it is given or holds.
-        models: the models whose layers it runs.
-        key: returns a value on which the function depends, apart from the shapes of its inputs. There is one compiled
-            version for each value.
+        function: its inputs are tensors or None. It must return new tensors, and never an input. It may write to its
+            inputs, and to other tensors that it refers to.
+        models: the models whose layers the function runs.
+        key: returns a value on which the function's code depends, in addition to the shapes of its inputs. Each value
+            has its own compiled version.
     """
 
     def __init__(
@@ -81,10 +82,10 @@ class Part:
 
     def __call__(self, *inputs: Tensor | None) -> Any:
         if get_proxy_mode() is not None:
-            # A call that contains this part is being compiled, so the part is traced with it.
+            # A call that contains this part is being compiled. So the part is traced as a piece of that call.
             with _layers_marked(self._models):
                 return self.function(*inputs)
-        # Compiled code assumes the layout of its inputs without checking it, so the layout is part of the key.
+        # Compiled code relies on the memory layout of its inputs without checking it. So the layout is part of the key.
         layouts = [each if each is None else (each.shape, each.stride()) for each in inputs]
         key = (self._key(), *layouts)
         version = self._versions.get(key)
@@ -96,22 +97,22 @@ class Part:
         return version(*inputs)
 
 
-# Returns a compiled version of a part for its inputs.
+# A function that returns a compiled version of a part, for inputs with these shapes.
 Compiler = Callable[[Part, Sequence[Tensor | None]], Callable[..., Any]]
 
-# The compilers of the open `compiling` blocks, the innermost last.
+# The compilers of the `compiling` blocks that are being executed, the innermost block last.
 _compilers: list[Compiler] = []
 
 
 @contextmanager
 def compiling(refused: Callable[[UnsupportedModelError], None] | None = None) -> Iterator[None]:
-    """Within this block, every part is compiled for the inputs with which it is called.
+    """While the block is executed, each part is compiled for the inputs with which it is called.
 
     Args:
-        refused: called with the reason if a part cannot be compiled. The part then runs plainly.
+        refused: called with the reason if a part cannot be compiled. The part then runs without being compiled.
 
     Raises:
-        UnsupportedModelError: a part cannot be compiled, and there is no `refused`.
+        UnsupportedModelError: a part cannot be compiled, and `refused` is None.
     """
 
     def compiled(part: Part, inputs: Sequence[Tensor | None]) -> Callable[..., Any]:
@@ -131,31 +132,39 @@ def compiling(refused: Callable[[UnsupportedModelError], None] | None = None) ->
 
 
 def compile_call(call: Callable[..., Any], inputs: Sequence[Tensor | None]) -> Callable[..., Any]:
-    """Compile a call, which may contain parts. Returns a function of tensors with the shapes of `inputs`. It uses the
-    same weights and other tensors as the call does now, every time.
+    """Compile a call, which may contain parts. Returns a function of tensors with the shapes of `inputs`.
 
-    The result neither looks these tensors up again nor checks them, which would take a tenth of a
-    small model's pass.
+    Every time, the compiled function uses those weights and other tensors that the call uses now. It does not look them
+    up or check them again, because that would take a tenth of the time of a small model's pass.
 
-    For the tiny pair `torch.compile`, without guards and with layers as `nested_compile_region`, reaches about 0.9 of
-    this speed, but dynamo traces every layer of every pass: it compiles in 29 s instead of 20, with warm caches in 12 s
-    instead of 4 (benchmarks/RESULTS.md). On a GPU it took half a minute for each width of a 7B model. In return, a pass
-    here has one more kernel for each layer, whose last sum is not fused with the next layer's norm.
+    `torch.compile` is slower. Measured with the tiny pair, without guards and with layers as `nested_compile_region`
+    (benchmarks/RESULTS.md):
 
-    Raises UnsupportedModelError if the call reads the values of tensors, which do not exist while it is traced, or if
-    inductor fails.
+                                 this function    torch.compile
+        speed of a pass          1                about 0.9
+        compiling                20 s             29 s
+        ... with warm caches     4 s              12 s
+
+    It takes longer because dynamo traces every layer of every pass. On a GPU, it took half a minute for each width of a
+    7B model. The price of compiling each layer separately is one additional kernel per layer: the last sum of a layer
+    is not fused with the norm of the next layer.
+
+    Raises:
+        UnsupportedModelError: the call reads values of tensors, which do not exist while it is traced; or inductor
+            fails.
     """
-    structure: Any = None  # the structure of the outputs, known once the call has been traced
+    # The structure of the outputs. It is known when the call has been traced.
+    structure: Any = None
 
     def flat(*tensors: Tensor) -> tuple[Tensor | None, ...]:
         nonlocal structure
         outputs, structure = tree_flatten(call(*tensors))
         return tuple(outputs)
 
-    # `make_fx` refuses subclasses of Parameter, such as bitsandbytes' weights in 4 bit, which are tensors with further
-    # fields.
+    # By default, `make_fx` refuses subclasses of Parameter, such as bitsandbytes' 4-bit weights. They are ordinary
+    # tensors with further fields.
     proxy_tensor.HANDLED_TYPES = (*_HANDLED_TYPES, *nn.Parameter.__subclasses__())
-    # Traced before dispatch, a product is one operation instead of four, which makes tracing a third shorter.
+    # With `pre_dispatch`, a product is traced as one operation instead of four. Tracing then takes a third less time.
     tracer = make_fx(flat, tracing_mode="fake", pre_dispatch=True, _allow_non_fake_inputs=True)
     try:
         traced = tracer(*inputs)
@@ -173,7 +182,8 @@ def compile_call(call: Callable[..., Any], inputs: Sequence[Tensor | None]) -> C
         node.op = "call_function"
         node.target = _compiled[signature]
     whole.recompile()
-    # `_tensors_to_inputs` has named each further placeholder after the attribute with its tensor.
+    # `_tensors_to_inputs` has added placeholders before those of `inputs`. The name of each added placeholder is the
+    # name of the attribute that holds its tensor.
     placeholders = traced.graph.find_nodes(op="placeholder")
     num_held = len(placeholders) - len(inputs)
     tensors = [getattr(traced, node.target) for node in placeholders[:num_held]]
@@ -185,7 +195,9 @@ def compile_call(call: Callable[..., Any], inputs: Sequence[Tensor | None]) -> C
 
 
 def _tensors_to_inputs(traced: fx.GraphModule) -> None:
-    """Turn the tensors that a graph refers to into inputs, one for each tensor. Changes the graph in place."""
+    """Turn the tensors to which a graph refers into inputs of the graph, one input per tensor. This changes the graph
+    in place.
+    """
     graph = traced.graph
     fake = detect_fake_mode([node.meta.get("val") for node in graph.nodes])
     assert fake is not None
@@ -195,14 +207,15 @@ def _tensors_to_inputs(traced: fx.GraphModule) -> None:
         if name not in inputs:
             with graph.inserting_before(next(iter(graph.nodes))):
                 inputs[name] = graph.placeholder(name)
-            # A fake tensor, because compiled code outlives the model, and must not keep the model's weights.
+            # The example is a fake tensor, because compiled code is kept longer than the model, and must not keep the
+            # model's weights in memory.
             inputs[name].meta["val"] = fake.from_tensor(getattr(traced, name))
         node.replace_all_uses_with(inputs[name])
         graph.erase_node(node)
 
 
 def _split_by_layer(traced: fx.GraphModule) -> fx.GraphModule:
-    """Split a graph into parts, each of which is a run of consecutive nodes with the same mark (`_mark`)."""
+    """Split a graph into parts. Each part consists of consecutive nodes that have the same mark (`_mark`)."""
     calls = [node for node in traced.graph.nodes if node.op == "call_function"]
     runs = itertools.groupby(calls, lambda node: node.meta.get("layer"))
     part_of: dict[fx.Node, int] = {}
@@ -213,18 +226,20 @@ def _split_by_layer(traced: fx.GraphModule) -> fx.GraphModule:
 
 
 def _compile(part: fx.GraphModule) -> Callable[..., Any]:
-    """Compile a part of a graph."""
-    from torch._inductor.compile_fx import compile_fx  # loading it takes a second
+    """Compile a part of a graph. Raises UnsupportedModelError if inductor fails."""
+    # Imported here, because this import takes a second.
+    from torch._inductor.compile_fx import compile_fx
 
-    # Products are replaced by Python functions, which inductor traces. A product with factors (addmm's
-    # alpha and beta, which are keywords) is not replaced.
+    # Products are replaced by Python functions, which inductor traces. A product with factors (the keyword arguments
+    # alpha and beta of addmm) is not replaced.
     products = [node for node in part.graph.nodes if node.target in _PRODUCTS and not node.kwargs]
     for node in products:
         node.target = _PRODUCTS[node.target]
     output = part.graph.output_node()
     is_single = not isinstance(output.args[0], tuple)
     if is_single:
-        output.args = (output.args,)  # inductor accepts only a tuple of outputs
+        # inductor accepts only a tuple of outputs.
+        output.args = (output.args,)
     part.recompile()
     examples = [node.meta["val"] for node in part.graph.find_nodes(op="placeholder")]
     try:
@@ -243,14 +258,14 @@ def _compile(part: fx.GraphModule) -> Callable[..., Any]:
 
 @contextmanager
 def _layers_marked(models: Sequence[nn.Module]) -> Iterator[None]:
-    """Within the block, mark each traced node with the path of its layer, such as `model.layers.3`, or with None if it
-    belongs to no layer.
+    """While the block is executed, mark each traced node with the path of its layer, such as `model.layers.3`, or with
+    None if it belongs to no layer.
 
-    A layer is the outermost module whose name is a number. A path with a digit before this number, as
-    in `tower2.layers.0`, is not recognised, and its layers are compiled as one part.
+    A layer is the outermost module whose name is a number. If its path has a digit before this number, as in
+    `tower2.layers.0`, the layer is not recognised. Layers that are not recognised are compiled together, as one part.
 
     Nodes are marked after they have been traced. When a layer begins, the nodes since the last mark belong to no layer.
-    When it ends, the nodes since its beginning belong to it.
+    When the layer ends, the nodes since its beginning belong to it.
     """
     with ExitStack() as hooks:
         for path, module in itertools.chain(*(model.named_modules() for model in models)):
@@ -262,10 +277,10 @@ def _layers_marked(models: Sequence[nn.Module]) -> Iterator[None]:
 
 
 def end_part() -> None:
-    """End a part of the call that is being traced. Equal parts are compiled once.
+    """End a part of the call that is being traced. Equal parts are compiled only once.
 
-    A drafter that drafts token by token calls this after each token, so that its K equal steps are K parts with the
-    same code. Does nothing if no call is being traced.
+    A drafter that drafts token by token calls this after each token. So its K equal steps become K parts with the same
+    code. If no call is being traced, this does nothing.
     """
     mode = get_proxy_mode()
     if mode is not None:
@@ -273,7 +288,7 @@ def end_part() -> None:
 
 
 def _mark(layer: str | None) -> None:
-    """Mark all nodes that have been traced since the last call."""
+    """Mark all nodes that have been traced since the last call of this function."""
     mode = get_proxy_mode()
     assert mode is not None
     for node in reversed(mode.tracer.graph.nodes):
@@ -285,19 +300,20 @@ def _mark(layer: str | None) -> None:
 def product(rows: Tensor, matrix: Tensor) -> Tensor:
     """Multiply rows [n, D] by a matrix [D, N]. Returns [n, N].
 
-    On a CPU in float32, up to `_FEW_ROWS` rows are multiplied as sums, which inductor fuses with the next operations. A
-    library's product of few rows takes up to twice as long, and cannot be fused.
+    On a CPU in float32, products of up to `_FEW_ROWS` rows are computed as sums, which inductor fuses with the next
+    operations. A library's product of few rows takes up to twice as long, and cannot be fused. (Measured: with sums, a
+    pass of the tiny model takes 0.6 to 0.7 of the time.)
     """
     is_transposed_weight = matrix.stride(0) == 1
     suits_sums = rows.dtype == torch.float32 and rows.is_cpu and is_transposed_weight
     if not suits_sums or len(rows) > _FEW_ROWS:
         return rows @ matrix
-    # as_strided makes inductor store the rows. Otherwise each sum would compute them again.
+    # `as_strided` makes inductor store the rows in memory. Without it, each sum would compute them again.
     rows = rows.contiguous().as_strided(rows.shape, (rows.shape[1], 1))
     if matrix.numel() <= _MOST_NUMBERS_IN_CACHE:
         return (rows.unsqueeze(1) * matrix.t()).sum(-1)
-    # With one sum per row a large matrix is read only once, because inductor computes sums over the same ranges in
-    # one loop.
+    # For a large matrix there is one sum per row. inductor computes sums over the same ranges in one loop, so that the
+    # matrix is read only once.
     return torch.stack([(matrix.t() * row).sum(-1) for row in rows])
 
 
@@ -318,7 +334,7 @@ _PRODUCTS = {
 
 
 def _signature(graph: fx.Graph) -> str:
-    """Return a text that is equal for graphs with the same operations, shapes, strides, types and devices."""
+    """Return a text that is equal for graphs with equal operations, shapes, strides, dtypes and devices."""
     numbers: dict[fx.Node, str] = {}
     lines = []
     for node in graph.nodes:

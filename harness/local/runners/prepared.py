@@ -1,8 +1,8 @@
-"""Prepares the two calls of an iteration for any batch that fits into their tensors: compiles them, or captures them as
-CUDA graphs.
+"""Prepares the two calls of an iteration: compiles them, or captures them as CUDA graphs. Every batch that fits into
+their tensors can use them.
 
-A call is prepared as a whole, whatever operations it has. A CUDA graph repeats the kernels of one call over the same
-tensors. So its inputs must be in tensors that are never moved, and its next replay overwrites its outputs.
+A call is prepared as a whole, with all its operations. A CUDA graph repeats the kernels of a call, with the same
+tensors. So the inputs must be in tensors that are never moved, and the outputs are overwritten by the next replay.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from harness.local.runners.base import UnsupportedModelError
 from harness.local.runners.checks import last_line
 from harness.local.runners.compiled import Part
 
-# Prepares a call on a device: returns a function that does the same with inputs of the same shapes (None where an
-# input is None). It may make the call.
+# A function that prepares a call for inputs of these shapes on a device. It returns a function that does the same as
+# the call, with inputs of the same shapes; an input that is None must always be None. It may make the call.
 Preparer = Callable[[Callable[..., Any], Sequence[Any], torch.device], Callable[..., Any]]
 
 
 class PreparedCalls(Calls):
-    """The two calls of an iteration, prepared for one state of rows and for one kind of warp.
+    """The two calls of an iteration, prepared for one state of rows, and for one kind of warp.
 
-    All batches use the same state, caches and features. A batch that does not fit into them needs other calls
-    (`has_room`). With another kind of warp the calls run plainly.
+    All batches use the same state, caches and features. A batch that does not fit into them (`has_room`) needs other
+    calls. For a batch with another kind of warp, these calls run plainly.
 
     Attributes:
-        rows: the state of the rows. Must be set before `prepare`, and the runners and the drafter must have room for
+        rows: the state of the rows. It must be set before `prepare`, and the runners and the drafter must have room for
             it.
     """
 
@@ -44,7 +44,7 @@ class PreparedCalls(Calls):
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._prepared: dict[Hashable, Callable[..., Any]] = {}
-        # The judge as a part, which is compiled separately from the pass on a GPU.
+        # The verification as a part of its own, so that it is compiled separately from the target's pass on a GPU.
         self._judging: Part | None = None
 
     def has_room(self, batch: BatchSize) -> bool:
@@ -60,13 +60,13 @@ class PreparedCalls(Calls):
         return self.rows
 
     def prepare(self, preparer: Preparer) -> None:
-        """Prepare the calls over `rows`, for the kind of warp that is set now."""
+        """Prepare the calls for the state `rows`, and for the kind of warp that is set now."""
         rows = self.rows
         count = self.num_draft_tokens
         kind = self.warp.kind
         device = rows.numbers.device
         step = functools.partial(super().decide, rows, None)
-        # Prepared decisions are found by which fields of the proposal are not None. () means no proposal.
+        # The key of a prepared decision states which fields of the proposal are not None. () means no proposal.
         self._prepared[(), kind] = preparer(step, [], device)
         if not count:
             return
@@ -79,8 +79,10 @@ class PreparedCalls(Calls):
         self._prepared[_given(proposal), kind] = preparer(decide, proposal, device)
 
     def _prepared_proposal(self, rows: RowState, preparer: Preparer) -> Callable[[], Proposal]:
-        """Prepare the call that makes a proposal for these rows. If the drafter is on another device, its own call is
-        prepared there: the rows' tensors are copied to it before, and the proposal is copied back after it.
+        """Prepare the call that makes a proposal for these rows.
+
+        If the drafter is on another device, the drafter's call is prepared on that device. Then the rows' tensors are
+        copied to the device before the call, and the proposal is copied back after it.
         """
         drafter, count = self.drafter, self.num_draft_tokens
         assert isinstance(drafter, TensorDrafter)
@@ -131,20 +133,20 @@ class PreparedCalls(Calls):
         return decided
 
     def _decide_fields(self, rows: RowState, *fields: Any) -> Decided:
-        """Decide about a proposal, given as its fields."""
+        """Decide about a proposal whose fields are given as separate arguments."""
         return super().decide(rows, Proposal(*fields))
 
 
 def nothing_proposed(rows: RowState, count: int) -> Proposal:
-    """Return a proposal of K tokens [B, K] that offers none of them to any row, in the form of a drafter on the
-    host.
+    """Return a proposal of `count` tokens per row that offers no row a token, in the form that drafters on the host
+    return.
     """
     tokens = rows.numbers.new_zeros(rows.num_rows, count)
     return Proposal(tokens, lengths=tokens[:, 0].clone())
 
 
 def _given(fields: Sequence[object]) -> tuple[bool, ...]:
-    """Return which fields of a proposal are not None."""
+    """Return, for each field of a proposal, whether it is not None."""
     return tuple(field is not None for field in fields)
 
 
@@ -152,8 +154,8 @@ class Graphs:
     """Captures calls as CUDA graphs. Graphs on one device share their memory, because they run one after the other.
 
     Attributes:
-        is_capturing: whether a capture has begun and not ended. It stays True after a failure, because torch then
-            refuses every later capture of the process.
+        is_capturing: whether a capture has begun and not ended. It stays True after a capture has failed. Then torch
+            refuses every later capture in this process.
     """
 
     def __init__(self) -> None:
@@ -163,10 +165,11 @@ class Graphs:
     def __call__(
         self, call: Callable[..., Any], inputs: Sequence[Any], device: torch.device
     ) -> Callable[..., Any]:
-        """Capture a call with these inputs. Returns a function that copies its own inputs into these tensors, and
-        replays the graph.
+        """Capture a call with these inputs. Returns a function that copies its own inputs into these tensors, replays
+        the graph, and returns the same output tensors every time.
 
-        Raises UnsupportedModelError if the call waits for the device.
+        Raises:
+            UnsupportedModelError: the call waits for the device. Other exceptions of torch pass unchanged.
         """
         if device not in self._pools:
             self._pools[device] = torch.cuda.graph_pool_handle()
@@ -174,9 +177,9 @@ class Graphs:
         stream = _capture_stream(device)
         with torch.cuda.device(device):
             stream.wait_stream(torch.cuda.current_stream())
-            # A failed capture does not switch back from its stream, but the end of this block does.
+            # If a capture fails, torch does not switch back from the stream of the capture. The end of this block does.
             with torch.cuda.stream(stream):
-                # In the first calls libraries make plans and workspaces, which must not be captured.
+                # In the first calls, libraries make plans and workspaces, which must not be captured.
                 call(*inputs)
                 with _waits_refused():
                     call(*inputs)
@@ -198,16 +201,16 @@ class Graphs:
 
 @functools.cache
 def _capture_stream(device: torch.device) -> torch.cuda.Stream:
-    """Return the stream of a device on which calls are captured. There is only one, because cuBLAS keeps a workspace
-    for each stream that it has seen.
+    """Return the stream on which calls are captured on a device. All captures use the same stream, because cuBLAS keeps
+    a workspace for each stream that it has seen.
     """
     return torch.cuda.Stream(device)
 
 
 @contextmanager
 def _waits_refused() -> Iterator[None]:
-    """Within this block, a line that waits for a device raises an UnsupportedModelError that names the line. A capture
-    would fail at it without naming it.
+    """If the block waits for a device, raise an UnsupportedModelError that names the line of code that does so. A
+    capture would fail there too, but its error would not name the line.
     """
     torch.cuda.set_sync_debug_mode("error")
     try:

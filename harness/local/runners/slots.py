@@ -1,9 +1,8 @@
-"""A KV cache of fixed size.
+"""A KV cache of fixed size, in which each row has *slots*: places for the keys and values of its tokens.
 
-A row's token at position p is in slot p of that row, whatever the other rows do. So a roll-back
-only changes the row's length. Positions and sliding windows need no bookkeeping, because a mask that
-compares slots compares positions. Slots from a row's length on have no influence, and are
-overwritten later.
+The token at position p of a row is in slot p of the row, whatever happens in other rows. So rolling back a row only
+changes its length. Positions and sliding windows need no bookkeeping, because a mask that compares slots compares
+positions. Slots after the last token of a row have no influence, and are overwritten later.
 """
 
 from __future__ import annotations
@@ -19,40 +18,44 @@ from harness.local.decoding.transfer import to_device
 
 # Indices of rows, heads and slots.
 _Indices = tuple[Tensor, Tensor, Tensor]
-# The keys and values of each layer by its number, [rows, heads, n, D] each; at least one row.
+# The keys and the values of each layer, each [rows, heads, n, D] with at least one row, by the layer's number.
 KeysAndValues = Mapping[int, tuple[Tensor, Tensor]]
 
 
 class SlotCache(Cache):
     """The keys and values of the layers of a model or a draft head. The entry at position p of a row is in slot p.
 
-    Say a row has entries in the slots 0 to 4, and a pass writes three draft tokens to 5, 6 and 7. If the verdict
-    accepts one of them, the next pass writes from 6 on. The old entry in 7 is overwritten before any query can see it,
-    so nothing is ever removed.
+    For example, a row has entries in the slots 0 to 4, and a pass writes the entries of three draft tokens to the slots
+    5, 6 and 7. If the verdict accepts one draft token, the next pass writes from slot 6 on. The old entry in slot 7 is
+    overwritten before a query can see it. So entries are never removed.
 
-    Before each pass, call `place`. Then each layer calls `update`, and masks select the slots that its queries see. The
-    buffers may have more rows than the batch; `update` returns only the batch's.
+    Before each pass, `place` or `place_alike` must be called. In the pass, each layer calls `update`, and masks select
+    the slots that its queries see. The buffers may have more rows than the batch; `update` returns only the rows of the
+    batch.
 
     Attributes:
-        num_rows: the rows of the buffers, B.
-        num_slots: the slots of each row, S.
-        width: how many slots `update` returns and masks cover. Must include all slots that are written.
+        num_rows: B, the number of rows of the buffers.
+        num_slots: S, the number of slots of each row.
+        width: how many slots `update` returns, and masks cover. It must include all slots that are written.
         positions: [B or 1, n], the positions of the entries that `update` writes next.
-        buffers: the keys and values of each layer, [B, heads, S, D] each, made when they are first written. The slots
-            of one attention head are contiguous, which halves the time to read them from main memory.
+        buffers: the keys and values of each layer, [B, heads, S, D] each. They are allocated when they are first
+            written. The slots of one attention head are contiguous in memory, which halves the time to read them from
+            main memory.
     """
 
-    is_compileable = False  # if True, transformers would make a mask even if none is needed
+    # If this were True, transformers would make a mask even if none is needed.
+    is_compileable = False
 
     def __init__(self, num_rows: int = 0, num_slots: int = 0) -> None:
-        super().__init__(layers=[])  # it has buffers in place of transformers' layers
+        # transformers' layers are not used: the buffers replace them.
+        super().__init__(layers=[])
         self.num_rows = num_rows
         self.num_slots = num_slots
         self.width = num_slots
         self.positions = torch.empty(0, 0, dtype=torch.long)
         self.buffers: dict[int, tuple[Tensor, Tensor]] = {}
-        # The places where `update` writes: from one slot on in all rows or, if None, by indices, for each device and
-        # number of heads.
+        # The places where `update` writes: in all rows from slot `_start` on or, if that is None, at `_indices`, which
+        # exist for each device and number of heads.
         self._start: int | None = None
         self._indices: dict[tuple[torch.device, int], _Indices] = {}
 
@@ -78,17 +81,19 @@ class SlotCache(Cache):
                 buffer[there, :, : state.shape[2]] = state[here]
 
     def place(self, starts: Tensor, count: int) -> None:
-        """Set the positions that `update` writes next: `count` entries in each row, from position `starts` [B] on."""
+        """Set the positions at which `update` writes next: `count` entries in each row, from the positions `starts` [B]
+        on.
+        """
         ahead = torch.arange(count, device=starts.device)
         self.positions = starts.unsqueeze(1) + ahead
         self._start = None
-        # Computed here, before any layer, so that equal layers have equal code when they are compiled.
+        # The indices are computed before any layer runs, so that equal layers have equal code when they are compiled.
         for device, num_heads in self._indices:
             self._indices[device, num_heads] = _indices(self.positions.to(device), num_heads)
 
     def place_alike(self, start: int, count: int, device: torch.device) -> None:
-        """Set the positions that `update` writes next: `count` entries from the same position on in all rows, which is
-        faster than `place`.
+        """Set the positions at which `update` writes next: `count` entries, from the same position on in all rows. This
+        is faster than `place`.
         """
         self.positions = torch.arange(start, start + count, device=device).unsqueeze(0)
         self._start = start
@@ -96,10 +101,10 @@ class SlotCache(Cache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Write keys and values [B, heads, n, D] at the placed positions. Returns the keys and values of the first
-        `width` slots, [B, heads, width, D] each.
+        """Write keys and values [B, heads, n, D] at the positions that were set. Returns the keys and values of the
+        first `width` slots, [B, heads, width, D] each.
 
-        transformers' attention calls this.
+        The attention modules of transformers call this.
         """
         self._make_layer(layer_idx, (key_states, value_states))
         keys, values = self.buffers[layer_idx]
@@ -113,7 +118,7 @@ class SlotCache(Cache):
             for state in states
         ]
         self.buffers[layer] = keys, values
-        # The layers of one model may be on different devices, and have different numbers of heads.
+        # The layers of a model may be on different devices, and may have different numbers of heads.
         for buffer in (keys, values):
             kind = (buffer.device, buffer.shape[1])
             if kind not in self._indices:
@@ -126,13 +131,14 @@ class SlotCache(Cache):
             rows.narrow(2, self._start, num_tokens).copy_(states)
             return rows.narrow(2, 0, self.width)
         indices = self._indices[states.device, num_heads]
-        # Not written through a view: torch 2.11 would compile this to a copy of the whole buffer and back.
+        # This does not write through a view, because torch 2.11 would compile that to a copy of the whole buffer and
+        # back.
         buffer.index_put_(indices, states)
         return rows.narrow(2, 0, self.width)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Return the number of earlier tokens, for models that make their own mask. If rows differ, the model is given
-        a mask, and 0 is returned.
+        """Return the number of earlier tokens, for models that make their own masks. If rows have different numbers,
+        the model is given a mask, and this returns 0.
         """
         return self._start or 0
 
@@ -140,12 +146,13 @@ class SlotCache(Cache):
         return self.width, 0
 
     def causal_mask(self, window: int | None, dtype: torch.dtype, num_copies: int = 1) -> Tensor:
-        """Return a mask [B or 1, 1, copies * n, width] to be added to attention scores. Each entry that is written next
-        sees itself and the entries before it, within the window.
+        """Return a mask [B or 1, 1, num_copies * n, width], to be added to attention scores. Each of the n entries that
+        are written next sees itself and the entries before it, within the window.
 
         Args:
             window: the sliding window in tokens; None without one.
-            num_copies: how many queries each entry has, for heads that are packed together (`HeadPacking`).
+            dtype: the dtype of the mask.
+            num_copies: how many queries each entry has; more than 1 if heads are packed together (`HeadPacking`).
         """
         # A token's slot is its position, so slots can be compared with positions.
         queries = self.positions.repeat(1, num_copies).unsqueeze(2)
@@ -156,8 +163,8 @@ class SlotCache(Cache):
         return torch.where(is_seen.unsqueeze(1), 0.0, torch.finfo(dtype).min).to(dtype)
 
     def range_mask(self, first: Tensor, last: Tensor) -> Tensor:
-        """Return a mask [B, 1, n, width] bool, in which each of n entries sees the slots from `first` to `last` [B, n],
-        both included.
+        """Return a mask [B, 1, n, width] bool, in which each of n entries sees the slots from `first` [B, n] to `last`
+        [B, n], both included.
         """
         slots = torch.arange(self.width, device=last.device)
         not_before = slots >= first.unsqueeze(-1)
@@ -166,8 +173,8 @@ class SlotCache(Cache):
 
 
 def _indices(written: Tensor, num_heads: int) -> _Indices:
-    """Return indices of rows, heads and slots that broadcast to [B, heads, n], for entries in slots `written` [B,
-    n].
+    """Return the indices of rows, heads and slots for entries in the slots `written` [B, n]. The three tensors
+    broadcast to [B, heads, n].
     """
     rows = torch.arange(len(written), device=written.device).view(-1, 1, 1)
     heads = torch.arange(num_heads, device=written.device).view(-1, 1)

@@ -1,13 +1,14 @@
-"""The runner for every model, which rolls back to a snapshot of the state. It is for models that fold tokens into a
-state (Mamba, linear attention, short convolutions), and for models that make their own masks or positions.
+"""The runner that can run every model. It rolls back to a copy (a snapshot) of the model's state.
 
-Tokens cannot be removed from such a state, so a copy from before an extension is kept. After a rejection the
-runner returns to the copy, and reads the accepted tokens again together with the next extension, in
-the same forward pass.
+It is for models that fold tokens into a state (Mamba, linear attention, short convolutions), and for models that make
+their own masks or positions.
 
-All rows of a state have read the same number of tokens. If a row has kept more tokens, these
-are read again in every pass. They are padded on the right, where padding has no influence on the tokens before
-it.
+Tokens cannot be removed from such a state. So before an extension, the state is copied. After a rejection, the runner
+returns to the copy, and reads the accepted tokens again, in the same forward pass as the next extension.
+
+All rows of a state have read the same number of tokens. If a row has kept more tokens than the others, its additional
+tokens are read again in every pass. Shorter rows are padded on the right, where padding has no influence on the tokens
+before it.
 """
 
 from __future__ import annotations
@@ -40,41 +41,42 @@ from harness.local.runners.base import (
 )
 from harness.local.runners.checks import ANY_LENGTH, check_runner
 
-# The names in transformers of the state that a model passes from one call to the next.
+# The names that transformers uses for the state that a model passes from one call to the next.
 _STATE_NAMES = (*CACHES, "state")
 
-# The most kept tokens that are read again in every pass. When every row has more, a separate pass
-# reads them into the state.
+# If every row has more kept tokens than this that are read again in every pass, a separate pass reads them into the
+# state.
 _MOST_UNREAD = 16
 
-# The names in transformers of the keys and values in a state.
+# The names that transformers uses for the keys and values in a state.
 _KV_NAMES = ("keys", "values")
 
 
 class SnapshotRunner(Runner):
-    """A `Runner` over any transformers model. The model returns its state, and gets it again with the
-    next call.
+    """A `Runner` for any transformers model. Each call of the model returns its state, which is passed to the next
+    call.
 
-    Not every model gives the same outputs for several tokens in one pass as for one after the other, and not every
-    model keeps padding out of its state. `check` finds this out.
+    Some models give different outputs if several tokens are read in one pass instead of one after the other, and in
+    some models padding gets into the state. `check` finds such models.
 
-    A row consists of the tokens that `_state` has read, followed by its `_unread` tokens: tokens that were kept
-    earlier, and then those that may still be taken back. `extend` reads all of these into a copy of the
-    state, `_ahead`. If the next pass begins at their end, `_ahead` becomes the state. Otherwise it is
-    dropped, and those before the next pass stay unread:
+    A row consists of the tokens that `_state` has read, followed by its `_unread` tokens. These are tokens that were
+    kept earlier, and after them tokens that may still be taken back. `extend` reads all unread tokens into a copy of
+    the state, called `_ahead`. If the next pass begins after the last unread token, `_ahead` becomes the state.
+    Otherwise `_ahead` is dropped, and only the unread tokens before the beginning of the next pass are kept:
 
         start([1 2 3])           _state has read 1 2 3
         extend([4 5 6], from 3)  _ahead has read 1 2 3 4 5 6
         extend([7 8], from 4)    _state has read 1 2 3; 4 is unread; _ahead has read 1 2 3 4 7 8
-        extend([9], from 6)      _state is what _ahead was, and _ahead has read 9, too
+        extend([9], from 6)      _state has read 1 2 3 4 7 8 (it was _ahead before); _ahead has also read 9
 
     A row that rests keeps all tokens that it reads, so that it never prevents `_ahead` from becoming the state.
 
-    If rows have different numbers of unread tokens, the copy has read padding, and is dropped at once.
-    If no token will be taken back, nothing is copied: the state itself becomes `_ahead`.
+    If rows have different numbers of unread tokens, the copy has read padding, and is dropped immediately. If tokens
+    will never be taken back, nothing is copied: the state itself becomes `_ahead`.
     """
 
-    name: RunnerName = "eager"  # its name in settings: runner=eager
+    # The runner's name in settings: `runner=eager`.
+    name: RunnerName = "eager"
 
     def __init__(
         self,
@@ -84,14 +86,15 @@ class SnapshotRunner(Runner):
         keeps_first: bool = False,
         **options: Unpack[Options],
     ) -> None:
-        """Wrap a model.
+        """Make a runner for a model.
 
         Args:
-            takes_back: whether a pass may begin before the end of the last one. If False, as for a target
-                without a draft, the state is never copied, and tokens are read one by one, which every
-                model can do.
-            keeps_first: whether the first token of every pass is kept, as in a target's passes. A pass of one token, as
-                in regular decoding, then needs no copy of the state.
+            model: the model.
+            takes_back: whether a pass may begin before the end of the last one. If False, as for a target without a
+                draft, the state is never copied, and tokens are read one by one, which every model can do.
+            keeps_first: whether the first token of every pass is always kept, as in the passes of a target. Then a pass
+                of one token, as in regular decoding, needs no copy of the state.
+            options: the options of every runner.
         """
         self._model = model
         self._options = options
@@ -100,27 +103,30 @@ class SnapshotRunner(Runner):
         self._device = model.device
         self._parameters = inspect.signature(model.forward).parameters
         self._context = max_context(model.config)
-        # None after a pass for which it was not copied.
+        # None after a pass that used the state without copying it.
         self._state: ModelState | None = None
-        # None if nothing was extended, or if rows were padded in the last pass.
+        # None if nothing was extended since `start`, or if rows were padded in the last pass.
         self._ahead: ModelState | None = None
         self._no_tokens = torch.empty(0, dtype=torch.long, device=self._device)
         self._unread: list[Tensor] = []
-        self._num_extended = 0  # how many of each row's last unread tokens may be taken back
-        self._kept: list[int] = []  # the number of each row's tokens before these
+        # How many tokens at the end of each row may be taken back.
+        self._num_extended = 0
+        # For each row, the number of tokens before these.
+        self._kept: list[int] = []
 
     def close(self) -> None:
         self._state = None
         self._ahead = None
 
     def start(self, prompts: TokenRows, num_slots: int = 0, *, alone: bool = False) -> Step:
-        """Begin a new batch. The state grows as needed, whatever `num_slots` is, and prompts are read together, even
-        with `alone`.
+        """Begin a new batch, as `Runner.start` does. `num_slots` is ignored, because the state grows as needed. `alone`
+        is ignored too: prompts are always read together.
 
         Raises:
             UnsupportedModelError: the model returns no state.
         """
-        self.close()  # frees the old batch before the prompts need memory
+        # Free the old batch before the prompts need memory.
+        self.close()
         self._state, step = self._read_prompts(prompts)
         self._unread = [self._no_tokens] * len(prompts)
         self._num_extended = 0
@@ -131,8 +137,8 @@ class SnapshotRunner(Runner):
         """Read tokens as `Runner.extend` does.
 
         Raises:
-            ValueError: a row begins before or after the tokens of its last pass, or tokens must be taken back without a
-                copy of the state.
+            ValueError: a row's start is not within the tokens of its last pass, or tokens must be taken back but there
+                is no copy of the state.
         """
         assert not isinstance(starts, Tensor), "a state has no fixed slots"
         if not goes_on:
@@ -143,8 +149,8 @@ class SnapshotRunner(Runner):
         return Step(*(torch.cat(parts, dim=1) for parts in zip(*outputs, strict=True)))
 
     def _extend(self, tokens: Tensor) -> Sequence[Tensor]:
-        """Read tokens [B, n] after the unread ones. Returns logits [B, n, V] and, if layers are captured, their states
-        [B, n, L, D].
+        """Read tokens [B, n] after the unread tokens. Returns logits [B, n, V] and, if layers are captured, their
+        states [B, n, L, D].
         """
         self._shorten_unread()
         num_new = tokens.shape[1]
@@ -160,7 +166,8 @@ class SnapshotRunner(Runner):
         if self._takes_back and not is_kept_first:
             state = state.copied()
         else:
-            self._state = None  # `_forward` writes over it
+            # `_forward` may overwrite the state.
+            self._state = None
         ahead, outputs = self._forward(state, pad_sequence(self._unread, batch_first=True))
         if min(lengths) == max(lengths):
             self._ahead = ahead
@@ -171,7 +178,11 @@ class SnapshotRunner(Runner):
         return [gather_rows(output, places) for output in outputs]
 
     def _keep(self, starts: Sequence[int | None]) -> None:
-        """Keep the tokens of each row before the index at which its next pass begins."""
+        """Keep each row's tokens before its start, the index at which its next pass begins. Discard the others.
+
+        Raises:
+            ValueError: as from `extend`.
+        """
         num_extended = self._num_extended
         rows = zip(starts, self._kept, strict=True)
         counts = [num_extended if start is None else start - kept for start, kept in rows]
@@ -190,15 +201,15 @@ class SnapshotRunner(Runner):
         self._num_extended = 0
 
     def check(self, num_rows: int, num_slots: int = ANY_LENGTH) -> None:
-        """Compare the outputs, also after a roll-back, with those of passes without a state (`check_runner`). Starts
-        a new batch.
+        """Compare the runner's outputs with those of passes without a state (`check_runner`), also after a roll-back if
+        tokens may be taken back. This starts a new batch.
 
         Args:
             num_rows: the number of rows in the run's batches.
-            num_slots: the most tokens of a row.
+            num_slots: the largest number of tokens in a row.
 
         Raises:
-            UnsupportedModelError: the influence of earlier tokens differs by more than rounding.
+            UnsupportedModelError: the influence of earlier tokens differs by more than rounding, or the model fails.
         """
         check_runner(
             self,
@@ -211,22 +222,27 @@ class SnapshotRunner(Runner):
         )
 
     def _read_prompts(self, prompts: TokenRows) -> tuple[ModelState, Step]:
-        """Read prompts into a new state, padded on the left."""
+        """Read prompts, padded on the left, into a new state. Raises UnsupportedModelError if the model returns no
+        state.
+        """
         width = max(1, *map(len, prompts))
         padding = [width - len(prompt) for prompt in prompts]
         rows = zip(padding, prompts, strict=True)
         tokens = to_device([[*[0] * count, *prompt] for count, prompt in rows], self._device)
         state, outputs = self._forward(ModelState({}, padding), tokens, only_last=True)
         if not state.values:
-            raise UnsupportedModelError("hands no state on from token to token")
+            raise UnsupportedModelError("returns no state")
         logits, *hidden = outputs
         return state, Step(logits[:, -1], *hidden)
 
     def _forward(
         self, state: ModelState, tokens: Tensor, *, only_last: bool = False
     ) -> tuple[ModelState, tuple[Tensor, ...]]:
-        """Read tokens [B, n]. Returns the state after them, which may overwrite the old one, and
-        the outputs.
+        """Read tokens [B, n]. Returns the state after them, which may overwrite the tensors of `state`, and the
+        outputs.
+
+        Args:
+            only_last: whether only the logits after the last token are needed.
         """
         arguments: dict[str, Any] = {**state.values, **capturing(self._options)}
         slots = torch.arange(state.num_read + tokens.shape[1], device=self._device)
@@ -234,9 +250,8 @@ class SnapshotRunner(Runner):
         padding = to_device(state.padding, self._device).unsqueeze(1)
         if any(state.padding):
             arguments["attention_mask"] = (slots >= padding).long()
-        if (
-            "position_ids" in self._parameters
-        ):  # without positions, Bamba would begin at 0 in every pass
+        # Without this argument, Bamba's positions would begin at 0 in every pass.
+        if "position_ids" in self._parameters:
             arguments["position_ids"] = clamp_positions(
                 (positions - padding).clamp(min=0), len(slots), self._context
             )
@@ -251,9 +266,9 @@ class SnapshotRunner(Runner):
         return ModelState(values, state.padding, len(slots)), captured(self._options, output)
 
     def _shorten_unread(self) -> None:
-        """Read kept tokens into the state for good, if every row has more than `_MOST_UNREAD`."""
+        """If every row has more than `_MOST_UNREAD` unread tokens, and all are kept, read them into the state."""
         count = min(map(len, self._unread))
-        # Not while extended tokens may still be taken back.
+        # While tokens may still be taken back, the state must not read them.
         if count <= _MOST_UNREAD or self._num_extended:
             return
         assert self._state is not None
@@ -264,10 +279,10 @@ class SnapshotRunner(Runner):
 
 @dataclass(frozen=True)
 class ModelState:
-    """The state of a model after the same number of tokens in each row.
+    """The state of a model, which has read the same number of tokens in each row.
 
     Attributes:
-        values: the parts of the state, by the names of the model's arguments for them.
+        values: the parts of the state, by the names of the model's arguments to which they are passed.
         padding: the number of padding tokens on the left of each row.
         num_read: the number of tokens that each row has read, padding included.
     """
@@ -277,8 +292,8 @@ class ModelState:
     num_read: int = 0
 
     def copied(self) -> ModelState:
-        """Copy the state. Keys and values are shared with the copy, because models replace these tensors, and never
-        write into them.
+        """Return a copy of the state. The copy shares the tensors of keys and values, because models replace these
+        tensors and never write to them.
         """
         values = map_tensors(
             lambda name, tensor: tensor if name in _KV_NAMES else tensor.clone(), self.values
@@ -287,13 +302,13 @@ class ModelState:
 
 
 def map_tensors(change: Callable[[str, Tensor], Tensor], structure: Any, name: str = "") -> Any:
-    """Copy a structure with each tensor replaced by `change(name, tensor)`, where the name is the key or attribute that
-    holds it.
+    """Return a copy of a nested structure (dictionaries, lists, tuples, caches) in which each tensor is replaced by
+    `change(name, tensor)`. The name is the key or the attribute that holds the tensor.
 
     {"keys": a, "width": 3} becomes {"keys": change("keys", a), "width": 3}.
     """
     if isinstance(structure, Tensor):
-        # A tensor without dimensions, such as the width of a window, is shared by all rows, and not copied.
+        # A tensor without dimensions, such as the width of a window, belongs to no row, and is not changed.
         return change(name, structure) if structure.dim() else structure
     if isinstance(structure, dict):
         return {key: map_tensors(change, value, key) for key, value in structure.items()}

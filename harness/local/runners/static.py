@@ -1,8 +1,8 @@
-"""The runner over a KV cache of fixed size: every row keeps its own slots, and a roll-back is a pass that begins
-earlier.
+"""The runner with a KV cache of fixed size. Every row has its own slots, and rolling back means to begin the next pass
+at an earlier slot.
 
-Nothing is moved or copied as a text grows, and attention reads no more slots than the longest row
-has. With fixed rows (`fix`), which every batch shares, a pass is a function of tensors that can be compiled and
+Nothing is moved or copied when a text grows, and attention reads no more slots than the longest row has. If the rows
+have a fixed size (`fix`), all batches use the same rows, and a pass is a function of tensors, which can be compiled and
 captured.
 """
 
@@ -42,22 +42,24 @@ from harness.local.runners.checks import ANY_LENGTH, check_runner
 from harness.local.runners.compiled import Part, compiling, end_part
 from harness.local.runners.slots import KeysAndValues, SlotCache
 
-# Names of attention implementations in transformers: torch's own, and `packed_attention`.
+# The names of two attention implementations in transformers: torch's own, and `packed_attention`.
 _PLAIN = "sdpa"
 _PACKED = "sdpa_packed"
 
-# The layer types that `SlotForward` makes masks for, by their names in transformers' configurations.
+# The types of layers for which `SlotForward` makes masks, by their names in transformers' configurations.
 _FULL = "full_attention"
 _SLIDING = "sliding_attention"
-# Stands for the layer type if all layers share one mask. The model then gets this mask itself, not masks by type.
+# Used instead of a layer type if all layers have the same mask. The model is then given this mask itself, instead of a
+# dictionary of masks by layer type.
 _SHARED = ""
 
 
 class SlotForward:
-    """Runs a model over the slots of a cache, as a function of tensors that can be compiled. Every
-    call must be within a `with` block of `packing`.
+    """Runs a model with a `SlotCache`, as a function of tensors that can be compiled. Every call must be within a
+    `with` block of `packing`.
 
-    Raises UnsupportedModelError if positions or masks cannot be given to the model explicitly.
+    Raises:
+        UnsupportedModelError: positions or masks cannot be given to the model explicitly.
     """
 
     def __init__(self, model: PreTrainedModel, options: Options) -> None:
@@ -74,13 +76,13 @@ class SlotForward:
     def __call__(
         self, cache: SlotCache, width: int, tokens: Tensor, starts: Tensor | int
     ) -> tuple[Tensor, ...]:
-        """Read tokens [B, n], and write their keys and values into the slots from `starts` on. Returns the logits, and
-        the states of captured layers if there are any, as `captured` does.
+        """Read tokens [B, n], and write their keys and values into the slots from `starts` on. Returns the logits and,
+        if layers are captured, their states, as `captured` does.
 
         Args:
             width: how many slots of each row attention reads.
-            starts: [B], or one number for all rows, which is faster. With one number, a single token has no mask, so
-                that `width` must be `starts + 1`.
+            starts: [B], or one number for all rows, which is faster. If it is one number and n is 1, attention may run
+                without a mask. Then `width` must be `starts + 1`.
         """
         num_tokens = tokens.shape[1]
         are_alike = isinstance(starts, int)
@@ -90,8 +92,8 @@ class SlotForward:
             cache.place(starts, num_tokens)
         cache.width = width
         masks: Any = None
-        # Kernels are faster without a mask. A single token needs none, because it sees every slot that attention
-        # reads.
+        # Kernels are faster without a mask. A single token needs no mask if all rows begin at the same slot, because it
+        # sees every slot that attention reads.
         if num_tokens > 1 or self._single_token_needs_masks or not are_alike:
             dtype = cache.buffers[0][0].dtype
             num_copies = self.packing.heads_per_key
@@ -111,17 +113,18 @@ class SlotForward:
 
 
 def _attention_windows(model: PreTrainedModel) -> dict[str, int | None]:
-    """Return the sliding window of each layer type, None for a type without one. If all layers share one mask, the only
-    key is `_SHARED`.
+    """Return the sliding window of each layer type; None for a type without one. If all layers have the same mask, the
+    only key is `_SHARED`.
 
-    Follows the way in which `generate` chooses masks for static caches,
-    `transformers.masking_utils.create_masks_for_generate`.
+    This follows the way in which `generate` chooses masks for static caches
+    (`transformers.masking_utils.create_masks_for_generate`).
 
-    Raises UnsupportedModelError for a model that makes its own masks or positions.
+    Raises:
+        UnsupportedModelError: the model makes its own masks or positions, or has layers of another type.
     """
     config = model.config.get_text_config()
     if "position_ids" not in inspect.signature(model.forward).parameters:
-        raise UnsupportedModelError("takes no positions")
+        raise UnsupportedModelError("accepts no positions")
     if getattr(config, "alibi", False):
         raise UnsupportedModelError("reads positions from its mask (ALiBi)")
     makes_masks = getattr(type(model), "create_masks_for_generate", None)
@@ -139,17 +142,18 @@ def _attention_windows(model: PreTrainedModel) -> dict[str, int | None]:
 
 
 class HeadPacking:
-    """Within its `with` block, a model whose attention heads share keys computes heads with the same keys as further
-    queries of one head. For n queries it takes masks [1 or B, 1, heads per key * n, S].
+    """Speeds up models in which several attention heads share keys and values, while a `with` block of this object is
+    executed. Such heads are then computed as one head with more queries (*packed*).
 
-    Otherwise transformers copies keys and values for each such head if there are a mask and several
-    queries. Over a long context this takes longer than the attention itself, and is not needed for any kernel.
+    For example, with 8 heads, 2 key heads and 5 tokens, attention computes 20 queries for each of 2 heads, instead of 5
+    queries for each of 8 heads. For n tokens, masks must be [1 or B, 1, heads_per_key * n, S].
 
-    With 8 heads, 2 keys and 5 tokens, attention gets 20 queries for each of 2 heads instead of 5
-    queries for each of 8. Outside the block the model is unchanged.
+    Without packing, transformers copies keys and values for each head if there are a mask and several queries. With a
+    long context, these copies take longer than attention itself, and no kernel needs them. Outside the block, the model
+    is unchanged.
 
     Attributes:
-        heads_per_key: how many heads share their keys; 1 if none do.
+        heads_per_key: how many heads share their keys; 1 if heads share no keys, or if the model cannot be packed.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -161,7 +165,7 @@ class HeadPacking:
         }
         is_plain = model.config.get_text_config()._attn_implementation == _PLAIN
         self.heads_per_key = int(groups.pop()) if is_plain and len(groups) == 1 else 1
-        # The attributes of each configuration object that names the implementation of attention.
+        # The attributes of each configuration object that names the implementation of attention, by the object's id.
         self._configs: dict[int, dict[str, Any]] = {}
         if self.heads_per_key > 1:
             for module in modules:
@@ -178,8 +182,9 @@ class HeadPacking:
 
     def _set_attention(self, name: str) -> None:
         for config in self._configs.values():
-            # Not by the property: it would also set nested configurations, which may have other users. And not by
-            # setattr, because huggingface_hub's attributes check each value.
+            # The attribute's dictionary is changed directly. The property `_attn_implementation` would also change
+            # nested configurations, which other models may use, and `setattr` would let huggingface_hub check the
+            # value each time.
             config["_attn_implementation_internal"] = name
 
 
@@ -192,10 +197,11 @@ def packed_attention(
     scaling: float | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Attend from queries [B, heads, n, D] to keys and values [B, key heads, S, D]. Returns [B, n, heads, D], and None
-    in place of the weights.
+    """Compute attention with queries [B, heads, n, D], and keys and values [B, key heads, S, D]. Returns
+    [B, n, heads, D], and None in place of the attention weights.
 
     Args:
+        module: not used; transformers passes the attention module.
         attention_mask: the mask for packed heads; None for a single query, which sees all keys.
     """
     num_rows, num_heads, num_queries, size = query.shape
@@ -203,22 +209,23 @@ def packed_attention(
     output = scaled_dot_product_attention(
         packed, key, value, attn_mask=attention_mask, scale=scaling
     )
-    # Kernels on a GPU return tensors in which heads come after queries in memory. So these two dimensions are split
-    # before they are joined.
+    # In the results of GPU kernels, heads come after queries in memory. So the packed dimension is split first, and
+    # heads are joined afterwards.
     output = output.view(num_rows, key.shape[1], -1, num_queries, output.shape[-1])
     output = output.permute(0, 3, 1, 2, 4)
     return output.reshape(num_rows, num_queries, num_heads, -1), None
 
 
-# The width of a mask is a multiple of this number. It makes 16 bytes in half precision.
+# The width of a mask is a multiple of this number, which makes 16 bytes in half precision.
 _MASK_ALIGNMENT = 8
 
 
 class StaticRunner(Runner):
-    """A `Runner` over a transformers model in evaluation mode, which is wholly on the CPU or on GPUs. The model must
-    accept explicit positions and masks, and have no state but its KV cache.
+    """A `Runner` for a transformers model in evaluation mode, which is completely on the CPU or completely on GPUs. The
+    model must accept explicit positions and masks, and must have no state except its KV cache.
 
-    Raises UnsupportedModelError if the model needs the snapshot runner.
+    Raises:
+        UnsupportedModelError: the model needs a `SnapshotRunner`.
     """
 
     def __init__(self, model: PreTrainedModel, **options: Unpack[Options]) -> None:
@@ -226,24 +233,26 @@ class StaticRunner(Runner):
         self._options = options
         self._device = model.device
         self._forward = SlotForward(model, options)
-        self.close()  # it begins without slots
+        # This sets all other attributes: a new runner has no slots, like a closed one.
+        self.close()
 
     def close(self) -> None:
         self.name: RunnerName = "static"
         self._cache = SlotCache()
-        # The cache of fixed rows, the pass over them, and the widths of this pass, ascending.
+        # For rows of fixed size: their cache, the pass that reads tokens into it, and the widths of this pass in
+        # ascending order.
         self._fixed_cache = SlotCache()
         self._pass = Part(self._forward, [self._model])
         self._widths: Sequence[int] = ()
 
     def start(self, prompts: TokenRows, num_slots: int = 0, *, alone: bool = False) -> Step:
-        """Begin a new batch. Raises UnsupportedModelError for a model that fills no KV cache."""
+        """Begin a new batch, as `Runner.start` does. Raises UnsupportedModelError if the model fills no KV cache."""
         num_slots = num_slots or max(map(len, prompts)) + BUCKET
         if self._fixed_cache.has_room(len(prompts), num_slots):
             self._cache = self._fixed_cache
         elif not self._cache.has_room(len(prompts), num_slots):
             self._cache = SlotCache(len(prompts), round_up(num_slots))
-        # Equal prompts, such as many samples of one, are read once.
+        # Equal prompts are read only once, for example if many answers to one prompt are sampled.
         distinct = list(dict.fromkeys(map(tuple, prompts)))
         places = [distinct.index(tuple(prompt)) for prompt in prompts]
         steps = []
@@ -261,7 +270,7 @@ class StaticRunner(Runner):
                 return Step(*self._fixed_pass(tokens, starts))
             known = [start for start in starts if start is not None]
             longest = max(known)
-            # A row that rests begins where the longest row does.
+            # A row that rests begins at the same slot as the longest row.
             places = [longest if start is None else start for start in starts]
             if self._cache is self._fixed_cache:
                 outputs = self._extend_fixed(tokens, places)
@@ -272,62 +281,69 @@ class StaticRunner(Runner):
             assert self._cache.has_room(len(tokens), num_seen), "more tokens than were said"
             are_equal = min(known) == longest
             if num_tokens > 1 or not are_equal:
-                # A GPU's kernel copies masks of any other width, in every layer. The mask hides the
-                # slots that are added here.
+                # If a mask's width is not a multiple of `_MASK_ALIGNMENT`, a GPU's kernel copies the mask in every
+                # layer. The mask hides the slots that are added here.
                 num_seen = round_up(num_seen, _MASK_ALIGNMENT)
             first = longest if are_equal else to_device(places, self._device)
             return Step(*self._forward(self._cache, num_seen, tokens, first))
 
     def _fixed_pass(self, tokens: Tensor, starts: Tensor) -> Sequence[Tensor]:
-        """Extend all fixed rows by tokens [B, n] from the slots `starts` [B] on. A function of tensors alone."""
+        """Extend all rows of fixed size by tokens [B, n], from the slots `starts` [B] on. This is a function of tensors
+        only.
+        """
         assert self._cache is self._fixed_cache, "the batch has other slots than were prepared"
-        # A part of its own, so that it has the same code, and gives the same numbers, within a call and by itself.
+        # The pass is a part of its own. So it has the same code, and gives the same numbers, within a larger call and
+        # by itself.
         end_part()
         outputs: Sequence[Tensor] = self._pass(tokens, starts)
         end_part()
         return outputs
 
     def _extend_fixed(self, tokens: Tensor, places: Sequence[int]) -> Sequence[Tensor] | None:
-        """Extend the batch's rows by a pass over all fixed rows, with the tokens padded to the next of its widths.
-        Returns the outputs of the batch's rows and tokens; None if the pass is too narrow or the cache has no room for
-        it.
+        """Extend the rows of the batch by a pass over all rows of fixed size. The tokens are padded to the next larger
+        width of this pass. Returns the outputs for the rows and tokens of the batch; None if there are more tokens than
+        the largest width, or if the cache has no room for the pass.
         """
         num_rows, num_tokens = tokens.shape
         cache = self._fixed_cache
         width = next((width for width in self._widths if width >= num_tokens), None)
         if width is None or max(places) + width > cache.num_slots:
             return None
-        # Rows that only fill up the batch write from slot 0 on, and nobody reads them.
+        # Rows that only fill the batch up write from slot 0 on. Their entries are never read.
         num_missing = cache.num_rows - num_rows
         filled = pad(tokens, (0, width - num_tokens, 0, num_missing))
         starts = to_device([*places, *[0] * num_missing], self._device)
         return [output[:num_rows, :num_tokens] for output in self._fixed_pass(filled, starts)]
 
     def check(self, num_slots: int = ANY_LENGTH) -> None:
-        """Compare the outputs with the model's own (`check_runner`). Starts a new batch.
+        """Compare the runner's outputs with those of plain passes of the model (`check_runner`). This starts a new
+        batch.
 
         Args:
-            num_slots: the most tokens of a row.
+            num_slots: the largest number of tokens in a row.
 
-        Raises UnsupportedModelError if they differ by more than rounding, or if the model fails with
-        the runner's masks.
+        Raises:
+            UnsupportedModelError: the outputs differ by more than rounding, or the model fails with the runner's masks.
         """
-        # Masks are rounded up, so windows that are a little longer than a row are tested, too.
+        # The widths of masks are rounded up, so windows that are a little longer than a row are tested too.
         check_runner(self, self._model, self._options, num_slots=num_slots + _MASK_ALIGNMENT)
-        self._cache = SlotCache()  # the check's cache may have more rows than the batch
+        # The cache of the check may have more rows than the run's batches, so it is freed.
+        self._cache = SlotCache()
 
     def fix(self, batch_size: int, num_slots: int, widths: Sequence[int]) -> None:
-        """Allocate fixed rows. Every later batch that fits into their slots uses them.
+        """Allocate rows of fixed size. Every later batch that fits into them uses them.
 
-        A pass that begins at numbers, not at a tensor, then runs over the fixed rows too, if one of the widths
-        suffices. So reading a text gives the same numbers as decoding it did.
+        From then on, a pass whose starts are numbers instead of a tensor also runs over these rows, if one of the
+        widths is large enough. So reading a text gives the same numbers as decoding it.
 
         Args:
-            batch_size: the most rows of a batch.
-            num_slots: the slots of each row.
+            batch_size: the largest number of rows in a batch.
+            num_slots: the number of slots of each row.
             widths: the widths of the passes, in tokens.
 
-        Raises UnsupportedModelError for a model whose passes read values on the host, or that is on several devices.
+        Raises:
+            UnsupportedModelError: the model's passes read values on the host (8-bit weights), or the model is on
+                several devices.
         """
         if getattr(self._model, "is_loaded_in_8bit", False):
             raise UnsupportedModelError(
@@ -337,16 +353,19 @@ class StaticRunner(Runner):
             raise UnsupportedModelError("is on several devices")
         states, _ = self._read_prompts([[0]])
         cache = SlotCache(batch_size, round_up(num_slots))
-        cache.write(states, [0], [0])  # makes the buffers, which are never moved again
+        # This allocates the buffers, which are never moved again.
+        cache.write(states, [0], [0])
         self._fixed_cache = self._cache = cache
         self._pass = Part(functools.partial(self._forward, cache, cache.num_slots), [self._model])
         self._widths = sorted(set(widths))
 
     def compile(self) -> None:
-        """Compile the passes over fixed rows, and compare their outputs with the model's own. Needs `fix`.
+        """Compile the passes over rows of fixed size, and compare their outputs with those of plain passes of the
+        model. `fix` must have been called before.
 
-        Raises UnsupportedModelError if the model cannot be compiled, or if its outputs then differ. The runner has no
-        fixed rows after that.
+        Raises:
+            UnsupportedModelError: the model cannot be compiled, or its outputs then differ by more than rounding. After
+                this, the runner has no rows of fixed size.
         """
         starts = torch.zeros(self._fixed_cache.num_rows, dtype=torch.long, device=self._device)
         try:
@@ -354,8 +373,8 @@ class StaticRunner(Runner):
                 for width in self._widths:
                     self.extend(starts.unsqueeze(1).repeat(1, width), starts)
             self.name = "compiled"
-            # Short rows are enough. Compiled passes see all slots, so a model that counts from
-            # their end is wrong at any length.
+            # Short rows are enough for this check. Compiled passes read all slots, so a model that counts from the end
+            # of the cache gives wrong outputs at any length.
             num_rows = min(2, self._fixed_cache.num_rows)
             check_runner(self, self._model, self._options, num_rows, num_slots=0)
         except UnsupportedModelError:
@@ -363,20 +382,24 @@ class StaticRunner(Runner):
             raise
 
     def _read_prompts(self, prompts: TokenRows) -> tuple[KeysAndValues, Step]:
-        """Run the model over prompts. Returns the keys and values of each layer, and the step."""
-        # Made without the model's configuration, so that no layer drops slots before a sliding window. A
-        # roll-back may need them.
+        """Run the model over prompts. Returns the keys and values of each layer, and the step.
+
+        Raises:
+            UnsupportedModelError: the model does not keep its state in a KV cache.
+        """
+        # The cache is made without the model's configuration. With it, layers would drop entries from before their
+        # sliding window, which may be needed after a roll-back.
         cache: Any = DynamicCache()
         lengths = list(map(len, prompts))
-        # Padding comes after a prompt, which therefore never sees it. So the model's own positions and masks are
-        # right.
+        # Prompts are padded on the right, so that no token of a prompt sees padding. So the model's own positions and
+        # masks are right.
         tokens = to_device(padded(prompts, least=1), self._device)
         last_tokens = to_device(lengths, self._device) - 1
         arguments: dict[str, Any] = {cache_name(self._model): cache, **capturing(self._options)}
         with logits_after(self._model, last_tokens):
             output = self._model(input_ids=tokens, use_cache=True, **arguments)
         logits, *hidden = captured(self._options, output)
-        # A model without an output matrix that can be hooked gives logits after all tokens.
+        # If the output matrix cannot be hooked (`logits_after`), the model computes logits after all tokens.
         outputs = [gather_rows(logits, last_tokens) if logits.shape[1] > 1 else logits[:, 0]]
         for of_rows in hidden:
             rows = [row[:length] for row, length in zip(of_rows, lengths, strict=True)]

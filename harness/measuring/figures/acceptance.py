@@ -1,4 +1,4 @@
-"""Figures of acceptance, in all and by draft position."""
+"""Figures of acceptance: over all draft tokens, and for each draft position."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from harness.results.schema import AcceptedByIteration, MaybeFloat, MaybeInt, Ma
 
 @dataclass(frozen=True, kw_only=True)
 class AcceptanceFigures(Group, DraftColumns, AcceptedByIteration):
-    """How many draft tokens were accepted, in all and by position. The marginal rates also show what a smaller K would
-    have yielded.
+    """How many draft tokens were accepted, over all and for each position.
+
+    The marginal rates also show the tokens per iteration that a smaller K would have yielded.
     """
 
     acceptance_source: MaybeText = pooled(
-        "same", "`metrics` where acceptance is that of the server's counters"
+        "same", "`metrics` if acceptance was computed from the server's counters"
     )
     marginal_acceptance_by_position: list[float | None] | None = pooled(
         "mean",
@@ -44,15 +45,16 @@ class AcceptanceFigures(Group, DraftColumns, AcceptedByIteration):
 
 
 def reported_drafts(run: MeasuredRun, arm: MeasuredArm) -> tuple[Drafts, str | None]:
-    """The draft tokens of an arm: by its answers, or by the server's counters if only these know iterations.
+    """The draft tokens of an arm, as its answers report them, or as the server's counters do if only these report
+    iterations.
 
     Counters are not used if any of their counts is impossible, or if they missed tokens that arrived.
 
     Returns:
-        The counts, and `metrics` if they come from counters, else None.
+        The counts, and their source: `metrics` for counters, None for answers.
     """
     reported = drafts_of(row for row in run.rows_of(arm) if row.is_answered)
-    # The answers are better than counters, which include the requests that only keep up the load.
+    # Answers take precedence: counters also include the requests that only keep up the load.
     if reported.drafting or (arm.keeps_up_load and reported.proposed):
         return reported, None
     if arm.counted is None or impossible_counts(arm):

@@ -1,4 +1,4 @@
-"""Figures of costs: where the time of an iteration goes, and the predicted speed-up."""
+"""Figures of costs: the parts of an iteration's time, and the predicted speed-up."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from harness.results.schema import MaybeFloat
 
 @dataclass(frozen=True, kw_only=True)
 class CostFigures(Group):
-    """Where the time of an iteration goes, and the speed-up that theory predicts from the measured costs."""
+    """The parts of an iteration's time, and the speed-up that theory predicts from the measured costs."""
 
     predicted_speedup: MaybeFloat = pooled(
         "mean",
-        "tokens per iteration / (tokens drafted c + v), with measured c and v",
+        "tokens per iteration / (K c + v); c, v: measured times of a draft token and of verification, in regular steps",
         per="iteration_ms",
     )
     draft_ms: MaybeFloat = pooled("mean", "drafting per iteration", "ms", per="num_iterations")
@@ -35,7 +35,7 @@ class CostFigures(Group):
     )
     host_share: MaybeFloat = pooled(
         "mean",
-        "share of an iteration, or a step, in which this program's own host is at work",
+        "share of an iteration's or step's time that is spent outside of the models' calls",
     )
 
     @classmethod
@@ -55,8 +55,8 @@ class CostFigures(Group):
 
 
 def _iteration_ms(arm: MeasuredArm) -> float | None:
-    """Mean ms of an iteration in the timed runs, with drafting, verifying and the rest, but without reading the
-    prompts; None if iterations are not known.
+    """Mean milliseconds of an iteration in the timed answers: all of the time after the prompts were read. None if
+    iterations are not known.
     """
     seconds = 0.0
     num_iterations = 0
@@ -68,7 +68,9 @@ def _iteration_ms(arm: MeasuredArm) -> float | None:
 
 
 def _host_share(arm: MeasuredArm) -> float | None:
-    """The share of the time after reading the prompts that is spent outside of the models' calls; None if not known."""
+    """The share of the time after the prompts were read that is spent outside of the models' calls; None if
+    not known.
+    """
     whole_ms = _iteration_ms(arm)
     forward_ms = arm.phases.ms_per_iteration("forward")
     if not whole_ms or forward_ms is None or not arm.phases.knows_host:
@@ -78,10 +80,10 @@ def _host_share(arm: MeasuredArm) -> float | None:
 
 
 def _prediction(run: MeasuredRun, regular: MeasuredArm, speculative: MeasuredArm) -> float | None:
-    """The speed-up that theory predicts from the times of the phases; None if these were not measured.
+    """The speed-up that theory predicts from the times of the phases; None if one of these was not measured.
 
-    This is mean_acceptance_length / (K c + v) of Leviathan et al. 2023, theorem 3.8, except that the cost v of
-    verifying K + 1 tokens is measured, and not taken to be one step of the target.
+    It is mean_acceptance_length / (K c + v), where c is the cost of drafting a token, and v the cost of verifying K + 1
+    tokens, both in regular steps. In theorem 3.8 of Leviathan et al. 2023, v is 1; here v is measured.
     """
     length = drafts_of(run.rows_of(speculative)).columns()["tokens_per_iteration"]
     step_ms = regular.phases.ms_per_iteration("forward")

@@ -1,4 +1,4 @@
-"""Figures of the machine: its other work while a run was timed."""
+"""Figures of the machine: work for other programs while a run was timed."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from harness.measuring.figures.measured import Group, MeasuredArm, MeasuredRun
 from harness.results.row import pooled
 from harness.results.schema import MaybeFloat, MaybeInt, MaybeText
 
-# A machine counts as quiet if the process got at least this share of the processor time that it wanted.
+# A machine counts as idle if the process received at least this share of the processor time that it requested.
 QUIET = 0.9
 
 
 @dataclass(frozen=True, kw_only=True)
 class MachineFigures(Group):
-    """Other work of the machine while a run was timed."""
+    """The machine's work for other programs while a run was timed."""
 
     processor_share: MaybeFloat = pooled(
         "smallest",
@@ -23,11 +23,11 @@ class MachineFigures(Group):
     load: MaybeFloat = pooled("largest", "load average over the last minute, at the end")
     num_cores: MaybeInt = pooled("smallest", "cores that the process may use")
     other_gpu_processes: MaybeInt = pooled(
-        "largest", "most other processes on one of these GPUs at once"
+        "largest", "most processes of other programs that were seen at once on one of these GPUs"
     )
     lowest_gpu_clock_mhz: MaybeInt = pooled("smallest", "lowest clock of a GPU's cores", "MHz")
     gpu_throttled: MaybeText = pooled(
-        "same", "why clocks of a GPU were lowered while it was measured"
+        "same", "reasons why clocks of a GPU were lowered during the measurement"
     )
     num_throttled_units: MaybeInt = pooled(
         "largest",

@@ -1,7 +1,8 @@
-"""Everything that a run of `latency` has measured so far, and the groups of figures that follow from it.
+"""Everything that a run of `latency` has measured so far, and the base class of the groups of figures that follow from
+it.
 
-A group has fields of a row, each with its unit, its meaning and the rule for pooling it over runs, and the function
-that computes them. A row is composed of groups (`rows.LatencyRow`).
+A group defines fields of a row, each with its unit, its meaning and the rule by which repeated runs are pooled, and it
+has the function that computes these fields. A row is composed of groups (`rows.LatencyRow`).
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ class MeasuredArm:
     """The measured work of one arm.
 
     Attributes:
-        generations: the timed answers to the questions, one for each batch, or for each lap if the engine keeps
+        generations: the timed answers to the questions: one for each batch, or for each lap if the engine keeps
             requests in flight (`Answered.has_request_times`).
-        phases: seconds and calls of each phase.
-        divergences: where each greedy speculative text leaves the regular one, by the index of its request; None for
-            equal texts.
+        phases: seconds and calls of each phase of harness's own decoding loop.
+        divergences: where each greedy speculative text diverges from the regular one, by the index of its request; None
+            for equal texts. Texts that were not compared are missing.
     """
 
     name: str
@@ -48,7 +49,7 @@ class MeasuredArm:
 
     @property
     def evidence(self) -> dict[str, Any]:
-        """The fields of `ArmEvidence` that no column holds, by name."""
+        """The fields of `ArmEvidence` that are not in a column, by name."""
         read = {}
         for generation in self.generations:
             for prompt, request in generation.with_prompts:
@@ -61,12 +62,12 @@ class MeasuredArm:
 
     @property
     def was_sent(self) -> bool:
-        """Whether prompts were sent as requests, several of which are in flight, so that each has its own time."""
+        """Whether prompts were sent as single requests, each of which has its own times."""
         return any(generation.has_request_times for generation in self.generations)
 
     @property
     def counted(self) -> Counts | None:
-        """Growth of the server's counters during all generations; None if it has no counters."""
+        """Growth of the server's counters, added up over all questions; None if the server has no counters."""
 
         total: Counts | None = None
         for generation in self.generations:
@@ -76,8 +77,8 @@ class MeasuredArm:
 
     @property
     def counted_requests(self) -> list[RequestRecord]:
-        """The requests of all laps in which the growth of the counters is known, including those that only kept up the
-        load: the server counts them, too.
+        """The requests of all laps for which the growth of the counters is known. Requests that only kept up the load
+        are included, because the server counts them, too.
         """
         requests: list[RequestRecord] = []
         for lap in self.generations:
@@ -88,13 +89,15 @@ class MeasuredArm:
 
     @property
     def begun_requests(self) -> list[RequestRecord]:
-        """The requests of `counted_requests` that the server worked on."""
+        """The requests of `counted_requests` that the server began to answer: those answered, and those that were left
+        unfinished.
+        """
         requests = self.counted_requests
         return [request for request in requests if request.answered or request.was_left]
 
     @property
     def keeps_up_load(self) -> bool:
-        """Whether there were requests that only kept up the load."""
+        """Whether some requests only kept up the load."""
         return any(lap.load is not None and lap.load.extra for lap in self.generations)
 
     @property
@@ -103,22 +106,23 @@ class MeasuredArm:
         return 0 if self.counted is None else round(self.counted.restarts)
 
 
-# Why a run with `precision` or `budget` ended. `num_prompts`: as many prompts as asked for were answered; `prompts`:
-# all prompts of the set were.
+# Why a run with `precision` or `budget` ended. `precision`: the interval was narrow enough. `budget`: the time was used
+# up. `blocks`: all blocks were measured. `num_prompts`: as many prompts as the user set were answered. `prompts`: all
+# prompts of the set were answered.
 StoppedBy = Literal["precision", "budget", "blocks", "num_prompts", "prompts"]
 
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """Everything that a run has measured so far. Fields that are not measured yet have their defaults.
+    """Everything that a run has measured so far. Fields that were not measured yet contain their defaults.
 
     Attributes:
-        arms: `regular`, then `speculative`, so far as they have been measured.
+        arms: by name, `regular` and then `speculative`; an arm that is not measured is missing.
         prompt_rows: the rows of all answers so far.
-        in_blocks: whether each question is a block, with a start of each arm.
+        in_blocks: whether each arm is started again for each question, so that a question is a block.
         salted: whether the server's prefix cache respects salts; None if it has no cache.
         end_tokens: the tokens with which the model ends a text; empty with random weights, whose texts mean nothing.
-        quietness: watches the machine; None if it is not watched.
+        quietness: watches the machine; None if the machine is not watched.
         stopped_by: why a run with `precision` or `budget` ended; None for any other run.
         confidence: level of the speed-up's intervals.
     """
@@ -138,7 +142,7 @@ class MeasuredRun:
         return [row for row in self.prompt_rows if row.arm == arm.name]
 
     def pair(self, arm: MeasuredArm) -> tuple[MeasuredArm, MeasuredArm] | None:
-        """The regular arm and this one; None if this one is not compared with the regular arm."""
+        """The regular arm and the given arm; None if the given arm is regular, or if there is no regular arm."""
         if arm.name != "speculative" or "regular" not in self.arms:
             return None
         return self.arms["regular"], arm
@@ -146,16 +150,18 @@ class MeasuredRun:
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Figures of one arm that belong together; None for unknown ones."""
+    """Figures of one arm that belong together. A figure that is not known is None."""
 
     @classmethod
     def measured(cls, run: MeasuredRun, arm: MeasuredArm) -> Group:
-        """The group with the figures of one of the run's arms."""
+        """Compute the group's figures for one of the run's arms."""
         raise NotImplementedError
 
 
 def figures_of(kind: type[Group], run: MeasuredRun, arm: MeasuredArm) -> dict[str, Any]:
-    """The known figures of an arm, by field, for a kind of row that is composed of groups."""
+    """Compute the figures of an arm for a kind of row that is composed of groups, by field; unknown figures are left
+    out.
+    """
     figures: dict[str, Any] = {}
     groups = [base for base in kind.__mro__ if issubclass(base, Group) and Group in base.__bases__]
     for group in groups:

@@ -1,4 +1,4 @@
-"""The speed-up: the times of both arms, paired by independent unit: a prompt, a batch, or a lap of requests."""
+"""Computes the speed-up from the times of both arms, paired by unit: a prompt, a batch, a lap or a block."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from harness.results.statistics.ratios import (
 
 @dataclass(frozen=True, kw_only=True)
 class SpeedupFigures(Group, WithSpeedup):
-    """The speed-up with its interval, and doubts about the times, such as drift."""
+    """The speed-up with its interval, and signs that the times are unreliable, such as drift."""
 
     precision: MaybeFloat = setting(
-        "half width of the interval, as a share of the speed-up, at which to stop",
+        "half width of the interval, as a share of the speed-up, at which measuring stops",
         "half_width",
     )
     stopped_by: MaybeText = pooled(
@@ -39,21 +39,22 @@ class SpeedupFigures(Group, WithSpeedup):
     )
     decode_speedup: Interval | None = pooled(
         "mean",
-        "`speedup` without the time until the first tokens",
+        "the speed-up without the time until the first tokens",
         per="ms_per_token_after_first",
     )
     rare_units: MaybeText = pooled(
-        "none", "one or two units with most of the speed-up's variance, in words"
+        "none", "one or two units that cause most of the speed-up's variance, in words"
     )
     drift: MaybeFloat = pooled(
         "mean",
-        "speed-up in the second half of the run over that in the first",
+        "speed-up in the second half of the run / speed-up in the first half",
     )
     drifted: MaybeBool = pooled(
         "mean",
-        "whether the drift is significant and above 2 %; of several runs, in most of them; empty if too few were timed",
+        "whether the drift is significant and above 2 %; in a pooled row, whether it is in most runs;"
+        " empty if too few units were timed",
     )
-    interleaved: MaybeBool = pooled("all", "whether the arms took turns")
+    interleaved: MaybeBool = pooled("all", "whether the arms alternated")
 
     @classmethod
     def measured(cls, run: MeasuredRun, arm: MeasuredArm) -> Group:
@@ -65,13 +66,13 @@ class SpeedupFigures(Group, WithSpeedup):
         speedup = times.speedup(run.confidence)
         are_shared = share_prompts(places_by_unit(run.prompt_rows).values())
         if speedup.covers is not None and are_shared:
-            # Units that share prompts do not allow for other texts.
+            # If units share prompts, the interval does not cover other texts.
             covers = dataclasses.replace(speedup.covers, same_texts=True)
             speedup = dataclasses.replace(speedup, covers=covers)
         in_time = paired_times(run, in_time=True)
         change = drift(in_time.regular, in_time.speculative, unit=in_time.unit)
         decode_speedup = None
-        # For requests to a server it is not known when the first tokens were decoded.
+        # Not for requests to a server: the time at which their first tokens were decoded is not known.
         if not arm.was_sent:
             decode_speedup = paired_times(run, decode_only=True).speedup(run.confidence)
         return cls(
@@ -81,7 +82,7 @@ class SpeedupFigures(Group, WithSpeedup):
             rare_units=times.rare_in_words(),
             drift=change.estimate if change.is_known else None,
             drifted=drift_matters(change) if change.has_bounds else None,
-            # With a single batch, one arm simply follows the other.
+            # With a single unit, the second arm simply follows the first.
             interleaved=in_time.regular.size > 1,
         )
 
@@ -89,12 +90,12 @@ class SpeedupFigures(Group, WithSpeedup):
 class PairedTimes(NamedTuple):
     """Length-adjusted times of both arms in ms, [num_units] each, in the order in which they were measured.
 
-    The mean of an arm's values is its ms per token over all units (`ratios.at_equal_lengths`), so that the ratio of the
-    arms' totals is the speed-up. A single value need not be the ms per token of its unit.
+    The adjustment (`ratios.at_equal_lengths`) makes the mean of an arm's values its ms per token over all units, and
+    the ratio of the arms' totals the speed-up. A single value is not the ms per token of its unit.
 
     Attributes:
         unit: the name of a unit: `prompt`, `batch`, `lap` or `block`.
-        lengths: [num_units], the tokens of both arms' answers together.
+        lengths: [num_units], the tokens of the answers of both arms, added up.
         rejections: the rejections of the speculative arm; None if its iterations are not known.
     """
 
@@ -105,7 +106,7 @@ class PairedTimes(NamedTuple):
     rejections: Rejections | None
 
     def speedup(self, confidence: float = CONFIDENCE) -> Interval:
-        """The ratio of the arms' total times, with an interval over units."""
+        """The speed-up: the ratio of the totals of both arms' values, with an interval over units."""
 
         return ratio_of_totals(
             [self.regular],
@@ -117,8 +118,9 @@ class PairedTimes(NamedTuple):
         )
 
     def rare_in_words(self) -> str | None:
-        """`1 of 8 prompts took 5.1 times as long as the others in the regular arm`; None if no unit or two hold most of
-        the variance.
+        """A sentence about one or two units that cause most of the variance; None if no one or two units do.
+
+        For example, `1 of 8 prompts took 5.1 times as long as the others in the regular arm`.
         """
 
         rare = rare_units(self.regular, self.speculative, self.lengths)
@@ -132,19 +134,20 @@ class PairedTimes(NamedTuple):
 def paired_times(
     run: MeasuredRun, *, in_time: bool = False, decode_only: bool = False
 ) -> PairedTimes:
-    """Pair the times of both arms' answers by unit. Rows of a batch share one time; requests of a lap are added up.
+    """Pair the times of both arms' answers by unit.
 
-    Only prompts that both arms answered count. For example, prompts 0 to 3 are asked in two laps of two, each answer
-    has 10 tokens, and prompt 3 fails in one of the arms. In milliseconds:
+    All rows of a batch have the same time; the times of a lap's requests are added up. Only prompts that both arms
+    answered count. For example, prompts 0 to 3 are sent in two laps of two. Each answer has 10 tokens, and prompt 3
+    fails in the speculative arm. The times in milliseconds are:
 
         waits by prompt, regular        0: 200   1: 220   2: 210   3: 230
         waits by prompt, speculative    0: 100   1: 120   2: 110
         waits by lap                    regular 420, 210; speculative 220, 110
-        over the mean length of a lap, 15 tokens: regular [28, 14], speculative [14.7, 7.3]
+        divided by 15 tokens, the mean length of a lap: regular [28, 14], speculative [14.7, 7.3]
 
     Args:
-        in_time: make each batch or lap a unit, in the order in which they were asked, also if its prompts are asked
-            again.
+        in_time: treat every batch or lap as a unit, in the order of their questions, even if the same
+            prompts are sent again.
         decode_only: leave out the first token of each answer, and the time until it.
     """
     import numpy as np
@@ -169,7 +172,9 @@ def paired_times(
 
 
 def _rejections(arm: MeasuredArm, units: Sequence[Sequence[Pair]]) -> Rejections | None:
-    """The iterations of an arm by unit, and the fewest that its tokens need; None if they are not known."""
+    """For each unit, the number of iterations, and the fewest iterations that its tokens need; None if iterations are
+    not known.
+    """
     import numpy as np
 
     from harness.results.prompt_times import batches_of
@@ -186,7 +191,7 @@ def _rejections(arm: MeasuredArm, units: Sequence[Sequence[Pair]]) -> Rejections
             numbers = [answer.drafts.iterations for answer in batch]
             if None in numbers:
                 return None
-            # A batch goes on until its last row has ended.
+            # A batch is decoded until its last row has ended.
             iterations += max(number or 0.0 for number in numbers)
             fewest += max(fewest_iterations([answer.num_decoded for answer in batch], k))
         totals.append((iterations, fewest))

@@ -1,5 +1,5 @@
-"""Figures of answers: how many there are, and how long they took. For requests to a server also when their tokens
-arrived, how many were in flight, and which failed.
+"""Figures of answers: how many there are, and how long they took. For requests to a server, also when tokens arrived,
+and how many requests were in flight or failed.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from harness.results.schema import MaybeBool, MaybeFloat, MaybeInt
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerFigures(Group):
-    """How many prompts were asked and answered, and how long that took."""
+    """How many prompts were sent and answered, and how long the answers took."""
 
     num_prompts: MaybeInt = pooled("mean", "prompts measured; every turn of a conversation is one")
     num_different_prompts: MaybeInt = pooled(
         "mean",
-        "different prompts among them, if a small set is asked again",
+        "number of different prompts, if a small set was sent repeatedly",
     )
     num_prompts_in_set: MaybeInt = pooled("same", "prompts that the set or file has")
     flags_draft: MaybeBool = pooled("same", "whether flags of a server's command make it draft")
@@ -36,30 +36,30 @@ class AnswerFigures(Group):
     num_tokens: MaybeInt = pooled("mean", "tokens generated over all prompts", "tokens")
     num_prompt_tokens: MaybeInt = pooled(
         "mean",
-        "tokens of all prompts; their bytes over 4 where nobody counts them",
+        "tokens of all prompts; if nothing counts them, bytes / 4",
         "tokens",
     )
     shortest_answer: MaybeInt = pooled("smallest", "tokens of the shortest answer", "tokens")
     longest_answer: MaybeInt = pooled("largest", "tokens of the longest answer", "tokens")
     ms_per_token: MaybeFloat = pooled(
         "mean",
-        "time per token of a row, with the prompt's pass: all waits over all tokens",
+        "time per token of a row, including the pass over the prompt: all waiting times / all tokens",
         "ms",
         per="num_tokens",
     )
     ms_per_token_per_answer: MaybeFloat = pooled(
-        "mean", "mean over answers of each one's time per token", "ms"
+        "mean", "mean over answers of the answer's time per token", "ms"
     )
     ms_per_token_std: MaybeFloat = pooled(
         "quadratic mean", "standard deviation of the time per token, over prompts or batches", "ms"
     )
     tokens_per_second: MaybeFloat = pooled(
-        "mean", "tokens of all rows over total time", "tokens/s", per="measured_s"
+        "mean", "tokens of all rows / total time", "tokens/s", per="measured_s"
     )
     measured_s: MaybeFloat = pooled("mean", "time of all batches or laps", "s")
     time_to_first_token_ms: MaybeFloat = pooled(
         "mean",
-        "mean time to the first token; empty where answers came whole",
+        "mean time to the first token; empty if answers arrived whole",
         "ms",
     )
     peak_memory_bytes: MaybeInt = pooled(
@@ -72,7 +72,7 @@ class AnswerFigures(Group):
         answered = [row for row in rows if row.is_answered]
         lengths = [row.num_tokens or 0 for row in answered]
         asked = [run.prompt_set.at(row.prompt_index or 0) for row in rows]
-        # Compared as they were sent; other columns of their rows may differ.
+        # Only the texts that were sent are compared; other columns of the prompts' rows may differ.
         different = {
             str((prompt.chat(), prompt.turns[: prompt.turn], prompt.num_tokens)) for prompt in asked
         }
@@ -94,14 +94,14 @@ class AnswerFigures(Group):
 
 
 PERCENTILES = (50, 99)
-# If more than this many times the tokens of an iteration arrive together, they were held back. It is above 1, because
-# some tokens have no text, and a busy client sees several arrivals as one.
+# Tokens were held back if on average more than this many times the tokens of an iteration arrive together. The factor
+# is above 1 because some tokens have no text, and because a busy client sees several arrivals as one.
 _MOST_PER_ITERATION = 1.5
 
 
 @dataclass(frozen=True, kw_only=True)
 class RequestFigures(Group):
-    """Requests to a server: when their tokens arrived, how many were in flight, and which failed."""
+    """Requests to a server: when their tokens arrived, and how many requests were in flight or failed."""
 
     time_to_first_token_p50_ms: MaybeFloat = pooled(
         "mean", "median time to the first token, over requests to a server", "ms"
@@ -129,7 +129,7 @@ class RequestFigures(Group):
     num_arrivals: MaybeInt = pooled("mean", "number of arrivals, each of one or more tokens")
     tokens_per_arrival: MaybeFloat = pooled(
         "mean",
-        "tokens that arrived together, on average",
+        "mean number of tokens that arrived together",
         "tokens",
         per="num_arrivals",
     )
@@ -138,11 +138,11 @@ class RequestFigures(Group):
         "whether more tokens arrived together than an iteration yields",
     )
     share_after_last_token: MaybeFloat = pooled(
-        "largest", "share of the answers' time after their last token"
+        "largest", "share of the answers' time that passed after their last token"
     )
     mean_in_flight: MaybeFloat = pooled(
         "mean",
-        "mean requests in flight, with those that only keep up the load",
+        "mean requests in flight, including those that only keep up the load",
         "requests",
         per="measured_s",
     )
@@ -153,7 +153,7 @@ class RequestFigures(Group):
         per="measured_s",
     )
     num_failed: MaybeInt = pooled(
-        "largest", "requests that failed, time-outs too; the other figures leave them out"
+        "largest", "requests that failed or timed out; the other figures leave them out"
     )
     num_empty: MaybeInt = pooled(
         "largest", "answers that ended without a token; the other figures leave them out"
@@ -161,7 +161,7 @@ class RequestFigures(Group):
 
     @property
     def was_served(self) -> bool:
-        """Whether prompts were sent as requests, each of which has its own time."""
+        """Whether prompts were sent as single requests, each of which has its own times."""
         return self.requests_per_second is not None
 
     @classmethod
@@ -201,7 +201,9 @@ class RequestFigures(Group):
 
 
 def first_token_times(run: MeasuredRun, arm: MeasuredArm) -> list[float]:
-    """Milliseconds to the first token of each answer; [] if every answer of a server arrived as a whole, at its end."""
+    """Milliseconds to the first arrival of each answer. [] if every answer of a server arrived whole, at its end,
+    because the time of the first token is then not known.
+    """
     arrived = [request for request in arm.answered if request.arrivals]
     if arm.was_sent and were_held_back(run, arm) and all(each.came_at_once for each in arrived):
         return []
@@ -209,12 +211,14 @@ def first_token_times(run: MeasuredRun, arm: MeasuredArm) -> list[float]:
 
 
 def were_held_back(run: MeasuredRun, arm: MeasuredArm) -> bool:
-    """Whether more tokens arrived together than an iteration yields, as with hidden reasoning or behind a proxy. The
-    times after the first token are then unknown.
+    """Whether more tokens arrived together than an iteration yields, for example because of hidden reasoning or a
+    proxy.
+
+    The times of single tokens after the first are then unknown.
     """
     share = None if run.quietness is None else run.quietness.processor_share
-    # A client that has to wait for a processor reads late and sees several arrivals together; they are then counted
-    # singly, unless the whole answer came at once.
+    # A client that waits for a processor reads late, and sees several arrivals as one burst. Arrivals are then counted
+    # instead of bursts, unless the whole answer came at once.
     is_late = share is not None and share < QUIET
     answered = [request for request in arm.answered if request.arrivals]
     num_tokens = sum(request.num_tokens for request in answered)
@@ -229,16 +233,16 @@ def were_held_back(run: MeasuredRun, arm: MeasuredArm) -> bool:
     if num_arrivals == 0:
         return False
     if not yielded:
-        # If the yield is not known, only answers that arrived as a whole show that tokens were held back.
+        # If the tokens per iteration are not known, only answers that arrived whole show that tokens were held back.
         return num_arrivals <= min(num_tokens / _MOST_PER_ITERATION, len(answered))
     return num_tokens / num_arrivals >= _MOST_PER_ITERATION * yielded
 
 
 def percentile_columns(**times_ms: Iterable[float | None]) -> dict[str, float | None]:
-    """`<name>_p50_ms` and `<name>_p99_ms` for each name; None without known values.
+    """The columns `<name>_p50_ms` and `<name>_p99_ms` for each name; their values are None if no value is known.
 
     Args:
-        times_ms: for each name its values in ms; None values are left out.
+        times_ms: the values of each name in ms; None values are ignored.
     """
     import numpy as np
 

@@ -1,6 +1,8 @@
-"""Figures of servers about themselves: tokens of other clients, caches, restarts, whether anything was drafted.
+"""Figures that servers report about themselves: tokens of other clients, caches, restarts, whether anything was
+drafted.
 
-A server's answers take precedence. Its counters include other clients, and only supply what answers do not report.
+If a server's answers and its counters both report a figure, the answers count, because counters also include other
+clients.
 """
 
 from __future__ import annotations
@@ -17,8 +19,8 @@ from harness.measuring.figures.measured import Group, MeasuredArm, MeasuredRun
 from harness.results.row import pooled
 from harness.results.schema import MaybeBool, MaybeFloat, MaybeInt
 
-# A server may count more or fewer tokens than arrived, by this share and one token for each request, before other
-# clients are suspected: some servers count the token that ends a text.
+# A server's count may differ from the tokens that arrived by this share of them, and by one token for each request,
+# before other clients are suspected. Some servers count the token that ends a text.
 _TOLERATED = 0.01
 
 
@@ -28,7 +30,7 @@ class ServerFigures(Group):
 
     salted: MaybeBool = pooled(
         "all",
-        "whether requests had a salt, so that no prefix cache knew their prompts",
+        "whether requests had a salt, so that no prefix cache contained their prompts",
     )
     server_time_to_first_token_ms: MaybeFloat = pooled(
         "mean",
@@ -42,29 +44,30 @@ class ServerFigures(Group):
     )
     foreign_tokens: MaybeInt = pooled(
         "largest",
-        "tokens of other clients' prompts and answers; 0 within a token a request and 1 %, empty while others wait",
+        "tokens of other clients' prompts and answers; differences up to 1 % and one token per request count as 0;"
+        " empty if not known",
         "tokens",
     )
     unseen_tokens: MaybeInt = pooled(
-        "largest", "tokens that arrived and that the server did not count", "tokens"
+        "largest", "tokens that arrived but that the server did not count", "tokens"
     )
     num_restarts: MaybeInt = pooled(
         "largest", "how often the server was restarted while it was measured"
     )
     drafted: MaybeBool = pooled(
-        "any", "whether the server drafted tokens, by its answers or its metrics"
+        "any", "whether the server drafted tokens, according to its answers or its metrics"
     )
     cached_tokens: MaybeInt = pooled(
         "largest",
-        "tokens of prompts that the server took from a cache, by its answers or its metrics",
+        "prompt tokens that the server took from a cache, according to its answers or its metrics",
         "tokens",
     )
     read_prompt_tokens: MaybeInt = pooled(
-        "mean", "tokens of all prompts by the server's count", "tokens"
+        "mean", "tokens of all prompts, as the server counted them", "tokens"
     )
     cached_from_before: MaybeInt = pooled(
         "largest",
-        "cached tokens of new prompts that no other prompt of the run begins with",
+        "cached tokens of new prompts that were in the cache before the run: no other new prompt begins with them",
         "tokens",
     )
 
@@ -78,6 +81,8 @@ class ServerFigures(Group):
             return cls(**columns)
         answered = arm.answered
         rows = [row for row in run.rows_of(arm) if row.is_answered]
+        # Cached and read tokens are columns of the rows. The server's own totals of drafts (`RequestRecord.drafts`) and
+        # its clock (`prompt_ms`) are only in the records of requests.
         cached = [row.cached_tokens for row in rows if row.cached_tokens is not None]
         read = [row.read_tokens for row in rows if row.read_tokens is not None]
         drafted = [request.drafts.proposed for request in answered if request.drafts is not None]
@@ -86,7 +91,8 @@ class ServerFigures(Group):
         if read and len(read) == len(rows):
             columns["read_prompt_tokens"] = sum(read)
         first_ms = [request.prompt_ms for request in answered if request.prompt_ms is not None]
-        # With several requests in flight some wait in the server's queue, and answers do not include that wait.
+        # If several requests are in flight, some wait in the server's queue, and the times in answers do not include
+        # that wait.
         if first_ms and run.settings.batch_size == 1:
             columns["server_time_to_first_token_ms"] = sum(first_ms) / len(first_ms)
         if drafted:
@@ -96,6 +102,7 @@ class ServerFigures(Group):
             traffic = traffic_columns(arm.counted, arm.counted_requests)
             columns |= traffic
             if not traffic.get("unseen_tokens"):
+                # The right side of `|` takes precedence: counters only fill in what answers do not report.
                 columns = counter_columns(arm.counted) | columns
         if impossible_counts(arm) is not None:
             columns |= {"cached_tokens": None, "drafted": None}
@@ -103,27 +110,29 @@ class ServerFigures(Group):
 
 
 def _from_before(run: MeasuredRun, arm: MeasuredArm) -> int | None:
-    """How many tokens of new prompts a cache knew from before the run: the cached ones beyond those that other prompts
-    of the run begin with, too. None if no answer reports cached tokens.
+    """How many tokens of new prompts were in a cache before the run: the cached tokens that are not also the beginning
+    of another new prompt. None if no answer reports cached tokens.
 
-    For example, if a new prompt of 100 tokens has 60 in the cache, and shares its first 20 with another prompt of the
-    run, then 40 are from before.
+    Only answered prompts of this arm whose cached tokens were reported are compared. For example, 60 of a new prompt's
+    100 tokens were in the cache, and the prompt has its first 20 tokens in common with another new prompt. Then 40
+    tokens were in the cache before the run.
     """
     cached: dict[tuple[int, ...], int] = {}
     for generation in arm.generations:
         for prompt, request in generation.with_prompts:
             occurrence = run.prompt_set.occurrence(request.index)
-            # Later turns of a conversation follow answers, which the cache may know from this run.
+            # Later turns of a conversation follow answers that the cache may contain because of this run.
             is_new = occurrence.repeat == 0 and occurrence.turn == 0
             if is_new and request.answered and request.num_cached is not None:
-                # Only the first answer counts: afterwards the cache may know the prompt from this run.
+                # Only the prompt's first answer counts: afterwards the cache may contain the prompt because of this
+                # run.
                 cached.setdefault(tuple(prompt), request.num_cached)
     if not cached:
         return None
     prompts = sorted(cached)
     num_known = 0
     for index, prompt in enumerate(prompts):
-        # Sorted, so that a prompt shares its longest beginning with one of its neighbours.
+        # The prompts are sorted, so the prompt with the longest common beginning is one of the two neighbours.
         neighbours = [*prompts[max(0, index - 1) : index], *prompts[index + 1 : index + 2]]
         shared = [length_in_common(prompt, other) for other in neighbours]
         num_known += max(0, cached[prompt] - max(shared, default=0))
@@ -131,8 +140,10 @@ def _from_before(run: MeasuredRun, arm: MeasuredArm) -> int | None:
 
 
 def impossible_counts(arm: MeasuredArm) -> str | None:
-    """Counts of an arm's answers or of its server's counters that cannot be true, in words; None if none is known to be
-    impossible.
+    """A sentence about impossible counts in an arm's answers or in its server's counters; None if no count is known to
+    be impossible.
+
+    Counters that missed tokens of ours are not judged.
     """
     impossible = [request.impossible for request in arm.answered if request.impossible]
     if impossible:
@@ -143,6 +154,7 @@ def impossible_counts(arm: MeasuredArm) -> str | None:
     if traffic.get("unseen_tokens"):
         return None
     try:
+        # Only requests on which the server has worked (`begun_requests`) can have draft tokens.
         counted_drafts(arm.counted, arm.begun_requests, bool(traffic.get("foreign_tokens")))
     except ImpossibleCounts as error:
         words = arm.counted.in_words("generated", "drafts", "proposed", "accepted")
@@ -151,19 +163,22 @@ def impossible_counts(arm: MeasuredArm) -> str | None:
 
 
 def traffic_columns(counts: Counts, requests: Sequence[RequestRecord]) -> dict[str, Any]:
-    """The columns about tokens that the server generated for other clients, and about our tokens that its counters
-    missed, by name; {} if it does not count generated tokens.
+    """The columns about a server's traffic, by name: `server_tokens`, `foreign_tokens` and `unseen_tokens`.
+
+    `foreign_tokens` counts tokens of other clients' prompts and answers. It is None if it cannot be known: if the
+    counters missed tokens of ours, or if requests of others were running already. {} if the server does not count
+    generated tokens.
 
     Args:
         counts: growth of the server's counters.
-        requests: our requests that they include.
+        requests: our requests that the counters include.
     """
     if counts.generated is None:
         return {}
     ours = sum(request.num_tokens for request in requests)
     foreign = counts.generated - ours
-    # A server may have continued with a request that we left. The tokens that arrived are ours, even if the server
-    # counts fewer.
+    # `most - ours` is how many more tokens of ours the server may have generated than arrived: it may have continued a
+    # request that we left unfinished.
     most = sum(
         max(each.num_tokens, len(each.arrivals), each.was_left * (each.max_new_tokens or 0))
         for each in requests
@@ -173,8 +188,8 @@ def traffic_columns(counts: Counts, requests: Sequence[RequestRecord]) -> dict[s
     num_foreign = _foreign_prompt_tokens(counts, requests)
     if foreign > tolerated:
         num_foreign += round(foreign)
-    # Counters that missed our tokens may have missed others' too. And for requests of others that were running before
-    # ours, nobody knows how many of their tokens fall into our time.
+    # Counters that missed our tokens may have missed other clients' tokens, too. And if other clients' requests were
+    # running before ours, it is not known how many of their tokens were generated during our measurement.
     is_unknown = num_unseen or (counts.running and not num_foreign)
     return {
         "server_tokens": round(counts.generated),
@@ -184,8 +199,8 @@ def traffic_columns(counts: Counts, requests: Sequence[RequestRecord]) -> dict[s
 
 
 def _foreign_prompt_tokens(counts: Counts, requests: Sequence[RequestRecord]) -> int:
-    """Tokens of other clients' prompts; 0 if the server has no such counter, or did not report the tokens of one of our
-    prompts.
+    """Tokens of other clients' prompts; 0 if the server does not count prompt tokens, or if one of our answers does not
+    report the tokens of its prompt.
     """
     read = {request.index: request.num_read for request in requests if request.num_read}
     if counts.read is None or any(request.index not in read for request in requests):
@@ -196,7 +211,9 @@ def _foreign_prompt_tokens(counts: Counts, requests: Sequence[RequestRecord]) ->
 
 
 def counter_columns(counts: Counts) -> dict[str, Any]:
-    """The columns about caches, first tokens and drafts that a server's counters give, by name."""
+    """The columns about caches, first tokens and drafts that a server's counters report, by name; unknown ones are left
+    out.
+    """
     columns: dict[str, Any] = {}
     if counts.cached is not None:
         columns["cached_tokens"] = round(counts.cached)

@@ -1,4 +1,4 @@
-"""Figures of texts: how far greedy texts of the two arms agree, and the share of tokens after the end of a text."""
+"""Figures of texts: how far the greedy texts of both arms agree, and the share of tokens after the end of a text."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ class TextFigures(Group):
     identical_prompts: MaybeInt = pooled("smallest", "greedy texts equal to the regular arm's")
     differing_prompts: MaybeInt = pooled(
         "largest",
-        "greedy texts that part from the regular arm's; turns after such a text are in neither number",
+        "greedy texts that diverge from the regular arm's; later turns after such a text count in neither number",
     )
     tokens_per_difference: MaybeFloat = pooled(
         "mean",
-        "with requests in flight: greedy tokens per difference that rounding is not known to explain",
+        "with requests in flight: greedy tokens / differences that rounding is not known to explain",
         "tokens",
     )
     margin_over_rounding: MaybeFloat = pooled(
         "largest",
-        "largest logit margin at a difference between greedy texts, over what rounding explains",
+        "logit margin / margin that rounding explains, at a difference between greedy texts: the largest",
     )
 
     @classmethod
@@ -64,13 +64,14 @@ def compare_texts(
     tokenizer: Tokenizer,
     answers: Mapping[str, Answered],
 ) -> None:
-    """Record where greedy texts of the speculative arm leave the regular ones, in the speculative arm's `divergences`.
+    """Record where greedy texts of the speculative arm diverge from the regular ones, in the speculative arm's
+    `divergences`.
 
     Nothing is compared if texts are sampled or acceptance is synthetic. A later turn of a conversation is compared only
     if its earlier answers were equal, so that both arms had the same prompt.
 
     Args:
-        reference: the weights' own probabilities; None if an engine has no weights here.
+        reference: gives the model's own logits, for the margins; None if the engine has no weights in this process.
         answers: both arms' answers to one question, by the name of the arm.
     """
     decoding = run.settings.decoding
@@ -85,8 +86,8 @@ def compare_texts(
             continue
         texts = [request.token_ids for request in requests]
         if regular_request.from_text != speculative_request.from_text:
-            # If one arm's tokens are read from its text and the other's are not, both texts are encoded again, because
-            # encoding a text need not give the tokens that were drawn.
+            # If only one arm's tokens were read from its text, both texts are encoded, because encoding a text need not
+            # give the tokens that were drawn.
             encode = functools.partial(tokenizer.encode, add_special_tokens=False)
             texts = [encode(request.text) for request in requests]
         divergence = first_divergence(reference, prompt, *texts)
@@ -96,8 +97,8 @@ def compare_texts(
 
 
 def _num_leading(regular: RequestRecord, speculative: RequestRecord) -> int:
-    """The number of leading tokens in common, without a tokenizer: from the servers' own ids, or else estimated from
-    the text in common.
+    """The number of leading tokens that two answers have in common, without a tokenizer: counted if the servers sent
+    all ids, otherwise estimated from the common beginning of the texts.
     """
     if all(len(answer.shown_ids) == answer.num_tokens for answer in (regular, speculative)):
         return length_in_common(regular.shown_ids, speculative.shown_ids)
@@ -110,7 +111,7 @@ def _num_leading(regular: RequestRecord, speculative: RequestRecord) -> int:
 class EndFigures(Group):
     """How many of an arm's tokens come after the end of their text.
 
-    A reader never sees these tokens, and they may be easier or harder to draft than others.
+    A user would never see these tokens, and they may be easier or harder to draft than other tokens.
     """
 
     share_after_end: MaybeFloat = pooled(
@@ -121,7 +122,8 @@ class EndFigures(Group):
 
     @classmethod
     def measured(cls, run: MeasuredRun, arm: MeasuredArm) -> Group:
-        # A text that a server sent does not include its end token.
+        # Answers whose tokens were read from their text are left out, because such a text does not include the end
+        # token.
         answers = [request.token_ids for request in arm.answered if not request.from_text]
         num_tokens = sum(map(len, answers))
         if not run.end_tokens or not num_tokens:
@@ -131,7 +133,7 @@ class EndFigures(Group):
 
 
 def _text_length(token_ids: Sequence[int], end_tokens: Collection[int]) -> int:
-    """The number of tokens up to and including the first that ends the text; all if none does."""
+    """The number of tokens up to and including the first end token; all tokens if there is none."""
     for position, token in enumerate(token_ids):
         if token in end_tokens:
             return position + 1

@@ -14,14 +14,15 @@ from harness.engines.protocol import Chat
 
 @dataclass(frozen=True)
 class Template:
-    """The way in which chats are written for a model; a plain prompt is a chat with one message.
+    """The way in which chats are written for a model. A plain prompt is a chat with one message.
 
-    `auto` uses the tokenizer's template if it has one. Without a template, a plain prompt is encoded with the special
-    tokens that the tokenizer adds by itself; `never` treats the text of a whole chat in the same way.
+    With `auto`, the tokenizer's template is used if there is one. Without a template, a plain prompt is encoded with
+    the special tokens that the tokenizer adds by itself. With `never`, the text of a whole chat is encoded in the same
+    way.
 
     Attributes:
         choice: the setting `chat_template`.
-        arguments: variables of the template.
+        arguments: variables that are passed to the template.
     """
 
     tokenizer: Any
@@ -34,7 +35,9 @@ class Template:
         return self.choice != "never" and bool(self.tokenizer.chat_template)
 
     def check(self, chats: Sequence[Chat]) -> None:
-        """Raise a SettingError for `always` without a template, and for chats that need a template if there is none."""
+        """Raise a SettingError if `always` is set and there is no template, or if `auto` is set, there is no template,
+        and a chat has several messages.
+        """
         has_template = bool(self.tokenizer.chat_template)
         if self.choice == "always" and not has_template:
             rule = "this model's tokenizer has none; use auto or never"
@@ -47,7 +50,7 @@ class Template:
             raise SettingError("chat_template", f"{reason}; {advice}", self.choice)
 
     def check_tools(self, chats: Sequence[Chat]) -> None:
-        """Raise a SettingError for chats with tools if there is no template, or it leaves the tools out."""
+        """Raise a SettingError for chats with tools if no template is used, or if the template leaves the tools out."""
         with_tools = [chat for chat in chats if chat.has_tools]
         if not with_tools:
             return
@@ -62,10 +65,10 @@ class Template:
                 raise SettingError("prompts", f"{problem}, and this model's template shows none")
 
     def encode(self, chats: Sequence[Chat]) -> list[list[int]]:
-        """The token ids of each chat, including the beginning of the answer.
+        """Return the token ids of each chat, including the tokens with which the template begins the answer.
 
         Raises:
-            SettingError: as `check`; also for a chat that the template refuses, or that has no tokens.
+            SettingError: as `check` does; also for a chat that the template refuses, or that has no tokens.
         """
         self.check(chats)
         return [self._token_ids(chat) for chat in chats]
@@ -83,9 +86,9 @@ class Template:
         return list(map(int, tokens))
 
     def text(self, chat: Chat, *, asks: bool) -> str:
-        """The text of a chat; if `asks`, with the beginning of the answer.
+        """Return the text of a chat; if `asks`, including the characters with which the template begins the answer.
 
-        Without a template it is `user: Hello\\nassistant: Hi\\nuser: Why?\\nassistant:`.
+        Without a template, the text is `user: Hello\\nassistant: Hi\\nuser: Why?\\nassistant:`.
 
         Raises:
             SettingError: if the template refuses the chat.
@@ -105,7 +108,8 @@ class Template:
                 chat.for_template(), tools=tools, return_dict=False, **{**options, **self.arguments}
             )
         except (TemplateError, OverflowError, RecursionError, TypeError, ValueError) as error:
-            # A template may not allow a system prompt, or may be one of several of which none is the default.
+            # For example, a template may not allow a system prompt, or a tokenizer may have several templates and no
+            # default.
             reason = f"this model's template refuses a prompt ({first_line(error)})"
             advice = "" if chat.has_tools else "; chat_template=never reads it as text"
             raise SettingError("chat_template", f"{reason}{advice}", self.choice) from error

@@ -1,4 +1,4 @@
-"""Encodes prompts as token ids, and refuses, skips or truncates those that are too long."""
+"""Encodes prompts as token ids, and refuses, skips or truncates prompts that are too long."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from harness.measuring.prompts.chat_templates import Template
 from harness.measuring.prompts.sets import Prompt, PromptSet, lines_in_words
 from harness.measuring.prompts.transcripts import Reading, readings_of
 
-# How many tokens longer an answer may become when its text is encoded again, as part of the next prompt.
+# How many more tokens an answer may have when its text is encoded again as part of the next turn's prompt.
 _MARGIN = 8
-# For a warm-up with n prompts, at most this many times n prompts are encoded to find n short ones.
+# To find n prompts for a warm-up that are short enough, at most this many times n prompts are encoded.
 _MOST_WARMUP = 4
 
 AnySettings = TypeVar("AnySettings", bound=RunSettings)
@@ -31,17 +31,17 @@ AnySettings = TypeVar("AnySettings", bound=RunSettings)
 
 @dataclass(frozen=True)
 class Encoded:
-    """Prompts as they are asked.
+    """Prompts as they are sent.
 
     Attributes:
         prompts: prompts of the set, in its order.
         token_ids: the token ids of each prompt.
-        num_too_long: how many prompts of the set were too long, by the column that counts them: `num_skipped` or
-            `num_truncated`.
+        num_too_long: how many prompts were too long, under the name of the column that counts them (`num_skipped` or
+            `num_truncated`); empty if none was.
         is_cut: whether any prompt was cut.
-        longest_turn: the most tokens that the prompt of any turn can have, including the answers before it.
-        others: further prompts of the set for a warm-up, none longer than the longest of these; None if none were
-            asked for.
+        longest_turn: the most tokens that the prompt of any turn can have, including the earlier answers.
+        others: further prompts of the set for a warm-up, none longer than the longest of `prompts`; None if no warm-up
+            was asked for.
     """
 
     prompts: tuple[Prompt, ...]
@@ -59,18 +59,18 @@ class Encoded:
     @property
     def chats(self) -> list[Chat]:
         """The messages and tools of each prompt, for servers that apply the template themselves. [] if any prompt was
-        cut, because its messages would be longer than its token ids.
+        cut, because the whole messages would be longer than the token ids.
         """
         is_sent_as_ids = self.is_cut or _have_lengths(self.prompts)
         return [] if is_sent_as_ids else [prompt.chat() for prompt in self.prompts]
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest prompt."""
+        """Number of tokens of the longest prompt."""
         return max(map(len, self.token_ids))
 
     def part(self, places: Sequence[int]) -> Encoded:
-        """Return the prompts at these positions. All fields that are not about single prompts stay the same."""
+        """Return the prompts at these positions. All fields that describe the whole set stay the same."""
         return dataclasses.replace(
             self,
             prompts=tuple(self.prompts[index] for index in places),
@@ -79,10 +79,10 @@ class Encoded:
 
 
 class Encoder:
-    """Encodes the prompts of a run: first turns, later turns, warm-ups, and what users type.
+    """Encodes the prompts of a run: first turns, later turns, warm-ups, and prompts that users type.
 
     Attributes:
-        planned: the pair, whose tokenizer and limits count.
+        planned: the pair, whose tokenizer and context limits are used.
         settings: settings of the run.
 
     Raises:
@@ -95,12 +95,13 @@ class Encoder:
         self._template = _template(planned.tokenizer, settings)
 
     def encode(self, prompts: Sequence[Prompt]) -> list[list[int]]:
-        """The token ids of each prompt, through the chat template if one is used. A prompt with `num_tokens` is cut to
-        that number. The result may be too long for the models.
+        """The token ids of each prompt, through the chat template if one is used.
+
+        A prompt with `num_tokens` is cut to that number. The length is not checked against the models' contexts.
 
         Raises:
-            SettingError: for a prompt that no chat template can write, that is shorter than `num_tokens`, or that has a
-                token which a model lacks.
+            SettingError: if the chat template refuses a prompt, if a prompt is shorter than its `num_tokens` or cannot
+                be cut because there is no tokenizer, or if it has a token that a model lacks.
         """
         if _have_lengths(prompts) and isinstance(self.planned.tokenizer, TextTokenizer):
             remedy = (
@@ -126,7 +127,8 @@ class Encoder:
         """The transcripts of a recorded conversation, in this model's tokens.
 
         Raises:
-            SettingError: for a conversation that no chat template can write, or that has a token which a model lacks.
+            SettingError: if the chat template refuses the conversation or hides an answer, or if it has a token that a
+                model lacks.
         """
         chats = [prompt.conversation]
         self._template.check(chats)
@@ -144,13 +146,14 @@ class Encoder:
         answers: str | None = None,
         num_others: int = 0,
     ) -> Encoded:
-        """Encode prompts of a set. Prompts that are too long are refused, skipped or truncated, as `prompts.too_long`
-        says. Prints whatever the settings do not show, such as the number of skipped prompts.
+        """Encode prompts of a set. Prompts that are too long are refused, skipped or truncated (`prompts.too_long`).
+
+        Prints facts that the settings do not show, such as the number of skipped prompts.
 
         Args:
-            prompts: the prompts of `prompt_set` that are to be encoded.
+            prompts: those prompts of `prompt_set` that are encoded.
             new_tokens: number of tokens that follow each prompt.
-            answers: what `new_tokens` are, in words for an error; None if they are `decoding.max_new_tokens`.
+            answers: a description of the `new_tokens`, for an error; None if they are `decoding.max_new_tokens`.
             num_others: number of prompts for a warm-up; 0 for no `Encoded.others`.
 
         Raises:
@@ -158,8 +161,8 @@ class Encoder:
                 do, or if no prompt would be left.
         """
         token_ids = self.encode(prompts)
-        # The number of tokens of each prompt; for a conversation that of its last turn, with room for the answers
-        # before it, which are not known yet.
+        # The number of tokens of each prompt; for a conversation, that of its last turn, with room for the earlier
+        # answers, which are not known yet.
         longest_turns = list(map(len, token_ids))
         for index, prompt in enumerate(prompts):
             if prompt.turns:
@@ -203,8 +206,8 @@ class Encoder:
         """Skip, truncate or refuse prompts that are too long.
 
         Args:
-            longest_turns: the number of tokens of each prompt; for a conversation that of its last turn, with room for
-                the answers before it.
+            longest_turns: the number of tokens of each prompt; for a conversation, that of its last turn, with room for
+                the earlier answers.
         """
         planned, settings = self.planned, self.settings
         assert isinstance(settings, PromptedSettings)
@@ -229,7 +232,7 @@ class Encoder:
                 encoded.part(kept), num_too_long={"num_skipped": len(long)}
             )
             longest_turns = [longest_turns[index] for index in kept]
-        # There must be room for the token that begins a text, and for at least one other.
+        # There must be room for the beginning-of-sequence token, and for at least one other token.
         elif too_long == "truncate" and long and room is not None and room > 1:
             cut = [index for index in long if len(token_ids[index]) > room]
             if cut and settings.engine.asks_chats and any(chat.has_tools for chat in encoded.chats):
@@ -260,7 +263,7 @@ class Encoder:
 
 
 def _template(tokenizer: Tokenizer, settings: RunSettings) -> Template:
-    """The template that the prompts of a run go through.
+    """The chat template of a run, or the way in which its prompts are written without one.
 
     Raises:
         SettingError: if `chat_template=always` is combined with `prompts.lengths`.
@@ -268,7 +271,7 @@ def _template(tokenizer: Tokenizer, settings: RunSettings) -> Template:
     choice = settings.chat_template
     arguments: Mapping[str, Any] = {}
     if settings.engine.asks_chats and not tokenizer.chat_template:
-        # The messages are sent as they are; token ids only show about how long they are.
+        # The server applies its own template. Token ids are only an estimate of the prompts' lengths.
         choice = "never"
     if isinstance(settings, PromptedSettings):
         arguments = settings.prompts.template_arguments or {}
@@ -298,10 +301,11 @@ def origin(settings: PromptSettings) -> str | None:
 
 
 def last(token_ids: list[int], count: int, bos_token: int | None) -> list[int]:
-    """At most the last `count` tokens of a text. If the text begins with the beginning-of-sequence token, the result
-    does, too.
+    """Return at most the last `count` tokens of a text. If the text begins with the beginning-of-sequence token, so
+    does the result.
 
-    For example, the last 3 tokens of [1, 5, 6, 7, 8] are [6, 7, 8], or [1, 7, 8] if 1 is that token.
+    For example, the last 3 tokens of [1, 5, 6, 7, 8] are [6, 7, 8], or [1, 7, 8] if 1 is the beginning-of-sequence
+    token.
     """
     if len(token_ids) <= count:
         return token_ids
@@ -311,7 +315,9 @@ def last(token_ids: list[int], count: int, bos_token: int | None) -> list[int]:
 
 
 def decide_ignore_eos(settings: AnySettings, tokenizer: Tokenizer) -> AnySettings:
-    """Settings in which `decoding.ignore_eos=auto` is decided: plain texts continue after their end, chats do not."""
+    """Return the settings with `decoding.ignore_eos=auto` replaced: True for plain texts, which then continue after
+    their end; False for chats.
+    """
     if settings.decoding.ignore_eos != "auto":
         return settings
     is_chat = settings.engine.asks_chats or _template(tokenizer, settings).is_used
@@ -320,12 +326,12 @@ def decide_ignore_eos(settings: AnySettings, tokenizer: Tokenizer) -> AnySetting
 
 
 def completion_ids(tokenizer: Tokenizer, prompt: Prompt) -> list[int]:
-    """The tokens of a prompt's recorded answer; [] without one."""
+    """The tokens of a prompt's recorded answer; [] if there is none."""
     completion = prompt.completion
     if completion is None or isinstance(completion, tuple):
         return list(completion or ())
     if prompt.messages is None:
-        # A tokenizer may put a space before a text, but not before an answer that follows a prompt.
+        # Encoded by itself, the answer might get a leading space from the tokenizer. So it is encoded after its prompt.
         before = tokenizer(prompt.text)["input_ids"]
         whole = tokenizer(prompt.text + completion)["input_ids"]
         if whole[: len(before)] == before:

@@ -1,5 +1,5 @@
-"""Reads and checks messages, tools and answers in OpenAI's format: of a row of a prompt file, or a request to
-`serve`.
+"""Reads and checks messages, tools and answers in OpenAI's format, from a row of a prompt file or a request
+to `serve`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any
 from harness.engines.protocol import Message
 from harness.measuring.prompts.prompt_files import BadFile
 
-# Fields of a message that are texts, besides its content. Templates know thoughts by one name, servers send them by
-# two.
+# Fields of a message that contain text, other than `content`, with the names that templates use. Servers send thoughts
+# under two names; templates read only one.
 _TEXTS = {
     "reasoning_content": "reasoning_content",
     "reasoning": "reasoning_content",
@@ -22,10 +22,10 @@ _TEXTS = {
 
 
 def messages_of(value: Any) -> tuple[Message, ...]:
-    """The messages of a row, with the fields that templates and servers read.
+    """Return the messages of a row, reduced to the fields that templates and servers read.
 
     Raises:
-        BadFile: for messages that OpenAI's API would refuse, and for content that is not text.
+        BadFile: for messages that OpenAI's API would refuse, and for content that is not text, such as images.
     """
     if not isinstance(value, list) or not all(
         isinstance(m, dict) and isinstance(m.get("role"), str) for m in value
@@ -35,7 +35,8 @@ def messages_of(value: Any) -> tuple[Message, ...]:
 
 
 def tools_of(value: Any) -> tuple[Mapping[str, Any], ...]:
-    """The definitions of tools of a row, which are a list or its JSON text; empty for none.
+    """Return the definitions of a row's tools, which are stored as a list or as the JSON text of a list; empty for no
+    tools.
 
     Raises:
         BadFile: for anything else, and for a tool without a name.
@@ -51,10 +52,11 @@ def tools_of(value: Any) -> tuple[Mapping[str, Any], ...]:
 
 
 def completion_of(columns: Mapping[str, Any]) -> str | tuple[int, ...] | None:
-    """The recorded answer of a row: the token ids that `acceptance` writes, or else a text; None without one.
+    """Return the recorded answer of a row: the token ids that `acceptance` writes, or otherwise a text; None if there
+    is no answer.
 
     Raises:
-        BadFile: if it is anything else.
+        BadFile: if the answer is anything else.
     """
     ids = columns.get("token_ids")
     if not ids:
@@ -68,7 +70,7 @@ def completion_of(columns: Mapping[str, Any]) -> str | tuple[int, ...] | None:
 
 
 def text_of(value: Any, what: str) -> str:
-    """The value itself, if it is a text that is not blank.
+    """Return the value, if it is a text that is not blank.
 
     Args:
         what: the name of the value, for errors.
@@ -90,7 +92,7 @@ def _message(message: dict[str, Any], where: str) -> Message:
             raise BadFile(f"has content in {where} that is no text")
         content = "".join(map(str, texts))
     content = content or ""
-    # A message that calls a tool may have no text, or only a line break, and so may the result of a tool.
+    # A message that calls a tool, and the result of a tool, may have no text, or only a line break.
     may_be_blank = role in ("assistant", "tool")
     if not (may_be_blank and isinstance(content, str) and not content.strip()):
         content = text_of(content, "every content")

@@ -1,5 +1,5 @@
-"""Files of prompt sets, on this machine or on the hub, as numbered rows. A row is a text, or a mapping from columns to
-values.
+"""Reads files of prompt sets, on this machine or on the hub, as numbered rows. A row is a text, or a mapping from
+columns to values.
 """
 
 from __future__ import annotations
@@ -17,26 +17,27 @@ from harness.config.installation import install_command, is_installed
 from harness.config.settings import PROMPT_FILES, ModelSettings, PromptSettings
 from harness.engines.door import local
 
-# The number of a row, counted from 1, and the row.
+# The number of a row, from 1, and the row.
 NumberedRow = tuple[int, Any]
 
 
 class BadFile(Exception):
-    """Why a file is refused. `load_prompts` adds the setting and its value."""
+    """The reason why a file is refused. `load_prompts` adds the setting and its value."""
 
 
 class NoQuestion(BadFile):
-    """Why a row is left out: it contains no question."""
+    """The reason why a row is left out: it contains no question."""
 
 
 def local_files(settings: PromptSettings) -> list[Path]:
-    """The files of a prompt set on this machine. Files on the hub are downloaded unless the hub's cache has them.
+    """Return the local paths of a prompt set's files. Files on the hub are downloaded unless they are in the hub's
+    cache.
 
-    A branch is used as it was last downloaded, because asking whether it has changed takes half a minute
-    without a network.
+    A branch is used as it was last downloaded, because asking the hub whether the branch has changed takes half a
+    minute without a network.
 
     Raises:
-        SettingError: if the repository has no such file or revision.
+        SettingError: if the repository has no such file or revision, or if `huggingface_hub` is not installed.
         RunError: if the hub cannot be reached.
     """
     if settings.repository is None:
@@ -59,8 +60,8 @@ def _fetched(settings: PromptSettings, file: str) -> Path:
     if isinstance(cached, str):
         return Path(cached)
     try:
-        # Raises within seconds if the hub refuses or cannot be reached; the download would keep trying for half a
-        # minute.
+        # This raises within seconds if the hub refuses the request or cannot be reached; the download would retry for
+        # half a minute.
         local("models.checkpoints").check_hub_access(repository, file, revision, "dataset")
         path = huggingface_hub.hf_hub_download(
             repository, file, repo_type="dataset", revision=revision
@@ -69,7 +70,7 @@ def _fetched(settings: PromptSettings, file: str) -> Path:
         rule = f"the data set {repository} on the hub has no such file in its revision"
         raise SettingError("prompts.file", f"{rule} {revision or 'main'}", file) from None
     except Exception as exception:
-        # `explain` takes repositories in this form, also those of data sets.
+        # `explain` expects a repository in this form, even that of a data set.
         place = ModelSettings(name=settings.name, repository=repository, revision=revision)
         error = explain(exception, "prompts", place, "dataset")
         raise error or RunError(f"prompts: {first_line(exception)}") from exception
@@ -77,13 +78,13 @@ def _fetched(settings: PromptSettings, file: str) -> Path:
 
 
 def read_rows(path: Path, source: str | None = None) -> Iterator[NumberedRow]:
-    """The rows of a file, without blank lines. Lists within a row are Python's.
+    """Return an iterator over the numbered rows of a file, without blank lines.
 
     Args:
-        source: where the file can be had; ends the message if there is no such file.
+        source: where the file can be found; added to the message if the file does not exist.
 
     Raises:
-        BadFile: if the file cannot be read. For a line that is not JSON it is raised only when the iterator reaches the
+        BadFile: if the file cannot be read. For a line that is not JSON, it is raised when the iterator reaches the
             line.
     """
     if path.is_fifo() or path.is_char_device():
@@ -139,7 +140,7 @@ def _table(content: bytes, suffix: str) -> list[dict[str, Any]]:
         if suffix == ".csv":
             import pandas
 
-            # Excel writes semicolons in countries that write decimals with a comma.
+            # Excel separates cells with semicolons in countries that write decimals with a comma.
             heading = content.partition(b"\n")[0].decode(errors="replace")
             separator = max(",;\t", key=heading.count)
             table = pandas.read_csv(file, sep=separator, dtype=str, keep_default_na=False)

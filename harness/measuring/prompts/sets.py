@@ -1,11 +1,18 @@
 """Prompt sets, from files on this machine or on the hub.
 
-A `.txt` file has one prompt per line. A table (`.jsonl`, a `.json` array, `.csv`, `.parquet`) has rows. A row holds its
-prompt in one of these columns: `prompt` (text, as in HumanEval), `turns` (a list of texts, as in MT-Bench, Spec-Bench
-and SPEED-Bench), `messages` (a chat), `conversations` (as in ShareGPT), `question` (as in GSM8K; with `context`, as in
-SQuAD) or `instruction` (with `input` or `context`, as in Alpaca and Dolly). It may also have `category`, `tools` and
-`completion`, which is an answer to the prompt. The answers of a chat are among its messages. Settings can name other
-columns, or make the prompt from several of them.
+A `.txt` file has one prompt per line. A table (`.jsonl`, a `.json` array, `.csv`, `.parquet`) has one prompt per row. A
+row contains its prompt in one of these columns:
+
+    column           contents                                used by
+    prompt           a text                                  HumanEval
+    turns            a list of the user's texts              MT-Bench, Spec-Bench, SPEED-Bench
+    messages         a chat
+    conversations    a list of texts, or of objects          ShareGPT
+    question         a text, with `context` if there is one  GSM8K, SQuAD
+    instruction      a text, with `input` or `context`       Alpaca, Dolly
+
+A row may also have a `category`, `tools`, and a `completion`, which is a recorded answer to the prompt. The recorded
+answers of a chat are among its messages. Settings can name other columns, or make the prompt from several columns.
 """
 
 from __future__ import annotations
@@ -32,8 +39,8 @@ from harness.engines.protocol import Chat, Message
 from harness.measuring.prompts.messages import completion_of, messages_of, text_of, tools_of
 from harness.measuring.prompts.prompt_files import BadFile, NoQuestion, local_files, read_rows
 
-# If a licence forbids copying, SPEED-Bench publishes a line of capitals in place of a text, which says where to fetch
-# the text. Only capitals count, because "Data should be fetched ..." may well be a real prompt.
+# If a licence forbids copying a text, SPEED-Bench publishes a line in capitals that says where to fetch the text. Only
+# lines in capitals match, because "Data should be fetched ..." may be a real prompt.
 _FETCH_ORDER = re.compile(
     r"\b(DATA|PROMPTS?|TEXT|CONTENT)\b.*\b(FETCHED|DOWNLOADED|REPLACED|INSERTED)\b", re.DOTALL
 )
@@ -41,12 +48,12 @@ _PLACEHOLDER = re.compile(
     r"\W*(placeholder|todo|tbd|(your|insert) (prompt|question|text)( here)?|lorem ipsum.*)\W*",
     re.I | re.S,
 )
-# More characters than any token of natural text has on average, so that a text cut by characters has enough tokens in
-# any language and vocabulary.
+# More characters than the tokens of any natural text have on average. So a text that is cut to this many characters per
+# token has enough tokens in any language and vocabulary.
 _CHARACTERS_PER_TOKEN = 12
-# Columns that hold a prompt; if a row has several, the first of these counts.
+# Columns that may contain the prompt, in order of precedence.
 _KEYS = tuple(column for column in PROMPT_COLUMNS if column != "category")
-# Parts of a prompt or request that a row may store but that are not sent.
+# Columns with parts of a prompt or request that a row may store but that are not sent.
 _PARTS = """
     context input passage passages document documents article story choices options
     system system_prompt instructions image images image_url audio video files
@@ -55,11 +62,11 @@ _PARTS = """
     repetition_penalty repeat_penalty frequency_penalty presence_penalty logit_bias tool_choice
     chat_template_kwargs response_format continue_final_message
 """.split()
-# Columns with a text whose subject has a column of its own.
+# Columns with a text whose subject is in another column (`input` or `context`).
 _WITH_SUBJECT = ("instruction", "question")
 # Roles whose messages a model answers.
 _ASKS = ("user", "tool")
-# The most names of lines or categories that a message lists.
+# The most line numbers or categories that a message lists.
 _MOST_NAMED = 15
 
 
@@ -68,18 +75,19 @@ class Prompt:
     """One prompt of a set.
 
     Attributes:
-        text: the prompt; for a chat the last of `messages`, from the user or a tool.
-        category: its kind of task; None if the set has no categories.
-        messages: for a chat, its messages up to the last one that the model answers; None for plain text.
+        text: the prompt; for a chat, the text of the last of `messages`, which is from the user or a tool.
+        category: the kind of task; None if the row has no category.
+        messages: for a chat, its messages up to the last message that a model answers; None for plain text.
         tools: for a chat, the tools that the model may call.
         following: for a chat, the messages after `messages`: at most one answer.
-        index: its place in the prompt set, from 0. With the seed it determines the random numbers.
+        index: its place in the prompt set, from 0. The index and the seed determine the random numbers of its answer.
         line: its line in the file, or row of the table, from 1.
         num_tokens: the number of tokens that the text is cut to; None for the whole text.
-        turns: for a conversation that is asked turn by turn, the user's texts, this one first; empty for a single turn.
-        turn: for a turn of a conversation, its number from 1; None for any other prompt.
+        turns: for a conversation that is sent turn by turn, all texts of the user, from the first turn on; empty for a
+            single turn.
+        turn: for a turn of a conversation, the number of the turn, from 1; None for any other prompt.
         completion: for plain text, the recorded answer as text or as token ids; None without one.
-        unsent: parts of its row that are not sent.
+        unsent: names of the parts of its row that are not sent.
     """
 
     text: str
@@ -101,12 +109,12 @@ class Prompt:
 
     @property
     def conversation(self) -> Chat:
-        """All messages, including recorded answers."""
+        """The whole chat, including recorded answers."""
         return Chat((*self.chat().messages, *self.following), self.tools)
 
     @property
     def opening(self) -> Prompt:
-        """The prompt up to the first recorded answer; later messages are in `following`."""
+        """The prompt up to the first recorded answer; the answer and all later messages are then in `following`."""
         messages = self.conversation.messages
         roles = [message["role"] for message in messages]
         if "assistant" not in roles[1:]:
@@ -116,11 +124,11 @@ class Prompt:
 
     @property
     def has_answers(self) -> bool:
-        """Whether an answer to it is recorded."""
+        """Whether the file contains an answer to this prompt."""
         return self.completion is not None or bool(self.opening.following)
 
     def after(self, answers: Sequence[str], left_out: int = 0) -> Prompt:
-        """The prompt for the turn of a conversation that follows these answers to earlier turns.
+        """The prompt of the turn that follows these answers to the earlier turns of a conversation.
 
         With the turns "A", "B", "C" and the answers ["x", "y"], the messages are A, x, B, y, C; with `left_out=1` they
         are B, y, C.
@@ -137,8 +145,8 @@ class Prompt:
 
 
 class Occurrence(NamedTuple):
-    """One time that a prompt is asked: its place in the set, its turn, and how often it was asked before; all from
-    0.
+    """One sending of a prompt: the prompt's place in the set, its turn, and how often it was sent before; all count
+    from 0.
     """
 
     place: int
@@ -151,8 +159,9 @@ class PromptSet:
     """Prompts in the order of their file.
 
     Attributes:
-        digest: identifies texts and messages; it is the same in any file format.
-        seed: if given, `take` draws prompts of each category at random; None takes the first ones.
+        digest: identifies the texts and messages; it does not depend on the file format.
+        seed: with a seed, `take` draws prompts of each category at random; with None, it takes the first prompts of
+            each.
         num_left_out: number of rows without a question.
         num_repeated: number of rows that repeat another one.
     """
@@ -165,10 +174,10 @@ class PromptSet:
     num_repeated: int = 0
 
     def take(self, count: int) -> tuple[Prompt, ...]:
-        """`count` prompts, one from each category in turn.
+        """Return `count` prompts, taking one from each category, then another from each, and so on.
 
         Raises:
-            SettingError: if the set has fewer prompts.
+            SettingError: if the set has fewer than `count` prompts.
         """
         if count > len(self.prompts):
             raise SettingError(
@@ -183,15 +192,15 @@ class PromptSet:
                 shuffler.shuffle(category_prompts)
         taken: list[Prompt] = []
         for turn in itertools.zip_longest(*members.values()):
-            # Categories with few prompts have run out of them in later turns.
+            # A category that has no prompt left contributes None.
             taken += [prompt for prompt in turn if prompt is not None]
         return tuple(taken[:count])
 
     def index(self, occurrence: Occurrence) -> int:
-        """The index of one time that a prompt, or a turn of a conversation, is asked.
+        """The index of one sending of a prompt, or of a turn of a conversation.
 
-        In a set of 10 conversations of 2 turns, the turns of the fourth one have the indices 3 and
-        13, and 23 and 33 when it is asked again.
+        For example, in a set of 10 conversations of 2 turns, the turns of the fourth conversation have the indices 3
+        and 13. When the conversation is sent again, they have the indices 23 and 33.
         """
         times = occurrence.turn + self._most_turns * occurrence.repeat
         return occurrence.place + len(self.prompts) * times
@@ -203,7 +212,7 @@ class PromptSet:
         return Occurrence(place, turn, repeat)
 
     def at(self, index: int) -> Prompt:
-        """The prompt with an index, which may be that of a later turn, or of another time that the prompt is asked."""
+        """The prompt to which an index belongs; the index may be that of a later turn, or of a repeated sending."""
         occurrence = self.occurrence(index)
         prompt = dataclasses.replace(self.prompts[occurrence.place], index=index)
         if not prompt.turns:
@@ -213,7 +222,7 @@ class PromptSet:
         )
 
     def first_unused(self, num_asked: int) -> int:
-        """Return an index above all indices that are used when `num_asked` prompts are asked, with all their turns."""
+        """Return an index above all indices that are used when `num_asked` prompts are sent, with all their turns."""
         times = -(-num_asked // len(self.prompts))
         return self.index(Occurrence(0, repeat=max(1, times)))
 
@@ -222,7 +231,9 @@ class PromptSet:
         return max(1, *(len(prompt.turns) for prompt in self.prompts))
 
     def described(self, taken: Sequence[Prompt]) -> str | None:
-        """A line about the prompts that `take` took; None if they are all prompts, or simply the first ones."""
+        """A line about the prompts that `take` selected; None if these are all prompts, or the first prompts of the
+        file.
+        """
         categories = {prompt.category for prompt in self.prompts}
         if len(taken) == len(self.prompts) or (len(categories) == 1 and self.seed is None):
             return None
@@ -239,13 +250,15 @@ class PromptSet:
 
 
 def listed(names: Sequence[object]) -> str:
-    """`3, 5, 8`; with more than `_MOST_NAMED` names only the first, and how many more there are."""
+    """A list of names in words, such as `3, 5, 8`. Of more than `_MOST_NAMED` names, only the first are listed, with
+    the number of the others.
+    """
     more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
     return ", ".join(map(str, names[:_MOST_NAMED])) + more
 
 
 def lines_in_words(lines: Iterable[int], settings: PromptSettings) -> str:
-    """`line 3 of mine.txt`, `lines 3, 5, 8 of prompts=tiny`."""
+    """Line numbers in words: `line 3 of mine.txt`, `lines 3, 5, 8 of prompts=tiny`."""
     ascending = sorted(lines)
     file = Path(settings.file)
     is_own = settings.repository is None and not file.is_relative_to(PACKAGE)
@@ -272,7 +285,8 @@ def load_prompts(settings: PromptSettings) -> PromptSet:
             raise SettingError("prompts", str(bad), name) from bad
     if settings.lengths:
         read = _cut(read, settings.lengths)
-    # A row that occurs twice within a category becomes one prompt, because an interval is over different prompts.
+    # A row that occurs twice within a category becomes one prompt, because an interval over prompts needs different
+    # prompts.
     different: dict[str, Prompt] = {}
     for prompt in read:
         without_place = dataclasses.replace(prompt, line=0, unsent=())
@@ -291,13 +305,15 @@ def load_prompts(settings: PromptSettings) -> PromptSet:
 
 
 def _prompts_of(path: Path, settings: PromptSettings) -> tuple[list[Prompt], int]:
-    """The prompts of one file, and the number of rows without a question. With several files each is a category."""
+    """The prompts of one file, and the number of rows without a question. If there are several files, the name of the
+    file is the category of rows without one.
+    """
     prompts = []
     left_out: list[str] = []
     category = path.stem if len(settings.files) > 1 else None
     for number, row in read_rows(path, settings.source):
         if isinstance(row, dict) and row.get("arm") == "speculative":
-            continue  # of a run of `latency`, whose regular arm answered the same prompt
+            continue  # a row of `latency_prompts.csv`; the regular arm's row has the same prompt
         try:
             prompt = _from_row(row, settings)
         except BadFile as bad:
@@ -328,17 +344,18 @@ def _prompts_of(path: Path, settings: PromptSettings) -> tuple[list[Prompt], int
 
 
 def _cut(documents: Sequence[Prompt], lengths: Sequence[int]) -> list[Prompt]:
-    """For each document, a prompt that begins with it and will be cut to one of the lengths, which is its category.
+    """For each document, make a prompt that begins with the document and will be cut to one of the lengths, which is
+    its category.
 
-    Lengths are dealt out in turn: with lengths 512 and 4096, documents 0, 2, 4, ... begin texts of
-    512 tokens. A text that is too short continues with the next documents, and after the last one with the first. No
-    document occurs twice in a text, because repeated text would be easy to predict.
+    The lengths alternate: with lengths 512 and 4096, documents 0, 2, 4, ... become prompts of 512 tokens. If a document
+    is too short, the next documents are added to it, and after the last document the first. No document occurs twice in
+    a prompt, because repeated text would be easy to predict.
 
     Args:
         lengths: numbers of tokens.
 
     Raises:
-        SettingError: if all documents together are too short, or if they have tools.
+        SettingError: if all documents together are too short, or if any document is a chat with tools.
     """
     if any(document.chat().has_tools for document in documents):
         rule = "cuts texts, and the prompts of this set are chats with tools"
@@ -378,7 +395,7 @@ def _from_row(row: Any, settings: PromptSettings) -> Prompt:
     completion = completion_of(columns)
     turns = prompt.turns if settings.turns == "all" and len(prompt.turns) > 1 else ()
     messages = prompt.messages
-    # Requests to Anthropic's API hold the system prompt next to their messages.
+    # Requests to Anthropic's API contain the system prompt in a field next to their messages.
     own_system = columns.get("system") if messages else None
     for system, name in ((own_system, "system"), (settings.system, "prompts.system")):
         if system:
@@ -398,7 +415,9 @@ def _from_row(row: Any, settings: PromptSettings) -> Prompt:
 
 
 def _unsent(row: Mapping[str, Any], prompt: Prompt) -> Iterator[str]:
-    """Names of the parts of a row that its prompt lacks: images, settings, a system prompt next to plain text."""
+    """Yield the names of the parts of a row that are not sent with its prompt: images, settings, a system prompt next
+    to plain text.
+    """
     key = next(key for key in _KEYS if row.get(key) is not None)
     sent = ["system"] if prompt.messages else []
     if key in _WITH_SUBJECT and isinstance(row[key], str):
@@ -411,7 +430,9 @@ def _unsent(row: Mapping[str, Any], prompt: Prompt) -> Iterator[str]:
 
 
 def _with_known_columns(row: Mapping[str, Any], settings: PromptSettings) -> dict[str, Any]:
-    """The row with its columns renamed to the names that are used here."""
+    """The row, with the columns that `prompts.columns` names renamed, and with the prompt that `prompts.template`
+    makes.
+    """
     named = {}
     others = dict(row)
     for known, column in (settings.columns or {}).items():
@@ -424,7 +445,7 @@ def _with_known_columns(row: Mapping[str, Any], settings: PromptSettings) -> dic
             if column is not None:
                 value = _column(row, column, "prompts.template")
                 others.pop(column, None)
-                # Lists have one entry per line.
+                # A list is written with one entry per line.
                 text += "\n".join(map(str, value)) if isinstance(value, list) else str(value)
         named["prompt"] = text
     if any(key in named for key in _KEYS):
@@ -439,8 +460,8 @@ def _column(row: Mapping[str, Any], column: str, setting: str) -> Any:
 
 
 def _of_first_key(row: Mapping[str, Any]) -> Prompt:
-    """The prompt in the first of the known columns that the row has: a text, turns or messages, depending on its
-    value.
+    """The prompt in the first of the known columns (`_KEYS`) that the row fills. Its value may be a text, turns or
+    messages.
     """
     key = next((key for key in _KEYS if row.get(key) is not None), None)
     if key is None and not row.keys().isdisjoint(_KEYS):
@@ -470,7 +491,7 @@ def _of_first_key(row: Mapping[str, Any]) -> Prompt:
         turns = [text_of(turn, f"every one of {key}") for turn in value]
         return Prompt(turns[0], turns=tuple(turns))
     if value == "" and row.get("turn") and row.get("token_ids"):
-        # A row of `acceptance_texts.csv`, which does not contain the turns before this one.
+        # This is a row of `acceptance_texts.csv`, which does not contain the earlier turns.
         raise BadFile("is one turn of a conversation: take the file of conversations as prompts")
     if isinstance(value, str) and not value.strip():
         raise NoQuestion(f"must have text as {key}")
@@ -483,10 +504,10 @@ def _of_first_key(row: Mapping[str, Any]) -> Prompt:
 
 
 def _with_messages(row: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The row with its messages as `messages`; None if it has none.
+    """The row with its messages under the name `messages`; None if it has no messages.
 
-    They may be in a column of any name, or within an object: `conversation`, `body.messages`. A request to complete a
-    text has a text instead, `body.prompt`, which becomes `prompt`.
+    The messages may be in a column of any name, or within an object: `conversation`, `body.messages`. A stored request
+    to complete a text contains a text instead, `body.prompt`, which becomes `prompt`.
     """
     body = row.get("body")
     if isinstance(body, dict) and isinstance(body.get("prompt"), str):

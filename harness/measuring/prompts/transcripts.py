@@ -1,16 +1,16 @@
-"""Recorded conversations as token ids, with all answers in as few texts as the chat template allows.
+"""Writes recorded conversations as token ids, with all answers in as few texts as the chat template allows.
 
-A template may write an earlier turn differently once the conversation has gone on: the templates of thinking models
-drop the thoughts of earlier turns. The whole text then does not begin with the prompt that the model answered, and the
-answer needs a text of its own, which ends with it. With "Hi", the answer "Hello", "Why?" and the answer "So", such a
-template gives two texts:
+A template may write an earlier turn differently when later turns follow: the templates of thinking models drop the
+thoughts of earlier turns. The text of the whole conversation then does not begin with the prompt that the model
+answered. The earlier answer therefore needs a separate text, which ends with this answer. For the conversation "Hi",
+"Hello" (answer), "Why?", "So" (answer), such a template writes two texts:
 
-    Hi <think>…</think>Hello                 with the first answer
-    Hi Hello Why? <think>…</think>So         with the second answer
+    Hi <think>…</think>Hello                 contains the first answer
+    Hi Hello Why? <think>…</think>So         contains the second answer
 
-If the template keeps thoughts, or there are none, the second text begins with the first, and holds both answers. So
-answers are taken from the last to the first, and an answer shares the current text if the text begins with the answer's
-prompt and the answer.
+If the template keeps thoughts, or there are none, the second text begins with the first text and contains both answers.
+So answers are visited from the last to the first. An answer shares the text of the previously visited answer if that
+text begins with the answer's prompt and the answer.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _OTHER_ANSWER = {"role": "assistant", "content": "\ue000"}
 
 @dataclass(frozen=True)
 class Reading:
-    """A transcript of a prompt.
+    """A transcript, with the prompt that it was made from.
 
     Attributes:
-        turns: for each answer of the transcript, its turn of the conversation, from 1; None for the single answer to a
-            prompt.
+        turns: for each answer of the transcript, the number of its turn in the conversation, from 1; None for the
+            single answer to a prompt.
     """
 
     prompt: Prompt
@@ -44,12 +44,14 @@ class Reading:
     turns: Sequence[int | None]
 
     def until(self, num_tokens: int) -> Reading | None:
-        """The reading of the first `num_tokens` tokens, with answers of at least two tokens; None if there are none."""
+        """Cut the transcript after `num_tokens` tokens. Answers with fewer than two tokens left are dropped; None if no
+        answer remains.
+        """
         answers = []
         turns = []
         for answer, turn in zip(self.transcript.answers, self.turns, strict=True):
             held = range(answer.start, min(answer.stop, num_tokens))
-            # Iterations decide the tokens after the first one.
+            # Only the tokens after an answer's first token are decided by iterations.
             if len(held) > 1:
                 answers.append(held)
                 turns.append(turn)
@@ -60,12 +62,14 @@ class Reading:
 
 
 def readings_of(prompt: Prompt, template: Template) -> list[Reading]:
-    """The transcripts of a conversation, which together have each recorded answer once. A message of the assistant that
-    begins the conversation is no answer. Answers of which the template writes nothing are left out, and an answer may
-    have a single token.
+    """Make the transcripts of a conversation. Together, they contain each recorded answer once.
+
+    A message of the assistant that begins the conversation is not an answer. Answers of which the template writes
+    nothing are left out. An answer may have a single token.
 
     Raises:
-        SettingError: if the template hides an answer, or asks for thoughts and then leaves them out.
+        SettingError: if the template hides an answer; or if the template's prompt begins a thought, but the template
+            then leaves the answer's thoughts out.
     """
     chat = prompt.conversation
     tokenizer = template.tokenizer
@@ -96,7 +100,7 @@ def readings_of(prompt: Prompt, template: Template) -> list[Reading]:
         if len(spans) == 1 or token_ids == tokens_of(text[:begin]):
             readings.append(Reading(prompt, Transcript(token_ids, places), turns))
             continue
-        # A token spans the place where an answer begins or ends, so each answer gets a transcript by itself.
+        # A token spans the boundary between a prompt and an answer, so each answer gets a transcript by itself.
         for (_, characters), own_places, turn in zip(spans, places, turns, strict=True):
             answered = token_ids[own_places.start : own_places.stop]
             transcript = Transcript.of(tokens_of(text[: characters.start]), answered)
@@ -107,8 +111,10 @@ def readings_of(prompt: Prompt, template: Template) -> list[Reading]:
 def _texts(
     prompt: Prompt, chat: Chat, answers: Sequence[int], template: Template
 ) -> list[tuple[str, list[tuple[int, range]]]]:
-    """Texts, in the order of the conversation. Each has its answers: the place of the answer's message in the chat, and
-    the range of its characters in the text.
+    """Texts that together contain all answers, in the order of the conversation.
+
+    Each text is returned with its answers. An answer is the place of its message in the chat, and the range of its
+    characters in the text.
     """
     texts: list[tuple[str, list[tuple[int, range]]]] = []
     for place in reversed(answers):
@@ -124,9 +130,9 @@ def _texts(
                 continue
         begin = len(before)
         if not after.startswith(before):
-            # The prompt ends with an empty thought that the text lacks. The answer begins where the prompt, the text
-            # and a text with another answer differ. Without the third text, the "<" of an answer "<html>" would count
-            # as part of the prompt's "<think>".
+            # The prompt ends with an empty thought that the text with the answer lacks. The answer begins where three
+            # texts first differ: the prompt, the text with the answer, and a text with another answer. Without the
+            # third text, the "<" of an answer "<html>" would count as part of the prompt's "<think>".
             other = template.text(Chat((*asked.messages, _OTHER_ANSWER), chat.tools), asks=False)
             begin = length_in_common(before, after, other)
             where = f"message {place + 1} of line {prompt.line}"

@@ -1,3 +1,4 @@
-"""What may be concluded from runs: statements (`statement`), and how they are derived for a series of runs and for
-loads (`series`), for what an engine accepts (`acceptance`), and for answers and texts (`answers`).
+"""Conclusions from runs: the class of statements (`statement`), and functions that derive statements about series of
+runs and loads (`series`), about the draft tokens that an engine accepts (`acceptance`), and about answers and texts
+(`answers`).
 """

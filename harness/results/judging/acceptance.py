@@ -1,4 +1,6 @@
-"""Judges what an engine accepts against its weights and the draft's card, and which causes explain low acceptance."""
+"""Compares the draft tokens that an engine accepts with those that its weights predict, and with the draft's card; and
+judges which causes explain low acceptance.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +14,15 @@ from harness.results.rows.acceptance import AcceptanceCauseRow, AcceptanceRow
 from harness.results.statistics.interval import Interval
 from harness.results.statistics.multiplicity import widened
 
-# The number of standard deviations by which the log-probability of a model's own texts, or the number of iterations,
-# may differ from the expected value. Chance alone exceeds it, in either direction, twice in a million.
+# The log-probability of a model's own texts, and the number of iterations, may differ from the expected value by this
+# many standard deviations. By chance alone, they differ by more in two of a million runs.
 MOST_DEVIATIONS = 4.75
-# Between this many deviations and `MOST_DEVIATIONS`, an engine may or may not accept what its weights do: chance alone
-# exceeds three deviations once in 370 runs.
+# Between this many deviations and `MOST_DEVIATIONS`, nothing is concluded about an engine: by chance alone, three
+# deviations are exceeded in one of 370 runs.
 _DOUBTFUL_DEVIATIONS = 3.0
-# The largest share of tokens with probability 0 under the model that rounding and ties explain.
+# Rounding and ties explain at most this share of tokens with probability 0 under the model.
 MOST_IMPOSSIBLE = 0.005
-# Acceptance below this share of the draft tokens is called low, whatever the draft's card promises.
+# If a smaller share of the draft tokens is accepted, acceptance is called low, whatever the draft's card promises.
 LITTLE = 0.2
 
 _TOKENS = "tokens per iteration"
@@ -32,16 +34,16 @@ class AcceptanceFinding:
 
     Attributes:
         typed: the rows about the run as typed: one for all draft tokens, and one for each position.
-        engine: whether the engine accepts what its weights do; None without an engine elsewhere.
+        engine: whether the engine accepts as many draft tokens as its weights predict; None if no engine outside of
+            this process is tested.
         texts: whether the texts are the model's own; None if the model did not read them.
         positions: the engine compared with its weights at each draft position.
-        card: the draft compared with its card; None without one.
-        guess: the draft compared with always proposing the most frequent token; None if that was not computed.
+        card: the draft compared with its card; None if there is no card.
         causes: one statement for each condition that was measured.
-        explaining: readings of the same answers, under other conditions, in which the engine accepts what its weights
-            do.
-        differing: conditions under which new answers have more accepted, and how two commands compare.
-        is_little: whether less than 20 % is accepted, or less than the card promises.
+        explaining: statements about other conditions under which the same answers are as the weights predict.
+        differing: statements about conditions under which new answers have more draft tokens accepted, and about the
+            comparison of two commands.
+        is_little: whether less than 20 % of the draft tokens is accepted, or significantly less than the card promises.
     """
 
     typed: Sequence[AcceptanceCauseRow]
@@ -49,7 +51,6 @@ class AcceptanceFinding:
     texts: Statement | None
     positions: Sequence[Statement]
     card: Statement | None
-    guess: Statement | None
     causes: Sequence[Statement]
     explaining: Sequence[Statement]
     differing: Sequence[Statement]
@@ -57,12 +58,12 @@ class AcceptanceFinding:
 
     @property
     def statements(self) -> list[Statement]:
-        single = (self.engine, self.texts, self.card, self.guess)
+        single = (self.engine, self.texts, self.card)
         return [*filter(None, single), *self.positions, *self.causes]
 
     @property
     def first_below(self) -> int | None:
-        """The first draft position, from 1, at which the engine accepts less than its weights; None if there is
+        """The first draft position, from 1, at which the engine accepts less than its weights predict; None if there is
         none.
         """
         below = (row.subject.position for row in self.positions if row.relation == "below")
@@ -70,19 +71,16 @@ class AcceptanceFinding:
 
     @property
     def is_in_doubt(self) -> bool:
-        """Whether an engine elsewhere does something other than its weights, or this could not be judged."""
+        """Whether the tested engine differs from its weights' prediction, or this could not be judged."""
         return self.engine is not None and not self.engine.is_judged_open
 
 
-def finding_of(
-    rows: Sequence[AcceptanceRow], row: AcceptanceRow, causes: Sequence[AcceptanceCauseRow]
-) -> AcceptanceFinding:
+def finding_of(row: AcceptanceRow, causes: Sequence[AcceptanceCauseRow]) -> AcceptanceFinding:
     """The conclusions from the rows of a run.
 
     Args:
-        rows: the rows of every K.
         row: the row of the K that the page is about.
-        causes: the rows of all conditions, including those of the run as typed.
+        causes: the rows of all conditions, including the condition as typed.
     """
     typed = [cause for cause in causes if cause.cause is None]
     others = [
@@ -97,8 +95,8 @@ def finding_of(
         if place.position is not None and place.weights is not None
     ]
     statements = [_cause(cause, typed, len(others)) for cause in others]
-    # Reading the same answers differently is a cause if the engine is not as its weights say, and would be so under
-    # that reading. A condition with its own answers is a cause if more is accepted.
+    # A condition that reads the same answers differently is a cause if the engine differs from its weights' prediction
+    # as typed, but agrees with it under that condition. A condition with new answers is a cause if more is accepted.
     is_as_typed = not any(found and found.is_conclusion for found in (engine, texts))
     explaining = []
     differing = []
@@ -113,15 +111,14 @@ def finding_of(
             differing.append(statement)
     is_little = row.acceptance_rate is not None and row.acceptance_rate < LITTLE
     is_little |= card is not None and card.relation == "below"
-    guess = _guess(rows)
     return AcceptanceFinding(
-        typed, engine, texts, positions, card, guess, statements, explaining, differing, is_little
+        typed, engine, texts, positions, card, statements, explaining, differing, is_little
     )
 
 
 def engine_statement(row: AcceptanceRow) -> Statement | None:
-    """Whether an engine accepts what its weights do, judged by the figure that `believed` chooses; None for a run
-    without an engine elsewhere.
+    """Whether an engine accepts as many draft tokens as its weights predict, judged by the figure that `believed`
+    chooses; None if no engine outside of this process is tested.
     """
     weights = row.weights_tokens_per_iteration
     if weights is None and row.engine_unknown is None:
@@ -130,10 +127,10 @@ def engine_statement(row: AcceptanceRow) -> Statement | None:
 
 
 def believed(row: AcceptanceRow) -> float | None:
-    """The tokens per iteration of an engine.
+    """The tokens per iteration of an engine: by its own counts, or by the tokens that arrived together.
 
-    These are its own counts. If only the counts contradict its weights, while the tokens that arrived together agree
-    with them, it is what arrived. None if neither is known.
+    Its counts are used unless they are not known, or they contradict the weights' prediction while the arrivals agree
+    with it. None if neither counts nor arrivals are known.
     """
     served, arrived = row.served_tokens_per_iteration, row.arrived_tokens_per_iteration
     weights = row.weights_tokens_per_iteration or Interval()
@@ -144,7 +141,9 @@ def believed(row: AcceptanceRow) -> float | None:
 
 
 def texts_statement(row: AcceptanceRow) -> Statement | None:
-    """Whether the texts are as likely as the model's own; None if the model did not read them."""
+    """Whether the texts are as likely as the model's own texts; None if the model did not compute their
+    probabilities.
+    """
     if row.impossible_share is None:
         return None
     z = row.likelihood_z or 0.0
@@ -156,8 +155,8 @@ def texts_statement(row: AcceptanceRow) -> Statement | None:
 
 
 def explains(cause: AcceptanceCauseRow, causes: Sequence[AcceptanceCauseRow]) -> bool:
-    """Whether the engine accepts what its weights do if the answers are read under this condition: in all, and at every
-    position that is known. The texts must also be as likely as the model's own.
+    """Whether, under this condition, the same answers agree with the weights' prediction: over all draft tokens, and at
+    every position that is known. The texts must also be as likely as the model's own texts.
     """
     places = [place for place in causes if place.condition == cause.condition]
     compared = [against_weights(place) for place in places]
@@ -166,7 +165,9 @@ def explains(cause: AcceptanceCauseRow, causes: Sequence[AcceptanceCauseRow]) ->
 
 
 def against_weights(place: AcceptanceCauseRow) -> Statement:
-    """The engine compared with its weights under a condition: in all, or at the position of the row."""
+    """The engine compared with its weights' prediction under a condition: over all draft tokens, or at the position of
+    the row.
+    """
     figure = _TOKENS if place.position is None else f"acceptance at position {place.position}"
     served = None if place.served is None else place.served.estimate
     return _as_weights(served, place.weights, place, figure)
@@ -175,11 +176,12 @@ def against_weights(place: AcceptanceCauseRow) -> Statement:
 def _as_weights(
     served: float | None, weights: Interval | None, subject: Any, figure: str, why: str = ""
 ) -> Statement:
-    """Whether a figure of an engine equals what its weights expect, within `MOST_DEVIATIONS`.
+    """Whether a figure of an engine equals the figure that its weights predict, to within `MOST_DEVIATIONS`.
 
     Args:
-        served: the engine's figure; None if unknown.
-        weights: the expected figure, with bounds at `MOST_DEVIATIONS`.
+        served: the engine's figure; None if it is not known.
+        weights: the predicted figure, with bounds at `MOST_DEVIATIONS`; None if it is not known.
+        why: a reason why nothing can be concluded; empty if there is none.
     """
     difference = Interval()
     if served is not None and weights is not None:
@@ -193,7 +195,7 @@ def _as_weights(
 
 
 def excluded(engine: Statement, weights: Interval | None) -> str:
-    """`no difference above 6 %`: the largest gain or loss that the statement's interval does not exclude."""
+    """The largest gain or loss that the statement's interval does not exclude, in words: `no difference above 6 %`."""
     expected = (weights or Interval()).estimate
     largest = max(-engine.interval.low, engine.interval.high)
     return f"no difference above {percent(largest / expected)}"
@@ -202,7 +204,9 @@ def excluded(engine: Statement, weights: Interval | None) -> str:
 def _cause(
     cause: AcceptanceCauseRow, typed: Sequence[AcceptanceCauseRow], family: int
 ) -> Statement:
-    """How acceptance differs under a condition, judged by new answers or by another reading of the same ones."""
+    """How acceptance changes under a condition: measured by new answers, or predicted for the same answers read under
+    it.
+    """
     share = Interval()
     if cause.relative is not None:
         share = widened(cause.relative, family)
@@ -220,16 +224,11 @@ def _card(row: AcceptanceRow) -> Statement | None:
     return Statement.ordered("card", tokens, limit=promised, subject=row, figure=_TOKENS)
 
 
-def _guess(rows: Sequence[AcceptanceRow]) -> Statement | None:
-    for row in rows:
-        if row.relative_to_guess is not None:
-            return Statement.ordered("guess", row.relative_to_guess, subject=row, figure=_TOKENS)
-    return None
-
-
 def engine_in_words(engine: Statement) -> str:
-    """`as the weights predict, no difference above 8 %: the engine decides 3.96 tokens per iteration at K=4, the
-    weights predict 4.05 (3.80 to 4.31)`.
+    """The statement about an engine in words, with its figures.
+
+    For example, `as the weights predict, no difference above 8 %: the engine decides 3.96 tokens per iteration at K=4,
+    the weights predict 4.05 (3.80 to 4.31)`.
     """
     row = engine.subject
     texts = texts_statement(row)

@@ -1,5 +1,5 @@
-"""Judges the answers of a run: whether both arms are equally accurate (`eval`), and whether the texts are the target's
-(`recovery`).
+"""Judges the answers of a run: whether both arms are equally accurate (`eval`), and whether the texts follow the
+target's distribution (`recovery`).
 """
 
 from __future__ import annotations
@@ -19,35 +19,42 @@ from harness.results.statistics.proportions import p_value_of_difference
 
 AnyRow = TypeVar("AnyRow", bound=Row)
 
-# An adjusted p-value must be below this level for a difference to be significant.
+# A difference is significant if its adjusted p-value is below this level.
 _LEVEL = 0.05
-# The difference in accuracy that matters, for rows that do not state one.
+# The difference in accuracy that matters, for rows that state no `margin`.
 MARGIN = 0.05
-# If rounding is this share of the shift or more, hardly any number of draws would show the shift.
+# If rounding is at least this share of the shift, hardly any number of draws would detect the shift.
 _ROUNDING_OF_SHIFT = 0.5
 
 
 def merged_rows(rows: Sequence[AnyRow]) -> list[AnyRow]:
-    """The rows of `eval` over all seeds, the regular arm first."""
+    """Select the rows of `eval` that cover all seeds. Their order is kept: in a run, the regular arm's row
+    comes first.
+    """
     return [row for row in rows if getattr(row, "seed", None) == "all"]
 
 
 def judged_differences(rows: Sequence[Any]) -> Sequence[Statement]:
-    """The statements about the accuracy of both arms, from rows of `eval` that are read together.
+    """Judge the differences in accuracy between the two arms, from rows of `eval` that a reader sees together.
 
-    Better or worse is concluded only if the difference is significant among all rows (Benjamini and Hochberg), by the
-    interval and, if there is one, by McNemar's test. No difference is concluded only if the interval excludes every
-    difference larger than the margin.
+    The relation of a statement (`Statement.relation`) is:
+
+    - above (better) or below (worse): only if the difference is significant among all rows (Benjamini and Hochberg),
+      both by its interval and, if the row has its p-value, by McNemar's test;
+    - open without a reason, which is shown as "no significant difference": only if the interval excludes every
+      difference larger than the margin;
+    - open with a reason (`why`): in all other cases. For example, only one arm was measured, or the run failed.
 
     Args:
-        rows: one for each comparison of the two arms.
+        rows: the last row of each run over all seeds (`merged_rows`). A row of a run with one arm has no `difference`.
 
     Returns:
-        One statement per row, in their order.
+        One statement for each row, in the order of the rows.
     """
     differences = [row.difference or Interval() for row in rows]
     p_values = [
-        # A damaged file may hold any number.
+        # min(): a damaged file may contain any number. The first argument of max() is nan without an interval, and
+        # max() then returns nan, because no number compares as larger than nan.
         max(p_value_of_difference(difference), min(row.mcnemar_p_value or 0.0, 1.0))
         for row, difference in zip(rows, differences, strict=True)
     ]
@@ -73,6 +80,8 @@ def judged_differences(rows: Sequence[Any]) -> Sequence[Statement]:
             why = f"not significant{among}"
             statement = replace(statement, relation="open", why=why)
         margin = row.margin or MARGIN
+        # An open statement without a reason is shown as "no significant difference". So a reason is set here, unless
+        # the interval excludes every difference larger than the margin.
         if statement.is_judged_open and max(-difference.low, difference.high) > margin:
             why = f"a difference of {100 * margin:g} points is not excluded"
             statement = replace(statement, why=why)
@@ -81,14 +90,20 @@ def judged_differences(rows: Sequence[Any]) -> Sequence[Statement]:
 
 
 def judged_output(rows: Sequence[Any], findings: str, lossy_by: str = "") -> Statement:
-    """Whether the output of a run is lossless, lossy or undecided.
+    """Judge whether the output of a run is lossless, lossy or undecided.
 
-    The order counts. A run that did not finish is undecided; any lossy check makes the output lossy; so does a rule
-    that is lossy by definition; any undecided check leaves it undecided; otherwise it is lossless.
+    The first of these rules that applies decides:
+
+    1. A run that did not finish is undecided.
+    2. If any check found lossy output, the output is lossy.
+    3. If a rule or setting is lossy by definition, the output is lossy.
+    4. If any check is undecided or has no verdict, the output is undecided.
+    5. Otherwise the output is lossless.
 
     Args:
-        rows: the rows of one run, one per check; at least one.
-        findings: the figures of the checks, in words, as the evidence for a conclusion.
+        rows: the rows of one run, one for each check; at least one.
+        findings: the figures of the checks, in words: the evidence for a conclusion. Without it, the output is
+            undecided.
         lossy_by: the setting or rule that is lossy by definition; empty for a lossless rule.
     """
     relation, reason = _judged(rows, lossy_by)
@@ -100,7 +115,8 @@ def judged_output(rows: Sequence[Any], findings: str, lossy_by: str = "") -> Sta
 
 
 def _judged(rows: Sequence[Any], lossy_by: str) -> tuple[Relation, str]:
-    """The relation, and its reason if the figures do not show it; else an empty reason."""
+    """The relation, and its reason; the reason is empty if the figures of the checks are the reason."""
+    # All rows of a run have the status of the run.
     status = rows[-1].status or "ok"
     if status != "ok":
         return "open", status
@@ -132,6 +148,7 @@ def _judged(rows: Sequence[Any], lossy_by: str) -> tuple[Relation, str]:
     shift, rounding = weakest.shift or 0.0, weakest.rounding or 0.0
     evidence, num_draws = weakest.evidence or 0.0, weakest.num_draws or 0
     num_needed = max(row.num_draws_needed or 0 for row in rows)
+    # No number of draws is known to be enough, and the row has a shift that rounding nearly hides.
     if not num_needed and rounding >= _ROUNDING_OF_SHIFT * shift > 0:
         return "open", (
             f"rounding ({rounding:.2g}) is nearly as large as the shift ({shift:g}) that is to be detected: a larger"

@@ -1,15 +1,20 @@
-"""Judges runs over the same regular measurement together: which is the best, and how each other run compares with it.
+"""Judges runs that share one regular measurement: which is the best, and how every other run compares with it.
 
-The reference of a series is its best run by `Member.rank`. Sound runs come first, which have an interval from a quiet
-machine; among these, the ones that are shown to pay, by intervals that all hold at once; and among those the highest
-speed-up. Every other run is compared with the reference. If all ran quietly on the same prompts, repeated runs too,
-they are compared prompt by prompt; otherwise by whether their intervals overlap.
+The *reference* of a series is its best run by `Member.rank`, which sorts runs by these criteria, in this order:
 
-On a busy machine, speed-ups differ from run to run by 6 % (standard deviation), which no comparison of prompts covers.
-Over 30 prompts, comparing prompt by prompt then put 19 % of the orders of six equal pairs wrong, and comparing
-intervals 1.5 % (measured by `git show 4b116405:benchmarks/ranking_order.py`).
+1. Is the run *sound*, that is, does it have an interval, and was the machine idle?
+2. Is the run *shown* to be faster than regular decoding, by intervals of all runs that hold simultaneously?
+3. Does the run have an interval at all?
+4. How high is its speed-up?
 
-Runs that differ in load and K are judged together, too: a schedule gives the K to use at each load.
+Every other run is compared with the reference. If the machine was idle during all runs, and they have the same prompts,
+the runs are compared prompt by prompt. Otherwise, two runs differ if their intervals do not overlap.
+
+The reason is that on a busy machine, speed-ups vary from run to run by 6 % (standard deviation), and no comparison of
+prompts covers this variation. With six equal pairs on 30 prompts, comparing prompt by prompt then found a false order
+in 19 % of the cases, and comparing intervals in 1.5 % (measured by `git show 4b116405:benchmarks/ranking_order.py`).
+
+Runs that differ in load and K also give a *schedule*: the K to use at each load.
 """
 
 from __future__ import annotations
@@ -29,14 +34,15 @@ from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, Coverage, I
 from harness.results.statistics.multiplicity import relative_to
 from harness.results.verdict import verdict_of, why_no_ranking
 
-# Columns that must be equal for the same regular measurement. The runner is one of them, as are the settings below,
-# because some methods need another runner, placement or rule.
+# Columns that must be equal in runs with the same regular measurement. The runner belongs to them, because some ways to
+# draft need another runner, which the regular arm then uses, too. Settings without a column must be equal as well,
+# except those below.
 _CONDITIONS = (
     "model quantization dtype devices engine server url regular_url temperature top_k top_p batch_size"
     " max_new_tokens ignore_eos prompts prompts_digest chat_template seed weights num_threads runner"
 ).split()
-# Beginnings of the names of settings that have no column and do not change the regular arm: they belong to the draft,
-# or the regular command shows them already.
+# Beginnings of the names of settings that have no column and do not change the regular arm. Either they belong to the
+# draft, or the regular server's command already contains their values.
 _OF_THE_DRAFT = (
     "draft.",
     "decoding.",
@@ -57,9 +63,10 @@ class Member:
     """A run of a series.
 
     Attributes:
-        verdict: whether the run pays, judged by an interval that holds together with those of all runs of the series.
-        standing: how the run compares with the reference. None for the reference itself, in a series of one run, and
-            for a run without a speed-up.
+        verdict: whether the run is faster than regular decoding, by an interval that holds simultaneously with those of
+            all runs of the series.
+        standing: how the run compares with the reference. None for the reference itself, and for a run without a
+            speed-up.
     """
 
     run: Run[Any]
@@ -73,34 +80,38 @@ class Member:
 
     @property
     def is_judged(self) -> bool:
-        """Whether the run is whole, and has an interval that may be stated."""
+        """Whether the run is complete, and has an interval that may be stated."""
         return self.verdict.is_judged and not self.is_partial
 
     @property
     def is_arm_alone(self) -> bool:
-        """Whether only one arm was measured, because only one was asked for."""
+        """Whether the run measured only one arm on purpose."""
         return len(self.run.rows) == 1 and not self.is_partial
 
     @property
     def is_sound(self) -> bool:
-        """Whether the run has an interval that may be stated, and the machine was quiet."""
+        """Whether the run has an interval that may be stated, and the machine was idle."""
         return self.is_judged and self.run.last.was_quiet
 
     @property
     def is_shown(self) -> bool:
-        """Whether the run is shown to pay, by an interval that holds together with the others'."""
+        """Whether the run is significantly faster than regular decoding, by an interval that holds simultaneously with
+        the others.
+        """
         return self.is_judged and self.verdict.pays
 
     @property
     def rank(self) -> tuple[bool, bool, bool, float]:
-        """Sorts runs: a larger rank means a better known speed-up, and among equally well known ones a higher one. The
-        speed-up itself comes last, because few prompts or a busy machine may show any number.
+        """The key by which runs are sorted; a larger rank is better.
+
+        A run with stronger evidence ranks above a run with a higher speed-up, because with few prompts or on a busy
+        machine a speed-up may be any number.
         """
         return self.is_sound, self.is_shown, self.is_judged, self.speedup or 0.0
 
     @property
     def speedup(self) -> float | None:
-        """The speed-up so far as it may be stated; None if there is none, and for a partial run."""
+        """The speed-up, if it may be stated; None if there is none, and for a partial run."""
         interval = self.verdict.interval
         return interval.estimate if interval.is_known and not self.is_partial else None
 
@@ -121,8 +132,8 @@ class Series:
 
     Attributes:
         reference: the run that all others are compared with; None if no run has a speed-up.
-        why_not: why the times of the runs cannot be compared prompt by prompt, so that runs with overlapping intervals
-            are not ordered; empty if they can.
+        why_not: the reason why the times of the runs cannot be compared prompt by prompt; runs with overlapping
+            intervals then have no order. Empty if the times can be compared.
     """
 
     members: list[Member]
@@ -131,37 +142,37 @@ class Series:
 
     @property
     def standings(self) -> list[Statement]:
-        """How the other runs compare with the reference; [] if nothing is compared."""
+        """The statements that compare the other runs with the reference; [] if nothing is compared."""
         return [member.standing for member in self.members if member.standing is not None]
 
     @property
     def is_reference_best(self) -> bool:
-        """Whether the reference is shown to pay, and to gain more than every other run."""
+        """Whether the reference is significantly faster than regular decoding and than every other run."""
         relations = {standing.relation for standing in self.standings}
         return bool(self.reference and self.reference.is_shown) and relations == {"below"}
 
 
 def judged_at_once(runs: Sequence[Run[Any]]) -> list[Member]:
-    """The runs in their order, each judged by an interval that holds for all of them at once."""
+    """The runs in their order, each judged by an interval; all these intervals hold simultaneously."""
     family = max(1, sum(Member(run, verdict_of(run.last)).is_judged for run in runs))
     return [Member(run, verdict_of(run.last, family)) for run in runs]
 
 
 def series_of(runs: Sequence[Run[Any]]) -> list[Series]:
-    """The series of these runs, in the order of their first runs. Intervals hold for all runs of one series at once."""
+    """The series of these runs, in the order of their first runs. The intervals of one series hold simultaneously."""
     groups = grouped(runs, regular_measurement).values()
     return [_ranked(judged_at_once(alike)) for alike in groups]
 
 
 def regular_measurement(run: Run[Any]) -> Hashable:
-    """A key that is equal for runs whose regular arms did the same work. A run without a prompts' digest has its
-    own.
+    """A key that is equal for runs whose regular arms did the same work. A run without `prompts_digest` has a key of
+    its own.
     """
     row = run.last
     if getattr(row, "prompts_digest", None) is None:
         return run
     conditions = [_hashable(getattr(row, name, None)) for name in _CONDITIONS]
-    # With `precision=` each run decides how many prompts it asks.
+    # With `precision=`, each run decides by itself how many prompts it sends.
     number = getattr(row, "precision", None) or getattr(row, "num_prompts", None)
     settings = {
         name: value
@@ -177,16 +188,16 @@ def _hashable(value: Any) -> Hashable:
 
 
 def best_of(members: Iterable[AnyMember]) -> AnyMember | None:
-    """The best of these runs by `Member.rank`; None if none has a speed-up."""
+    """The best of these runs by `Member.rank`; None if no run has a speed-up."""
     compared = [member for member in members if member.speedup is not None]
     return max(compared, key=attrgetter("rank"), default=None)
 
 
 def _ranked(members: list[Member]) -> Series:
-    """One series, with its reference and how every other run compares with it.
+    """Make a series: choose its reference, and compare every other run with it.
 
     Args:
-        members: the runs; sets `standing` of those that are compared.
+        members: the runs. Sets `standing` of every run that is compared, or that has a speed-up but cannot be compared.
     """
     times = [member.run.row("regular") for member in members if not member.is_partial]
     why_not = why_no_ranking([row.ms_per_token for row in times if row is not None])
@@ -216,17 +227,18 @@ def _ranked(members: list[Member]) -> Series:
 
 
 def _share_of_bounds(member: Member, reference: Member) -> Interval:
-    """The ratio of two speed-ups, with bounds that exclude 1 exactly if the intervals of the two do not overlap."""
+    """The ratio of two speed-ups. Its bounds exclude 1 exactly if the intervals of the two speed-ups do not overlap."""
     its, others = member.verdict.interval, reference.verdict.interval
     return Interval(its.estimate / others.estimate, its.low / others.high, its.high / others.low)
 
 
 def _common_times(members: Sequence[Member]) -> tuple[Floats, Floats] | None:
-    """Length-adjusted times (`at_equal_lengths`) of the regular and of the speculative arms, over the units that all
-    runs of all members have.
+    """Length-adjusted times (`at_equal_lengths`) of the regular and of the speculative arms, for the units that occur
+    in all runs of all members.
 
     Returns:
-        Two arrays [num_members, num_runs, num_units] in ms. None for a single member, and if there are too few units.
+        Two arrays [num_members, num_runs, num_units] in ms. None for a single member, and if there are too few common
+        units. num_runs is the smallest number of repeated runs of any member.
     """
     if len(members) < 2:
         return None
@@ -245,11 +257,11 @@ def _common_times(members: Sequence[Member]) -> tuple[Floats, Floats] | None:
 
 
 class Range(NamedTuple):
-    """Neighbouring measured loads at which the same K, or none, is shown to be best; or a single load at which nothing
-    is shown.
+    """Neighbouring measured loads at which the runs show the same K, or no draft, to be best; or a single load at which
+    they show nothing.
 
     Attributes:
-        first, last: the loads, as batch sizes or numbers of requests in flight.
+        first, last: the smallest and the largest of these loads, as batch sizes or numbers of requests in flight.
         k: the K to use at these loads; 0 for no draft.
     """
 
@@ -264,15 +276,17 @@ def load_of(member: Member) -> int:
 
 
 def schedule_of(members: Sequence[Member]) -> tuple[Sequence[Range], str]:
-    """The K to use at each measured load; [] and the reason if there is no schedule.
+    """The K to use at each measured load, and an empty reason; or [] and the reason why there is no schedule.
 
-    The best K of a load is used if it is shown to pay. If no K is shown to pay there, the K of the next smaller load
-    stays, unless that K is shown to lose: then the schedule has no draft (K=0). Switching the draft off is taken to be
-    free. Loads between two ranges were not measured, so nothing is said about them; therefore a load at which nothing
-    is shown is a range by itself.
+    At each load, the best K is used if it is significantly faster than regular decoding. If no K is, the K of the next
+    smaller load is kept. The exception is that this K, or every K, is significantly slower: then the schedule has no
+    draft (K=0), which is assumed to cost nothing. Loads between two ranges were not measured, so nothing is said about
+    them. For the same reason, a load at which nothing is shown is a range by itself.
 
-    With K=5 best at loads 1 and 4, K=2 at 16 and a loss at 64: [(1, 4, 5), (16, 16, 2), (64, 64, 0)].
-    With K=3 best at loads 1 and 16, and nothing shown at 8: [(1, 1, 3), (8, 8, 3), (16, 16, 3)].
+    For example:
+
+        K=5 is best at loads 1 and 4, K=2 at 16, and every K is slower at 64:    [(1, 4, 5), (16, 16, 2), (64, 64, 0)]
+        K=3 is best at loads 1 and 16, and nothing is shown at 8:                [(1, 1, 3), (8, 8, 3), (16, 16, 3)]
 
     Args:
         members: the runs of one pair, which differ only in load and K.
@@ -296,7 +310,7 @@ def schedule_of(members: Sequence[Member]) -> tuple[Sequence[Range], str]:
 
 
 def _shown(members: Sequence[Member], smaller: int | None) -> int | None:
-    """The K that the runs at one load show to be the one to use, 0 for no draft; None if they show nothing.
+    """The K that the runs at one load show to be best, 0 for no draft; None if they show nothing.
 
     Args:
         members: the runs at this load.
@@ -314,7 +328,7 @@ def _shown(members: Sequence[Member], smaller: int | None) -> int | None:
 
 
 def in_words(schedule: Sequence[Range]) -> str:
-    """`K=3 at 1 to 4; 5 to 15 not measured; none at 16`."""
+    """A schedule in words: `K=3 at 1 to 4; 5 to 15 not measured; none at 16`."""
     texts: list[str] = []
     last = 0
     for entry in schedule:
@@ -331,10 +345,11 @@ def _loads(first: int, last: int) -> str:
 
 
 def for_vllm(schedule: Sequence[Range]) -> str:
-    """The entries of vLLM's `--speculative-config` for a schedule, without those of the draft.
+    """The entries of vLLM's `--speculative-config` that express a schedule, as JSON; the entries for the draft are left
+    out.
 
-    vLLM needs a K for every load from 1 on. Loads that were not measured get the K of the next larger load that was,
-    because speculation pays less at larger loads.
+    vLLM needs a K for every load from 1 on. A load that was not measured gets the K of the next larger measured load:
+    speculation gains less at larger loads, so this K is safe.
     """
     lasts = [0, *(entry.last for entry in schedule)]
     config = {

@@ -1,4 +1,6 @@
-"""A comparison as a value: which run is compared with which, by which interval, and among how many."""
+"""A comparison as a value: the two runs that are compared, the interval, and the number of comparisons seen
+together.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +11,20 @@ from typing import Any, Literal, Self
 from harness.results.schema import RunRow
 from harness.results.statistics.interval import Interval
 
-# The position of the subject relative to the reference; above is better. Texts are instead lossless or lossy.
+# How the subject compares with the reference: its figure is above or below the reference's, or nothing is concluded
+# (open). Texts are lossless, lossy or open instead.
 Relation = Literal["above", "below", "open", "lossless", "lossy"]
-# The subject and the reference of each kind of comparison. pays: a speculative arm and its regular arm. compared: a run
-# and the reference of its series. changed: the accuracy of the two arms. lossless: texts and the target's distribution.
-# The other kinds are about acceptance. engine: an engine and its weights. texts: the engine's texts and the model's
-# own. card: a draft and its card. guess: a draft and always proposing the same token. cause: answers under another
-# condition and those as typed.
+# The kinds of comparison, with their subject and reference. Those after `lossless` are about acceptance.
+#
+#     kind       subject                                  reference
+#     pays       the speculative arm                      the regular arm of the same run
+#     compared   a run                                    the reference of its series
+#     changed    the accuracy of the speculative arm      the accuracy of the regular arm
+#     lossless   texts                                    the target's distribution
+#     engine     the draft tokens that an engine accepts  those that its weights predict
+#     texts      the engine's texts                       the model's own texts
+#     card       a draft                                  the figures that its card promises
+#     cause      answers under another condition          answers under the condition as typed
 Kind = Literal[
     "pays",
     "compared",
@@ -24,12 +33,12 @@ Kind = Literal[
     "engine",
     "texts",
     "card",
-    "guess",
     "cause",
 ]
 
-# The words for each relation. `unknown` is for an open relation with a reason (`why`); without a reason, an interval
-# was judged and leaves the relation open.
+# The words for each relation. An open relation has two cases. Without a reason (`why`), an interval was judged and
+# leaves the relation open: the words are under `open`. With a reason, nothing was judged: the words are under
+# `unknown`, if the kind has them.
 WORDS: Mapping[Kind, Mapping[str, str]] = {
     "pays": {"above": "faster", "below": "slower", "open": "cannot tell"},
     "compared": {
@@ -53,7 +62,6 @@ WORDS: Mapping[Kind, Mapping[str, str]] = {
     },
     "texts": {"above": "not the model's", "below": "not the model's", "open": "the model's"},
     "card": {"above": "above its card", "below": "below its card", "open": "as its card says"},
-    "guess": {"above": "learned", "below": "no better than a guess", "open": "cannot tell"},
     "cause": {
         "above": "accepts more",
         "below": "accepts less",
@@ -61,25 +69,29 @@ WORDS: Mapping[Kind, Mapping[str, str]] = {
         "unknown": "not measured",
     },
 }
-# Bounds this close to the limit count as equal to it: rounding moves the bounds of equal units by about as much.
+# Bounds that differ from the limit by at most this count as equal to it. Rounding moves the bounds of equal units by
+# about this much.
 _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
 class Statement:
-    """A comparison, and the only way for a page to say that something is faster, better, lossless or the best. The
-    names and the figures of its sentence come from the rows here, so that they cannot part.
+    """A comparison. Pages may say that something is faster, better, lossless or the best only by printing a statement.
+
+    The names and the figures of its sentence come from the same rows, so that they cannot belong to different runs.
 
     Attributes:
         subject: the row that the statement is about; None for figures that come from no row.
-        reference: the row whose figure the subject's was divided by; None for the regular arm of the subject's own run.
-        interval: the subject's figure, or its ratio to the reference's (for accuracies the difference), so far as it
-            may be stated.
-        family: how many statements a reader sees together. Their intervals all hold at once, or a significant
-            difference is significant among all of them.
-        why: why nothing can be concluded; empty for a conclusion, and if an interval was judged but leaves it open.
+        reference: the row with which the subject is compared; None for the regular arm of the subject's own run, and
+            for references that are no run.
+        interval: the subject's figure, or its ratio to the reference's figure (for accuracies and for engines, the
+            difference), as far as it may be stated.
+        family: the number of statements that a reader sees together. Their intervals hold simultaneously; for
+            accuracies, a significant difference is significant among all of them.
+        why: the reason why nothing can be concluded; empty for a conclusion, and if an interval was judged but leaves
+            the relation open.
         figure: name of the figure that is compared.
-        evidence: for texts, which have no interval, the figures that a conclusion rests on.
+        evidence: for texts, which have no interval, the figures on which a conclusion rests; otherwise empty.
 
     Raises:
         ValueError: for a conclusion without bounds or evidence, or with a reason why nothing can be concluded.
@@ -104,11 +116,13 @@ class Statement:
     def ordered(
         cls, kind: Kind, interval: Interval, why: str = "", *, limit: float = 1.0, **about: Any
     ) -> Self:
-        """The statement that an interval allows: above or below if it excludes the limit, otherwise open.
+        """Make the statement that follows from an interval: above or below if the interval excludes the limit,
+        otherwise open.
 
         Args:
-            why: why nothing can be concluded, whatever the interval is; empty if there is no such reason.
-            limit: the value that the interval is compared with: 1 for ratios, 0 for differences.
+            why: a reason why nothing can be concluded, whatever the interval is; empty if there is none. Without bounds
+                and without a reason, the reason becomes "no interval".
+            limit: the value with which the interval is compared: 1 for ratios, 0 for differences.
             about: the other fields.
         """
         if not interval.has_bounds:
@@ -122,7 +136,7 @@ class Statement:
 
     @property
     def words(self) -> str:
-        """`faster`, `gains less`, `not significantly different`."""
+        """The relation in words, such as `faster` or `not significantly different` (`WORDS`)."""
         words = WORDS[self.kind]
         if self.why and "unknown" in words:
             return words["unknown"]
@@ -134,17 +148,17 @@ class Statement:
 
     @property
     def is_judged(self) -> bool:
-        """Whether there was an interval to judge by, whatever it shows."""
+        """Whether an interval or evidence was judged, whatever the outcome."""
         return not self.why
 
     @property
     def is_judged_open(self) -> bool:
-        """Whether an interval was judged but shows nothing: the two may be equal."""
+        """Whether an interval was judged but leaves the relation open: the two may be equal."""
         return self.is_judged and not self.is_conclusion
 
     @property
     def reason(self) -> str:
-        """Why nothing is concluded, or else the evidence for a conclusion."""
+        """The reason why nothing is concluded, or otherwise the evidence for the conclusion; may be empty."""
         return self.why or self.evidence
 
     @property
@@ -152,7 +166,9 @@ class Statement:
         return self.kind == "pays" and self.relation == "above"
 
     def as_json(self) -> dict[str, Any]:
-        """The statement for `result.json`. Each row is identified by its run's id and its place in the sweep."""
+        """The statement for `result.json`. Each row is identified by its run's id, its job in the sweep, and a few
+        settings.
+        """
         return {
             "kind": self.kind,
             "relation": self.relation,

@@ -1,1 +1,1 @@
-"""Kinds of rows that other commands or rooms read, too."""
+"""Kinds of rows that are also read by commands or rooms other than those that write them."""

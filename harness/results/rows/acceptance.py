@@ -27,105 +27,111 @@ class AcceptanceRow(PromptedRow):
     )
     num_texts: MaybeInt = figure("texts")
     num_tokens: MaybeInt = figure(
-        "tokens that iterations decide, without the first of each text", "tokens"
+        "tokens that iterations decide: all but the first of each text", "tokens"
     )
     is_in_question: bool | None = figure(
-        "whether the run is about this K: that of an engine elsewhere, of a card, or of the settings"
+        "whether the run is about this K (the K of a tested engine, of a card, or of the settings)"
     )
     tokens_per_iteration: Interval | None = figure(
-        "expected tokens per iteration, over all of them",
+        "expected tokens per iteration, over all iterations",
         "tokens",
     )
     marginal_acceptance_by_position: list[float | None] | None = figure(
-        "expected share of the iterations that proposed something in which the draft token at each position is"
+        "expected share of the iterations that drafted in which the draft token at each position is"
         " accepted"
     )
     log_probability: MaybeFloat = figure(
-        "mean log-probability of the texts' tokens under the target, of those it can draw", "nats"
+        "mean log-probability, under the target, of the texts' tokens that it can draw", "nats"
     )
     own_log_probability: MaybeFloat = figure(
-        "the same, expected of texts that the target draws", "nats"
+        "expected value of `log_probability` for texts that the target draws", "nats"
     )
     likelihood_z: MaybeFloat = figure(
-        "difference of the two in standard deviations: far from 0 the texts are not the target's"
+        "difference of these two in standard deviations; far from 0, the texts are not the target's"
     )
-    impossible_share: MaybeFloat = figure("share of the tokens that the target cannot draw")
+    impossible_share: MaybeFloat = figure("share of the texts' tokens that the target cannot draw")
 
     repeated_share: MaybeFloat = figure(
-        "share of the texts' tokens that end four tokens which the text had before"
+        "share of the texts' tokens that complete a sequence of four tokens that occurred in the text before"
     )
-    relative_to_guess: Interval | None = figure(
-        "tokens per iteration over those of one draft token that is always the texts' most frequent one; of K=1"
+    fits: MaybeText = figure(
+        "parts of the draft's stored files that fit the model's files, and parts that do not"
     )
-    fits: MaybeText = figure("what of the draft's stored files fits the model's, and what does not")
     card_tokens_per_iteration: MaybeFloat = figure(
-        "what the draft's card promises, of the K that it is compared at", "tokens"
+        "tokens per iteration that the draft's card promises, in the row of the K with which it is compared",
+        "tokens",
     )
     served_tokens_per_iteration: MaybeFloat = figure(
-        "by the engine's own counts, of the K that it drafts with", "tokens"
+        "tokens per iteration by the engine's own counts, in the row of the engine's K", "tokens"
     )
     arrived_tokens_per_iteration: MaybeFloat = figure(
-        "by what arrived together; empty where nothing did", "tokens"
+        "tokens per iteration, from the tokens that arrived together; empty if none did", "tokens"
     )
     weights_tokens_per_iteration: Interval | None = figure(
-        "expected by the weights of the same texts; an engine with these weights is outside of the interval in two"
-        " runs of a million",
+        "tokens per iteration that the weights predict for the same texts; an engine with these weights is outside of"
+        " the interval in two of a million runs",
         "tokens",
     )
     engine_unknown: MaybeText = figure(
-        "why it is not known whether the engine accepts what the weights predict"
+        "reason why it is not known whether the engine accepts as many draft tokens as the weights predict"
     )
 
 
 def row_in_question(rows: Sequence[AcceptanceRow]) -> AcceptanceRow:
-    """The row of the K that the run is about; in a file that does not mark it, the row of the largest K."""
+    """The row of the K that the run is about; if the file does not mark it, the row of the largest K."""
     return max(rows, key=lambda row: (bool(row.is_in_question), row.num_draft_tokens or 0))
 
 
 @dataclass(frozen=True, kw_only=True)
 class AcceptanceTextRow(Row):
-    """`acceptance_texts.csv`: one row per text, or turn of a conversation; `prompts=` reads texts."""
+    """`acceptance_texts.csv`: one row per text, or turn of a conversation; `prompts=` can read texts from it."""
 
     kind = "acceptance_texts"
     recognised_by = ("prompt_index", "token_ids", "iterations_by_num_draft_tokens")
 
     prompt_index: MaybeInt = figure(
-        "place of the prompt in its set; of equal prompts that of the first"
+        "place of the prompt in its set; of equal prompts, the place of the first"
     )
-    category: MaybeText = figure("category of the prompt, where the set has them")
-    turn: MaybeInt = figure("of a conversation, from 1; empty for texts that are none")
+    category: MaybeText = figure("category of the prompt, if the set has categories")
+    turn: MaybeInt = figure("turn of a conversation, from 1; empty for other texts")
     context: MaybeInt = figure("tokens before the text", "tokens")
-    prompt: MaybeText = figure("the prompt; the user's last message of a chat; empty for turns")
+    prompt: MaybeText = figure("the prompt; for a chat, its last message; empty for turns")
     completion: MaybeText = figure("the text")
-    token_ids: list[int] | None = figure("its tokens; empty where only a server knows them")
-    num_tokens: MaybeInt = figure("tokens that iterations decide, without the first", "tokens")
+    token_ids: list[int] | None = figure("token ids of the text; empty if only a server knows them")
+    num_tokens: MaybeInt = figure("tokens that iterations decide: all but the first", "tokens")
     iterations_by_num_draft_tokens: list[float] | None = figure(
-        "expected iterations for K from 1 on"
+        "expected number of iterations for each K, from 1"
     )
 
     def iterations(self, k: int) -> float:
-        """Expected iterations at this K, which must be one of those that were computed."""
+        """The expected number of iterations at this K, which must be one of the computed ones."""
         return (self.iterations_by_num_draft_tokens or [])[k - 1]
 
 
 @dataclass(frozen=True, kw_only=True)
 class AcceptanceCauseRow(Row):
-    """`acceptance_causes.csv`: per condition, as typed or another, a row for each draft position and one for all."""
+    """`acceptance_causes.csv`: for each condition (as typed, or another), one row per draft position, and one row for
+    all.
+    """
 
     kind = "acceptance_causes"
     recognised_by = ("cause", "condition", "position")
 
-    cause: MaybeText = figure("what differs from the run as typed, by its name in `causes`")
-    condition: MaybeText = figure("the same in words; empty as typed")
-    is_asked: bool | None = figure("whether the condition got answers of its own")
-    position: MaybeInt = figure("of the draft token, from 1; empty for all of them")
+    cause: MaybeText = figure(
+        "the difference from the run as typed, by its name in `causes`; empty as typed"
+    )
+    condition: MaybeText = figure("the difference in words; empty as typed")
+    is_asked: bool | None = figure("whether new answers were requested under the condition")
+    position: MaybeInt = figure("position of the draft token, from 1; empty for all draft tokens")
     served: Interval | None = figure(
-        "tokens per iteration by the engine's counts; at a position accepted / tested draft tokens"
+        "tokens per iteration by the engine's counts; for a position, accepted / tested draft tokens"
     )
-    weights: Interval | None = figure("the same by the weights")
+    weights: Interval | None = figure("the same figure as the weights predict it")
     relative: Interval | None = figure(
-        "tokens per iteration over those of the same prompts as typed, of answers of its own; at a position the share"
-        " of its tested draft tokens"
+        "for new answers, tokens per iteration / tokens per iteration of the same prompts as typed; for a position,"
+        " the same ratio of accepted / tested draft tokens"
     )
-    own_texts: bool | None = figure("whether the texts are as likely as the model's own, read so")
-    why: MaybeText = figure("why it was not measured")
+    own_texts: bool | None = figure(
+        "whether, under this condition, the texts are as likely as the model's own"
+    )
+    why: MaybeText = figure("reason why the condition was not measured")

@@ -1,4 +1,4 @@
-"""The rows about the single answers of a run of `latency`, one per prompt and arm."""
+"""The rows about the single answers of a run of `latency`: one row per prompt and arm."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from harness.results.schema import AcceptedByIteration, MaybeBool, MaybeFloat, M
 
 # The file's name in the directory of a run.
 PROMPTS_FILE = "latency_prompts.csv"
-# About a month; longer times come from damaged files.
+# About a month. A longer time comes from a damaged file.
 _MOST_MS = 3e9
 
 
@@ -26,57 +26,59 @@ class LatencyPromptRow(DraftColumns, AcceptedByIteration, Row):
     recognised_by = ("prompt_index", "prompt", "completion", "time_to_first_token_ms")
 
     prompt_index: MaybeInt = figure(
-        "number of the request, which with the seed determines its random numbers: the place of the prompt for first"
-        " turns; later turns of conversations and repetitions count on behind the set"
+        "number of the request, which determines its random numbers, together with the seed: for first turns the"
+        " prompt's place; for later turns and repetitions higher numbers"
     )
     prompt_place: MaybeInt = figure(
         "place of the prompt in the prompt set, from 0: the same for every turn and repetition"
     )
-    category: MaybeText = figure("category of the prompt, where the set has them")
-    turn: MaybeInt = figure(
-        "turn of a conversation, from 1; empty where only first turns are asked"
-    )
-    prompt: MaybeText = figure("the prompt; the user's last message of a chat")
+    category: MaybeText = figure("category of the prompt, if the set has categories")
+    turn: MaybeInt = figure("turn of a conversation, from 1; empty if only first turns are sent")
+    prompt: MaybeText = figure("the prompt; for a chat, its last message")
     arm: MaybeText = figure("`regular` or `speculative`")
     completion: MaybeText = figure("generated text")
     num_tokens: MaybeInt = figure("generated tokens", "tokens")
-    time_ms: MaybeFloat = figure("time of the prompt's batch, or of its request to a server", "ms")
+    time_ms: MaybeFloat = figure(
+        "time of the batch that contains the prompt, or of the request to a server", "ms"
+    )
     time_to_first_token_ms: MaybeFloat = figure("time to the first token", "ms")
     last_token_ms: MaybeFloat = figure("time to the last token", "ms")
     num_arrivals: MaybeInt = figure("number of arrivals, each of one or more tokens")
     cached_tokens: MaybeInt = figure(
-        "tokens of the prompt that the server took from a cache, by its own count", "tokens"
+        "tokens of the prompt that the server took from a cache, as it reports", "tokens"
     )
-    unit: MaybeInt = figure("number of the batch or lap that it was part of, from 0")
+    unit: MaybeInt = figure(
+        "number of the prompt's unit (batch or lap), from 0; the same if the same batch or lap is sent again"
+    )
     moment: MaybeInt = figure(
-        "number of the batch or lap in the order asked; unlike `unit`, new each time it is asked again"
+        "number of the batch or lap in the order of sending; unlike `unit`, it is new if a batch or lap is sent again"
     )
-    lap_ms: MaybeFloat = figure("time of its batch or lap", "ms")
+    lap_ms: MaybeFloat = figure("time of the prompt's batch or lap", "ms")
     num_prompt_tokens: MaybeInt = figure("tokens of the prompt", "tokens")
-    read_tokens: MaybeInt = figure("tokens of the prompt by the server's count", "tokens")
+    read_tokens: MaybeInt = figure("tokens of the prompt, as the server counted them", "tokens")
     error: MaybeText = figure("why the request failed")
     compared: MaybeBool = figure("whether its greedy text was compared with the regular arm's")
     divergence_position: MaybeInt = figure(
         "first token at which a greedy text differs from the regular arm's"
     )
     logit_margin: MaybeFloat = figure(
-        "logit of the regular arm's token minus that of this arm's, at that place"
+        "logit of the regular arm's token minus the logit of this arm's token, at the divergence"
     )
-    logit_tolerance: MaybeFloat = figure("the largest margin there that rounding explains")
+    logit_tolerance: MaybeFloat = figure("largest margin at the divergence that rounding explains")
 
     @property
     def unit_number(self) -> int:
-        """The number of the answer's unit; files of older versions have no units, and each prompt is one."""
+        """The number of the answer's unit. Files of older versions contain no units; there, each prompt is a unit."""
         return (self.prompt_index or 0) if self.unit is None else self.unit
 
     @property
     def place(self) -> int:
-        """The prompt's place in the prompt set; files of older versions hold only the number of the request."""
+        """The prompt's place in the prompt set; in files of older versions, the number of the request."""
         return (self.prompt_index or 0) if self.prompt_place is None else self.prompt_place
 
     @property
     def is_timed(self) -> bool:
-        """Whether the prompt was answered in a known, plausible time. A damaged file may hold any number."""
+        """Whether the prompt was answered, in a known and plausible time. A damaged file may contain any number."""
         has_time = 0 < (self.time_ms or 0) < _MOST_MS
         return has_time and self.is_answered
 
@@ -87,9 +89,9 @@ class LatencyPromptRow(DraftColumns, AcceptedByIteration, Row):
 
     @property
     def time_per_output_token_ms(self) -> float | None:
-        """Mean time per token after the first (TPOT), however many arrive together.
+        """Mean time per token after the first (TPOT), whether tokens arrive singly or together.
 
-        None if all tokens arrived together, there is only one, or a time is not known.
+        None if all tokens arrived together, if there is only one token, or if a time is not known.
         """
         first_ms, last_ms = self.time_to_first_token_ms, self.last_token_ms
         if first_ms is None or last_ms is None or last_ms <= first_ms or not self.num_decoded:
@@ -98,8 +100,8 @@ class LatencyPromptRow(DraftColumns, AcceptedByIteration, Row):
 
     @property
     def excess(self) -> float:
-        """The logit margin at which the text left the regular arm's, divided by the largest that rounding explains;
-        infinite if no margin is known.
+        """The logit margin at which the text diverged from the regular arm's, divided by the largest margin that
+        rounding explains; infinite if no margin is known.
         """
         if self.logit_margin is None or self.logit_tolerance is None:
             return math.inf
@@ -112,12 +114,14 @@ class LatencyPromptRow(DraftColumns, AcceptedByIteration, Row):
 
 
 def drafts_of(rows: Iterable[LatencyPromptRow]) -> Drafts:
-    """The draft tokens of all these answers together."""
+    """The draft tokens of all these answers, added up."""
     return sum((row.drafts for row in rows), Drafts())
 
 
 def read_prompts(directory: str | Path | None, run: str | None) -> list[LatencyPromptRow]:
-    """The rows that a run wrote about its prompts, read from its directory; [] if that is unknown or gone."""
+    """Read the rows that a run wrote about its prompts, from its directory; [] if the directory is not known, or the
+    file is gone.
+    """
     if not directory:
         return []
     rows = rows_in(Path(directory, PROMPTS_FILE), LatencyPromptRow)

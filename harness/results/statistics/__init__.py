@@ -1,7 +1,7 @@
-"""Intervals, tests and power: how certain a measured number is. Pure functions of counts and times.
+"""Intervals, tests and power: how certain a measured number is. All are pure functions of counts and times.
 
-A number that cannot be computed is nan, never 0. Arguments that make no sense raise ValueError. This file names the
-types of arrays.
+A number that cannot be computed is nan, never 0. Arguments that make no sense raise ValueError. This file defines names
+for the types of arrays.
 """
 
 from __future__ import annotations

@@ -1,21 +1,22 @@
-"""Tests whether drawn tokens follow the distribution that they should, by bets (`bets`) that are valid at any time.
+"""Tests whether drawn tokens follow the exact distribution, by bets (`bets`) that are valid at any time.
 
-Sort the possible next tokens from the likeliest down, and place each at the middle of its mass: with masses 0.5, 0.3
-and 0.2 they lie at 0.25, 0.65 and 0.9. If each token is drawn from the exact distribution after the text before it,
-then a token lies in the first half of [0, 1], or in any other part, as often as the masses of the tokens there say,
-whatever the text and the sampling setting.
+The tokens that can follow a text are sorted from the likeliest to the least likely, and each is placed at the middle of
+its mass on [0, 1]: tokens with masses 0.5, 0.3 and 0.2 are at 0.25, 0.65 and 0.9. [0, 1] is divided into equal *parts*,
+such as halves. If each token is drawn from the exact distribution after the text before it, then the drawn token is in
+a part with a probability equal to the total mass of the tokens in that part. This holds for any text and any sampling
+setting, so draws after different texts can be tested together.
 
-Bettors share a capital of 1:
+Several bettors share a capital of 1, and bet on the following:
 
-- Some bet on the part in which a token lies, out of 2, 4, 8, 10 or 16 equal parts.
-- Some bet on the token itself, where many texts share the tokens before it.
-- Some bet that tokens appear which cannot be drawn at all (the support).
-- If the draft's distribution is known too, some bet on recovered tokens, which replace rejected ones: on their parts
-and
-  on their support. Recovered tokens follow the residual, that is, the target's distribution where it is above the
-  draft's. Betting on them alone keeps a wrong residual from cancelling between texts.
-- One bets on the parts of bonus tokens alone, which follow a wholly accepted draft. They are few, so an error in them
-  hardly shows among all tokens.
+- the part that contains a token, of 2, 4, 8, 10 or 16 equal parts;
+- the token itself, if many texts have the same tokens before it;
+- that tokens appear which cannot be drawn at all (the support);
+- the parts and the support of *recovered* tokens, which replace rejected draft tokens, if the draft's distributions are
+  known. A recovered token follows the *residual*: the positive part of the target's distribution minus the draft's,
+  normalised. These bettors look at recovered tokens alone, because the errors of a wrong residual cancel between texts
+  if all tokens are tested together;
+- the parts of *bonus* tokens, which follow a draft of which every token was accepted. They are few, so an error in them
+  would hardly show among all tokens.
 """
 
 from __future__ import annotations
@@ -42,39 +43,43 @@ from harness.results.statistics.interval import DASH
 
 Finding = Literal["lossless", "lossy", "undecided"]
 
-# A power of 10. With more evidence than this against it, a distribution is not said to be followed, though it may be.
+# A power of 10. If the evidence against a distribution is at least this large, the result is never `lossless`.
 NOTABLE_EVIDENCE = 3.0
-# If the chance of seeing the stated shift is below this, finding nothing proves nothing.
+# If the probability of detecting the stated shift is below this, the absence of evidence proves nothing: the result is
+# `undecided`.
 REQUIRED_POWER = 0.99
-# Twice the distance between two ways of computing the exact distribution is allowed between it and the arm's: the
-# loop's forward passes have shapes that differ from those of both ways. In float32 the distance is negligible.
+# The arm's distribution may differ from the exact one by this many times the distance between two ways of computing the
+# exact distribution. The factor is above 1 because the loop's forward passes have other shapes than the passes of both
+# ways. In float32 the distance is negligible.
 _ROUNDING_ALLOWANCE = 2.0
-# Numbers of equal parts between which a shift is sought, so that one of them finds it whatever its form; and the number
-# of finest parts, from which the parts of every scale can be summed.
+# The numbers of equal parts between which a shift is sought (the *scales*). There are several, so that one of them
+# detects the shift whatever its form. `NUM_FINE` finest parts can be summed to the parts of every scale.
 SCALES = (2, 4, 8, 10, 16)
 NUM_FINE = math.lcm(*SCALES)
-# Bettors on scales; on tokens; on the support; on the finest scale of bonus tokens; on that scale and on the support of
-# recovered tokens.
+# The bettors, in this order: on the parts of each scale; on tokens; on the support; on the finest scale of bonus
+# tokens; on the finest scale of recovered tokens; on the support of recovered tokens.
 NUM_BETTORS = len(SCALES) + len(LEARNERS) + len(SHARES_OUTSIDE) + 1 + 1 + len(SHARES_OUTSIDE)
 # At least this share of tokens outside the support is always tolerated.
 _LEAST_OUTSIDE = 1e-4
-# Nothing is bet on a recovered token whose residual, before it is normalised, has less mass: it is mostly rounding.
+# Nothing is bet on a recovered token if the mass of its residual, before it is normalised, is below this: such a
+# residual is mostly rounding.
 _LEAST_RESIDUAL = 0.01
-# The numbers of draws that `needed` tries, 3 % apart.
+# The numbers of draws that `needed` tries; each is 3 % larger than the one before.
 _TRIED_DRAWS = np.geomspace(10, 4_000_000, 437)
 
 
-# Rounding, as an array [sum(SCALES) + 1]: how far two ways of computing the same distributions are apart on average.
-# First the difference in the mass of each part, for each of `SCALES` in turn; last the total variation of tokens.
+# Rounding is an array [sum(SCALES) + 1] of mean differences between two ways of computing the same distributions. The
+# first entries are the differences in the mass of each part, for one scale after the other; the last entry is the total
+# variation between the tokens' distributions.
 NO_ROUNDING = np.zeros(sum(SCALES) + 1)
 
 
 def rounding_between(exact: Floats, again: Floats) -> Floats:
-    """Rounding, in the form of `NO_ROUNDING`, between the distributions [n, V] that two ways of computing give.
+    """The rounding, in the form of `NO_ROUNDING`, between distributions [n, V] that were computed in two ways.
 
     Args:
-        exact: the distributions by one way, which also determine the parts.
-        again: the same distributions by the other way.
+        exact: the distributions computed in one way; they also determine the parts.
+        again: the same distributions computed in the other way.
     """
     moved = again - exact
     fine = masses_of_parts(moved, parts_of(exact)).mean(0)
@@ -83,15 +88,15 @@ def rounding_between(exact: Floats, again: Floats) -> Floats:
 
 
 class Recovered(NamedTuple):
-    """The tokens of a text that replaced rejected ones, and the residuals that they should be drawn from.
+    """The tokens of a text that replaced rejected draft tokens, and the residuals from which they should be drawn.
 
     Only the m tokens whose residual has enough mass (`_LEAST_RESIDUAL`) are included.
 
     Attributes:
-        places: [m], their places in the text.
+        places: [m], the places of the recovered tokens in the text.
         masses: [m], the masses of their residuals before these are normalised.
-        is_impossible: [m], whether the target can draw the token but the residual does not have it.
-        parts: [m], the part of each token in its residual, of `NUM_FINE`.
+        is_impossible: [m], whether the token has mass in the target's distribution, but none in the residual.
+        parts: [m], the part of each token in its residual, from 0 to `NUM_FINE` - 1.
         part_masses: [m, `NUM_FINE`], the mass of every part of each residual.
     """
 
@@ -106,7 +111,7 @@ class Recovered(NamedTuple):
         """The recovered tokens of a text.
 
         Args:
-            exact, draft: [n, V], the target's and the draft's distributions before each token of the text.
+            exact, draft: [n, V], the target's and the draft's distributions for each token of the text.
             tokens: [n], the text.
             places: the places of its recovered tokens.
         """
@@ -130,14 +135,14 @@ class DrawnText:
     Attributes:
         prompt: the tokens before the text.
         setting: the name of its sampling setting.
-        is_at_place: whether all its draws are made at one place that many texts share (`recovery`). Nothing is bet on
+        is_at_place: whether the text follows the one prefix after which `recovery` draws many texts. Nothing is bet on
             the support there, because a single tie would count in every text.
-        tokens: [n].
-        widths: [n], the mass of each token, together with all equally likely ones.
-        is_impossible: [n], whether the token has no mass and rounding does not explain it.
-        parts: [n], the part in which each token lies, of `NUM_FINE`.
+        tokens: [n], the ids of the tokens.
+        widths: [n], the mass of each token and of all tokens that are equally likely.
+        is_impossible: [n], whether the token has no mass, and rounding does not explain the token.
+        parts: [n], the part that contains each token, from 0 to `NUM_FINE` - 1.
         part_masses: [n, `NUM_FINE`], the mass of every part of each distribution.
-        ranks: [n], how many tokens are likelier than the drawn one.
+        ranks: [n], how many tokens are likelier than the drawn token.
         recovered: its recovered tokens; None if the draft's distributions are not known.
         bonus: places of its bonus tokens; empty if they are not known.
     """
@@ -167,7 +172,7 @@ class DrawnText:
         recovered: Recovered | None = None,
         bonus: Sequence[int] = (),
     ) -> Self:
-        """The text, with its figures computed from the exact distributions [n, V] before its tokens.
+        """Make a text, with its figures computed from the exact distributions [n, V] of its tokens.
 
         Args:
             explained: places of tokens without mass that rounding explains.
@@ -195,19 +200,21 @@ class DrawnText:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenResult:
-    """Whether drawn tokens follow the exact distribution.
+    """The result of the test whether drawn tokens follow the exact distribution.
 
     Attributes:
+        verdict: `lossy` if the winnings were enough; `lossless` if the power is enough and there is hardly any evidence
+            against the distribution; otherwise `undecided`.
         num_draws: number of tokens.
         num_impossible: tokens with probability 0 that rounding does not explain.
         num_explained: tokens with probability 0 that rounding explains.
-        evidence: the most that the bets had won at any time, as a power of 10; at least 0.
-        num_draws_until: number of tokens after which the winnings were enough to call the arm lossy; None if they never
-            were.
-        p_value: an upper bound of the chance to ever win as much by luck; None without tokens.
-        power: a lower bound of the chance to see the stated shift between parts, on any of `SCALES`.
-        visible_shift: the smallest shift that is seen with `REQUIRED_POWER`; None if no shift is.
-        rounding: the shift that rounding is allowed to explain, twice the distance between two ways of computing the
+        evidence: the largest capital at any time, as a power of 10; at least 0.
+        num_draws_until: number of tokens after which the capital was large enough to call the arm lossy; None if it
+            never was.
+        p_value: an upper bound of the probability that the capital ever gets this large by chance; None without tokens.
+        power: a lower bound of the probability of detecting the stated shift between parts, on any of `SCALES`.
+        visible_shift: the smallest shift, of those up to 0.5, that is detected with `REQUIRED_POWER`; None if none is.
+        rounding: the shift that rounding is allowed to explain: twice the distance between two ways of computing the
             same distributions.
     """
 
@@ -228,9 +235,8 @@ class TokenTest:
     """The test of one run's drawn tokens.
 
     Attributes:
-        level: an upper bound of the chance that an honest arm is called lossy.
-        shift: the change of the tokens' distribution that must be found: its total variation between parts, on any of
-            `SCALES`.
+        level: an upper bound of the probability that a lossless arm is called lossy.
+        shift: the shift that must be detected: the total variation between the masses of parts, on any of `SCALES`.
     """
 
     level: float
@@ -238,7 +244,7 @@ class TokenTest:
 
     @property
     def _log_wanted(self) -> float:
-        """The logarithm of the winnings at which an arm is called lossy."""
+        """The logarithm of the capital at which an arm is called lossy."""
         return -math.log(self.level)
 
     def check(self, texts: Sequence[DrawnText], roundings: Sequence[Floats]) -> TokenResult:
@@ -261,7 +267,8 @@ class TokenTest:
         fine_parts = np.concatenate([text.parts for text in texts])
         parts = {scale: fine_parts * scale // NUM_FINE for scale in SCALES}
 
-        # The target draws the first token of a text by itself, so the bettors on scales neither learn from it nor bet.
+        # The target draws the first token of a text without speculation, so the bettors on scales neither bet on it nor
+        # learn from it.
         is_decided = positions != 0
         on_scales = []
         for scale in SCALES:
@@ -295,7 +302,7 @@ class TokenTest:
         ranks = [rank for text in texts for rank in text.ranks]
         on_tokens = bets_on_outcomes(ranks, widths, contexts, LEARNERS, allowed_total)
 
-        # At a shared place, one tie at the edge of a truncation would count in every text.
+        # After the one shared prefix, a single tie at the edge of a truncation would count in every text.
         at_place = np.repeat([text.is_at_place for text in texts], lengths)
         is_impossible = np.concatenate([text.is_impossible for text in texts])
         bets = bets_on_support(is_impossible, np.maximum(allowed_total, _LEAST_OUTSIDE))
@@ -318,12 +325,13 @@ class TokenTest:
     def _on_recovered(
         self, texts: Sequence[DrawnText], starts: Ints, allowed_total: Floats
     ) -> Floats:
-        """Bets on recovered tokens: on their parts, and on the support of their residuals. Nothing is bet on other
-        tokens.
+        """Bets on recovered tokens [1 + len(SHARES_OUTSIDE), n]: on their parts, and on the support of their residuals.
+        Bets on other tokens are 0.
 
         Args:
             starts: [num_texts], the place of each text's first token among all tokens.
-            allowed_total: [n], how much of the mass at each token of all texts may belong to other tokens.
+            allowed_total: [n], for each token of all texts, how much mass may belong to other tokens because of
+                rounding.
         """
         bets = np.zeros((1 + len(SHARES_OUTSIDE), len(allowed_total)))
         known = [
@@ -335,7 +343,8 @@ class TokenTest:
             return bets
         at = np.concatenate([start + recovered.places for start, recovered in known])
         masses = np.concatenate([recovered.masses for _, recovered in known])
-        # The draft's distribution is rounded as much as the target's, and most of a small residual is rounding.
+        # The factor 2 is for the draft's rounding, which is as large as the target's. It is divided by the mass because
+        # most of a small residual is rounding.
         allowed = np.minimum(2 * allowed_total[at] / masses, 1.0)
         scale = SCALES[-1]
         bets[:1, at] = bets_on_parts(
@@ -352,13 +361,14 @@ class TokenTest:
     def power(
         self, num_draws: Floats | int, rounding: float, shift: Floats | None = None
     ) -> Floats:
-        """A lower bound of the chance to find a shift in this many tokens that speculation decides.
+        """A lower bound of the probability of detecting a shift in this many tokens that speculation decides.
 
-        It counts only the bettor on the finest parts; coarser parts show their shifts sooner.
+        It is the power of the bettor on the finest parts alone; bettors on coarser parts detect shifts between coarser
+        parts sooner.
 
         Args:
             rounding: the shift that rounding is allowed to explain.
-            shift: None for the shift of the test.
+            shift: the shift to be detected; None for the shift of the test.
         """
         return power_on_parts(
             np.maximum(num_draws, 1),
@@ -370,7 +380,9 @@ class TokenTest:
         )
 
     def needed(self, rounding: float = 0.0) -> int | None:
-        """About how many tokens that speculation decides are enough to find the shift; None if no number is."""
+        """About how many tokens that speculation decides are enough to detect the shift; None if four million are not
+        enough.
+        """
         enough = _TRIED_DRAWS[self.power(_TRIED_DRAWS, rounding) >= REQUIRED_POWER]
         return math.ceil(enough[0]) if len(enough) else None
 
@@ -383,7 +395,7 @@ class TokenTest:
         num_impossible: int = 0,
         num_explained: int = 0,
     ) -> TokenResult:
-        """The result from the bettors' log factors [b, n]."""
+        """Make the result, from the logarithms [b, n] of the factors of the bettors' capital."""
         num_draws = bettors.shape[-1]
         best_log_capital = np.maximum.accumulate(np.append(0.0, log_capital(bettors)))
         num_until = int(np.searchsorted(best_log_capital, self._log_wanted))
@@ -406,11 +418,11 @@ class TokenTest:
 
 
 def parts_of(exact: Floats) -> Ints:
-    """The part of [0, 1], out of `NUM_FINE`, in which each token of distributions [n, V] lies.
+    """The part of [0, 1] that contains each token of distributions [n, V], as a number [n, V] from 0 to `NUM_FINE` - 1.
 
-    A token lies at the middle of its mass, after the masses of all likelier tokens. With masses [0.5, 0.3, 0.2] these
-    places are 0.25, 0.65 and 0.9. Equally likely tokens all lie at the middle of their common mass: with [0.5, 0.25,
-    0.25] at 0.25, 0.75 and 0.75.
+    A token is at the middle of its mass, after the masses of all likelier tokens. Tokens with masses [0.5, 0.3, 0.2]
+    are at 0.25, 0.65 and 0.9. Equally likely tokens are all at the middle of their common mass: tokens with masses
+    [0.5, 0.25, 0.25] are at 0.25, 0.75 and 0.75.
     """
     order = np.argsort(-exact, axis=-1)
     mass = np.take_along_axis(exact, order, -1)
@@ -429,7 +441,7 @@ def masses_of_parts(masses: Floats, parts: Ints) -> Floats:
     """The mass [n, `NUM_FINE`] of every part.
 
     Args:
-        masses: [n, V], of tokens.
+        masses: [n, V], the masses of tokens.
         parts: [n, V], the part of each token (`parts_of`).
     """
     places = parts + NUM_FINE * np.arange(len(parts))[:, np.newaxis]
@@ -438,20 +450,20 @@ def masses_of_parts(masses: Floats, parts: Ints) -> Floats:
 
 
 def coarser(masses: Floats, scale: int) -> Floats:
-    """Masses [..., `scale`] of coarser parts, summed from those of the finest ones: with a scale of 2 the masses of
-    [0.1, 0.2, 0.3, 0.4] are [0.3, 0.7].
+    """Sum the masses of finest parts to the masses [..., `scale`] of coarser parts: with a scale of 2, [0.1, 0.2, 0.3,
+    0.4] becomes [0.3, 0.7].
     """
     return np.asarray(masses.reshape(*masses.shape[:-1], scale, -1).sum(-1))
 
 
 def odds_in_words(evidence: float) -> str:
-    """`1 to 130,000`: the odds of bets that won this power of 10."""
+    """The odds of bets that multiplied the capital by this power of 10, in words: `1 to 130,000`."""
     two_digits = float(f"{10**evidence:.2g}")
     return f"1 to {two_digits:,.0f}"
 
 
 def p_value_in_words(value: float | None) -> str:
-    """`0.032`, or `< 1e-300`; a dash for None."""
+    """A p-value in words: `0.032`, or `< 1e-300` for 0; a dash for None."""
     if value is None:
         return DASH
     return f"{value:.2g}" if value else "< 1e-300"

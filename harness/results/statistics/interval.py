@@ -1,4 +1,4 @@
-"""An estimate with its confidence interval, and what the interval covers."""
+"""An estimate with its confidence interval, and the sources of variation that the interval covers."""
 
 from __future__ import annotations
 
@@ -11,27 +11,28 @@ from pydantic import TypeAdapter, ValidationError
 
 from harness.config.amounts import counted
 
-# Printed in place of an unknown figure among known ones.
+# Printed in place of a figure that is not known, next to figures that are.
 DASH = "–"
 NAN = float("nan")
 
 # A bootstrap over fewer units gives an interval that is far too narrow: over two prompts it is no wider than their
 # range.
 FEWEST_FOR_INTERVAL = 8
-# A block is several answers between two starts of the arms. Over blocks the interval is Student's t, which over two
-# blocks would span orders of magnitude.
+# A block is all answers between one start of the servers and the next. An interval over blocks is a Student's t
+# interval; over two blocks, it would span orders of magnitude.
 FEWEST_BLOCKS = 4
-# Of units of unequal length, (Σn)²/Σn² count. Over fewer than this, one or two long answers decide, and the interval
-# contains the ratio in only 63 to 93 % of the runs (`benchmarks/intervals.py`).
+# Units of unequal lengths n vary as much as (Σn)² / Σn² units of equal length would (*effective* units). With fewer
+# effective units than this, one or two long answers dominate, and the interval contained the ratio in only 63 to 93 %
+# of the runs (`benchmarks/intervals.py`).
 FEWEST_EFFECTIVE = 4
 # The level of every interval that is shown.
 CONFIDENCE = 0.95
 
 
 def t_quantile(tail: float, degrees_of_freedom: float) -> float:
-    """The value that Student's t exceeds with the chance `tail`.
+    """The value that Student's t exceeds with the probability `tail`.
 
-    It comes from `scipy.special`, because importing `scipy.stats` takes longer than everything else before the first
+    `scipy.special` computes it, because importing `scipy.stats` takes longer than everything else before the first
     answer.
     """
     from scipy import special
@@ -40,28 +41,29 @@ def t_quantile(tail: float, degrees_of_freedom: float) -> float:
 
 
 def fewest_units(unit: str) -> int:
-    """The fewest units from which an interval follows."""
+    """The fewest units of this name over which an interval is computed."""
     return FEWEST_BLOCKS if unit == "block" else FEWEST_FOR_INTERVAL
 
 
 @dataclass(frozen=True)
 class Coverage:
-    """The choices that an interval allows for. As text: `15 prompts and 5 runs`, `8 laps of the same texts`, or
-    `1 batch`.
+    """The choices that an interval covers, such as the choice of prompts. As text: `15 prompts and 5 runs`, `8 laps of
+    the same texts`, or `1 batch`.
 
     Attributes:
         num_units: number of units; each is independent of the others.
-        unit: the name of a unit: a `prompt`, a `conversation`, a `batch` of prompts, a `lap` of requests, or a `block`,
-            which is all answers between one start of each arm and the next. For accuracy it is a question, and for
+        unit: the name of a unit: a `prompt`, a `conversation`, a `batch` of prompts, a `lap` of requests, or a `block`
+            (all answers between one start of the servers and the next). For accuracy, a unit is a question, and for
             timed passes a round.
-        same_texts: whether units share prompts, so that the interval does not allow for other prompts.
-        num_runs: number of runs that the interval allows for; None for a single run.
-        own_seeds: whether each run has another seed.
-        num_effective: how many units of equal length would vary as much as these do; None if it is half of them or
-            more.
-        num_rejecting: number of units in which rejections added iterations, if these are fewer than half of the units;
-            None if they are not, or that is not known (`Rejections.noted_in`).
-        unseen: logarithm of the largest ratio of iterations, in the long run to those seen, that rare rejections allow.
+        same_texts: whether units share prompts, so that the interval does not cover other prompts.
+        num_runs: number of runs that the interval covers; None for a single run.
+        own_seeds: whether each run has a seed of its own.
+        num_effective: number of units of equal length that would vary as much as these units. None if it is at least
+            half of `num_units`.
+        num_rejecting: number of units in which rejections of draft tokens added iterations, if these are fewer than
+            half of all units. None if they are more, or if iterations are not known (`Rejections.noted_in`).
+        unseen: logarithm of the factor by which rare rejections, which these units may have missed, could raise the
+            number of iterations in the long run; 0 if there are enough rejections to judge.
     """
 
     num_units: int
@@ -89,25 +91,27 @@ class Coverage:
 
     @property
     def why_no_interval(self) -> str:
-        """`no interval from fewer than 8 prompts`, for an interval over these units that has no bounds."""
+        """The reason why an interval over these units has no bounds, such as `no interval from fewer than 8
+        prompts`.
+        """
         if self.num_effective is not None and self.num_units >= FEWEST_FOR_INTERVAL:
             return f"no interval from {self}: the others' answers are much shorter"
         return f"no interval from fewer than {counted(fewest_units(self.unit), self.unit)}"
 
     @property
     def fewest(self) -> int:
-        """The smallest number among the choices: for `15 prompts and 5 runs` the number of runs."""
+        """The smallest number among the choices: for `15 prompts and 5 runs`, it is 5."""
         num_units = self.num_effective or self.num_units
         return min(num_units, self.num_runs or num_units)
 
     @classmethod
     def of(cls, interval: Interval | None) -> Coverage | None:
-        """The coverage of an interval; None without an interval, or if it is not known."""
+        """The coverage of an interval; None if there is no interval, or if its coverage is not known."""
         return None if interval is None else interval.covers
 
     @classmethod
     def read(cls, stored: object) -> Coverage | None:
-        """The coverage that a file stores (`Interval.parts`); None for anything else."""
+        """The coverage that a file stores (`Interval.parts`); None if the stored value is not a coverage."""
         with suppress(ValidationError):
             return _STORED.validate_python(stored)
         return None
@@ -120,11 +124,11 @@ _STORED = TypeAdapter(Coverage)
 class Interval:
     """An estimate with its confidence interval.
 
-    If data do not suffice, the bounds or all three numbers are nan. An interval is one field of a row, and becomes
-    several columns only in files.
+    With too few data, the bounds are nan, or all three numbers are. In memory, an interval is a single field of a row;
+    in a file, it becomes several columns.
 
     Attributes:
-        covers: the choices that the interval allows for; None if they are not known.
+        covers: the choices that the interval covers; None if they are not known.
     """
 
     estimate: float = NAN
@@ -141,7 +145,7 @@ class Interval:
         return not math.isnan(self.low)
 
     def parts(self) -> dict[str, Any]:
-        """`estimate`, `low`, `high` and `covers` by name, for files; None for unknown numbers."""
+        """`estimate`, `low`, `high` and `covers`, by name, for files. Numbers that are not finite become None."""
         numbers = {"estimate": self.estimate, "low": self.low, "high": self.high}
         finite = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
         covers = self.covers
@@ -149,8 +153,11 @@ class Interval:
         return {**finite, "covers": stored}
 
     def __format__(self, form: str) -> str:
-        """`f"{speedup:×}"` is `2.31× (2.18 to 2.42)`. `%` prints a share as `58 % (52 to 61)`, and `.1f` a number with
-        one decimal. An unknown estimate is a dash.
+        """Format the estimate with its bounds, if there are any; an unknown estimate is a dash.
+
+        f"{speedup:×}"    2.31× (2.18 to 2.42)
+        f"{share:%}"      58 % (52 to 61)
+        f"{number:.1f}"   4.1 (3.8 to 4.4)
         """
         if not self.is_known:
             return DASH
@@ -160,7 +167,7 @@ class Interval:
         return f"{text} ({bounds})" if bounds else text
 
     def bounds(self, form: str = "×") -> str | None:
-        """`2.18 to 2.42`, in the forms of `__format__`; None without bounds."""
+        """The bounds as text, such as `2.18 to 2.42`, in the formats of `__format__`; None without bounds."""
         if not self.has_bounds:
             return None
         return f"{self._text(self.low, form)} to {self._text(self.high, form)}"

@@ -1,32 +1,44 @@
-"""Cuts a text that the target wrote into iterations: exactly, for every K, and without decoding.
+"""Computes, without decoding, the expected iterations into which speculative decoding cuts a text that the target
+wrote.
+
+The result is exact, for every K.
 
 Speculative decoding with a lossless rule emits a text with the same probability as the target alone. Suppose that an
-iteration begins after token s. The draft's next token x is accepted *and* equals the text's next token y with the
-probability draft(y) min(1, target(y) / draft(y)) = min(draft(y), target(y)). Given that y was emitted, which has the
-probability target(y), this becomes
+iteration begins after token s. The probability that the draft's next token is accepted *and* equals the text's next
+token y is draft(y) min(1, target(y) / draft(y)) = min(draft(y), target(y)). The text's next token is y with the
+probability target(y). So, given that it is y, a draft token is accepted with the probability
 
     a = min(1, draft(y) / target(y))                 (Leviathan et al. 2023, arXiv:2211.17192)
 
-Everything after it depends on the text alone, because the rest of the text again has the target's probability. Let
-a(s, j) be the chance that draft token j of an iteration that begins after token s is accepted, if those before it were.
-These chances make the cut a renewal process. With k = min(K, tokens left - 1), m draft tokens are accepted, and m + 1
-tokens decided, with the probability
+After this token, the same holds again, because the rest of the text also has the target's probability.
 
-    P(s, m) = a(s, 0) ... a(s, m - 1) (1 - a(s, m)) for m < k,  a(s, 0) ... a(s, k - 1) for m = k,
+Let a(s, j) be the probability that draft token j of an iteration that begins after token s is accepted, if the draft
+tokens before it were accepted. With these probabilities, the cut is a renewal process. Let k = min(K, tokens left - 1).
+In an iteration that begins after token s, m draft tokens are accepted, and so m + 1 tokens decided, with the
+probability
 
-and an iteration begins after token t with the probability v(t) = sum over s of v(s) P(s, t - s - 1). The sum of v is
-the expected number of iterations. The mean and the mean square of this number are carried along; they give its
-variance, which comes from the randomness of accepting. v(t) is also the chance that the target, not the draft, supplied
-token t.
+    P(s, m) = a(s, 0) ... a(s, m - 1) (1 - a(s, m))    for m < k
+            = a(s, 0) ... a(s, k - 1)                    for m = k
 
-Block verification (Sun et al. 2024, arXiv:2403.10444) has the same form. Start with h = 1, and after each token let
-h' = min(1, h target(y) / draft(y)). The first i draft tokens are y_1 to y_i and accepted with the probability
-draft(y_1..i) h_i; after that the next token is still y with the probability target(y). So
-a = min(1, draft(y) / (h target(y))).
+An iteration begins after token t with the probability
 
-If the draft's probabilities do not depend on s, as with a model, then a(s, j) = a(s + j). Greedy decoding is the case
-in which all probabilities are 0 or 1. Lenience below 1 has no such form above temperature 0: its texts are not the
-target's, and how likely each of them is depends on K.
+    v(t) = sum over s of v(s) P(s, t - s - 1)
+
+v(t) is also the probability that token t comes from the target and not from the draft. The sum of v is the expected
+number of iterations. The mean and the mean square of the number of iterations are computed in the same pass. They give
+its variance, which comes from the randomness of accepting.
+
+Block verification (Sun et al. 2024, arXiv:2403.10444) has the same form. h is 1 at the beginning of an iteration. The
+probability that the first i draft tokens are y_1 to y_i and are accepted is draft(y_1..i) h_i. The token after them is
+still y with the probability target(y). So each token is accepted with the probability a, and h' is the next h:
+
+    a  = min(1, draft(y) / (h target(y)))
+    h' = min(1, h target(y) / draft(y))
+
+If the draft's probabilities do not depend on where the iteration began, as for a draft model, then a(s, j) = a(s + j).
+Greedy decoding is the case in which all probabilities are 0 or 1. Lenience below 1 (a rule that accepts more draft
+tokens than a lossless rule) cannot be computed in this way above temperature 0: its texts do not have the target's
+probabilities, and the probability of a text depends on K.
 """
 
 from __future__ import annotations
@@ -48,14 +60,15 @@ class Cut:
     """A text of n tokens, cut into iterations, for each number of draft tokens K from 1 to M.
 
     Attributes:
-        num_tokens: number of tokens that iterations decided, n - 1: the first token comes from reading the prompt.
+        num_tokens: number of tokens that iterations decided, n - 1: the first token comes from the pass over the
+            prompt.
         iterations: [M], expected number of iterations.
-        variance: [M], variance of the number of iterations if the text is decoded again and again.
+        variance: [M], variance of the number of iterations over repeated decoding of the same text.
         accepted_at: [M, M], for each K, the expected number of iterations that accept the draft token at each position.
-        drafting: [M], expected number of iterations that propose something.
+        drafting: [M], expected number of iterations that propose at least one token.
         proposed: [M], expected number of draft tokens.
-        tested_at: [M, M], for each K, the expected number of iterations in which verification looks at the draft token
-            at each position. It looks at the accepted tokens and the first rejected one.
+        tested_at: [M, M], for each K, the expected number of iterations in which verification tests the draft token at
+            each position. The tested tokens are the accepted ones and the first rejected one.
     """
 
     num_tokens: int
@@ -68,12 +81,13 @@ class Cut:
 
 
 def acceptance_chances(target: ArrayLike, draft: ArrayLike, *, block: bool = False) -> Floats:
-    """The chances a(s, j), [n - 1, M], that a draft token is accepted if those before it were; nan if none is offered.
+    """The probabilities a(s, j), [n - 1, M], that a draft token is accepted if the draft tokens before it were; nan
+    where no token is offered.
 
     Args:
         target: [n], the target's probability of each token of the text.
-        draft: [n - 1, M]. Entry (s, j) is the draft's probability of token s + 1 + j in an iteration that
-            begins after token s; nan if the draft offers nothing there, and beyond the text.
+        draft: [n - 1, M]. Entry (s, j) is the draft's probability of token s + 1 + j in an iteration that begins after
+            token s. It is nan if the draft offers no token there, and beyond the end of the text.
         block: whether the rule is block verification.
     """
     target_chances = np.asarray(target, dtype=np.float64)
@@ -100,16 +114,16 @@ def cut(chances: ArrayLike) -> Cut:
     """Cut a text into iterations, for every K from 1 to M.
 
     Args:
-        chances: [n - 1, M], as from `acceptance_chances`.
+        chances: [n - 1, M], the result of `acceptance_chances`.
     """
     accepting = np.asarray(chances, dtype=np.float64)
     num_places, most = accepting.shape
     numbers = np.arange(1, most + 1)
-    # Row s: how many draft tokens can be offered after token s; at most one fewer than there are tokens left.
+    # [n - 1]: the number of draft tokens that can be offered after token s; at most the number of tokens left minus 1.
     offered = np.cumprod(~np.isnan(accepting), axis=1).sum(axis=1)
     offered = np.minimum(offered, np.arange(num_places)[::-1])
-    # [3, M, n + M], for each token: the chance that an iteration begins after it; and the expected number of iterations
-    # until then, and its expected square, given that one begins there, each multiplied by that chance.
+    # [3, M, n + M]. For each token: the probability that an iteration begins after it; and, if one does, the expected
+    # number of iterations before it and the expected square of this number, both multiplied by that probability.
     moments = np.zeros((3, most, num_places + most + 1))
     moments[0, :, 0] = 1
     accepted_at = np.zeros((most, most))
@@ -119,7 +133,7 @@ def cut(chances: ArrayLike) -> Cut:
     for index in range(num_places):
         limits = np.minimum(numbers, offered[index])
         reached = np.append(1, np.cumprod(accepting[index]))
-        # [M, M + 1], the chance that at least 0, 1, ... draft tokens are accepted.
+        # [M, M + 1], the probability that at least 0, 1, ... draft tokens are accepted.
         reach = np.where(np.arange(most + 1) <= limits[:, np.newaxis], reached, 0)
         ends = reach - np.append(reach[:, 1:], np.zeros((most, 1)), axis=1)
         visits, counts, squares = moments[:, :, index]
@@ -130,7 +144,7 @@ def cut(chances: ArrayLike) -> Cut:
         proposed += visits * limits
         offers = np.arange(most) < limits[:, np.newaxis]
         tested_at += visits[:, np.newaxis] * reach[:, :-1] * offers
-    # After the last token every cut has ended, with certainty.
+    # Every cut ends after the last token, so the probability there is 1.
     _, mean, square = moments[:, :, num_places]
     variance = np.maximum(square - mean**2, 0)
     return Cut(
@@ -154,14 +168,15 @@ def expected_tokens_per_iteration(
 ) -> list[Interval]:
     """Tokens per iteration for each K, over all texts together, with a 95 % interval over prompts.
 
-    The interval covers the choice of prompts, and of the texts that the target draws after each, as the interval of
-    measured runs does. It does not cover the randomness of accepting, which averages out. Texts of one prompt are not
-    independent, so their totals form one unit.
+    Like the interval of a measured run, it covers the choice of prompts, and of the texts that the target draws after
+    each prompt. Unlike that interval, it does not cover the randomness of accepting, because the numbers of iterations
+    are expected values. Texts of the same prompt are not independent, so their totals form one unit.
 
     Args:
-        cuts: [num_texts], of texts with at least two tokens: a text of one token has no iterations.
+        cuts: [num_texts], the cut of each text. Texts must have at least two tokens, because a text of one token has no
+            iterations.
         prompts: [num_texts], the prompt that each text answers.
-        unit: the name of a prompt in the coverage.
+        unit: the name of a unit in the interval's coverage.
 
     Returns:
         [M], for K from 1 to M.
@@ -178,40 +193,13 @@ def expected_tokens_per_iteration(
     return intervals
 
 
-def relative_to_guess(
-    cuts: Sequence[Cut],
-    token_ids: Sequence[Sequence[int]],
-    prompts: Sequence[Hashable],
-    unit: str = "prompt",
-) -> Interval:
-    """Return the draft's tokens per iteration at K=1, relative to a drafter that always proposes the most frequent
-    token.
-
-    That is the token that is most frequent in all texts together.
-
-    Args:
-        cuts: [num_texts], the draft's.
-        token_ids: [num_texts], the texts.
-        prompts, unit: as in `expected_tokens_per_iteration`.
-    """
-    following = [np.array(ids[1:]) for ids in token_ids]
-    values, numbers = np.unique(np.concatenate(following), return_counts=True)
-    commonest = values[numbers.argmax()]
-    guesses = [cut((ids == commonest)[:, np.newaxis]).iterations[0] for ids in following]
-    of_draft = [text.iterations[0] for text in cuts]
-    tops, bottoms = ([totals_by_unit(totals, prompts)] for totals in (guesses, of_draft))
-    return ratio_of_totals(tops, bottoms, unit)
-
-
 def expected_acceptance(cuts: Sequence[Cut], num_draft_tokens: int) -> dict[str, Any]:
-    """The figures of acceptance that follow from the cuts for one K, by the names of their columns; {} if nothing was
-    proposed.
-    """
+    """The columns about acceptance that follow from the cuts for one K, by name; {} if nothing was proposed."""
     index = num_draft_tokens - 1
     drafting = sum(text.drafting[index] for text in cuts)
     if not drafting:
         return {}
-    # Besides the accepted tokens, each iteration decides one token.
+    # Each iteration decides one token in addition to the accepted draft tokens.
     accepted = sum(text.num_tokens - text.iterations[index] for text in cuts)
     accepted_at = np.sum([text.accepted_at[index] for text in cuts], axis=0)[:num_draft_tokens]
     return {

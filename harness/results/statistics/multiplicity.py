@@ -1,6 +1,7 @@
-"""Intervals for several alternatives that all hold at once: of thirty 95 % intervals, one or two are expected to miss.
+"""Intervals for several alternatives that hold simultaneously. Of thirty ordinary 95 % intervals, one or two miss on
+average.
 
-A series of runs is ranked with these functions. Its alternatives are ways to draft, its units are prompts, and the
+A series of runs is ranked with these functions: the alternatives are ways to draft, the units are prompts, and the
 ratios of totals are speed-ups.
 """
 
@@ -27,21 +28,22 @@ def relative_to(
     """The ratio of totals of each alternative, divided by that of the reference, with simultaneous intervals.
 
     Each interval is over units and runs, and has Šidák's level (1967) for all pairs of alternatives. Because the
-    intervals of all pairs hold at once, those of the pairs with the reference do, even if the data chose the reference.
+    intervals of all pairs hold simultaneously, the intervals of pairs with the reference do so even if the reference
+    was chosen by the same data.
 
-    In simulations of six and ten equal alternatives on 9 to 30 prompts, with lengths that vary by a factor of 1.6 and
-    2.2, 1.3 to 4.5 % of the tables showed a difference by chance.
+    In simulations of six and of ten equal alternatives on 9 to 30 prompts, 1.3 to 4.5 % of the tables showed a
+    difference by chance. The lengths of answers varied by factors of 1.6 and 2.2.
 
     Args:
         reference: index of the alternative that the others are compared with.
         numerators: [num_alternatives, num_runs, num_units], positive: for speed-ups the ms of each regular arm on the
             same prompts.
         denominators: the same shape: the ms of each speculative arm.
-        family: number of alternatives that are read together.
+        family: number of alternatives that a reader sees together.
         unseen: [num_alternatives], `Coverage.unseen` of each alternative's speed-up.
 
     Returns:
-        [num_alternatives]; bounds are nan if there are too few units.
+        [num_alternatives], in the order of the alternatives; the bounds are nan if there are too few units.
     """
     tops, bottoms = np.array([numerators, denominators], dtype=np.float64)
     num_pairs = max(1, family * (family - 1) // 2)
@@ -50,8 +52,8 @@ def relative_to(
     for top, bottom, its_unseen in zip(tops, bottoms, unseen, strict=True):
         share = product_ratio_over_runs([top, bottoms[reference]], [bottom, tops[reference]])
         interval = share.interval(confidence)
-        # Rejections that no prompt showed would lower the alternative's own speed-up, and so its share; or they would
-        # lower the reference's, and so raise the share.
+        # Rejections that no prompt showed could lower the alternative's speed-up, which lowers the ratio; or they could
+        # lower the reference's speed-up, which raises the ratio.
         low = interval.low * math.exp(-its_unseen)
         high = interval.high * math.exp(unseen[reference])
         intervals.append(replace(interval, low=low, high=high))
@@ -59,18 +61,19 @@ def relative_to(
 
 
 def widened(interval: Interval, num_intervals: int, confidence: float = CONFIDENCE) -> Interval:
-    """Widen the interval of a ratio, so that it holds together with the others of a table.
+    """Widen the interval of a ratio, so that it holds simultaneously with the other intervals of a table.
 
-    All of them then hold in 95 % of the cases (Šidák's inequality, for jointly normal logarithms). For alternatives on
-    the same prompts `relative_to` is better: it compares them prompt by prompt, and finds smaller differences.
+    All intervals then hold in 95 % of the cases (Šidák's inequality, for jointly normal logarithms). For alternatives
+    on the same prompts, `relative_to` is better: it compares them prompt by prompt, and so finds smaller differences.
 
     Args:
-        interval: by Student's t on the log ratio, with the degrees of freedom of its scarcest choice (`15 prompts and 5
-            runs` leave 4), or by the normal distribution if `covers` is None.
+        interval: a Student's t interval of the log ratio, whose degrees of freedom follow from the smallest number
+            among its choices (4 for `15 prompts and 5 runs`); a normal interval if `covers` is None. Returned unchanged
+            if it has no bounds.
         num_intervals: number of intervals in the table.
-        confidence: level of the interval. A level above 95 % means that it was already widened for repeated looks
-            (`stopping.CONFIDENCE_OF_LOOKS`), and misses as often as one of 95 % should. The chance that the widened
-            interval may miss is scaled by the same factor.
+        confidence: level of the interval. A level above 95 % means that the interval was already widened for repeated
+            looks (`stopping.CONFIDENCE_OF_LOOKS`), and misses about as often as a 95 % interval without looks. The
+            widened interval's probability of missing is scaled by the same factor.
     """
     if num_intervals == 1 or not interval.has_bounds:
         return interval

@@ -1,4 +1,4 @@
-"""Intervals and tests for proportions, alone and paired, such as the proportion of correct answers."""
+"""Intervals and tests for single and paired proportions, such as the proportion of correct answers."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from harness.results.statistics.interval import CONFIDENCE, Interval
 def wald_interval(successes: int, total: int) -> Interval:
     """Wald's interval for a proportion, p̂ ± z √(p̂ (1 − p̂) / n), as published accuracy tables print it.
 
-    The bounds are not clipped to [0, 1], so that half their distance is the published ±. For a proportion of 0.95 the
-    interval contains the true value in 34, 54, 78 and 88 % of the cases with 8, 15, 30 and 100 trials. All nan without
-    trials.
+    The bounds are not clipped to [0, 1], so that half of their distance is the published ±. The interval is too narrow:
+    for a proportion of 0.95, it contains the true value in 34, 54, 78 and 88 % of the cases with 8, 15, 30 and 100
+    trials. All nan without trials.
     """
     if total == 0:
         return Interval()
@@ -30,7 +30,8 @@ def wald_interval(successes: int, total: int) -> Interval:
 def wilson_interval(successes: int, total: int) -> Interval:
     """Wilson's score interval for a proportion (1927), without continuity correction; all nan without trials.
 
-    Unlike Wald's, it stays inside [0, 1], and has a width even if no trial succeeds, or every trial does.
+    Unlike Wald's interval, it stays inside [0, 1], and has a positive width even if no trial succeeds, or every trial
+    does.
     """
     if total == 0:
         return Interval()
@@ -43,12 +44,12 @@ def wilson_interval(successes: int, total: int) -> Interval:
 def difference_of_paired_proportions(
     first_correct: Sequence[bool], second_correct: Sequence[bool]
 ) -> Interval:
-    """Proportion correct of the second arm minus that of the first, with Newcombe's paired interval.
+    """The second arm's proportion of correct answers minus the first arm's, with Newcombe's paired interval.
 
     The interval is method 10 of Newcombe, "Improved confidence intervals for the difference between binomial
     proportions based on paired data" (Statistics in Medicine 17, 1998). It combines Wilson's interval of each arm with
-    the correlation of the arms' answers. It stays inside [-1, 1] and, unlike Wald's, has a width even if the arms never
-    disagree: five equal answers say little about the next ones.
+    the correlation of the arms' answers. It stays inside [-1, 1]. Unlike Wald's interval, it has a positive width even
+    if the arms never disagree: five equal answers say little about the next ones.
 
     Args:
         first_correct: [num_questions], whether the first arm answered each question correctly.
@@ -71,16 +72,18 @@ def difference_of_paired_proportions(
 
 
 def p_value_of_difference(difference: Interval) -> float:
-    """Two-sided p-value of there being no difference: below 5 % exactly if the interval excludes 0.
+    """Two-sided p-value of the hypothesis that there is no difference. It is below 5 % exactly if the interval excludes
+    0.
 
-    It assumes a normal distribution, whose width is the distance from the estimate to the bound nearer to 0.
+    It assumes a normal distribution; the distance from the estimate to the bound nearer to 0 determines its standard
+    deviation. nan without bounds.
 
     Args:
-        difference: with its 95 % interval.
+        difference: the difference with its 95 % interval.
     """
     normal = NormalDist()
     nearest = difference.low if difference.estimate > 0 else difference.high
-    # Not 0: in a damaged file a bound may equal the estimate.
+    # Positive, because in a damaged file a bound may equal the estimate.
     distance = max(abs(difference.estimate - nearest), 1e-9)
     quantile = normal.inv_cdf((1 + CONFIDENCE) / 2)
     return 2 * normal.cdf(-quantile * abs(difference.estimate) / distance)
@@ -89,14 +92,14 @@ def p_value_of_difference(difference: Interval) -> float:
 def _corrected_correlation(first: Flags, second: Flags) -> float:
     """φ of two arms, with Newcombe's continuity correction; 0 if one of the arms never varies.
 
-    The correction subtracts n / 2 from a positive numerator, but not below 0.
+    The correction subtracts n / 2 from a positive numerator; the result is at least 0.
     """
-    # Python's integers, because products of four such numbers exceed 64 bits.
+    # Python's integers, because the product of four such numbers may exceed 64 bits.
     total, num_first, num_second = first.size, int(first.sum()), int(second.sum())
     margins = num_first * (total - num_first) * num_second * (total - num_second)
     if not margins:
         return 0.0
-    # (both right × neither right) - (only the first right × only the second right), from the counts at hand.
+    # This equals (both right × neither right) - (only the first right × only the second right).
     covariance = float(total * int((first & second).sum()) - num_first * num_second)
     if covariance > 0:
         covariance = max(covariance - total / 2, 0.0)
@@ -111,8 +114,8 @@ def _distance(first: float, second: float, correlation: float) -> float:
 def mcnemar_p_value(first_correct: Sequence[bool], second_correct: Sequence[bool]) -> float:
     """Return McNemar's exact two-sided p-value for two arms' answers to the same questions.
 
-    Under the null hypothesis, a question that only one arm answers correctly is equally likely to be either arm's. The
-    p-value is 1 if there is no such question.
+    Under the null hypothesis, a question that only one arm answers correctly is equally likely to be answered correctly
+    by either arm. The p-value is 1 if there is no such question.
 
     Args:
         first_correct, second_correct: [num_questions], whether each arm answered each question correctly.

@@ -1,7 +1,8 @@
 """Ratios of totals over the units of one run, such as a speed-up over prompts or laps: intervals, drift, and units that
 stand out.
 
-Standard errors are found over subsets of the units. Ratios over several runs are in `statistics/runs.py`.
+Standard errors are computed from the ratios over random subsets of the units. Ratios over several runs are in
+`statistics/runs.py`.
 """
 
 from __future__ import annotations
@@ -26,20 +27,22 @@ from harness.results.statistics.interval import (
     t_quantile,
 )
 
-# With this many random subsets, the ends of an interval differ between draws by less than 1 % of its width.
+# With this many random subsets, the bounds of an interval vary by less than 1 % of its width from one drawing of
+# subsets to another.
 _NUM_SUBSETS = 10_000
-# How many numbers are in memory at once, so that subsets of thousands of prompts stay under about 100 MB.
+# The most numbers that are in memory at once. With it, subsets of thousands of prompts take less than about 100 MB.
 _NUMBERS_AT_ONCE = 2_000_000
-# Differences of this size come from floating point.
+# Smaller values are rounding errors of floating-point numbers.
 _ROUNDING = 1e-9
-# One or two units are pointed out if they hold this share of the variance, and took this many times as long as the
-# others.
+# One or two units are reported as rare if they cause this share of the variance, and took this many times as long as
+# the others.
 _MOST_OF_THE_VARIANCE = 0.7
 _MUCH_LONGER = 2
-# The halves of a run are compared if each has at least this many units, and this many in effect (`effective_units`).
+# The halves of a run are compared if each has at least this many units, and this many effective units
+# (`effective_units`).
 _FEWEST_IN_HALF = 3
 _FEWEST_IN_EFFECT = 2
-# A drift up to this share is ignored.
+# A drift of at most this share of the speed-up is ignored.
 _TOLERATED_DRIFT = 0.02
 
 
@@ -47,14 +50,14 @@ _TOLERATED_DRIFT = 0.02
 class RatioEstimate:
     """The log of a ratio, and the two parts of its variance, each with its own degrees of freedom.
 
-    The sum of the two parts has Satterthwaite's degrees of freedom (1946).
+    Satterthwaite's formula (1946) gives the degrees of freedom of the sum of the two parts.
 
     Attributes:
         log_ratio: natural logarithm of the ratio; nan without units.
-        covers: the choices that an interval of this estimate allows for.
-        unit_variance: variance from the choice of units; nan if there are too few.
+        covers: the choices that an interval of this estimate covers.
+        unit_variance: variance from the choice of units; nan if there are too few units.
         unit_degrees_of_freedom: the degrees of freedom of `unit_variance`.
-        run_variance: variance between runs, including that of everything that varies within a run.
+        run_variance: variance between runs, including that of everything that varies within a run; 0 for a single run.
         run_degrees_of_freedom: the degrees of freedom of `run_variance`; 0 if no run was repeated.
     """
 
@@ -78,8 +81,10 @@ class RatioEstimate:
         return (self.unit_variance + self.run_variance) ** 2 / spread if spread else math.inf
 
     def interval(self, confidence: float = CONFIDENCE) -> Interval:
-        """The ratio with its interval by Student's t; bounds are nan if there are too few units. Rejections that the
-        units may have missed (`covers.unseen`) lower the lower bound and leave the upper one as it is.
+        """The ratio with its Student's t interval; the bounds are nan if there are too few units.
+
+        Rejections that the units may have missed (`covers.unseen`) lower the lower bound; they do not change the upper
+        bound.
         """
         quantile = t_quantile((1 - confidence) / 2, self.degrees_of_freedom)
         half_width = quantile * self.standard_error
@@ -90,12 +95,12 @@ class RatioEstimate:
 
 @dataclass(frozen=True)
 class Rare:
-    """Units that hold most of the variance.
+    """One or two units that cause most of the variance.
 
     Attributes:
-        number: how many units these are.
+        number: number of these units, 1 or 2.
         times: how many times as long as the other units they took, in the arm in which they stand out more.
-        is_numerator: whether that arm is the one in the numerators.
+        is_numerator: whether the times of that arm are the numerators.
     """
 
     number: int
@@ -104,21 +109,25 @@ class Rare:
 
 
 class Rejections(NamedTuple):
-    """The iterations of each unit, [num_units], and the fewest iterations that could have given its tokens."""
+    """The number of iterations of each unit, [num_units], and the fewest iterations that its tokens need: their number
+    if no draft token is rejected.
+    """
 
     iterations: Floats
     fewest: Floats
 
     def noted_in(self, covers: Coverage) -> Coverage:
-        """The coverage of these units, with the effect of rejections that they may have missed.
+        """Return the coverage of these units, with the effect of rejections that they may have missed.
 
-        If a draft is hardly ever rejected, few units have more iterations than the fewest. If these units are less than
-        half of all, both counted as `effective_units`, they do not show how rejections vary. The long run may then have
-        more extra iterations: up to Poisson's upper bound of their number, or of the number of units with any, times
-        the mean of these (Garwood 1936). `unseen` is the log of the factor by which the iterations would grow.
+        If draft tokens are hardly ever rejected, few units have extra iterations, that is, more than the fewest. If
+        these units are less than half of all (both counted as `effective_units`), they do not show how rejections vary,
+        and in the long run there may be more extra iterations. Two upper bounds of their number are computed, and the
+        larger counts: Poisson's upper bound of the number of extra iterations (Garwood 1936); and Poisson's upper bound
+        of the number of units with extra iterations, times the mean number in such a unit. `unseen` is the log of the
+        factor by which the total of iterations would grow.
 
         Args:
-            covers: the coverage; returned unchanged if enough units have rejections.
+            covers: the coverage of the units; it is returned unchanged if enough units have extra iterations.
         """
         beyond = np.maximum(self.iterations - self.fewest, 0.0)
         total = float(beyond.sum())
@@ -143,13 +152,15 @@ def ratio_of_totals(
     lengths: Floats | None = None,
     rejections: Rejections | None = None,
 ) -> Interval:
-    """The product of some totals over the product of others, with the interval of `ratio_estimate`.
+    """The product of some totals divided by the product of others, with the interval of `ratio_estimate`.
 
-    For a single total over another, no bound lies beyond the ratios of the single units, so that tokens per iteration
-    stay below K + 1. This costs at most 3 % of coverage over 8 units, and none over 15.
+    For one total divided by another, the bounds are limited to the range of the single units' ratios, so that tokens
+    per iteration stay below K + 1. The limit lowers how often the interval contains the true ratio by at most 3 % for 8
+    units, and not at all for 15 units. With rejections that the units may have missed (`Coverage.unseen`), the lower
+    bound has no limit.
 
     Returns:
-        The ratio and its bounds. The bounds are nan if there are too few units, and everything is nan without units.
+        The ratio and its bounds. With too few units, the bounds are nan; without units, the ratio is nan, too.
     """
     estimate = ratio_estimate(numerators, denominators, unit, lengths, rejections)
     interval = estimate.interval(confidence)
@@ -159,7 +170,7 @@ def ratio_of_totals(
         return interval
     low = interval.low
     if not estimate.covers.unseen:
-        # Rounding may put the ratio of equal units just beyond theirs.
+        # If all units have the same ratio, rounding may put the estimate just outside their range.
         low = min(max(low, float(of_units.min())), interval.estimate)
     high = max(min(interval.high, float(of_units.max())), interval.estimate)
     return Interval(interval.estimate, low, high, interval.covers)
@@ -172,34 +183,40 @@ def ratio_estimate(
     lengths: Floats | None = None,
     rejections: Rejections | None = None,
 ) -> RatioEstimate:
-    """The product of some totals over the product of others, and its error from the choice of units.
+    """The product of some totals divided by the product of others, and its error from the choice of units.
 
-    A speed-up is one total over another. The time of an iteration in regular steps has two totals above and two below:
-    the ms of iterations and the number of regular tokens, over the number of iterations and the regular ms. A unit is
-    whatever is independent of the others: a prompt, or a lap of requests that were in flight together
-    (`totals_by_unit`).
+    A speed-up is one total divided by another. The cost of an iteration in regular steps is a product of two totals
+    (milliseconds of iterations, number of regular tokens) divided by a product of two totals (number of iterations,
+    milliseconds of regular decoding). A unit is the smallest group of answers that is independent of the others: a
+    prompt, or a lap of requests that were in flight together (`totals_by_unit`).
 
-    The ratios over random subsets of the units lie above the true ratio as often as below it (Hartigan, "Using
-    Subsample Values as Typical Values", 1969). This is exact if swapping the arms of a unit only changes the sign of
-    its part, and so also for stalls that hit both arms alike. If the ratios are skewed, the farther of the two 95 %
-    bounds is used on both sides, because a sample without the rare units of a tail does not show the tail. If few long
-    answers make up most of a total, only (Σ n)² / Σ n² units are in effect (Kish, 1965), where n are the denominators.
-    The standard error is therefore that distance divided by Student's quantile for all units, and its degrees of
-    freedom are those of the effective units.
+    The error is computed in three steps:
 
-    In simulations of 8, 15 and 30 prompts (`benchmarks/intervals.py`) such 95 % intervals contained the ratio in 92 to
-    99 %: with lengths that vary by a factor of 2.2 and are correlated with the gain by up to 0.5, with stalls of both
-    arms, and with answers that end by themselves. `docs/numbers.md` has stronger correlations and tails. A percentile
-    bootstrap contained it in 84 to 95 %, and Student's t with a correction for skewness in 82 to 96 %.
+    1. The ratios over random subsets of the units lie above the true ratio as often as below it (Hartigan, "Using
+       Subsample Values as Typical Values", 1969). This is exact if swapping the arms of a unit only changes the sign of
+       the unit's contribution; so it is also exact for stalls that are equally likely in both arms.
+    2. If the ratios are skewed, the more distant of the two 95 % bounds is used on both sides, because a sample without
+       the rare units of a tail does not show the tail. The standard error is the distance of this bound, divided by
+       Student's quantile for all units.
+    3. If a few long answers make up most of a total, only (Σ n)² / Σ n² units are *effective* (Kish, 1965), where n are
+       the denominators. They determine the degrees of freedom.
 
-    With fewer than `FEWEST_FOR_INTERVAL` units this is `jackknife_estimate`, which then has bounds over blocks only.
+    In simulations of 8, 15 and 30 prompts (`benchmarks/intervals.py`), such 95 % intervals contained the ratio in 92 to
+    99 % of the cases. In these simulations, lengths varied by a factor of 2.2, and were correlated with the gain by up
+    to 0.5; both arms stalled at times; and answers ended by themselves. `docs/numbers.md` reports stronger correlations
+    and tails. Intervals of a percentile bootstrap contained the ratio in 84 to 95 % of the cases, and Student's t
+    intervals with a correction for skewness in 82 to 96 %.
+
+    With fewer than `FEWEST_FOR_INTERVAL` units, the result is that of `jackknife_estimate`, which then has an error
+    only if the units are blocks.
 
     Args:
-        numerators, denominators: [num_totals, num_units], not negative; no bounds follow from denominators of 0.
+        numerators, denominators: [num_totals, num_units], not negative. If a denominator is 0, there are no bounds.
         unit: the name of a unit in the coverage.
-        lengths: [num_units], the lengths of the units' answers, if they differ: with fewer than `FEWEST_EFFECTIVE`
-            effective units there is no interval. None for equal lengths.
-        rejections: the rejections in each unit, if the denominators are iterations or their times.
+        lengths: [num_units], the lengths of the units' answers. If fewer than `FEWEST_EFFECTIVE` units are effective,
+            there is no interval. None for equal lengths.
+        rejections: the iterations of each unit, if the denominators are iterations or their times; None otherwise, or
+            if they are not known.
     """
     tops, bottoms = np.array([numerators, denominators], dtype=np.float64)
     size = tops.shape[1]
@@ -209,14 +226,14 @@ def ratio_estimate(
     if rejections is not None:
         covers = rejections.noted_in(covers)
     log_ratio = _log_ratio(tops, bottoms)
-    # The lengths decide whether there is an interval; its degrees of freedom follow from the denominators.
+    # The lengths determine whether there is an interval. Its degrees of freedom are determined by the denominators.
     num_effective = size if lengths is None else round(effective_units(lengths))
     if 2 * num_effective < size:
         covers = replace(covers, num_effective=num_effective)
     if num_effective < FEWEST_EFFECTIVE:
         return RatioEstimate(log_ratio, covers)
     logs = np.sort(_over_subsets(tops, bottoms))
-    # N ratios cut the line into N + 1 parts, each of which is equally likely to contain the true ratio.
+    # N ratios divide the line into N + 1 parts, and each part contains the true ratio with the same probability.
     beyond = int((logs.size + 1) * (1 - CONFIDENCE) / 2)
     distance = max(log_ratio - logs[beyond - 1], logs[-beyond] - log_ratio)
     error = float(distance) / t_quantile((1 - CONFIDENCE) / 2, size - 1)
@@ -226,7 +243,11 @@ def ratio_estimate(
 def jackknife_estimate(
     numerators: ArrayLike, denominators: ArrayLike, unit: str = "prompt"
 ) -> RatioEstimate:
-    """The estimate of `ratio_estimate`, but by Student's t on what each unit adds to the logarithm (`influences`)."""
+    """The ratio of `ratio_estimate`, with the standard error of the mean of the units' contributions to its logarithm
+    (`influences`).
+
+    The error is nan with fewer than `fewest_units(unit)` units, and the ratio is nan without units.
+    """
     tops, bottoms = np.array([numerators, denominators], dtype=np.float64)
     size = tops.shape[1]
     covers = Coverage(size, unit)
@@ -244,20 +265,23 @@ def _log_ratio(tops: Floats, bottoms: Floats) -> float:
 
 
 def _freedom(bottoms: Floats) -> float:
-    """Degrees of freedom of the effective units, by the first of the denominators."""
+    """The number of effective units, according to the first denominator, minus 1; at least 1."""
     return max(effective_units(bottoms[0]) - 1, 1)
 
 
 def effective_units(lengths: Floats) -> float:
-    """How many units of equal length would vary as much as these do, (Σ n)² / Σ n² (Kish, 1965)."""
+    """The number of units of equal length that would vary as much as these units, (Σ n)² / Σ n² for lengths n (Kish,
+    1965).
+    """
     return float(lengths.sum() ** 2 / np.square(lengths).sum())
 
 
 def influences(numerators: ArrayLike, denominators: ArrayLike) -> Floats:
-    """What each unit adds to the log of a ratio of totals, [num_units]; the mean is 0.
+    """The contribution of each unit to the log of a ratio of totals, [num_units]; their mean is 0.
 
-    It is found by the jackknife, as the change if the unit is left out. A first-order formula would give too little if
-    some units are much longer than others, because a long unit pulls the total towards itself.
+    The contributions are found by the jackknife: from the change of the ratio if the unit is left out. If some units
+    are much longer than others, a first-order formula would underestimate the contributions, because a long unit pulls
+    the total towards itself.
 
     Args:
         numerators, denominators: [num_totals, num_units], as in `ratio_estimate`, of at least two units.
@@ -269,10 +293,12 @@ def influences(numerators: ArrayLike, denominators: ArrayLike) -> Floats:
 
 
 def _over_subsets(tops: Floats, bottoms: Floats) -> Floats:
-    """The log ratios of totals over random subsets of the units; over all subsets if these are fewer."""
+    """The log ratios of totals over `_NUM_SUBSETS` random subsets of the units; over all subsets if there are no more
+    than that.
+    """
     size = tops.shape[1]
     if 2**size - 1 <= _NUM_SUBSETS:
-        # The bits of each number are the members of a subset.
+        # Each number is a subset; its bits show which units belong to it.
         every = np.arange(1, 2**size)[:, None] >> np.arange(size) & 1
         return _log_ratios(every, tops, bottoms)
     rng = np.random.default_rng(0)
@@ -291,7 +317,7 @@ def _log_ratios(members: ArrayLike, tops: Floats, bottoms: Floats) -> Floats:
         members: [num_sets, num_units], 1 for the units of a set and 0 for the others.
     """
     chosen = np.asarray(members, dtype=np.float64)
-    # A set whose numerators are all 0 has a ratio of 0, whose log lies below all others.
+    # If all numerators of a set are 0, its ratio is 0, and the log -inf, which lies below all others.
     with np.errstate(divide="ignore"):
         logs = np.log(chosen @ tops.T).sum(axis=1) - np.log(chosen @ bottoms.T).sum(axis=1)
     return np.asarray(logs)
@@ -315,33 +341,33 @@ def totals_by_unit(values: ArrayLike, units: Sequence[Hashable]) -> Floats:
 
 
 def at_equal_lengths(times: ArrayLike, tokens: ArrayLike) -> Floats:
-    """Length-adjusted times of several arms by unit, as if all arms had given a unit's answers the same lengths.
+    """Length-adjusted times of several arms by unit, as if a unit's answers had the same lengths in all arms.
 
-    The mean of an arm's values is its time per token: its total time over its total tokens, so that a token weighs the
-    same in a long answer and in a short one. A single value need not be a time per token. For a unit with n times the
-    arm's mean number of tokens, and t times its mean time, the value is
+    The mean of an arm's values is the arm's time per token: its total time divided by its total tokens. So a token
+    counts the same in a long answer and in a short one. A single value is not a time per token. For a unit with n times
+    the arm's mean number of tokens, and t times the arm's mean time, the value is
 
         time per token of the arm × (t + ν - n),   ν = mean of n over the arms
 
-    To first order, t - n is what the unit adds to the log of the arm's time per token. ν is the same in all arms, so it
-    cancels between them. The differences in length that sampling causes by chance are therefore no part of the
-    variance. For example, arms with 10 and 5 ms per token whose answers differ in length have a ratio of 2 in every
-    unit:
+    To first order, t - n is the unit's contribution to the log of the arm's time per token. ν is the same in all arms,
+    so it cancels in their ratio. So the variance does not include the random differences in length that sampling
+    causes. For example, two arms have 10 and 5 ms per token, and their answers differ in length. The ratio of the
+    values is 2 in every unit:
 
         tokens    [10, 30] and [20, 20]
         times     [100, 300] and [100, 100]
         values    [7.5, 12.5] and [3.75, 6.25]
 
-    If all arms gave a unit's answers the same lengths, as in greedy decoding, then ν = n, and the values are the times
-    divided by the arm's mean number of tokens.
+    If a unit's answers have the same lengths in all arms, as in greedy decoding, then ν = n, and the values are the
+    times divided by the arm's mean number of tokens.
 
     Args:
         times: [num_arms, num_units], positive, such as ms of the regular and the speculative arm.
         tokens: [num_arms, num_units], positive: the tokens that the times were spent on.
 
     Returns:
-        [num_arms, num_units], positive. No value is below a tenth of the unit's time over the arm's mean number of
-        tokens: smaller ones are raised to it, and all values of the arm are then scaled so that their mean stays.
+        [num_arms, num_units], positive. Values below a limit are raised to it: a tenth of the unit's time divided by
+        the arm's mean number of tokens. All values of the arm are then scaled so that their mean does not change.
     """
     table = np.asarray(times, dtype=np.float64)
     lengths = np.asarray(tokens, dtype=np.float64)
@@ -362,8 +388,8 @@ def at_equal_lengths(times: ArrayLike, tokens: ArrayLike) -> Floats:
 def rare_units(
     numerators: ArrayLike, denominators: ArrayLike, lengths: ArrayLike = 1.0
 ) -> Rare | None:
-    """One or two units that hold most of the variance of a ratio of totals, and in one arm took much longer than the
-    others for their lengths, such as answers that stalled. None if there are no such units, or fewer than
+    """Find one or two units that cause most of the variance of a ratio of totals, and that took much longer per length
+    than the others in one of the arms, such as answers that stalled. None if there are no such units, or fewer than
     `FEWEST_FOR_INTERVAL` units in all.
 
     Args:
@@ -393,11 +419,11 @@ def rare_units(
 
 
 def drift(numerators: ArrayLike, denominators: ArrayLike, unit: str = "prompt") -> Interval:
-    """The ratio of totals in the second half of the units, divided by that in the first half.
+    """The ratio of totals in the second half of the units, divided by the ratio in the first half.
 
-    The halves are compared by Welch's t-test (1947) on what each unit adds to the log of its half's ratio. On a quiet
-    machine about 5 % of the runs show a drift that matters, and up to 7 % at lengths from 15 to 400 tokens, with 7
-    units as with 40.
+    The halves are compared by Welch's t-test (1947) on the contributions of units to the log of their half's ratio
+    (`influences`). On an idle machine, about 5 % of the runs show a drift that matters, with 7 units as with 40; if
+    answers have 15 to 400 tokens, up to 7 % of the runs do.
 
     Args:
         numerators: [num_units], positive, in the order in which they were measured, such as ms of an arm.
@@ -405,8 +431,8 @@ def drift(numerators: ArrayLike, denominators: ArrayLike, unit: str = "prompt") 
         unit: the name of a unit in the coverage.
 
     Returns:
-        The second half over the first. The bounds are nan with fewer than six units, or if one long answer makes up
-        most of a half. All nan with fewer than two units.
+        The change, with an interval. The bounds are nan with fewer than six units, or if one long answer makes up most
+        of a half. All nan with fewer than two units.
     """
     tops, bottoms = np.array([numerators, denominators], dtype=np.float64)
     half = tops.size // 2
@@ -425,12 +451,14 @@ def drift(numerators: ArrayLike, denominators: ArrayLike, unit: str = "prompt") 
 
 
 def drift_matters(change: Interval) -> bool:
-    """Whether a drift is significant and larger than the tolerated one."""
+    """Whether a drift is significant, and larger than `_TOLERATED_DRIFT`."""
     return change.excludes(1) and abs(change.estimate - 1) > _TOLERATED_DRIFT
 
 
 def _welch_interval(first: Floats, second: Floats, difference: float) -> tuple[float, float]:
-    """The interval of a difference of means, second minus first, moved so that it is around the given difference."""
+    """The interval of a difference of means, second minus first, shifted so that it is centred on the given
+    difference.
+    """
     if not first.any() and not second.any():
         return difference, difference
     from scipy import stats

@@ -1,11 +1,11 @@
-"""Ratios of totals over several runs of the same units. The interval allows for the choice of units and of runs.
+"""Ratios of totals over several runs of the same units, with intervals that cover the choice of units and of runs.
 
-Every run measures the same prompts. A bootstrap over runs, and then over the prompts of each, would be wrong here: it
-treats a prompt's own speed-up as new in every run, and a percentile interval over five runs is too narrow. Instead, the
-log of the ratio is linearised, and its values by run and unit are split into mean squares (two-way analysis of variance
-without replication). The variance has two parts: the variance between runs, and that of `ratio_estimate` over units,
-reduced by the share that the residual explains. Each part has its own degrees of freedom, and together they give one
-Student interval.
+Every run measures the same prompts. A bootstrap over runs, and then over the prompts of each run, would be wrong here:
+it would treat a prompt's own speed-up as new in every run, and a percentile interval over five runs is too narrow.
+Instead, the log of the ratio is linearised, which gives a value for each run and unit. These values are split into mean
+squares (two-way analysis of variance without replication). The variance of the estimate is the sum of two parts: the
+variance between runs; and the variance over units (`ratio_estimate`), without the share that the residual explains.
+Each part has its own degrees of freedom, and together they give one Student interval.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ def ratio_over_runs(
 ) -> RatioEstimate:
     """sum(numerators) / sum(denominators), with an interval over units and runs.
 
-    In simulations of 5 runs with 15 prompts its 95 % intervals contained the long-run ratio in 90 to 96 % of the cases,
-    whatever varied most, including runs with the tails of Student's t on 3 degrees of freedom and skewed prompts; with
-    2 runs in 89 to 95 %. A two-level percentile bootstrap contained it in 55 to 84 % if prompts or runs vary
-    (`benchmarks/intervals.py`).
+    Simulations (`benchmarks/intervals.py`) counted how often 95 % intervals contained the long-run ratio. With 15
+    prompts, these intervals did so in 90 to 96 % of the cases for 5 runs, and in 89 to 95 % for 2 runs, whether prompts
+    or runs varied most. Some of the simulated runs had heavy tails (Student's t with 3 degrees of freedom), and some
+    prompts were skewed. Intervals of a two-level percentile bootstrap contained the ratio in 55 to 84 % of the cases if
+    prompts or runs varied.
 
-    A unit may be a block of prompts. Because the same block occurs in every run, 4 blocks are enough: the intervals of
-    2 to 5 runs contained the ratio in 94 to 97 %. If each run's 4 blocks are treated as independent of the other runs',
-    they contained it in 53 to 96 %.
+    A unit may be a block of prompts. Because the same block occurs in every run, 4 blocks are enough: for 2 to 5 runs,
+    the intervals contained the ratio in 94 to 97 % of the cases. If the 4 blocks of each run were treated as
+    independent of the other runs' blocks, intervals contained it in 53 to 96 %.
 
     Args:
         numerators: [num_runs, num_units], positive, such as ms of the regular arm.
@@ -43,16 +44,16 @@ def ratio_over_runs(
         unit: the name of a unit, such as "prompt" or "lap".
 
     Returns:
-        The estimate. With a single run it covers the units alone, and `covers.num_runs` is None.
+        The estimate. For a single run, it covers only the choice of units, and `covers.num_runs` is None.
     """
-    # With a leading axis for the single total: [1, num_runs, num_units].
+    # [1, num_runs, num_units]: the leading axis is for the single total.
     tops, bottoms = np.array([[numerators], [denominators]], dtype=np.float64)
     over_units = ratio_estimate(tops.sum(axis=1), bottoms.sum(axis=1), unit)
     return _with_runs(over_units, tops, bottoms)
 
 
 def product_ratio_over_runs(numerators: ArrayLike, denominators: ArrayLike) -> RatioEstimate:
-    """The product of some totals over the product of others, with an interval over units and runs.
+    """The product of some totals divided by the product of others, with an interval over units and runs.
 
     Args:
         numerators, denominators: [num_totals, num_runs, num_units], positive.
@@ -63,7 +64,7 @@ def product_ratio_over_runs(numerators: ArrayLike, denominators: ArrayLike) -> R
 
 
 def _with_runs(over_units: RatioEstimate, tops: Floats, bottoms: Floats) -> RatioEstimate:
-    """The estimate over units with the variance between runs added; unchanged for a single run.
+    """Add the variance between runs to an estimate over units. For a single run, the estimate is returned unchanged.
 
     Args:
         tops, bottoms: [num_totals, num_runs, num_units].
@@ -71,7 +72,7 @@ def _with_runs(over_units: RatioEstimate, tops: Floats, bottoms: Floats) -> Rati
     _, num_runs, num_units = tops.shape
     if num_runs == 1:
         return over_units
-    # To first order, what each value adds to the log of the ratio.
+    # [num_totals, num_runs, num_units]: how much each value adds to the log of the ratio, to first order.
     added = tops / tops.mean(axis=(1, 2), keepdims=True)
     added -= bottoms / bottoms.mean(axis=(1, 2), keepdims=True)
     values = added.sum(axis=0)

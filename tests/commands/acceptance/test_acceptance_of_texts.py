@@ -48,8 +48,6 @@ def test_greedy_iterations_are_those_of_decoding(harness: Harness, pair: list[st
     for _, row in decoded.iterrows():
         assert found[row.prompt_index][k - 1] == pytest.approx(row.num_iterations, abs=1e-6)
     rows = results("acceptance")
-    # No text is held against a guess for a draft that has learned nothing.
-    assert pd.isna(rows.relative_to_guess[0]) == (pair is QUICKEST_PAIR)
     measured = results().query("arm == 'speculative'").iloc[0]
     rates = ["acceptance_rate", "conditional_acceptance_rate"]
     for column in ("tokens_per_iteration", "mean_acceptance_length", *rates):

@@ -383,8 +383,8 @@ def test_a_check_whose_figures_are_unknown_has_no_tick() -> None:
     run = Run([replace(rows[0], drafted=False), rows[1]])
     (held,) = checked(run)
     assert held.split(" · ") == [
-        "equal token counts", "equal texts", "caches cold", "no other client", "regular arm drafted nothing",
-        "machine otherwise idle", "clocks not lowered",
+        "machine otherwise idle", "GPUs otherwise idle", "no drift", "equal token counts", "equal texts",
+        "caches cold", "no other client", "regular arm drafted nothing",
     ]  # fmt: skip
     for index, name in itertools.product((0, 1), [*known, "num_tokens"]):
         arms = list(run.rows)

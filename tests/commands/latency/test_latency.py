@@ -140,7 +140,7 @@ def test_a_recurrent_target_is_measured_alone(harness: Harness, save_model: Save
     for settings, complaint in (
         (["draft=none", "batch_size=2"], "batch_size=2: must be 1 for model="),
         (["draft=lookup"], "draft=none measures it alone"),
-        (["draft=lookup", "engine=huggingface"], "takes back no tokens"),
+        (["draft=lookup", "engine=huggingface"], "which generate() cannot roll back"),
     ):
         refused = harness("latency", f"model={model.name}", *QUICK, *settings, code=2)
         assert complaint in refused.complaint

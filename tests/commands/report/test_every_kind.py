@@ -191,7 +191,7 @@ SIMULATED = ("latency", "engine=simulated", "n=9", "tokens=16")
 RUNS = {
     "latency": (),
     "batches": ("batch_size=4", "n=34"),
-    "laps": ("batch_size=2", "n=32", "laps=8"),
+    "laps": ("batch_size=2", "n=32"),
     "blocks": ("engine.blocks=7", "engine.start_noise=0.1"),
     "conversations": ("prompts=turns.jsonl", "prompts.turns=all", "chat_template=never"),
     "categories": ("prompts=categories.jsonl",),

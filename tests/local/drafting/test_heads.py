@@ -314,7 +314,7 @@ def test_other_tensors_are_one_line(
         ("speculators dspark", {"markov_head_type": "rnn"}, "rnn"),
         ("speculators dflash", {"mask_token_id": None}, "mask_token_id"),
         ("SafeAILab", {"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state"),
-        ("z-lab dflash", {"dflash_config": {"mask_token_id": 319}}, "names no target_layer_ids"),
+        ("z-lab dflash", {"dflash_config": {"mask_token_id": 319}}, "does not state target_layer_ids"),
         ("SafeAILab", {"architectures": ["LlamaForCausalLM"], "bias": True, "draft_vocab_size": None}, "kind EAGLE"),
         ("SafeAILab", {"hidden_size": "128"}, "no head can be built"),
         ("SafeAILab", {"hidden_act": "nope"}, "no head can be built"),

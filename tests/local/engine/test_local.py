@@ -153,7 +153,7 @@ def test_a_model_that_cannot_have_the_runner_gets_the_eager_one(
     engine = open_engine(pair, "static")
     assert (engine.runner, engine.draft_runner) == ("eager", "static")
     (said,) = [line for line in capsys.readouterr().out.splitlines() if "runner=eager" in line]
-    assert said.endswith("bloom takes no positions; it runs with runner=eager")
+    assert said.endswith("bloom accepts no positions; it runs with runner=eager")
     assert texts_of(engine) == texts_of(open_engine(pair, "eager"))
 
 

@@ -1,1 +1,1 @@
-"""Draft heads: how each kind is stored, how it drafts, and the parts that all kinds share."""
+"""Draft heads: how each kind of head is stored, how it drafts, and what all kinds have in common."""

@@ -1,24 +1,26 @@
 """DFlash (Chen et al. 2026): a head that drafts a block of tokens in one pass. DSpark is DFlash with a Markov head.
 
-A block is the token just decided, called its anchor, followed by masks. These are the queries of a pass.
-As keys and values, every layer sees the target's features at all tokens before the anchor, and the block's
-queries, those after a query too. Say the text ends with `a b`, and a block has four queries:
+A block consists of the token that was decided last, called the *anchor*, and of mask tokens after it. One pass reads
+the tokens of a block as its queries. In every layer, a query attends to the target's features at all tokens before the
+anchor and to all queries of the block, including those after it. Suppose that the text ends with `a b`, and that a
+block has four queries:
 
     features of ... a | b <mask> <mask> <mask>
                            c      d      e
 
 Each mask predicts the token at its own index, without knowing the tokens drawn at the other masks. In DeepSpec's format
-and in DSpark the anchor predicts a token too: then b predicts c, the first mask d, and so on (`from_anchor`).
+and in DSpark the anchor predicts a token too (`from_anchor`): then b predicts c, the first mask predicts d, and so on.
 
-DSpark's Markov head adds a bias to the logits of each token, which depends on the token drawn before it. It needs no
-further pass.
+DSpark's Markov head needs no further pass. It adds a bias to the logits of each token. The bias depends on the token
+drawn before it.
 
-A layer with a sliding window of w sees the keys that it saw in its training code:
+In a layer with a sliding window of w tokens, a query attends to the keys that it could attend to when the head was
+trained. This depends on the training code:
 
-- speculators: all queries of a block see the w tokens before the block. They see each other up to
-  their own position, or all of each other with `sliding_window_non_causal`.
-- z-lab: each query sees w positions up to its own, and nothing after it. If `is_causal` or
-  `dflash_config.causal` is set, it decides for all layers whether a query sees what comes after it.
+- speculators: all queries of a block see the w tokens before the block. A query also sees the queries up to its own
+  position, or all queries with `sliding_window_non_causal`.
+- z-lab: each query sees w positions up to and including its own, and nothing after it. But if `is_causal` or
+  `dflash_config.causal` is set, this setting decides for all layers whether a query sees later queries.
 
 vLLM counts windows from each query in both formats.
 
@@ -49,12 +51,12 @@ class DFlashConfig(HeadConfig):
     """A configuration with the options of DFlash.
 
     Attributes:
-        block_size: the number of queries of one pass, as in training.
-        mask_token_id: the token id of a mask.
-        from_anchor: whether the anchor predicts a token as the masks do.
-        causal: whether, in all layers, a query of the block sees only the queries before it and itself.
-        causal_windows: `causal` for the layers with a sliding window.
-        windows_follow: whether a sliding window is counted from each query; if not, from the anchor.
+        block_size: the number of queries in a block; the same as in training.
+        mask_token_id: the id of the mask token.
+        from_anchor: whether the anchor predicts a token, as the masks do.
+        causal: whether a query sees only itself and the queries before it, in all layers.
+        causal_windows: whether this holds at least in the layers with a sliding window.
+        windows_follow: whether a sliding window is counted from each query. If not, it is counted from the anchor.
         markov_rank: the width of the Markov head's embeddings; 0 without a Markov head.
     """
 
@@ -68,16 +70,16 @@ class DFlashConfig(HeadConfig):
 
     @property
     def most_tokens(self) -> int:
-        """The most tokens that one pass can draft."""
+        """The largest number of tokens that one pass can draft."""
         return self.block_size - (not self.from_anchor)
 
 
 class DFlash(LayeredHead):
-    """DFlash and DSpark, as speculators, z-lab, DeepSpec and SpecForge (in z-lab's format) store them. Their layers are
-    always in Qwen3's style.
+    """DFlash and DSpark, in the formats of speculators, z-lab and DeepSpec. (SpecForge uses z-lab's format.) Their
+    layers are always Qwen3 layers.
 
-    The block always has the size it was trained with, because with fewer masks the remaining ones would predict
-    differently.
+    A block always has the size that it had in training, even if fewer tokens are wanted: with fewer masks, the
+    remaining masks would predict different tokens.
     """
 
     name = "dflash"
@@ -94,7 +96,8 @@ class DFlash(LayeredHead):
         layer_config = fields["transformer"]
         kinds = getattr(layer_config, "layer_types", None) or ()
         if any("sliding" in kind for kind in kinds) and layer_config.sliding_window is None:
-            # transformers drops the window of a Qwen3 configuration, which MiMo's heads repeat under another name.
+            # transformers drops `sliding_window` from a Qwen3 configuration that does not set `use_sliding_window`.
+            # MiMo's heads repeat the window under this name.
             layer_config.sliding_window = named.get("swa_window_size")
         causal = named.get("is_causal", named.get("causal"))
         causal_windows = False
@@ -130,7 +133,7 @@ class DFlash(LayeredHead):
 
     def draft(self, unread: Unread, uniforms: Tensor, cache: SlotCache, draw: Draw) -> Draft:
         size = self.config.block_size
-        # The token just decided has no features yet.
+        # The anchor is the token after the last one with features.
         anchor = gather_rows(unread.following, unread.last())
         self.read(unread, cache)
         masks = anchor.new_full((len(anchor), size - 1), self.config.mask_token_id)
@@ -150,11 +153,11 @@ class DFlash(LayeredHead):
         return stacked(drawn)
 
     def num_written(self, num_unread: int, num_draft_tokens: int) -> int:
-        """Count a whole block, which is written however few tokens are drafted."""
+        """Return the number of unread features plus a whole block, which is written even if few tokens are drafted."""
         return num_unread + self.config.block_size
 
     def read(self, unread: Unread, cache: SlotCache) -> None:
-        """Write the keys and values of the target's unread features to `cache`."""
+        """Write the keys and values of the target's unread features to `cache`. Returns None."""
         cache.place(unread.starts, unread.features.shape[1])
         states = self.hidden_norm(self.fc(unread.features))
         cosine, sine = self.rotary_emb(states, cache.positions)
@@ -168,9 +171,13 @@ class DFlash(LayeredHead):
             cache.update(keys, values, index)
 
     def forward(self, states: Tensor, cache: SlotCache) -> Tensor:
-        """Run the layers over one block of embedded queries per row [B, block, width], at `cache.positions`.
+        """Run the layers over one block of queries per row. The queries are at the positions `cache.positions`.
 
-        Returns the queries' states [B, block, width], after the final norm.
+        Args:
+            states: [B, block, width], the embedded queries.
+
+        Returns:
+            The queries' states [B, block, width], after the final norm.
         """
         config = self.config
         positions = cache.positions

@@ -1,8 +1,8 @@
 """Recognises the repositories that hold draft heads, checks a head against its target, and loads it.
 
-`read_head` finds the kind of a head from the repository's config.json and the names and shapes of its tensors.
-Its result, a `HeadCheckpoint`, gives the sizes to plan with (`sketch`), and later loads the module (`load`). A head
-must match its target exactly, down to the shape of every tensor.
+`read_head` recognises the kind of a head by the repository's config.json, and returns a `HeadCheckpoint`. Planning
+needs the sizes of its weights and caches (`HeadCheckpoint.sketch`). Later, `HeadCheckpoint.load` loads the module. A
+head must match its target exactly, down to the shape of every tensor.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from harness.local.models.checkpoints import Checkpoint
 from harness.local.models.random_weights import RandomTensor
 from harness.local.models.sketch import Sketch, TensorSketch
 
-# The kinds of heads that run here, by the names that `StoredHead.kind` returns. Other kinds can only be measured with
-# the servers that run them.
+# The kinds of heads that this program can run. The keys are names that `StoredHead.kind` returns. All other kinds can
+# only be measured with a server that runs them.
 KINDS: dict[str, type[Head]] = {
     "eagle3": Eagle3,
     "dflash": DFlash,
@@ -45,7 +45,7 @@ KINDS: dict[str, type[Head]] = {
 
 @dataclass(frozen=True)
 class HeadCheckpoint:
-    """A head before its weights load.
+    """A head whose weights are not loaded yet.
 
     Attributes:
         kind: the head's class.
@@ -60,8 +60,9 @@ class HeadCheckpoint:
     files: tuple[Path, ...] = ()
 
     def build(self) -> Head:
-        """Build the module, without memory for its weights."""
-        # A kind's constructor takes only a configuration. `Head`, which the annotation names, takes a width too.
+        """Build the module on the meta device, where its weights take no memory."""
+        # The constructors of the kinds take a configuration only. That of `Head`, the annotated class, also takes a
+        # width, so that the type checker would refuse this call.
         make_head: type = self.kind
         with torch.device("meta"):
             head: Head = make_head(self.config)
@@ -70,9 +71,9 @@ class HeadCheckpoint:
     def sketch(self, dtype: torch.dtype) -> Sketch:
         """Return the sizes of the head's weights and caches.
 
-        A head without an output matrix reads the target's in each pass (`borrowed_tensors`). It needs memory for the
-        target's matrices only on another device, where it has copies of the embedding and the output matrix if it lacks
-        its own (`copied_tensors`).
+        A head without an output matrix of its own reads the target's output matrix in each pass (`borrowed_tensors`).
+        If the head is on another device than the target, it has copies of those matrices that it lacks: the embedding,
+        the output matrix or both (`copied_tensors`). Otherwise the target's matrices cost the head no memory.
         """
         head = self.build()
         config = self.config
@@ -106,14 +107,14 @@ class HeadCheckpoint:
                 will not draft.
 
         Raises:
-            RunError: a file cannot be read, or the d2t (see `Head`) names a token twice, or a token
-                that does not exist.
+            RunError: a file cannot be read, or `d2t` (see `Head`) maps two tokens to one, or a token to one that does
+                not exist.
         """
         head = self.build()
         if self.files:
             state = read_tensors(self.settings, self.files, "cpu")
         else:
-            # Random weights from a seed, so that they are the same in every run and process.
+            # Random weights are made from a seed, so that they are the same in every run and process.
             state = {}
             for name, tensor in head.state_dict().items():
                 seeded = f"{self.settings.repository} {self.kind.name} {name}"
@@ -136,13 +137,13 @@ class HeadCheckpoint:
 
 
 def ready(head: Head, device: torch.device, target: PreTrainedModel | None) -> Head:
-    """Make a head that has its weights ready to draft: on its device, and with the target's matrices if it lacks its
-    own. Returns the head.
+    """Prepare a head for drafting, after its weights were loaded: move the rest of it to the device, and give it the
+    target's embedding and output matrix if it lacks its own. Returns the same head.
 
     Args:
-        target: as for `HeadCheckpoint.load`.
+        target: as for `HeadCheckpoint.load`; if None, the head gets no matrices and cannot draft.
     """
-    # Buffers that no checkpoint holds, such as a rotary embedding's, are still on the CPU.
+    # Buffers that are not stored in checkpoints, such as a rotary embedding's, are still on the CPU.
     head.to(device).eval().requires_grad_(False)
     if target is not None:
         head.borrow(target)
@@ -156,21 +157,21 @@ def read_head(
     layers: Sequence[int] | None = None,
     weights: bool = True,
 ) -> HeadCheckpoint | None:
-    """Return the head that a repository holds; None if it holds a draft model, or a configuration that cannot be
-    read.
+    """Return the head that a repository holds; None if the repository holds a draft model, or if its config.json cannot
+    be read.
 
     Args:
         target: the model that the head must match.
         layers: `draft.layers`, as for `StoredHead.chosen_layers`.
-        weights: whether the stored weights are read. Pass False for random weights and for a pair that is only planned:
-            the configuration alone then determines the head's tensors.
+        weights: whether the stored weights are read. Pass False for random weights, and for a pair that is only
+            planned. Then the configuration alone determines the head's tensors.
 
     Raises:
-        SettingError: the head is for another target, or of a kind that does not run here, or its tensors do not match
-            its configuration; or the repository holds neither a head nor a model.
+        SettingError: the head was made for another target; this kind of head does not run here; the stored tensors do
+            not match the configuration; or the repository holds neither a head nor a model.
         RunError: the weights cannot be fetched or read.
     """
-    # A preset with random weights needs no download, because the preset states the architecture.
+    # If weights are random and a preset states the head's architecture, nothing is downloaded.
     preset = None if weights else settings.architecture
     raw = dict(preset) if preset else read_configuration(settings)
     stored = StoredHead(settings, target, raw, layers)
@@ -182,7 +183,7 @@ def read_head(
         return _checked_head(kind, stored, weights)
     except HarnessError:
         raise
-    # A wrong type of value, or a value that transformers' layers refuse, can raise any exception.
+    # A field of the wrong type, or a value that transformers' layers refuse, can raise any exception.
     except Exception as error:
         cause = f"{type(error).__name__}: {first_line(error)}"[:200]
         rule = f"has a config.json from which no head can be built ({cause})"
@@ -190,8 +191,9 @@ def read_head(
 
 
 def _kind(stored: StoredHead) -> type[Head] | None:
-    """Return the class of a head; None if there is no head, or one of a kind that is not in `KINDS`."""
-    # SpecForge names its kinds in `architectures`: EdsdDraftModel has EAGLE-3's settings, but is no EAGLE-3.
+    """Return the class of a head; None if the repository holds no head, or a head whose kind is not in `KINDS`."""
+    # SpecForge states the kind in `architectures` only. Its EdsdDraftModel has the fields of EAGLE-3, but is another
+    # kind of head, which does not run here.
     names = str(stored.raw.get("architectures")).lower()
     is_other = "draftmodel" in names and not any(known in names for known in KINDS)
     if is_other and not stored.is_speculators:
@@ -200,8 +202,9 @@ def _kind(stored: StoredHead) -> type[Head] | None:
 
 
 def _checked_head(kind: type[Head], stored: StoredHead, weights: bool) -> HeadCheckpoint:
-    """Return the checkpoint of a head of this kind, checked against its target and its tensors. Raises SettingError or
-    RunError as `read_head` does.
+    """Return the checkpoint of a head of this kind, after checking the head against its target and its stored tensors.
+
+    Raises SettingError or RunError for the reasons that `read_head` lists.
     """
     settings = stored.settings
     rule = "must be none for a head"
@@ -215,11 +218,11 @@ def _checked_head(kind: type[Head], stored: StoredHead, weights: bool) -> HeadCh
         shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         stored = dataclasses.replace(stored, shapes=shapes)
     head = HeadCheckpoint(kind, settings, kind.config_type(**kind.fields(stored)), files)
-    # Impossible sizes of layers raise here, with random weights too.
+    # Impossible sizes of layers raise an exception here. Therefore the module is built for random weights too.
     module = head.build()
     if not weights:
         return head
-    # A head with the target's whole vocabulary needs no d2t, but may be stored with one.
+    # A head that drafts from the target's whole vocabulary needs no d2t, but d2t may be stored with it.
     if module.d2t is None:
         tensors.pop("d2t", None)
     try:
@@ -233,7 +236,11 @@ def _checked_head(kind: type[Head], stored: StoredHead, weights: bool) -> HeadCh
 
 
 def _check_model(stored: StoredHead) -> None:
-    """Raise a SettingError if the repository holds neither a head nor a model, or a draft that only servers run."""
+    """Raise a SettingError if only servers can run this draft, or if the repository holds neither a head nor a model.
+
+    A class name that is not in transformers is accepted if it ends as a language model's does, or if the user trusts
+    the repository's code.
+    """
     if stored.kind not in (None, *KINDS):
         raise stored.refused(
             f"is a draft of kind {stored.kind}, measured with the server that runs it: harness latency -- COMMAND"

@@ -1,8 +1,8 @@
-"""Drafting with a head of any kind. The drafter keeps the target's features and the head's cache between iterations.
+"""Drafts with a head of any kind. The drafter keeps the target's features and the head's cache between iterations.
 
-Features are the target's hidden states, with the L captured layers side by side. `learn` keeps the features of the
-decided tokens. `draft` then passes them to the head's own `draft`, which reads them into the cache and draws up to K
-tokens.
+The *features* of a token are the target's hidden states at this token, from the L layers that the head reads, joined to
+one vector. `learn` keeps the features of the decided tokens. `draft` then passes them to the head's own `draft`, which
+reads them into the cache and draws up to K tokens.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from harness.local.runners.slots import SlotCache
 
 
 class HeadSampler:
-    """Draws tokens of the target's vocabulary by the logits of a head.
+    """Draws tokens of the target's vocabulary according to a head's logits.
 
     Args:
         warp: how the logits become probabilities.
@@ -42,8 +42,10 @@ class HeadSampler:
             self._target_tokens = head.d2t + torch.arange(len(head.d2t), device=head.d2t.device)
 
     def __call__(self, logits: Tensor, uniforms: Tensor) -> Draft:
-        """Draw with uniforms [B, ...] by logits [B, ..., V of the head]. Whole numbers in place of uniforms are the
-        target's tokens of a text that is replayed. They are returned unchanged, with their probabilities.
+        """Draw tokens according to logits [B, ..., V of the head], with uniform random numbers [B, ...].
+
+        While a text is replayed, `uniforms` contains whole numbers: the text's tokens, as ids of the target's
+        vocabulary. They are returned unchanged, together with the distributions that they would be drawn from.
         """
         probabilities = self._warp(logits)
         tokens = existing_index(probabilities, uniforms)
@@ -57,8 +59,8 @@ class HeadSampler:
 
 
 def draft_tensors(head: Head, cache: SlotCache, draw: HeadSampler, *inputs: Tensor) -> list[Tensor]:
-    """Call `head.draft`, with tensors in place of `Unread` and `Draft`, so that `Part` can compile it. Returns the
-    fields of the `Draft`.
+    """Call `head.draft`. Arguments and results are plain tensors, not `Unread` and `Draft`, so that `Part` can compile
+    this function. Returns the fields of the `Draft`.
 
     Args:
         inputs: the fields of an `Unread`, followed by uniforms [B, K].
@@ -70,11 +72,11 @@ def draft_tensors(head: Head, cache: SlotCache, draw: HeadSampler, *inputs: Tens
 class HeadDrafter(TensorDrafter):
     """A drafter that uses a head.
 
-    If the head has a cache, it has one entry for each decided token but the last, which has no
-    features yet.
+    After `draft` has read the features, the head's cache (if it has one) contains one entry for each decided token but
+    the last. The last token has no features yet, because the target has not read it.
 
     Args:
-        head: a head that is `ready`.
+        head: a head that `checkpoint.ready` has prepared for drafting.
         warp: how the head's logits become probabilities.
     """
 
@@ -86,39 +88,41 @@ class HeadDrafter(TensorDrafter):
         self.warp = warp
         self.device = next(head.parameters()).device
         self._draw = HeadSampler(head, warp)
-        self._cache = SlotCache()  # has no room yet
+        # An empty cache, which `make_room` replaces.
+        self._cache = SlotCache()
 
     def make_room(self, num_rows: int, num_draft_tokens: int, num_slots: int) -> None:
-        # A proposal also writes slots after the row's own. K is the same for all batches.
+        # A proposal also writes slots after those of the decided tokens. K is the same for all batches, so that the
+        # buffer of features, which depends on K, needs no check of its own.
         num_slots += self.head.num_written(num_draft_tokens + 1, num_draft_tokens)
         if self._cache.has_room(num_rows, num_slots):
             return
         config = self.head.config
         size = len(config.layers) * config.target_size
         dtype = next(self.head.parameters()).dtype
-        # [B, K + 1, L * D], the features at the token before each token of `RowState.decided`.
+        # [B, K + 1, L * D]: for each token of `RowState.decided`, the features of the token before it.
         self._features = torch.zeros(
             num_rows, num_draft_tokens + 1, size, device=self.device, dtype=dtype
         )
         self._cache = SlotCache(num_rows, round_up(num_slots))
-        # The proposal is compiled anew for each kind of warp.
+        # The proposal is compiled again for each kind of warp, because the compiled code depends on it.
         warp = self.warp
         drafting = functools.partial(draft_tensors, self.head, self._cache, self._draw)
-        # Called with the fields of an `Unread`, and uniforms [B, K].
+        # The arguments are the fields of an `Unread`, followed by uniforms [B, K].
         self._propose = Part(drafting, [self.head], lambda: warp.kind)
 
     def start(self, prompts: TokenRows, first_tokens: Sequence[int], step: Step) -> None:
         assert step.hidden is not None, "the target's runner captures no hidden states"
         features, cache = self._features, self._cache
         lengths = list(map(len, prompts))
-        # In a `Step` the rows are aligned at the right, and the padding before them may be nan, which must not reach
-        # the cache. Here they are aligned at the left, and padded with zeros.
+        # In a `Step` the rows are aligned at the right, and the padding to their left may be nan, which must not reach
+        # the cache. So the rows are aligned at the left here, and padded with zeros.
         by_row = zip(step.hidden, lengths, strict=True)
         states = pad_sequence([row[-length:] for row, length in by_row], batch_first=True)
         of_prompts = states.flatten(2).to(features)
         last = to_device(lengths, self.device) - 1
         if max(lengths) > 1:
-            # The head reads all features but the last, which the first proposal begins with.
+            # The head reads all features of a prompt but the last. The first proposal begins by reading the last.
             following = padded([prompt[1:] for prompt in prompts], least=max(lengths))
             cache.width = max(lengths)
             starts = torch.zeros_like(last)
@@ -130,8 +134,8 @@ class HeadDrafter(TensorDrafter):
         num_rows, num_draft_tokens = uniforms.shape
         width = rows.decided.shape[1]
         cache = self._cache
-        # The target has read LENGTH tokens of a row, all but its last. The last GAINED of these have features that the
-        # head has not read, so the first unread feature is that of token LENGTH - GAINED.
+        # The target has read LENGTH tokens of a row: all but its last token. The head has not read the features of the
+        # last GAINED of these tokens. So the first unread features are those of the token with index LENGTH - GAINED.
         counts = rows.numbers[Column.GAINED]
         unread = (
             self._features[:num_rows, :width],
@@ -143,7 +147,7 @@ class HeadDrafter(TensorDrafter):
             cache.width = cache.num_slots
         else:
             longest = max(length for length in rows.lengths if length is not None)
-            # A row gained at least one token, so that its first unread feature goes to slot LENGTH - 1 at most.
+            # Each row gained at least one token, so that its first unread features belong at slot LENGTH - 1 or before.
             cache.width = longest - 1 + self.head.num_written(width, num_draft_tokens)
         tokens, probabilities = self._propose(*unread, uniforms)
         return Proposal(tokens, probabilities)

@@ -1,8 +1,8 @@
 """EAGLE-3 (Li et al. 2025, arXiv:2503.01840), and its version 3.1.
 
-Entry i of the head pairs the embedding of token i + 1 with the target's features at token i, and
-predicts token i + 2. Drafted tokens have no features yet. In their place the head takes the
-state that its own last entry gave. Say the text is `a b c`, and the target has read `a b`:
+The head reads a sequence of entries. Entry i pairs the target's features at token i with the embedding of token i + 1,
+and predicts token i + 2. A drafted token has no features yet. In their place, the head uses the state that it computed
+for its last entry. Suppose that the text is `a b c`, and that the target has read `a b`:
 
     entry 0   features of a, embedding of b
     entry 1   features of b, embedding of c       predicts d
@@ -33,11 +33,12 @@ class EagleConfig(HeadConfig):
     """A configuration with the options of EAGLE-3, under their names in speculators' configurations.
 
     Attributes:
-        norm_before_residual: whether the first layer's residual is the normalised state.
+        norm_before_residual: whether the residual of the first layer is the normalised state; if not, it is the state
+            before the norm.
         norm_before_fc: whether one norm is applied to the features of all layers together, before `fc` joins them.
-        fc_norm: whether a separate norm is applied to the features of each layer, before `fc` joins them. No head that
-            we know has both this and `norm_before_fc`.
-        norm_output: whether the next entry takes the normalised state.
+        fc_norm: whether a separate norm is applied to the features of each layer, before `fc` joins them. We know of no
+            head that has both `fc_norm` and `norm_before_fc`.
+        norm_output: whether the next entry uses the state after the final norm; if not, the state before it.
     """
 
     norm_before_residual: bool
@@ -47,9 +48,10 @@ class EagleConfig(HeadConfig):
 
 
 class Eagle3(LayeredHead):
-    """EAGLE-3, as speculators, SafeAILab and DeepSpec store it. It drafts one token per pass.
+    """EAGLE-3, in the formats of speculators, SafeAILab and DeepSpec. It drafts one token per pass.
 
-    In the cache, the entries of drafted tokens follow those of decided tokens. The next proposal overwrites them.
+    In the cache, the entries of drafted tokens come after the entries of decided tokens. The next proposal overwrites
+    the entries of drafted tokens.
     """
 
     name = "eagle3"
@@ -62,7 +64,7 @@ class Eagle3(LayeredHead):
     def fields(cls, stored: StoredHead) -> dict[str, Any]:
         has_embedding = stored.is_speculators or stored.is_deepspec
         usually_stored = ["lm_head", "embed_tokens"] if has_embedding else ["lm_head"]
-        # SafeAILab's heads have one layer, whatever number their configuration states.
+        # SafeAILab's heads always have one layer, even if their configuration states another number.
         num_layers = None if has_embedding else 1
         fields = stored.layered(usually_stored, num_layers)
         return fields | {option: bool(stored.named.get(option)) for option in _OPTIONS}
@@ -91,10 +93,11 @@ class Eagle3(LayeredHead):
     def draft(self, unread: Unread, uniforms: Tensor, cache: SlotCache, draw: Draw) -> Draft:
         logits, states = self.predict(self.read(unread, cache))
         drawn = [draw(logits[:, 0], uniforms[:, 0])]
-        # The entries of drafted tokens take the slots after the text's.
+        # The entries of drafted tokens are written to the slots after those of the text.
         slots = unread.starts + unread.counts
         for numbers in uniforms[:, 1:].unbind(1):
-            end_part()  # equal steps share their compiled code
+            # The compiled part ends here, so that all passes share one compiled code.
+            end_part()
             cache.place(slots, 1)
             states = self(self.embed(drawn[-1].tokens.unsqueeze(1)), states, cache)
             logits, states = self.predict(states)
@@ -110,8 +113,8 @@ class Eagle3(LayeredHead):
         return gather_rows(states, unread.last().unsqueeze(1))
 
     def predict(self, states: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the logits [B, n, V of the head] that entries with these states [B, n, width] give, and
-        the states [B, n, width] that the next entries take.
+        """Return the logits [B, n, V of the head] of entries that have these states [B, n, width], and the states
+        [B, n, width] that the next entries use.
         """
         normed = self.norm(states)
         return self.logits(normed), normed if self.config.norm_output else states
@@ -132,7 +135,7 @@ class Eagle3(LayeredHead):
 
         Args:
             embedded: [B, n, width], the embedding of each entry's token.
-            states: [B, n, width], each entry's joined features, or the state that the entry before it gave.
+            states: [B, n, width], each entry's joined features or, for a drafted token, the state of the entry before.
         """
         rotary = self.rotary_emb(states, cache.positions)
         for index, (layer, window) in enumerate(zip(self.layers, self.windows, strict=True)):

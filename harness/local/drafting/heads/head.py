@@ -1,8 +1,8 @@
 """A draft head: a few layers that were trained to predict tokens from the target's hidden states.
 
-Each kind of head is a subclass of `Head`: `fields` reads its published configuration, the constructor makes its
-modules, `draft` draws tokens. The modules are named as in the published formats, so that a checkpoint
-loads without a table of names.
+Each kind of head is a subclass of `Head`. `fields` reads the published configuration, the constructor makes the
+modules, and `draft` draws tokens. The modules have the names of the published formats, so that stored weights load
+without a table of names.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from harness.local.drafting.heads.stored import LAYER_STYLES, StoredHead
 from harness.local.models.sketch import LayerCache, TensorSketch
 from harness.local.runners.slots import SlotCache
 
-# Tables from which a pass reads only one row per token, so that their bytes do not count as read.
+# Tensors from which a pass reads only one row per token. Planning therefore does not count their bytes as read.
 _LOOKED_UP = (
     "embed_tokens.weight",
     "markov_head.markov_w1.weight",
@@ -32,18 +32,17 @@ _LOOKED_UP = (
 
 @dataclass(frozen=True, kw_only=True)
 class HeadConfig:
-    """The sizes and options of a head. A kind with further options has a subclass.
+    """The sizes and options of a head. A kind of head with further options has a subclass of this.
 
     Attributes:
-        layers: the L layers of the target whose hidden states the head reads: 0 is the embedding, i
-            the output of layer i.
+        layers: the target's L hidden states that the head reads: 0 is the embedding, i the output of layer i.
         target_size: D, the width of these hidden states.
         vocabulary_size: V, the width of the target's logits.
         draft_vocabulary_size: the width of the head's logits. If it is smaller than V, `Head.d2t` maps the head's
             tokens to the target's.
         own_embedding: whether the head has an embedding; if not, it uses the target's.
         own_output: whether the head has an output matrix; if not, it uses the target's.
-        transformer: the configuration of the head's own layers; None for Medusa, which has none.
+        transformer: the configuration of the head's own transformer layers; None for Medusa, which has none.
     """
 
     layers: tuple[int, ...]
@@ -56,13 +55,16 @@ class HeadConfig:
 
 
 class Unread(NamedTuple):
-    """The features of a batch that the head has not read yet. A proposal begins with them.
+    """Features that the head has not read yet: the target's hidden states at the tokens decided since the last
+    proposal. Each proposal begins by reading them.
 
     Attributes:
-        features: [B, n, L * D], the target's features, of which the first `counts` of each row are unread.
-        following: [B, n], the token after each of these features' tokens.
-        counts: [B], the number of unread features; 0 in rows that rest, and for prompts of one token as a batch begins.
-        starts: [B], the slot of each row's first unread feature in the head's cache.
+        features: [B, n, L * D], the target's features. The first `counts` of each row are unread; the others are
+            padding.
+        following: [B, n], for each feature, the token after the one that the feature belongs to.
+        counts: [B], the number of unread features of each row. 0 for a row that rests and, when a batch begins, for a
+            prompt of one token.
+        starts: [B], the slot of the head's cache at which each row's first unread feature belongs.
     """
 
     features: Tensor
@@ -71,7 +73,7 @@ class Unread(NamedTuple):
     starts: Tensor
 
     def last(self) -> Tensor:
-        """Return the index of each row's last unread feature, [B]; 0 in rows without one."""
+        """Return the index of each row's last unread feature, [B]; 0 for a row without unread features."""
         return (self.counts - 1).clamp(min=0)
 
 
@@ -79,8 +81,8 @@ class Draft(NamedTuple):
     """Tokens drawn by a head.
 
     Attributes:
-        tokens: [B, K], ids of the target's vocabulary. In a draft of one token, [B].
-        probabilities: [B, K, V], the distributions that the tokens were drawn from. In a draft of one token, [B, V].
+        tokens: [B, K], ids of the target's vocabulary; [B] for a draft of one token.
+        probabilities: [B, K, V], the distributions that the tokens were drawn from; [B, V] for a draft of one token.
     """
 
     tokens: Tensor
@@ -92,27 +94,27 @@ Draw = Callable[[Tensor, Tensor], Draft]
 
 
 def stacked(drawn: Sequence[Draft]) -> Draft:
-    """Join K drafts of one token each, tokens [B], to one of K tokens, [B, K]."""
+    """Join K drafts of one token each (tokens [B]) into one draft of K tokens (tokens [B, K])."""
     tokens = torch.stack([draft.tokens for draft in drawn], dim=1)
     return Draft(tokens, torch.stack([draft.probabilities for draft in drawn], dim=1))
 
 
 class Head(nn.Module):
-    """A head. This base class has the embedding and the output matrix, the head's own or the target's.
+    """The base class of heads. It holds the embedding and the output matrix, which are the head's own or the target's.
 
     Args:
         width: the width of the head's states.
 
     Class attributes:
-        name: the kind, as speculators and vLLM call it.
+        name: the kind's name in speculators and vLLM.
         title: the kind's name in tables and documents.
         one_pass: whether one forward pass drafts all tokens.
-        config_type: the class of `config`, whose fields `fields` returns.
+        config_type: the class of `config`. The method `fields` returns the fields of this class.
         weight_files: the names of files that may hold the weights, in the order in which they are looked for.
 
     Attributes:
-        d2t: [V of the head], the map from the head's tokens to the target's; None if they are the same. Token i of the
-            head is the target's token i + d2t[i]: d2t = [0, 0, 3] maps the tokens 0, 1, 2 to 0, 1, 5.
+        d2t: [V of the head], which maps the head's tokens to the target's. Token i of the head is the target's token
+            i + d2t[i]: d2t = [0, 0, 3] maps the tokens 0, 1, 2 to 0, 1, 5. None if the two vocabularies are the same.
     """
 
     name: ClassVar[str]
@@ -140,34 +142,42 @@ class Head(nn.Module):
         """Return the fields of `config_type`, read from a published configuration.
 
         Raises:
-            SettingError: the head is for another target, or its format is not fully supported. `read_head` reports any
-                other exception as a config.json from which no head can be built.
+            SettingError: the head was made for another target, or uses an option that is not supported here. An
+                implementation may raise any other exception too: `read_head` turns it into a SettingError saying that
+                no head can be built from this config.json.
         """
         raise NotImplementedError
 
     def draft(self, unread: Unread, uniforms: Tensor, cache: SlotCache, draw: Draw) -> Draft:
-        """Read the unread features, and draft up to K tokens with uniforms [B, K], on the head's device.
+        """Read the unread features, and draft up to K tokens with the random numbers `uniforms` [B, K], on the head's
+        device.
 
-        An implementation must not wait for the device. It may change only the entries of `cache`, and it may write and
-        read only the first `cache.width` slots.
+        An implementation must not wait for the device. It must change nothing except entries of `cache`, and must not
+        touch slots beyond the first `cache.width`.
+
+        Args:
+            draw: draws tokens, given logits and uniforms.
         """
         raise NotImplementedError
 
     def read(self, unread: Unread, cache: SlotCache) -> Any:
-        """Read the unread features into the cache, without drafting. Called as a batch begins, for the features of the
-        prompts, except the last one of each. A head without a cache does nothing. The result is only used by a kind's
-        own `draft`.
+        """Read the unread features into the cache, without drafting.
+
+        This is called when a batch begins, with the features of each prompt but the last one. A head without a cache
+        does nothing. The caller ignores the result; only the `draft` of the same class may use it.
         """
 
     def num_written(self, num_unread: int, num_draft_tokens: int) -> int:
-        """Return the most slots of the cache that a proposal writes, from that of the first unread feature on."""
+        """Return the largest number of cache slots that a proposal writes, counted from the slot of the first unread
+        feature.
+        """
         return num_unread + num_draft_tokens
 
     def borrow(self, target: PreTrainedModel) -> None:
         """Use the target's embedding and output matrix if the head lacks its own.
 
-        A matrix on another device is copied: a target on several GPUs has its embedding on the first, and its output
-        matrix on the last.
+        A matrix on another device than the head is copied to the head's device. (If a target is on several GPUs, its
+        embedding is on the first and its output matrix on the last.)
         """
         device = next(self.parameters()).device
         moved: dict[int, Any] = {}
@@ -178,35 +188,35 @@ class Head(nn.Module):
         ):
             weight: Any = module.weight
             if head_module is None and weight.device != device:
-                # Tied matrices are copied once.
+                # If the embedding and the output matrix are tied, `moved` ensures that they are copied only once.
                 for parameter in module.parameters():
                     copied = nn.Parameter(parameter.to(device), requires_grad=False)
                     moved.setdefault(id(parameter), copied)
                 module = remove_hook_from_module(copy.deepcopy(module, moved)).to(device)
             modules.append(head_module or module)
-        # Modules in a tuple are not submodules of the head, so that the target's are neither saved nor moved with it.
+        # Modules in a tuple are not submodules of the head. So the target's modules are not saved or moved with it.
         self._matrices = tuple(modules)
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Embed tokens, by the head's own matrix or the target's."""
+        """Embed tokens with the head's own embedding or the target's."""
         return self._matrices[0](tokens)
 
     def logits(self, states: Tensor) -> Tensor:
         """Turn states [..., D], after the final norm, into logits [..., V of the head]."""
-        # Outputs beyond the vocabulary are padding of the matrix.
+        # The matrix may be padded: outputs beyond the vocabulary belong to no token.
         return self._matrices[1](states)[..., : self.config.draft_vocabulary_size]
 
     @property
     def num_outputs_borrowed(self) -> int:
-        """How many times a pass reads the target's output matrix."""
+        """How many times a proposal's pass reads the target's output matrix."""
         return 0 if self.config.own_output else 1
 
     def caches(self) -> list[LayerCache]:
-        """Return the size of each layer's cache; an empty list for a head without caches."""
+        """Return the size of each layer's cache; an empty list for a head without a cache."""
         return []
 
     def sketches(self) -> list[TensorSketch]:
-        """Return the sizes of the head's own tensors, without those of the target."""
+        """Return the sizes of the head's own tensors. The target's matrices are not included."""
         return [
             TensorSketch(
                 count=tensor.numel(),
@@ -224,7 +234,7 @@ class LayeredHead(Head):
         style: the style of the layers, a key of `LAYER_STYLES`.
 
     Attributes:
-        fc: a matrix that joins the target's features [..., L * D] to the width of the layers.
+        fc: a matrix that projects the target's features [..., L * D] to the width of the layers.
         windows: the sliding window of each layer, as `sliding_windows` returns them.
     """
 
@@ -243,8 +253,8 @@ class LayeredHead(Head):
             layer(layer_config, index) for index in range(layer_config.num_hidden_layers)
         )
         self.norm = LlamaRMSNorm(layer_config.hidden_size, layer_config.rms_norm_eps)
-        # No checkpoint holds the rotary embedding's buffers. They are computed on the CPU, even if the module is built
-        # on the meta device.
+        # The rotary embedding's buffers are not stored in checkpoints. They are computed here, on the CPU, because the
+        # module may be built on the meta device, which computes no values.
         with torch.device("cpu"):
             self.rotary_emb = LlamaRotaryEmbedding(layer_config)
         self.windows = sliding_windows(layer_config)

@@ -1,9 +1,9 @@
-"""Medusa-1 (Cai et al. 2024, arXiv:2401.10774): several heads on the target's last hidden state, each of
-which predicts one token further ahead.
+"""Medusa-1 (Cai et al. 2024, arXiv:2401.10774): several heads that read the target's last hidden state. Each head
+predicts a token one position further ahead than the head before it.
 
-Say the text is `a b`. The target has read a, and its last hidden state at a decided b. From the same state, head
-0 predicts the token after b, head 1 the token after that, and so on, each without knowing the others' tokens.
-Their tokens form one chain. What this project calls a head is all of them together.
+Suppose that the text is `a b`. The target has read a, and b was drawn from its last hidden state at a. From this state,
+head 0 predicts the token after b, head 1 predicts the next one, and so on. No head knows the tokens of the others.
+Their tokens form one chain. Elsewhere in this project, *a head* means all of Medusa's heads together.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class MedusaConfig(HeadConfig):
     """A configuration with the options of Medusa.
 
     Attributes:
-        num_heads: the number of heads, which is the most tokens that can be proposed.
+        num_heads: the number of heads. No more tokens than this can be proposed.
         num_blocks: the number of residual blocks in each head.
-        output_per_head: whether each head has its own output matrix; if not, all use the target's.
+        output_per_head: whether each head has its own output matrix; if not, all heads use the target's.
     """
 
     num_heads: int
@@ -36,10 +36,10 @@ class MedusaConfig(HeadConfig):
 
 
 class Medusa(Head):
-    """Medusa-1, as its authors and speculators store it.
+    """Medusa-1, in the formats of its authors and of speculators.
 
-    The weights are named as in the published format: `1.0.linear.weight` belongs to the first
-    block of head 1. If each head has one block, `1.1.weight` is the output matrix of head 1.
+    The weights have the names of the published format: `1.0.linear.weight` belongs to the first block of head 1. If
+    each head has one block, `1.1.weight` is the output matrix of head 1.
     """
 
     name = "medusa"
@@ -50,8 +50,8 @@ class Medusa(Head):
 
     @classmethod
     def fields(cls, stored: StoredHead) -> dict[str, Any]:
-        """Return the fields of the configuration. Heads are counted in the stored weights, because published
-        configurations often state another number.
+        """Return the fields of the configuration. The heads are counted in the stored weights, because published
+        configurations often state a wrong number. Without stored weights, the configuration must state the number.
         """
         text_config = stored.target.config.get_text_config(decoder=True)
         fields = stored.sizes([text_config.num_hidden_layers])
@@ -63,7 +63,7 @@ class Medusa(Head):
             first_head = [name for name in stored.shapes if name.startswith("0.")]
             num_blocks = sum(name.endswith(".linear.weight") for name in first_head)
             output_per_head = f"0.{num_blocks}.weight" in stored.shapes
-        else:  # random weights: the same tensors as the authors' heads
+        else:  # no weights are read: the tensors are those of the authors' heads
             num_heads = stored.required("medusa_num_heads")
             num_blocks = stored.named.get("medusa_num_layers", 1)
             output_per_head = True
@@ -84,14 +84,14 @@ class Medusa(Head):
             self.add_module(str(number), nn.ModuleList(parts))
 
     def draft(self, unread: Unread, uniforms: Tensor, cache: SlotCache, draw: Draw) -> Draft:
-        # [B, D], each row's last state.
+        # [B, D], the state of each row's last read token.
         states = gather_rows(unread.features, unread.last())
         count = min(uniforms.shape[1], self.config.num_heads)
         logits = [self._logits_ahead(number, states) for number in range(count)]
         return draw(torch.stack(logits, dim=1), uniforms[:, :count])
 
     def _logits_ahead(self, number: int, states: Tensor) -> Tensor:
-        """Return the logits [..., V] of head `number`, from the target's states [..., D]."""
+        """Return the logits [..., V] that head `number` computes from the target's states [..., D]."""
         parts = list(self.get_submodule(str(number)).children())
         for block in parts[: self.config.num_blocks]:
             states = block(states)
@@ -103,7 +103,7 @@ class Medusa(Head):
 
 
 class _Block(nn.Module):
-    """A residual layer over states of `size` numbers."""
+    """A residual layer for states of width `size`."""
 
     def __init__(self, size: int) -> None:
         super().__init__()

@@ -1,9 +1,9 @@
-"""Multi-token prediction (MTP; DeepSeek-AI 2024, arXiv:2412.19437): an extra layer after the target's last one,
+"""Multi-token prediction (MTP; DeepSeek-AI 2024, arXiv:2412.19437): an additional layer after the target's last layer,
 stored in the target's checkpoint.
 
-Entry i of the layer pairs the target's last hidden state at token i with the embedding of token i + 1, and
-predicts token i + 2. As in other engines, this one layer drafts all K tokens, in a chain like EAGLE's. Every published
-target whose MTP layers transformers can read has exactly one.
+The layer reads a sequence of entries. Entry i pairs the target's last hidden state at token i with the embedding of
+token i + 1, and predicts token i + 2. As in other engines, the same layer drafts all K tokens, one after the other, as
+EAGLE does. Every published target whose MTP layers transformers can read has exactly one such layer.
 """
 
 from __future__ import annotations
@@ -44,24 +44,24 @@ from harness.local.models.sketch import (
 from harness.local.models.tokenizers import vocabulary_size
 from harness.local.runners.slots import SlotCache
 
-# For targets whose MTP tensors transformers knows, but not the number of their MTP layers: the model type, and the
-# field of the configuration that holds this number.
+# Model types for which transformers can read the MTP layers' tensors, but does not read how many layers there are. The
+# values name the field of the configuration that holds this number.
 _NUMBER_OF_LAYERS = {
     "qwen3_next": "mtp_num_hidden_layers",
     "qwen3_5_text": "mtp_num_hidden_layers",
     "qwen3_5_moe_text": "mtp_num_hidden_layers",
     "glm4_moe_lite": "num_nextn_predict_layers",
 }
-# Files that list the names of a checkpoint's tensors, in the order in which they are looked for.
+# Files that show the names of a checkpoint's tensors, in the order in which they are looked for.
 _FILES = ("model.safetensors.index.json", "model.safetensors")
 
 
 class MtpHead(Eagle3):
-    """transformers' multi-token-prediction layer, used as an EAGLE-3 head is: it drafts in the same way, with another
-    layer. The embedding and the output matrix are the target's.
+    """transformers' multi-token-prediction layer. It drafts as an EAGLE-3 head does, with its own layer in place of the
+    head's layers. It uses the target's embedding and output matrix.
 
-    In its configuration, `layers` is the target's last layer, and `transformer` is the result of
-    the target configuration's `get_mtp_config()`.
+    In its configuration, `layers` names the output of the target's last layer, and `transformer` is the result of the
+    target configuration's method `get_mtp_config()`.
     """
 
     name = "mtp"
@@ -69,18 +69,20 @@ class MtpHead(Eagle3):
     config_type = HeadConfig
 
     def __init__(self, config: HeadConfig, model: MtpModel) -> None:
-        # Only the constructor of `Head`, because the layer comes from `model`.
+        # Call the constructor of `Head` only. The one of `LayeredHead` would make layers, but the layer is in `model`.
         super(LayeredHead, self).__init__(config, config.target_size)
         layer_config: Any = config.transformer
-        self._model = [model]  # in a list, because it holds the target's matrices too
+        # In a list, so that it is no submodule: it also holds the target's matrices, which are not the head's.
+        self._model = [model]
         self.layers = model.layers
-        # The layer's output is normalised by the layer itself, or by a norm that all MTP layers share.
+        # Depending on the model type, the layer normalises its output itself, or a norm outside the layer does.
         self.shared_norm = model.shared_post_norm if model.use_shared_post_norm else nn.Identity()
         rotary: Any = type(model.rotary_emb)
         with torch.device("cpu"):
-            self.rotary_emb = rotary(layer_config)  # the target's may be on another device
+            # A new one, because the target's rotary embedding may be on another device.
+            self.rotary_emb = rotary(layer_config)
         self.windows = sliding_windows(layer_config)
-        # The rotary embedding's additional argument, for models whose angles differ by layer.
+        # An additional argument of the rotary embedding, for models whose rotary angles depend on the layer's type.
         self._rotary_arguments: dict[str, Any] = {}
         if getattr(model, "has_per_layer_rope", False):
             self._rotary_arguments["layer_type"] = layer_config.layer_types[0]
@@ -98,7 +100,8 @@ class MtpHead(Eagle3):
 
         Args:
             embedded: [B, n, width], the embedding of each entry's token.
-            states: [B, n, width], the target's last state for each entry, or the state that the entry before it gave.
+            states: [B, n, width], the target's last hidden state for each entry or, for a drafted token, the state of
+                the entry before.
         """
         rotary = self.rotary_emb(states, cache.positions, **self._rotary_arguments)
         states = self.layers[0](
@@ -112,8 +115,8 @@ class MtpHead(Eagle3):
         return self.shared_norm(states)
 
     def caches(self) -> list[LayerCache]:
-        # Running one token through the layer shows how much the layer caches per token. The values do not
-        # matter, so that the same tensor serves as the token's embedding and as the target's state.
+        # Running one token through the layer shows how many numbers the layer caches per token. The values do not
+        # matter, so the same tensor serves as the token's embedding and as the target's state.
         cache = SlotCache(1, 1)
         cache.place(torch.zeros(1, dtype=torch.long, device="meta"), 1)
         states = torch.zeros(1, 1, self.config.target_size, device="meta")
@@ -125,7 +128,7 @@ class MtpHead(Eagle3):
     def sketches(self) -> list[TensorSketch]:
         [model] = self._model
         tensors = []
-        # The embedding, the output matrix and the rotary embedding are the target's.
+        # The other modules of `model` (embedding, output matrix, rotary embedding) belong to the target.
         for module_name, module in model.named_modules():
             if module_name.startswith(("layers", "shared_post_norm")):
                 for name, tensor in own_tensors(module, module_name):
@@ -135,19 +138,19 @@ class MtpHead(Eagle3):
 
 @dataclass(frozen=True, kw_only=True)
 class MtpCheckpoint(HeadCheckpoint):
-    """An MTP layer before its weights load.
+    """An MTP layer whose weights are not loaded yet.
 
     Attributes:
         target: the checkpoint of the model that the layer belongs to.
-        files: one file, which lists the names of the target's tensors, and whose directory holds the weights. Empty for
-            random weights.
+        files: a single file, the index or the only weights file of the target. The weights are in its directory. Empty
+            for random weights.
     """
 
     target: Checkpoint
 
     def build(self) -> MtpHead:
         bare = bare_model(self.target, torch.float32)
-        # Other implementations of experts read values, which tensors on the meta device do not have.
+        # The other implementations of experts read values of tensors. On the meta device, tensors have no values.
         bare.set_experts_implementation("batched_mm")
         with init_empty_weights(include_buffers=True):
             return MtpHead(self.config, MtpModel(bare, 1))
@@ -155,17 +158,23 @@ class MtpCheckpoint(HeadCheckpoint):
     def load(
         self, device: torch.device, dtype: torch.dtype, target: PreTrainedModel | None = None
     ) -> Head:
-        """Load the layer as `HeadCheckpoint.load` does. Stored weights need `target`, the loaded model. Raises RunError
-        if tensors are missing.
+        """Load the layer as `HeadCheckpoint.load` does. If weights are stored, `target`, the loaded model, must not be
+        None.
+
+        Raises:
+            SettingError: a setting of the target, such as its revision, is wrong.
+            RunError: a file cannot be read, or tensors are missing.
         """
         if not self.files:
             return super().load(device, dtype, target)
         assert target is not None
-        # transformers reads settings for these layers from the target. They are set on a shallow copy of it.
+        # transformers reads two settings for the MTP layer from the target. They are set on a shallow copy, so that the
+        # target itself does not change.
         stand_in = copy.copy(target)
         stand_in.config = copy.copy(target.config)
-        # transformers takes the weights' directory from the target's configuration. It finds the layers' tensors by
-        # the name patterns that the target's class ignores, and these fit only one published depth (`layers.61`).
+        # The directory of the weights is in the target's configuration. transformers finds the layer's tensors by those
+        # name patterns that the target's class ignores when it loads, which name only one published depth
+        # (`layers.61`). `patterns` names the depth of this target.
         stand_in.config.name_or_path = str(self.files[0].parent)
         stand_in._keys_to_ignore_on_load_unexpected = self.patterns
         with reading(self.target.settings, "draft", "a file"):
@@ -174,8 +183,10 @@ class MtpCheckpoint(HeadCheckpoint):
 
     @property
     def patterns(self) -> list[str]:
-        """Regular expressions for the names of the layer's tensors: the layer after the target's last one, as in
-        `model.layers.61`, and the patterns with `mtp` that the target's class has.
+        """Regular expressions that match the names of the layer's tensors.
+
+        One matches the layer after the target's last layer, such as `model.layers.61`. The others are patterns of the
+        target's class that contain `mtp`.
         """
         number = self.target.config.get_text_config(decoder=True).num_hidden_layers
         model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(self.target.config)]
@@ -189,17 +200,18 @@ def read_mtp(draft: str, target: Checkpoint, *, weights: bool) -> MtpCheckpoint:
 
     Args:
         draft: the draft's name, for errors.
-        weights: whether the stored weights are used. If not, nobody checks that the checkpoint holds such a layer.
+        weights: whether the stored weights are used. If not, it is not checked that the target's checkpoint contains
+            the weights of such a layer.
 
     Raises:
-        SettingError: the target has no such layer, or more than one, or a quantized one, or one that transformers
-            cannot read.
-        RunError: the weights cannot be fetched.
+        SettingError: the target has no such layer, or more than one; its weights are quantized, or are not stored as
+            safetensors; or transformers cannot read the layer.
+        RunError: the weights cannot be fetched or read.
     """
     text_config = target.config.get_text_config(decoder=True)
     name_layers(text_config)
     size = vocabulary_size(text_config)
-    # The layer drafts as an EAGLE head that reads only the output of the target's last layer.
+    # The layer drafts as an EAGLE-3 head would that reads only the output of the target's last layer.
     config = HeadConfig(
         layers=(text_config.num_hidden_layers,),
         target_size=text_config.hidden_size,
@@ -228,13 +240,15 @@ def read_mtp(draft: str, target: Checkpoint, *, weights: bool) -> MtpCheckpoint:
 
 
 def name_layers(text_config: Any) -> None:
-    """Add to a target's configuration the attributes by which transformers finds MTP layers, for model types whose
-    number of MTP layers it does not read. Changes the configuration in place.
+    """Add to a target's configuration the attributes from which transformers learns how many MTP layers it has.
 
-    Qwen3-Next and its successors store one attention layer as `mtp.layers.0`, and next to it `mtp.fc`,
-    `mtp.pre_fc_norm_embedding`, `mtp.pre_fc_norm_hidden` and `mtp.norm`, which
-    transformers renames. Qwen3-Next's configuration does not mention this layer. GLM-4.7 Flash uses
-    DeepSeek's layout.
+    This changes the configuration in place, but only for the model types in `_NUMBER_OF_LAYERS`, and only if the target
+    has MTP layers.
+
+    Qwen3-Next and its successors store one attention layer as `mtp.layers.0`, and next to it the tensors of `mtp.fc`,
+    `mtp.pre_fc_norm_embedding`, `mtp.pre_fc_norm_hidden` and `mtp.norm`. transformers renames all of these.
+    Qwen3-Next's configuration does not mention this layer, so the number 1 is assumed. GLM-4.7 Flash stores its MTP
+    layer as DeepSeek does.
     """
     setting = _NUMBER_OF_LAYERS.get(text_config.model_type)
     if setting is None:
@@ -247,7 +261,12 @@ def name_layers(text_config: Any) -> None:
 
 
 def _layers_config(draft: str, target: Checkpoint) -> PreTrainedConfig:
-    """Return the configuration of a target's MTP layer. Raises SettingError if the layer cannot be used."""
+    """Return the configuration of a target's MTP layer.
+
+    Raises:
+        SettingError: the target has no MTP layer that transformers knows, or several; its weights are quantized; or the
+            layer is of a type that is not supported.
+    """
     text_config = target.config.get_text_config(decoder=True)
     model = f"model={target.settings.name}"
     kind = text_config.model_type

@@ -1,7 +1,14 @@
-"""Reads published heads: the fields of their configuration, and their files.
+"""Reads published heads: the fields of their configuration, and the files with their weights.
 
-The formats are those of speculators, SafeAILab (EAGLE-3), z-lab (DFlash; DSpark as SpecForge stores it), DeepSpec
-(EAGLE-3, DFlash, DSpark) and Medusa's authors. transformers' own DFlash is converted to z-lab's format.
+Heads are read in the formats of these projects:
+
+    speculators         every kind of head that runs here
+    SafeAILab           EAGLE-3
+    z-lab               DFlash, and DSpark as SpecForge stores it
+    DeepSpec            EAGLE-3, DFlash, DSpark
+    Medusa's authors    Medusa
+
+transformers has a DFlash format of its own, whose configuration is converted to z-lab's format.
 """
 
 from __future__ import annotations
@@ -35,38 +42,43 @@ from harness.local.models.tokenizers import vocabulary_size
 # The layer classes that heads use, by transformers' model type.
 LAYER_STYLES: dict[str, type[nn.Module]] = {"llama": LlamaDecoderLayer, "qwen3": Qwen3DecoderLayer}
 
-# Tensors are ignored if their names contain one of these. t2d, [target vocabulary] bool, marks the target's tokens that
-# the head has, which d2t states too (see `Head`). The verifier's tensors are copies of the target's for training.
-# rotary_emb is computed from the configuration. DSpark's confidence head estimates the chance of acceptance, and
-# servers shorten a proposal by it.
+# Tensors are ignored if their names contain one of these strings:
+# - t2d, [target vocabulary] bool, marks the target's tokens that the head can draft. d2t shows them too (see `Head`).
+# - The verifier's tensors are copies of the target's tensors, which were stored for training.
+# - rotary_emb is computed from the configuration.
+# - DSpark's confidence head estimates how probable it is that a draft token is accepted. Servers use it to shorten
+#   proposals; this program does not.
 _UNUSED = ("t2d", "verifier_lm_head", "verifier_norm", "rotary_emb", "confidence_head")
-# Fields that hold the mask token of a draft model that drafts all tokens in one pass (PARD), in the order in which vLLM
-# looks for them.
+# Names of the field that holds the mask token of a PARD model, a draft model that drafts all tokens in one pass. vLLM
+# looks for them in this order.
 _PARALLEL_KEYS = ("pard_token", "ptd_token_id")
 # The model type of transformers' own DFlash.
 _TRANSFORMERS_DFLASH = "muse_glimmer_assistant"
-# Parts of tensor names that are replaced, and their replacements: two of transformers' DFlash, that of SafeAILab's only
-# layer, and the prefix of the tensors that correct logits in early heads of SpecForge.
+# Parts of stored tensor names, and the parts that replace them.
 _RENAMED = (
+    # transformers' own DFlash
     ("encoder.fc.weight", "fc.weight"),
     ("encoder.output_norm_enc.weight", "hidden_norm.weight"),
+    # the only layer of SafeAILab's EAGLE-3
     ("midlayer.", "layers.0."),
+    # a prefix of the tensors that correct logits, in early heads of SpecForge
     ("logit_head.", ""),
 )
 
 
 @dataclass(frozen=True)
 class StoredHead:
-    """A head's configuration as its writer stored it, and the target that it must match.
+    """A head's configuration as it is stored, and the target that the head must match.
 
     Attributes:
         settings: the draft's settings, as the user gave them.
         target: the checkpoint of the model that the head must match.
-        raw: the contents of config.json, as `read_configuration` returns them.
-        chosen_layers: `draft.layers`, the target's hidden states that the head reads: 0 is the embedding, i the output
-            of layer i. None to use those that the configuration names.
-        shapes: the shapes of the stored tensors, under the names of the head's modules; None if no weights are read,
-            and the configuration determines the tensors.
+        raw: the contents of config.json, as `read_configuration` returns them; or, if random weights are wanted, the
+            architecture that a preset states.
+        chosen_layers: the setting `draft.layers`, which lists the target's hidden states that the head reads: 0 is the
+            embedding, i the output of layer i. None if the head reads the layers that its configuration names.
+        shapes: the shapes of the stored tensors, under the names of the head's modules. None if no weights are read;
+            then the configuration determines the tensors.
     """
 
     settings: ModelSettings
@@ -77,7 +89,11 @@ class StoredHead:
 
     @cached_property
     def named(self) -> dict[str, Any]:
-        """All fields by their names, those in nested sections too. Fields that are null are left out."""
+        """The fields of the configuration and of its sections `eagle_config` and `dflash_config`, in one dictionary.
+
+        A section's field replaces a field of the same name outside it. Fields that are null are left out. Other
+        sections stay nested.
+        """
         nested = [self.raw.get(key) or {} for key in ("eagle_config", "dflash_config")]
         named: dict[str, Any] = {}
         for fields in (self.raw, *nested):
@@ -85,9 +101,9 @@ class StoredHead:
         return named
 
     def required(self, key: str) -> Any:
-        """Return the value of a field that the head needs. Raises SettingError if it is missing."""
+        """Return the value of a field that the head needs. Raises SettingError if the field is missing or null."""
         if key not in self.named:
-            raise self.refused(f"names no {key}")
+            raise self.refused(f"does not state {key} in its config.json")
         return self.named[key]
 
     @property
@@ -96,13 +112,19 @@ class StoredHead:
 
     @property
     def is_deepspec(self) -> bool:
+        # z-lab has this field too, but inside its section `dflash_config`.
         return "target_layer_ids" in self.raw
 
     @property
     def kind(self) -> str | None:
-        """The name of the head's kind, a key of `checkpoint.KINDS` if that kind can run here; None if this is no head.
+        """The kind of head that the fields of the configuration show; None if they show none.
 
-        The order of the conditions counts: several kinds share field names.
+        Kinds that can run here are keys of `checkpoint.KINDS`. Other kinds, such as `EAGLE`, get a name for the
+        message that refuses them. So does PARD, which is a draft model and no head. The kind alone does not decide
+        whether a head can run: `checkpoint._kind` also looks at the class name in `architectures`. (EdsdDraftModel has
+        EAGLE-3's fields, so its kind here is `eagle3`, but it is refused.)
+
+        The order of the conditions matters, because several kinds share field names.
         """
         named = self.named
         if self.is_speculators:
@@ -126,16 +148,15 @@ class StoredHead:
             return "eagle3"
         if any(key in named for key in _PARALLEL_KEYS):
             return "PARD"
-        # The configurations of EAGLE-1 and 2 state no kind. They have this field, and one layer.
+        # The configurations of EAGLE-1 and 2 do not state a kind. They are recognised by a field `bias` and one layer.
         is_eagle = "bias" in named and named.get("num_hidden_layers") == 1
         return "EAGLE" if is_eagle else None
 
     def sizes(self, usual_layers: Sequence[int]) -> dict[str, Any]:
-        """Return the fields of `HeadConfig` that follow from the target.
+        """Return those fields of `HeadConfig` that depend on the target only.
 
         Args:
-            usual_layers: the target's hidden states that the head reads, unless the user chose others
-                (`chosen_layers`).
+            usual_layers: the target's hidden states that the head reads if the user chose none (`chosen_layers`).
 
         Raises:
             SettingError: the target has no such layer.
@@ -158,17 +179,16 @@ class StoredHead:
     def layered(
         self, usually_stored: Collection[str], num_layers: int | None = None
     ) -> dict[str, Any]:
-        """Return the fields of `HeadConfig` for a head with transformer layers, checked against the
-        target.
+        """Return the fields of `HeadConfig` for a head with transformer layers, after checking them against the target.
 
-        Both arguments are used only without `shapes`, which show the same.
+        Both arguments are used only if `shapes` is None. Otherwise the stored tensors show the same facts.
 
         Args:
-            usually_stored: which of `embed_tokens` and `lm_head` this format stores.
+            usually_stored: which of the matrices `embed_tokens` and `lm_head` this format stores.
             num_layers: the head's number of layers; None for the number in its configuration.
 
         Raises:
-            SettingError: the head is for another target.
+            SettingError: the head was made for another target, or a setting of its configuration is not supported.
         """
         named = self.named
         text_config = self.target.config.get_text_config(decoder=True)
@@ -176,7 +196,7 @@ class StoredHead:
         stored = usually_stored
         if self.shapes is not None:
             stored = [name.removesuffix(".weight") for name in self.shapes]
-            # Layers are counted in the weights, because some configurations state the target's number of layers.
+            # The stored layers are counted, because some heads' configurations state the target's number of layers.
             num_layers = len({name.split(".")[1] for name in stored if name.startswith("layers.")})
         layer_config = self._transformer(num_layers)
         size = fields["vocabulary_size"]
@@ -185,12 +205,13 @@ class StoredHead:
             ("vocabulary size", layer_config.vocab_size, size),
             ("number of layers", named.get("num_target_layers"), text_config.num_hidden_layers),
         ):  # fmt: skip
+            # None: the configuration does not state this number.
             if made_for not in (None, present):
                 raise self.refused(
                     f"is a head for a model of {what} {made_for}; {self._target_name} has {present}"
                 )
         draft_size = named.get("draft_vocab_size", size)
-        # The target's matrices do not fit a head with states of another width.
+        # A head whose states have another width than the target's cannot use the target's matrices.
         differs_in_size = layer_config.hidden_size != text_config.hidden_size
         return fields | {
             "draft_vocabulary_size": draft_size,
@@ -202,8 +223,12 @@ class StoredHead:
     def _layer_ids(self, num_layers: int) -> list[int]:
         """Return the target's hidden states that the head reads: 0 for the embedding, i for the output of layer i.
 
-        z-lab and DeepSpec (`target_layer_ids`) count from 0 at the output of the first layer, which is hidden state
-        1 here: their [1, 9] becomes [2, 10].
+        In `target_layer_ids`, z-lab and DeepSpec number the layers from 0. The output of their layer 0 is hidden state
+        1 here, so their [1, 9] becomes [2, 10].
+
+        Raises:
+            SettingError: the head reads no hidden states of inner layers; or it is no EAGLE-3 head, and neither the
+                configuration nor the user names layers.
         """
         named = self.named
         if named.get("use_aux_hidden_state") is False:
@@ -215,20 +240,23 @@ class StoredHead:
         if "target_layer_ids" in named:
             return [layer + 1 for layer in named["target_layer_ids"]]
         if self.chosen_layers is None and self.kind != "eagle3":
-            raise self.refused("names no target_layer_ids (draft.layers=[...] does)")
-        # An EAGLE-3 head whose configuration names no layers reads these.
+            raise self.refused("does not state target_layer_ids: set draft.layers=[...]")
+        # The default layers of EAGLE-3, in its authors' code and in vLLM.
         return [2, num_layers // 2, num_layers - 3]
 
     def _transformer(self, num_layers: int | None) -> PreTrainedConfig:
         """Return the configuration of the head's own layers.
 
         Args:
-            num_layers: replaces the stored number of layers before transformers derives other fields from it; None or 0
-                keeps the stored number.
+            num_layers: the number of layers, which replaces the stored number. (transformers derives other fields from
+                it, so it is replaced before the configuration is built.) None or 0 keeps the stored number.
+
+        Raises:
+            SettingError: the layers are of a type that is not in `LAYER_STYLES`.
         """
         nested = self.raw.get("transformer_layer_config")
         raw = nested or self.raw
-        # A configuration without a model type means Qwen3 in speculators' format, and Llama in the others.
+        # If the configuration states no model type, layers are Qwen3's in speculators' format, and Llama's elsewhere.
         style = raw.get("model_type") or ("qwen3" if nested else "llama")
         if style not in LAYER_STYLES:
             supported = ", ".join(sorted(LAYER_STYLES))
@@ -247,15 +275,15 @@ class StoredHead:
         return f"model={self.target.settings.name}"
 
     def refused(self, rule: str) -> SettingError:
-        """Return the error for a head that breaks a rule, to be raised."""
+        """Return the error to raise for a head that breaks a rule."""
         return SettingError("draft", rule, self.settings.name)
 
 
 def read_configuration(settings: ModelSettings) -> dict[str, Any]:
     """Return the contents of the repository's config.json; {} if there is none, or if it cannot be fetched or read.
 
-    An empty configuration is no head. The draft is then read as a model, by `read_checkpoint`, whose error tells the
-    user the reason.
+    {} is not a head's configuration. The caller then reads the draft as a model (`read_checkpoint`), and that function
+    reports to the user why the file cannot be fetched or read.
     """
     try:
         check_model_access(settings)
@@ -268,34 +296,44 @@ def read_configuration(settings: ModelSettings) -> dict[str, Any]:
 
 
 def _as_z_lab_stores(content: dict[str, Any]) -> dict[str, Any]:
-    """Return the configuration of transformers' own DFlash in z-lab's format. Removes fields from `content`."""
+    """Return the configuration of transformers' own DFlash in z-lab's format.
+
+    Removes from `content` the fields that move into `dflash_config`.
+    """
     nested = {key: content.pop(key) for key in ("target_layer_ids", "mask_token_id")}
     window = content.get("sliding_window")
     return content | {
         "model_type": "qwen3",
         "use_sliding_window": True,
-        # transformers counts the tokens at each side of a query; z-lab counts those up to the query, itself included.
+        # transformers counts the tokens on each side of a query, without the query. z-lab counts the tokens up to the
+        # query, including the query.
         "sliding_window": window and window + 1,
+        # `DFlash.fields` reads `causal`. With False, a query of a block also sees the queries after it, in layers with
+        # a sliding window too.
         "dflash_config": nested | {"causal": False},
     }
 
 
 @contextmanager
 def reading(settings: ModelSettings, role: str, name: str) -> Iterator[None]:
-    """Turn exceptions that reading a repository's file raises, within the block, into errors for the user.
+    """Turn the exceptions of a block that reads a repository's file into errors for the user.
 
     Args:
         role: `draft` or `model`, for the message.
-        name: the file's name.
+        name: the file's name, for the message.
 
     Raises:
-        HarnessError: the file cannot be fetched. An exception without an explanation becomes a RunError that calls the
-            file damaged.
+        SettingError: a setting of the model is wrong, for example its revision.
+        RunError: the file cannot be fetched or loaded. If `failures.explain` does not know the exception (it knows
+            those of the hub, and every OSError, ValueError, ImportError and RuntimeError), the message says that the
+            file is damaged.
+        KeyboardInterrupt: Ctrl-C was the cause of the exception.
     """
     try:
         yield
     except Exception as exception:
         error = explained(exception, role, settings)
+        # `explained` returns the exception itself if it does not know it. Our own errors need no explanation.
         if error is exception and not isinstance(error, HarnessError):
             cause = first_line(exception)
             error = RunError(f"{role}: {name} of {settings.repository} is damaged ({cause})")
@@ -303,8 +341,8 @@ def reading(settings: ModelSettings, role: str, name: str) -> Iterator[None]:
 
 
 def fetch(settings: ModelSettings, name: str) -> Path | None:
-    """Return the path of a repository's file, which is downloaded if need be; None if the repository has no such
-    file.
+    """Return the path of a repository's file, after downloading it if necessary; None if the repository has no such
+    file. Raises an exception of the hub's client if the repository cannot be reached.
     """
     path = cached_file(
         settings.repository,
@@ -316,11 +354,14 @@ def fetch(settings: ModelSettings, name: str) -> Path | None:
 
 
 def find_weights(settings: ModelSettings, names: Sequence[str]) -> tuple[Path, ...]:
-    """Return the files with a head's tensors: all files of an index, or the first of these names that exists.
+    """Return the files with a head's tensors.
+
+    If the repository has an index of several files (`INDICES`), all files of the index are returned. Otherwise the
+    result is the first file of `names` that exists.
 
     Raises:
-        SettingError: the repository has none of these files.
-        RunError: a file cannot be fetched or read.
+        SettingError: the repository has none of these files, or a setting such as the revision is wrong.
+        RunError: a file cannot be fetched or read, or the index names a file that is missing.
     """
     for name in (*INDICES, *names):
         with reading(settings, "draft", name):
@@ -332,6 +373,7 @@ def find_weights(settings: ModelSettings, names: Sequence[str]) -> tuple[Path, .
             shards = []
             for shard in sorted(set(weight_map(path).values())):
                 if (file := fetch(settings, shard)) is None:
+                    # `reading` turns this into a RunError.
                     raise FileNotFoundError(f"lacks {shard}, which {name} names")
                 shards.append(file)
             return tuple(shards)
@@ -341,19 +383,22 @@ def find_weights(settings: ModelSettings, names: Sequence[str]) -> tuple[Path, .
 def read_tensors(
     settings: ModelSettings, files: Sequence[Path], device: Literal["cpu", "meta"]
 ) -> dict[str, Tensor]:
-    """Return the tensors that a head's modules need, under the names of the modules. Tensors that no head needs are
-    left out.
+    """Return the tensors of these files, under the names that the head's modules have. Tensors that no head needs
+    (`_UNUSED`) are left out.
 
-    On the meta device tensors have shapes, but no memory.
+    Args:
+        device: with `meta`, the tensors have shapes and dtypes, but take no memory.
 
     Raises:
-        RunError: a file cannot be read, or holds no tensors by name.
+        SettingError: a setting such as the revision is wrong.
+        RunError: a file cannot be read, or does not map names to tensors.
     """
     used: dict[str, Tensor] = {}
     for file in files:
         with reading(settings, "draft", file.name):
             for name, tensor in load_state_dict(file, map_location=device).items():
                 if not isinstance(tensor, Tensor):
+                    # `reading` turns this into a RunError.
                     raise TypeError("it holds no tensors by name")
                 if any(unused in name for unused in _UNUSED):
                     continue
