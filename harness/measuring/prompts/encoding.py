@@ -16,7 +16,7 @@ from harness.config.settings import PromptSettings, require
 from harness.engines.protocol import Chat
 from harness.engines.tokenizer import AnyPair, TextTokenizer, Tokenizer
 from harness.measuring.measurement import hub_commit
-from harness.measuring.progress import note, say
+from harness.measuring.progress import say
 from harness.measuring.prompts.chat_templates import Template
 from harness.measuring.prompts.sets import Prompt, PromptSet, lines_in_words
 from harness.measuring.prompts.transcripts import Reading, readings_of
@@ -178,9 +178,6 @@ class Encoder:
             lengths = [len(ids) for ids in unmeasured.token_ids]
             short = [place for place, length in enumerate(lengths) if length <= encoded.longest]
             encoded = dataclasses.replace(encoded, others=unmeasured.part(short))
-        described = prompt_set.described(encoded.prompts)
-        if described:
-            note(described)
         if prompt_set.num_left_out:
             say(f"{counted(prompt_set.num_left_out, 'row')} without a question left out")
         if prompt_set.num_repeated:

@@ -26,7 +26,6 @@ import random
 import re
 import string
 import textwrap
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -229,24 +228,6 @@ class PromptSet:
     @functools.cached_property
     def _most_turns(self) -> int:
         return max(1, *(len(prompt.turns) for prompt in self.prompts))
-
-    def described(self, taken: Sequence[Prompt]) -> str | None:
-        """A line about the prompts that `take` selected; None if these are all prompts, or the first prompts of the
-        file.
-        """
-        categories = {prompt.category for prompt in self.prompts}
-        if len(taken) == len(self.prompts) or (len(categories) == 1 and self.seed is None):
-            return None
-        counts = Counter(prompt.category for prompt in taken)
-        described = f"{len(taken)} of {len(self.prompts)} prompts ({self.name})"
-        if self.seed is not None:
-            described = f"{described}, drawn with prompts.seed={self.seed}"
-        if len(categories) == 1:
-            return described
-        named = listed(
-            [f"{count} × {category or 'without one'}" for category, count in counts.items()]
-        )
-        return f"{described}, from each category in turn: {named}"
 
 
 def listed(names: Sequence[object]) -> str:

@@ -11,7 +11,6 @@ import pytest
 from harness.config.errors import SettingError
 from harness.config.settings import PromptSettings
 from harness.measuring.prompts.sets import Occurrence, PromptSet, load_prompts
-from wording import mentions
 
 Load = Callable[..., PromptSet]
 
@@ -122,12 +121,7 @@ def test_take_goes_through_the_categories_in_turn(load: Load) -> None:
     assert [prompt.text for prompt in loaded.take(6)] == ["a0", "b0", "c0", "a1", "c1", "a2"]
     assert [prompt.index for prompt in loaded.take(6)] == [0, 4, 5, 1, 6, 2], "places in the file"
     assert loaded.take(3) == loaded.take(6)[:3]
-    described = loaded.described(loaded.take(6))
-    assert mentions(described, "6 of 9 prompts (mine)", "3 × a, 1 × b, 2 × c")
     assert sorted(prompt.text for prompt in loaded.take(9)) == sorted(texts(loaded))
-    assert loaded.described(loaded.take(9)) is None
-    plain = load("One\nTwo\n", "mine.txt")
-    assert plain.described(plain.take(1)) is None
 
 
 def with_tool(tools: object) -> bytes:
