@@ -141,7 +141,6 @@ MISTAKES = {
     "latency engine=server \"engine.url='http://h/v1?key=x'\"": "engine.url: key: what is typed is written into",
     "latency url=http://h/v1/chat/completions":
         "engine.url=http://h/v1/chat/completions: must be the base address, http://h/v1",
-    "latency rate=5": "rate: no such setting; harness help",
     "latency -- 'llama-server -m a.gguf'": "the command after --: is one quoted word: type it without quotes, -- ll",
     "audit speed=36 tok/s": "tok/s: is typed after a space: a figure and its unit are one word",
     "latency 'engine.url=http://h\n/v1'": r"engine.url='http://h\n/v1': must be an address such as",

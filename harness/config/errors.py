@@ -98,10 +98,8 @@ def nearest(word: str, known: Iterable[str], prefix: str = "") -> str:
         prefix: the beginning of the suggested name, such as `draft.`, which the words in `known` lack.
     """
     names = list(known)
-    # In a word of two letters, `7C` for `7B`, a single wrong letter halves the similarity; `rate` is not meant as
-    # `draft`.
-    cutoffs = {1: 0.5, 2: 0.5, 4: 0.7}
-    cutoff = cutoffs.get(len(word), 0.6)
+    # In a word of two letters, `7C` for `7B`, a single wrong letter halves the similarity.
+    cutoff = 0.5 if len(word) <= 2 else 0.6
     # For `70B` suggest `llama2_70B`, not `7B`.
     matches = [name for name in names if name.endswith(f"_{word}")][:2]
     matches = matches or difflib.get_close_matches(word, names, 1, cutoff)

@@ -147,7 +147,6 @@ def _render(template: str, **content: Any) -> str:
     )
     environment.filters |= {
         "escaped": escape,
-        "anchor": _anchor,
         "number": _number,
         "scale": _scale,
         "side": _side,
@@ -158,11 +157,6 @@ def _render(template: str, **content: Any) -> str:
         "first": lambda table: table.first(_MOST_ROWS),
     }
     return visible(environment.get_template(template).render(content, zip=zip))
-
-
-def _anchor(heading: str) -> str:
-    """Return the anchor that GitHub makes from a heading: `is-it-faster` for `Is it faster?`."""
-    return re.sub(r"\W+", "-", heading.lower()).strip("-")
 
 
 def _side(statement: object) -> str:

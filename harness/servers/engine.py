@@ -54,11 +54,6 @@ QUIET_S = 20.0
 # and if there are at least this many starts: over fewer, a Student's t interval is wide.
 _MOST_RESTARTING_S = 20.0
 _FEWEST_STARTS = 4
-# Words of llama.cpp and of Python's argparse for an argument that is wrong however often the server is started.
-_ARGUMENT_ERRORS = ("handling argument", "error: argument", "unrecognized arguments")
-# Seconds of rest before each lap. The files written between laps differ before the two arms, and slow the next
-# requests: without a rest, the first tokens of one of two identical arms came 0.25 ms later
-# (`benchmarks/identical_arms.py`).
 # Seconds of rest before each lap. Between laps files are written, which slows the next requests, and the two arms do
 # not follow the same files. Without a rest, the first tokens of one of two identical arms arrived 0.25 ms later than
 # those of the other (`benchmarks/identical_arms.py`).
@@ -135,8 +130,7 @@ class ServerEngine(Engine):
         except RunError as error:
             failed = [arm for arm in self.arms if arm.ended is not None]
             is_one_of_two = len(self.arms) == 2 and len(failed) == 1
-            is_typed_wrong = any(words in str(error) for words in _ARGUMENT_ERRORS)
-            if self._takes_turns or not num_blocks or not is_one_of_two or is_typed_wrong:
+            if self._takes_turns or not num_blocks or not is_one_of_two:
                 raise
             self.say(f"{error}: it is started once more, alone")
             self._stop_all()

@@ -76,12 +76,6 @@ def test_the_first_error_of_llama_server_is_the_reason_of_its_end(harness: Harne
     assert "LLAMA_SPLIT_MODE_TENSOR needs >= 1 devices" in refused
 
 
-def test_a_server_whose_flag_is_wrong_is_not_started_again(harness: Harness) -> None:
-    outcome = harness("latency", *SHORT, "--", *drafting(), "--spec-type", "draft", code=1)
-    assert "unknown speculative type: draft" in outcome.complaint
-    assert "once more" not in outcome.stderr
-
-
 def test_what_llama_server_prints_is_beside_our_figures(harness: Harness) -> None:
     """Of a single request, because its log has a line for each."""
     asked = "num_prompts=1 num_warmup=0 tokens=40 prompts=tiny decoding=greedy engine.blocks=0"

@@ -230,21 +230,18 @@ class PromptSet:
         return max(1, *(len(prompt.turns) for prompt in self.prompts))
 
 
-def listed(names: Sequence[object]) -> str:
-    """A list of names in words, such as `3, 5, 8`. Of more than `_MOST_NAMED` names, only the first are listed, with
-    the number of the others.
-    """
-    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    return ", ".join(map(str, names[:_MOST_NAMED])) + more
-
-
 def lines_in_words(lines: Iterable[int], settings: PromptSettings) -> str:
-    """Line numbers in words: `line 3 of mine.txt`, `lines 3, 5, 8 of prompts=tiny`."""
+    """Line numbers in words: `line 3 of mine.txt`, `lines 3, 5, 8 of prompts=tiny`. Of more than `_MOST_NAMED`
+    lines, only the first are named, with the number of the others.
+    """
     ascending = sorted(lines)
+    named = ", ".join(map(str, ascending[:_MOST_NAMED]))
+    if len(ascending) > _MOST_NAMED:
+        named += f" and {len(ascending) - _MOST_NAMED} more"
     file = Path(settings.file)
     is_own = settings.repository is None and not file.is_relative_to(PACKAGE)
     name = file.name if is_own else f"prompts={settings.name}"
-    return f"line{'s' if len(ascending) > 1 else ''} {listed(ascending)} of {name}"
+    return f"line{'s' if len(ascending) > 1 else ''} {named} of {name}"
 
 
 def load_prompts(settings: PromptSettings) -> PromptSet:
