@@ -79,7 +79,8 @@ def test_pairs_and_failures_are_printed(tmp_path: Path, capsys: pytest.CaptureFi
     assert [line.count("best") for line in out.splitlines() if "2.00×" in line] == [0, 1]
     assert out.count("best") == 1, "30B was measured at one K only"
     assert out.count("1.50×") == 1
-    assert mentions(error, "5 of 6 jobs", "multirun/latency.csv", "the same command again")
+    assert mentions(error, "5 of 6 jobs", "4 measured", "1 failed")
+    assert mentions(error, "multirun/latency.csv", "the same command again")
 
 
 def test_rows_of_an_earlier_sweep_go_and_those_of_single_runs_stay(tmp_path: Path) -> None:
