@@ -87,7 +87,6 @@ def latency(rows: pd.DataFrame, prompts: pd.DataFrame) -> Iterator[tuple[Any, di
             "num_tokens": tokens.sum(), "shortest_answer": tokens.min(), "longest_answer": tokens.max(),
             "num_prompt_tokens": answers.num_prompt_tokens.sum(), "requests_per_second": len(answers) / seconds,
             "ms_per_token": times.time_ms.sum() / times.tokens.sum(), "ms_per_token_std": per_token.std(),
-            "tokens_per_second_per_user": 1000 * times.tokens.sum() / times.time_ms.sum(),
             "ms_per_token_per_answer": per_token.mean(), "tokens_per_second": tokens.sum() / seconds,
             "time_to_first_token_ms": answers.time_to_first_token_ms.mean(), "measured_s": seconds,
             "identical_prompts": (answers.compared.notna() & answers.divergence_position.isna()).sum(),
