@@ -102,7 +102,7 @@ def hub_commit(repository: str, revision: str | None, repo_type: str = "model") 
             repository, repo_type=repo_type, revision=revision, local_files_only=True
         )
     except (HFValidationError, LocalEntryNotFoundError):
-        # This is the name of a missing directory, and not a valid repository name. Loading the model reports the error.
+        # The repository is not in the cache, or the name is that of a missing directory. Loading the model reports that.
         return None
     return Path(snapshot).name
 

@@ -172,14 +172,16 @@ def test_weights_are_known_by_commit_or_by_their_contents(
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     model = ModelSettings(name="m", repository="maker/model")
-    pinned = dataclasses.replace(model, revision="0123abcd")
+    newest, older = 5 * "89abcdef", 5 * "0123abcd"
+    pinned = dataclasses.replace(model, revision=older)
     cache = tmp_path / "models--maker--model"
     assert weights_identity(model) is None
     (cache / "refs").mkdir(parents=True)
-    (cache / "refs" / "main").write_text("89abcdef")
-    (cache / "snapshots" / "0123abcd").mkdir(parents=True)
-    assert weights_identity(model) == "commit:89abcdef"
-    assert weights_identity(pinned) == "commit:0123abcd"
+    (cache / "refs" / "main").write_text(newest)
+    for commit in (newest, older):
+        (cache / "snapshots" / commit).mkdir(parents=True)
+    assert weights_identity(model) == f"commit:{newest}"
+    assert weights_identity(pinned) == f"commit:{older}"
 
     local = ModelSettings(name="m", repository=str(tmp_path / "local"))
     (tmp_path / "local").mkdir()

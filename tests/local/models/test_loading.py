@@ -244,7 +244,7 @@ def test_main_memory_that_is_too_small(
     save_model: SaveModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("harness.local.engine.pair.free_memory", lambda gpus: {"cpu": 1_500_000})
-    with pytest.raises(RunError, match=r"does not fit in this.*\n.*model\.quantization=8bit"):
+    with pytest.raises(RunError, match=r"does not fit in harness.*\n.*model\.quantization=8bit"):
         load(save_model())
 
 
