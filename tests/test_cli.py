@@ -37,7 +37,7 @@ def test_help_is_a_page_whatever_the_terminal_is(
 def test_a_setting_that_is_typed_twice_is_named(harness: Harness) -> None:
     typed = "engine=simulated K=2 n=8 n=8 num_draft_tokens=8 repeats=1".split()
     outcome = harness("latency", *typed)
-    twice = [line for line in outcome.stderr.splitlines() if "typed twice" in line]
+    twice = [line for line in outcome.stderr.splitlines() if "given twice" in line]
     assert twice == ["decoding.num_draft_tokens is given twice: 8 is used, and 2 ignored"]
     assert "K=8" in outcome.stdout
 

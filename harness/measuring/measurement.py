@@ -102,7 +102,7 @@ def hub_commit(repository: str, revision: str | None, repo_type: str = "model") 
             repository, repo_type=repo_type, revision=revision, local_files_only=True
         )
     except (HFValidationError, LocalEntryNotFoundError):
-        # The repository is not in the cache, or the name is that of a missing directory. Loading the model reports that.
+        # The repository is not in the cache, or the name is that of a missing directory: loading the model says so.
         return None
     return Path(snapshot).name
 
