@@ -208,14 +208,15 @@ def _in_two_places(run: _Run) -> str | None:
 
 def _busy(run: _Run) -> str | None:
     """The share of CPU time that the run got, if other programs left too little. "" if they did not, and None if that
-    is unknown, as for a server that was already running.
+    is unknown for an arm, as for a server that was already running.
     """
     row = run.last
-    shares = [arm.processor_share for arm in run.rows if arm.processor_share is not None]
+    shares = [arm.processor_share for arm in run.rows]
     if not any(arm.was_starved for arm in run.rows):
-        return None if row.url is not None or not shares else ""
+        return None if row.url is not None or None in shares else ""
     load = f"load {row.load or 0:.1f} on {row.num_cores} cores"
-    return f"{percent(min(shares))} of the CPU time it wanted ({load})"
+    share = min(share for share in shares if share is not None)
+    return f"{percent(share)} of the CPU time it wanted ({load})"
 
 
 def _low_acceptance(run: _Run) -> str | None:
@@ -229,7 +230,7 @@ def _low_acceptance(run: _Run) -> str | None:
 
 def _busy_gpus(run: _Run) -> str | None:
     """How the GPUs were busy with other programs, or slowed by heat or power. "" if they were not, and None if nothing
-    was found but their clocks are unknown.
+    was found but their clocks or other programs on them are unknown.
     """
     row = run.last
     parts = []
@@ -240,7 +241,7 @@ def _busy_gpus(run: _Run) -> str | None:
         reason = f" ({row.gpu_throttled})" if row.gpu_throttled else ""
         clock = f" to {row.lowest_gpu_clock_mhz} MHz" if row.lowest_gpu_clock_mhz else ""
         parts.append(f"clocks were lowered{clock}{reason}")
-    if not parts and not row.lowest_gpu_clock_mhz:
+    if not parts and None in (row.other_gpu_processes, row.lowest_gpu_clock_mhz):
         return None
     return " and ".join(parts)
 
