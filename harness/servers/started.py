@@ -68,8 +68,9 @@ def labels_of(run: RunSettings, commands: Sequence[ServerCommand]) -> list[str]:
     In rows, the arms of two typed commands are still called `regular` and `speculative`.
     """
     if len(commands) == 2:
-        is_typed_twice = bool(ServerSettings.of(run).first_command)
-        return ["first", "second"] if is_typed_twice else ["regular", "speculative"]
+        if ServerSettings.of(run).first_command:
+            return ["first", "second"]
+        return ["regular", "speculative"]
     return ["regular" if run.draft is None else "speculative"]
 
 
