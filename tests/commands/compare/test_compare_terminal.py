@@ -88,8 +88,8 @@ def test_a_session(open_terminal: Open, directory: Path) -> None:
     for word, colour in [("漢", ACCEPTED), ("four", BONUS), ("one", "default")]:
         assert terminal.colours(word) == {colour}, word
 
-    # Nothing happens on an empty line.
-    terminal.type(ENTER)
+    # An empty line is asked again.
+    ask(terminal, "", "identical, token for token. > >")
 
     # Up finds the last line; Ctrl-C drops it, and Ctrl-D ends.
     num_shown = terminal.text.count("Banana")
