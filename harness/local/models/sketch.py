@@ -165,11 +165,6 @@ class Sketch:
         return [cache.nbytes(self.dtype, num_tokens, num_states) for cache in self.caches]
 
     @property
-    def cache_bytes(self) -> int:
-        """The bytes of the keys and values of all layers for one token of one row."""
-        return sum(self.cache_sizes(num_tokens=1, num_states=0))
-
-    @property
     def state_bytes(self) -> int:
         """The bytes of one row's recurrent state in all layers."""
         return sum(self.cache_sizes(num_tokens=0, num_states=1))
@@ -181,7 +176,7 @@ class Sketch:
         A model always has a cache, so a size of 0 means that the size is unknown. The size of a head's cache is always
         known; it is 0 for a head without attention.
         """
-        return self.is_head or bool(self.cache_bytes or self.state_bytes)
+        return self.is_head or any(self.cache_sizes(num_tokens=1, num_states=1))
 
     @property
     def about_cache(self) -> str | None:

@@ -200,7 +200,7 @@ def test_every_format_is_recognised_loaded_and_sized(name: str, tmp_path: Path) 
     held = loaded.to(torch.bfloat16).state_dict().values()
     assert sketch.weight_bytes == sum(tensor.nbytes for tensor in held)
     num_layers = 0 if name == "Medusa" else head.config.transformer.num_hidden_layers
-    assert sketch.cache_bytes == num_layers * 2 * 2 * 16 * 2
+    assert sum(sketch.cache_sizes(1, 0)) == num_layers * 2 * 2 * 16 * 2
     seen = [1000 if window is None else window for window in getattr(loaded, "windows", [])]
     assert sketch.row_bytes(1000) == sum(seen) * 2 * 2 * 16 * 2
     assert (

@@ -99,7 +99,9 @@ def test_a_recurrent_model_is_held_before_and_after_what_is_drafted(name: str) -
         map_tensors(lambda _, tensor: sizes.append(tensor.nbytes) or tensor, state.values)
     assert sum(sizes) == sum(predicted.cache_sizes(num_tokens=3 * (4 + 7), num_states=3 * 2))
     assert predicted.state_bytes > 0
-    assert predicted.cache_bytes + predicted.state_bytes == sum(predicted.cache_sizes(1, 1))
+    assert sum(predicted.cache_sizes(1, 0)) + predicted.state_bytes == sum(
+        predicted.cache_sizes(1, 1)
+    )
     (placed,) = fit(case(predicted, free=machine(), demand=Demand(3, 4, 1, 2, "static")))
     assert placed.cache_per_device["cpu"] == sum(predicted.cache_sizes(3 * (7 + 7), 3 * 2))
     (undrafted,) = fit(case(predicted, free=machine(), demand=Demand(3, 4, 1, 0, "eager")))
@@ -108,7 +110,7 @@ def test_a_recurrent_model_is_held_before_and_after_what_is_drafted(name: str) -
 
 def test_the_cache_is_where_its_layers_are() -> None:
     one = sketched(make_config("llama"))
-    layer = one.cache_bytes // 3
+    layer = sum(one.cache_sizes(1, 0)) // 3
     ends = {"model.norm": 1, "model.rotary_emb": 1, "lm_head": 1}
     around: dict[str, int | str] = {"model.embed_tokens": 0, **ends}
     layers: dict[str, int | str] = {"model.layers.0": 0, "model.layers.1": 1, "model.layers.2": 1}
@@ -202,7 +204,7 @@ def test_bytes_of_one_tensor_and_those_that_are_borrowed() -> None:
     borrowing = dataclasses.replace(alone, borrowed_tensors=(expert,))
     assert borrowing.read_bytes(2) - alone.read_bytes(2) == 2000 * 7 // 16
     assert alone.pass_bytes(1, 5) - alone.read_bytes() == 3 * 5 * 7 * 2
-    assert (alone.cache_bytes, alone.state_bytes) == (3 * 7 * 2, 0)
+    assert (sum(alone.cache_sizes(1, 0)), alone.state_bytes) == (3 * 7 * 2, 0)
 
 
 class _LiveBytes(TorchDispatchMode):
