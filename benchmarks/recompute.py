@@ -91,7 +91,6 @@ def latency(rows: pd.DataFrame, prompts: pd.DataFrame) -> Iterator[tuple[Any, di
             "time_to_first_token_ms": answers.time_to_first_token_ms.mean(), "measured_s": seconds,
             "identical_prompts": (answers.compared.notna() & answers.divergence_position.isna()).sum(),
             "differing_prompts": answers.divergence_position.notna().sum(),
-            "share_after_last_token": 1 - arrived.last_token_ms.mean() / arrived.time_ms.mean(),
             "tokens_per_arrival": arrived.num_tokens.mean() / arrived.num_arrivals.mean(),
             "time_per_output_token_p50_ms": p50, "time_per_output_token_p99_ms": p99,
         }  # fmt: skip

@@ -38,8 +38,6 @@ _NEAR_MS = 10
 _OTHERWISE_BY_ANSWER = 1.2
 # Runners that execute the models without compiling them. Other runners take less time for the same step.
 _SLOW_RUNNERS = ("eager", "static")
-# A share of the answers' time after their last token up to this is not mentioned.
-_MOST_AFTER_LAST_TOKEN = 0.05
 # A share of an iteration's time that this program's own host code takes is not mentioned up to this.
 _MOST_OF_HOST = 0.1
 
@@ -262,12 +260,6 @@ def _impossible(row: LatencyRow) -> str | None:
 
 
 @_each_arm
-def _late_end(row: LatencyRow) -> str | None:
-    share = row.share_after_last_token or 0.0
-    return f"{percent(share)} in the {row.arm} arm" if share > _MOST_AFTER_LAST_TOKEN else None
-
-
-@_each_arm
 def _held_back(row: LatencyRow) -> str | None:
     if not row.held_back:
         return None
@@ -448,11 +440,6 @@ CHECKS = (
         "against",
         _slow_here,
         "First tokens took {found}: this machine or the network was the bottleneck.",
-    ),
-    Check(
-        "against",
-        _late_end,
-        "Time after the last token: {found}. A server or gateway ends answers late.",
     ),
     Check(
         "comparison",

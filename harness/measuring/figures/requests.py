@@ -137,9 +137,6 @@ class RequestFigures(Group):
         "any",
         "whether more tokens arrived together than an iteration yields; empty if this program read them late",
     )
-    share_after_last_token: MaybeFloat = pooled(
-        "largest", "share of the answers' time that passed after their last token"
-    )
     mean_in_flight: MaybeFloat = pooled(
         "mean",
         "mean requests in flight, including those that only keep up the load",
@@ -180,8 +177,6 @@ class RequestFigures(Group):
         arrived = [row for row in rows if row.num_arrivals]
         num_arrivals = sum(row.num_arrivals or 0 for row in arrived)
         num_arrived = sum(row.num_tokens or 0 for row in arrived)
-        all_ms = sum(row.time_ms or 0.0 for row in arrived)
-        late_ms = all_ms - sum(row.last_token_ms or 0.0 for row in arrived)
         return cls(
             requests_per_second=len(rows) / seconds_over(asked),
             num_failed=sum(request.has_failed for request in requests),
@@ -189,7 +184,6 @@ class RequestFigures(Group):
             num_arrivals=num_arrivals or None,
             tokens_per_arrival=num_arrived / num_arrivals if num_arrivals else None,
             held_back=is_held_back,
-            share_after_last_token=late_ms / all_ms if all_ms else None,
             mean_in_flight=sum(load.request_seconds for load in loads) / load_s if loads else None,
             **percentile_columns(
                 time_to_first_token=first_token_times(run, arm),

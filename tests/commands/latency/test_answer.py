@@ -293,8 +293,6 @@ SAID: list[tuple[Changes, Changes, str]] = [
     ({}, SLOW, "170 ms in the speculative arm, 100 ms by the server's clock: this"),
     ({}, SLOW | {"time_to_first_token_ms": 160.0}, ""),
     ({}, SLOW | {"foreign_tokens": 1, "speedup": None}, "Other clients used the servers: 1 token on"),
-    ({"share_after_last_token": 0.051}, {}, "Time after the last token: 5 % in the regular arm."),
-    ({}, {"share_after_last_token": 0.05}, ""),
     ({"cached_tokens": 10, "read_prompt_tokens": 1000} | READ, {}, "from a cache: 1 % in the regular arm."),
     ({}, SLOW | {"server_time_to_first_token_ms": None}, ""),
     ({"cached_tokens": 20} | READ, {"cached_tokens": 0}, ""),
