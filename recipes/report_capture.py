@@ -2,9 +2,8 @@
 
     python recipes/report_capture.py [--sweep DIRECTORY]
 
-docs/report.png shows the page of a sweep, docs/report-phone.png the page's cards on a telephone, and docs/race.png the
-race of `harness serve`. Needs Chromium. The pictures contain measured figures, so the machine must be otherwise idle:
-if a page has doubts, no picture is made.
+docs/report.png shows the page of a sweep, and docs/race.png the race of `harness serve`. Needs Chromium. The pictures
+contain measured figures, so the machine must be otherwise idle: if a page has doubts, no picture is made.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ PORT = 5711
 # So many colours are enough for the pages' colours and the edges of letters, and take a third of the bytes.
 COLOURS = 256
 # Pixels.
-DESKTOP, TELEPHONE = 1240, 390
+WIDTH = 1240
 MARGIN_ABOVE, MARGIN_BELOW = 24, 8
 
 
@@ -47,7 +46,7 @@ def harness(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "harness", *arguments]
 
 
-def picture(page: Page, name: str, first: str, last: str, width: int, scale: float = 1.0) -> None:
+def picture(page: Page, name: str, first: str, last: str) -> None:
     """Write docs/NAME.png, a picture of the page from the top of one element to the bottom of another.
 
     Args:
@@ -57,7 +56,7 @@ def picture(page: Page, name: str, first: str, last: str, width: int, scale: flo
     bottom = float(page.evaluate(f"{last}.getBoundingClientRect().bottom + scrollY"))
     start = max(0.0, top - MARGIN_ABOVE)
     height = bottom + MARGIN_BELOW - start
-    clip = {"x": 0, "y": start, "width": width, "height": height, "scale": scale}
+    clip = {"x": 0, "y": start, "width": WIDTH, "height": height, "scale": 1.0}
     shot = page.call("Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip)
     file = ROOT / "docs" / f"{name}.png"
     image = Image.open(io.BytesIO(base64.b64decode(shot["data"]))).convert("RGB")
@@ -66,34 +65,28 @@ def picture(page: Page, name: str, first: str, last: str, width: int, scale: flo
     print(f"{file}: {file.stat().st_size} bytes")
 
 
-def report_pictures(directory: Path, page: Page) -> None:
-    """Make pictures of a sweep's speed-ups on a desktop, and of their cards on a telephone, with the best card open."""
+def report_picture(directory: Path, page: Page) -> None:
+    """Make a picture of a sweep's speed-ups."""
     file = directory / "report" / "report.html"
     command = harness("report", str(directory), f"output={file.parent}")
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    for width in (DESKTOP, TELEPHONE):
-        page.open(file.as_uri(), width)
-        page.wait_for("document.readyState == 'complete'")
-        shown = page.evaluate("document.body.innerText")
-        doubts = [doubt for doubt in DOUBTS if doubt in shown]
-        if doubts:
-            sys.exit(f"{file} says {', '.join(doubts)}: measure again on an idle machine")
-        pairs = "document.querySelector('.pairs')"
-        if width == DESKTOP:
-            picture(page, "report", "document.body", f"{pairs}.closest('section')", width)
-        else:
-            best = f"{pairs}.querySelector('.strong .more')"
-            page.evaluate(f"({best} ?? {pairs}.querySelector('.more')).open = true")
-            picture(page, "report-phone", f"{pairs}.closest('section')", pairs, width, scale=1.5)
+    page.open(file.as_uri(), WIDTH)
+    page.wait_for("document.readyState == 'complete'")
+    shown = page.evaluate("document.body.innerText")
+    doubts = [doubt for doubt in DOUBTS if doubt in shown]
+    if doubts:
+        sys.exit(f"{file} says {', '.join(doubts)}: measure again on an idle machine")
+    pairs = "document.querySelector('.pairs').closest('section')"
+    picture(page, "report", "document.body", pairs)
 
 
 def race_picture(directory: Path, page: Page) -> None:
     """Make a picture of a race of `harness serve` that has ended, down to the acceptance by position."""
     with serving(directory):
         query = urllib.parse.urlencode({"prompt": PROMPT, "temperature": 0})
-        page.open(f"http://127.0.0.1:{PORT}/?{query}", DESKTOP)
+        page.open(f"http://127.0.0.1:{PORT}/?{query}", WIDTH)
         page.wait_for("document.getElementById('verdict')?.innerText")
-        picture(page, "race", "document.body", "document.getElementById('again')", DESKTOP)
+        picture(page, "race", "document.body", "document.getElementById('again')")
 
 
 @contextmanager
@@ -133,7 +126,7 @@ def main() -> None:
             arguments = [*SWEEP, f"hydra.sweep.dir={directory}", "results.file=null"]
             subprocess.run(harness("latency", "-m", *arguments), check=True)
         with browser(Path(place), "--hide-scrollbars") as page:
-            report_pictures(directory, page)
+            report_picture(directory, page)
 
 
 if __name__ == "__main__":

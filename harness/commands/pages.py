@@ -62,7 +62,7 @@ def without_verdict_table(runs: Sequence[Run]) -> Table:
     columns = (
         Column("command", text=True, of="run.command", varies=True),
         Column("pair", text=True, of="name.cell"),
-        Column("K", of="name.num_draft_tokens", optional=True, identifies_row=True),
+        Column("K", of="name.num_draft_tokens", optional=True),
         Column("why", text=True, of="run", form=_why),
         Column("speed-up\nin this run", times, _estimate, optional=True).at("run"),
         Column("run", text=True, of="run.id"),

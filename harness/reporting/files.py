@@ -14,12 +14,10 @@ import jinja2
 
 from harness.reporting.page import Page, below_each_other, in_short, without
 from harness.reporting.table import (
-    Column,
     Document,
     Line,
     Table,
     legend,
-    naming,
     sentences,
     visible,
 )
@@ -150,7 +148,6 @@ def _render(template: str, **content: Any) -> str:
         "number": _number,
         "scale": _scale,
         "side": _side,
-        "roles": _roles,
         "legend": legend,
         "said_by": said_by,
         "without": without,
@@ -168,26 +165,6 @@ def _side(statement: object) -> str:
     if not statement.interval.has_bounds:
         return "unknown"
     return "over" if statement.relation == "open" else statement.relation
-
-
-def _roles(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return the role of each column on a telephone, where each row is shown as a card.
-
-    The roles are: the `name` of the row, further words about the name (`about`), a `figure`, or one of the `rest`,
-    which open on a tap.
-    """
-    names = naming(columns)
-    num_names = len(names)
-    # The name is the first column of text, if there is one, because a number such as a seed would not be a good name.
-    name = next((index for index, column in enumerate(names) if column.text), 0)
-    figures = {index for index, column in enumerate(columns) if column.reference is not None}
-    if not figures or any(not row[index] for row in rows for index in figures):
-        # If some rows lack that figure (a regular arm has no speed-up), the first column after the names is also a
-        # figure.
-        figures.add(num_names)
-    roles = ["name" if index == name else "about" for index in range(num_names)]
-    further = range(num_names, len(columns))
-    return [*roles, *("figure" if index in figures else "rest" for index in further)]
 
 
 def _number(value: object) -> float | None:

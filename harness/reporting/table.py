@@ -19,7 +19,6 @@ import functools
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import takewhile
 from typing import Any, Literal, Self
 
 from harness.config.amounts import percent
@@ -51,8 +50,6 @@ class Column:
         optional: whether the column is left out if all its cells are empty.
         varies: whether the column is left out if all its cells are equal, because the title names what all rows share.
         once: whether a cell that is equal to the cell above it is left empty.
-        identifies_row: whether the column names the subject of the row, as the text columns at the left do. On a
-            telephone, each row is shown as a card under these columns.
         reference: for a column of statements, whose intervals the HTML page draws: the value at which a line is drawn,
             such as 1 for speed-ups. None for other columns.
         meaning: an explanation of the heading, printed with the table, if readers may not know it.
@@ -65,7 +62,6 @@ class Column:
     optional: bool = False
     varies: bool = False
     once: bool = False
-    identifies_row: bool = False
     reference: float | None = None
     meaning: str = ""
 
@@ -239,11 +235,6 @@ def in_lines(text: str, width: int) -> str:
     parts = [part.replace(" ", "\N{NO-BREAK SPACE}") for part in text.split(" · ")]
     lines = textwrap.fill(" · ".join(parts), width, break_on_hyphens=False)
     return lines.replace("\N{NO-BREAK SPACE}", " ")
-
-
-def naming(columns: Sequence[Column]) -> list[Column]:
-    """The columns at the left that name the subject of a row."""
-    return [*takewhile(lambda column: column.text or column.identifies_row, columns)]
 
 
 def legend(columns: Sequence[Column]) -> str:

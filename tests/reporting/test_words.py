@@ -176,7 +176,7 @@ CELLS = ["105.21 ± 10.30", "47.85", "2.24×", "2.14 to 2.36", "2.39×", "83.7%"
 
 
 def printed(width: int, *pairs: str) -> str:
-    columns = (Column("pair", text=True), Column("K", identifies_row=True), *map(Column, HEADINGS))
+    columns = (Column("pair", text=True), Column("K"), *map(Column, HEADINGS))
     filled = [
         replace(column, of=lambda item, place=place: (*item, *CELLS)[place])
         for place, column in enumerate(columns)

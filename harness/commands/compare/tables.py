@@ -102,7 +102,7 @@ def races_page(runs: Sequence[Run[CompareRow]]) -> Page | None:
     races = [Named(name, run, row) for name, (run, row) in zip(names, timed, strict=True)]
     columns = (
         Column("pair", text=True, of="name.cell", once=True, varies=True),
-        Column("K", of="name.num_draft_tokens", identifies_row=True),
+        Column("K", of="name.num_draft_tokens"),
         Column("prompt", lambda text: textwrap.shorten(text, 40), "row.prompt", text=True),
         Column(
             "speed-up", times, lambda race: None if race.row.why_no_verdict else race.row.speedup

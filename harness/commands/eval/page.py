@@ -169,9 +169,9 @@ def accuracy_table(runs: Sequence[Named[EvalRow]], statements: Sequence[Statemen
         lines += [named._replace(row=row) for row in rows]
     columns = (
         Column("pair", text=True, of="name.cell", varies=True, once=True),
-        Column("K", of="row.num_draft_tokens", optional=True, identifies_row=True),
+        Column("K", of="row.num_draft_tokens", optional=True),
         Column("arm", text=True, of=arm_name).at("row"),
-        Column("seed", of="row.seed", varies=True, identifies_row=True),
+        Column("seed", of="row.seed", varies=True),
         Column("asked", of="row.num_prompts"),
         Column("correct %\n± Wald", of=_with_margin),
         Column("Wilson\n95 %", of=_wilson).at("row"),

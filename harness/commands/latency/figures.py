@@ -59,7 +59,7 @@ FIRST_TOKEN = Column("first token ms", number(1), "time_to_first_token_ms", opti
 _ACCEPTED = Column("accepted", share, "acceptance_rate")
 # Columns about a pair.
 _PAIR = Column("pair", text=True, of="name.cell", once=True, varies=True)
-_K = Column("K", of="k", identifies_row=True, optional=True)
+_K = Column("K", of="k", optional=True)
 
 
 _SPEEDUP = Column("speed-up\n(95 % interval)", stated, _known_verdict, reference=1)

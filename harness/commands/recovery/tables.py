@@ -184,7 +184,7 @@ def verdicts_table(every: Sequence[Checks]) -> Table:
     """A table with one row per run."""
     columns = (
         Column("pair", text=True, of="name.cell"),
-        Column("K", of="name.num_draft_tokens", identifies_row=True),
+        Column("K", of="name.num_draft_tokens"),
         Column("verdict", text=True, of="verdict"),
         Column("greedy texts identical", of=lambda run: _identical(run.greedy)),
         Column("draws", "{:,}".format, "sampled.num_draws"),
