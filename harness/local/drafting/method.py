@@ -210,7 +210,7 @@ class SampledMethod(Method):
         from harness.local.drafting.model import ModelDrafter
 
         def make(target_warp: AnyWarp) -> TensorDrafter:
-            warp = Warp(0) if settings.sampling == "greedy" else target_warp
+            warp = Warp(temperature=0) if settings.sampling == "greedy" else target_warp
             if pair.head is not None:
                 return HeadDrafter(pair.head, warp)
             assert runner is not None

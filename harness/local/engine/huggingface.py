@@ -224,10 +224,7 @@ class _Recorder(BaseStreamer):
     num_generated: int | None = None
 
     def put(self, value: Tensor) -> None:
-        """Receive tokens from `generate`: first the prompt, then the tokens of each iteration.
-
-        Raises `_LeftError` if the request needs no further tokens (`leave_after`).
-        """
+        """Receive tokens from `generate`: first the prompt, then the tokens of each iteration."""
         if self.num_generated is None:
             self.num_generated = 0
             return

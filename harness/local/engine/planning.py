@@ -73,6 +73,7 @@ def fitting(planned: PlannedPair, pair: Pair, texts: Sequence[Sequence[int]]) ->
     parts = [f"hidden size {config.target_size}"]
     parts.append(f"layers {layers} of {target.num_hidden_layers}")
     if pair.head.d2t is not None:
+        # The target's tokens that the head can draft (`Head.d2t`).
         offsets = pair.head.d2t.tolist()
         known = {token + offset for token, offset in enumerate(offsets)}
         counts = Counter(token for text in texts for token in text)
@@ -195,6 +196,7 @@ def plan_on(machine: Machine, settings: RunSettings, prompt_length: int) -> Pair
     sizes = _sizes(machine, problem, placements)
     sizes["note"] = notes or None
     if reads is None:
+        # The page of `plan` then says only whether the weights fit.
         sizes["needed_bytes"] = None
     return PairPlan(sizes, misfit, tuple(advice), reads)
 
@@ -272,6 +274,7 @@ def capacity(problem: PlacementProblem) -> tuple[int, int]:
         (problem.models, demand.num_draft_tokens),
     ):
         length = dataclasses.replace(demand, num_draft_tokens=num_draft_tokens)
+        # Servers hold caches in 16 bits, unless they are told otherwise.
         row_bytes = sum(request_cache(sketch, length)["16"] for sketch in sketches)
         left = problem.whole_room - sum(sketch.weight_bytes for sketch in sketches)
         numbers.append(max(0, left // row_bytes))

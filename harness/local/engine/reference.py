@@ -85,6 +85,7 @@ class ModelReference:
         eager = self._eager_logits(prompt, text)
         rounded = self._eager_logits(prompt, text, is_changed=True)
         deviation = max(margin_deviation(logits, again), margin_deviation(eager, rounded))
+        # The logits before `wanted`, which are those after the given text.
         pair = logits[-1, [wanted, other]]
         tolerance = self.tolerance(np.abs(pair).max(), deviation)
         return Margin(float(pair[0] - pair[1]), float(tolerance))
@@ -115,7 +116,8 @@ class ModelReference:
         width = self._verification_width
         if width is None:
             return self._eager_logits(prompt, text, is_changed=True)
-        # The text is read in a batch with other texts, and each token is at another place in its pass than before.
+        # The text is read in a batch with other texts (itself backwards), and each token is at another place in its pass
+        # than before.
         texts = [text[::-1]] * (self._num_rows - 1) + [text]
         prompts = [prompt] * self._num_rows
         return self._logits_along(prompts, texts, width, first_kept=(width + 1) // 2)[-1]

@@ -255,18 +255,21 @@ class StaticRunner(Runner):
         # Equal prompts are read only once, for example if many answers to one prompt are sampled.
         distinct = list(dict.fromkeys(map(tuple, prompts)))
         places = [distinct.index(tuple(prompt)) for prompt in prompts]
+        # The prompts are read in one group or, with `alone`, in as many groups as there are distinct prompts. The
+        # prompts p, q, p have places [0, 1, 0]; with `alone`, the states of p are written to rows 0 and 2.
         steps = []
         for group in [[prompt] for prompt in distinct] if alone else [distinct]:
             states, step = self._read_prompts(group)
             first = distinct.index(group[0])
             rows = [row for row, place in enumerate(places) if distinct[place] in group]
-            self._cache.write(states, rows, [places[row] - first for row in rows])
+            self._cache.write(states, rows, sources=[places[row] - first for row in rows])
             steps.append(step)
         return joined(steps, places)
 
     def extend(self, tokens: Tensor, starts: Starts, *, goes_on: bool = False) -> Step:
         with self._forward.packing:
             if isinstance(starts, Tensor):
+                # Only prepared calls give a tensor. Their batches are always in the rows of fixed size.
                 return Step(*self._fixed_pass(tokens, starts))
             known = [start for start in starts if start is not None]
             longest = max(known)
@@ -276,6 +279,7 @@ class StaticRunner(Runner):
                 outputs = self._extend_fixed(tokens, places)
                 if outputs is not None:
                     return Step(*outputs)
+                # No prepared pass is wide enough, or too few slots are left. So a pass of just this width is made.
             num_tokens = tokens.shape[1]
             num_seen = longest + num_tokens
             assert self._cache.has_room(len(tokens), num_seen), "more tokens than were said"
@@ -371,6 +375,7 @@ class StaticRunner(Runner):
         try:
             with compiling():
                 for width in self._widths:
+                    # `Part` compiles the pass when it is called. The tokens, here zeros, do not matter.
                     self.extend(starts.unsqueeze(1).repeat(1, width), starts)
             self.name = "compiled"
             # Short rows are enough for this check. Compiled passes read all slots, so a model that counts from the end
