@@ -103,6 +103,7 @@ class DraftCounts:
 
         If nothing was drafted for an answer, it counts as an answer that reports no drafts.
         """
+        # In `Drafts`, 0 or () means that there was nothing to count, and None that it was not counted.
         proposed, drafting = self.proposed, self.iterations
         return Drafts(
             answers=self.num_answers if proposed != 0 else 0,
@@ -136,7 +137,8 @@ class Counts:
         restarts: the number of times that the server restarted. Each restart resets the counters, so that their growth
             is unknown.
         running: the number of requests that are being answered or are waiting now. This is a state and is never added
-            up. In a growth, it is the number of other clients' requests that were still running at the end.
+            up. In `Answered.counted`, it is the number of other clients' requests when this run gave up waiting for
+            them before a question; 0 if it never did.
         words: for each field, the server's own name for the counter.
     """
 
@@ -193,7 +195,9 @@ def added(counts: Counts, other: Counts, sign: Literal[1, -1] = 1) -> Counts:
 
 
 def growth(now: Counts, before: Counts) -> Counts:
-    """Return by how much each counter grew. If a counter fell or the server restarted, all counters are unknown."""
+    """Return by how much each counter grew. If a counter fell or the server restarted, all counters are unknown, except
+    the number of restarts. `running` is that of `now`, or None if the counters are unknown.
+    """
     grown = added(now, before, -1)
     numbers = [getattr(grown, name) or 0.0 for name in _OPTIONAL]
     has_fallen = min([*numbers, *grown.accepted_at.values()]) < 0

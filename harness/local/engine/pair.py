@@ -101,7 +101,9 @@ class PlannedPair:
         for checkpoint in self.checkpoints:
             limit = max_context(checkpoint.config)
             if limit is not None and longest + new_tokens > limit:
-                total = f"the longest prompt and {answers} are {longest + new_tokens} tokens together"
+                total = (
+                    f"the longest prompt and {answers} are {longest + new_tokens} tokens together"
+                )
                 model = f"{checkpoint.role}={checkpoint.settings.name}"
                 return f"{total}, but the context of {model} has room for {limit}"
         return None

@@ -116,8 +116,8 @@ class ModelReference:
         width = self._verification_width
         if width is None:
             return self._eager_logits(prompt, text, is_changed=True)
-        # The text is read in a batch with other texts (itself backwards), and each token is at another place in its pass
-        # than before.
+        # The text is read in a batch with other texts (itself backwards), and each token is at another place in its
+        # pass than before.
         texts = [text[::-1]] * (self._num_rows - 1) + [text]
         prompts = [prompt] * self._num_rows
         return self._logits_along(prompts, texts, width, first_kept=(width + 1) // 2)[-1]

@@ -56,7 +56,8 @@ class TensorSketch:
         itemsize: the bytes of each element; None if elements have the model's dtype.
         outputs: for a matrix that bitsandbytes would quantize, the number of its outputs; 0 for any other tensor.
         read_per_token: the share of the tensor that a pass over one token reads: 0 for embeddings, of which only one
-            row is read; less than 1 for experts; 1 for other tensors.
+            row is read, and for buffers; less than 1 for experts; 1 for other tensors. In a server (`as_served`), it is
+            0 for layers that only draft, too.
         name: its name in the model. Empty for a tensor of a head, because heads are never split over devices.
     """
 
@@ -313,6 +314,7 @@ def sketch_model(checkpoint: Checkpoint, dtype: torch.dtype) -> Sketch:
         for name, tensor in own_tensors(module, module_name):
             sketch = sketch_tensor(model, module, name, tensor, module_name in quantizable)
             tensors.setdefault(id(tensor), sketch)
+    # A layer whose module does not state its number counts as being in the first module.
     first_module = next(iter(tensors.values())).name.rpartition(".")[0]
     return Sketch(
         role=checkpoint.role,

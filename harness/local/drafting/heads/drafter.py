@@ -94,7 +94,7 @@ class HeadDrafter(TensorDrafter):
 
     def make_room(self, num_rows: int, num_draft_tokens: int, num_slots: int) -> None:
         # A proposal reads at most K + 1 features, and also writes slots after those of the decided tokens. K is the same
-        # for all batches, so that the buffer of features, which depends on K, needs no check of its own.
+        # in all batches, so that the buffer of features, which depends on K, needs no check of its own.
         num_slots += self.head.num_written(num_draft_tokens + 1, num_draft_tokens)
         if self._cache.has_room(num_rows, num_slots):
             return
@@ -128,7 +128,9 @@ class HeadDrafter(TensorDrafter):
             cache.width = max(lengths)
             starts = torch.zeros_like(last)
             # `last` is the index of a prompt's last token, and so the number of features before it.
-            unread = Unread(of_prompts, to_device(following, self.device), counts=last, starts=starts)
+            unread = Unread(
+                of_prompts, to_device(following, self.device), counts=last, starts=starts
+            )
             self.head.read(unread, cache)
         features[: len(prompts), 0] = gather_rows(of_prompts, last)
 
