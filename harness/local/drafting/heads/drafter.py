@@ -93,8 +93,8 @@ class HeadDrafter(TensorDrafter):
         self._cache = SlotCache()
 
     def make_room(self, num_rows: int, num_draft_tokens: int, num_slots: int) -> None:
-        # A proposal reads at most K + 1 features, and also writes slots after those of the decided tokens. K is the same
-        # in all batches, so that the buffer of features, which depends on K, needs no check of its own.
+        # A proposal reads at most K + 1 features, and also writes slots after those of the decided tokens. All batches
+        # have the same K, so that the buffer of features, which depends on K, needs no check of its own.
         num_slots += self.head.num_written(num_draft_tokens + 1, num_draft_tokens)
         if self._cache.has_room(num_rows, num_slots):
             return
