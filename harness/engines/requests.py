@@ -156,10 +156,13 @@ class RequestRecord:
         """
         if self.outcomes:
             return len(self.outcomes)
-        # Each iteration decides one token in addition to the draft tokens that it accepts.
+        # Each iteration decides one token in addition to the draft tokens that it accepts, and the pass over the prompt
+        # decides one. So an answer of 9 tokens, of which 6 were accepted, took 2 iterations.
         drafts = self.drafts or DraftCounts(accepted=0)
         num_iterations = max(0, self.num_tokens - 1) - round(drafts.accepted)
         if drafts.iterations:
+            # Accepted tokens after the end of the text make the computed number too small, but it is at least the
+            # number of iterations that drafted.
             return max(num_iterations, round(drafts.iterations))
         is_whole = self.counts_within and self.num_tokens == self.max_new_tokens
         if drafts.proposed and (not is_whole or num_iterations < 1):
@@ -174,6 +177,7 @@ class RequestRecord:
         """
         if self.impossible:
             return UNKNOWN
+        # If the server reports single iterations (`steps`), these are in `outcomes`.
         counts = Drafts.of(self.outcomes)
         if self.drafts is not None and not self.drafts.steps:
             counts = self.drafts.counts

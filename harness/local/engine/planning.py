@@ -103,7 +103,7 @@ def find_machine(settings: RunSettings, pretended: PretendedGpus | None) -> Mach
 def _this_machine(placement: PlacementSettings) -> Machine:
     gpus = [] if placement.strategy == "cpu" else visible_gpus()
     if not gpus:
-        return Machine(free_memory(gpus), f"{cpu_name() or 'the CPU'}, main memory", {})
+        return Machine(free_memory(gpus), f"{cpu_name() or 'the CPU'}, main memory", bandwidths={})
     names = [torch.cuda.get_device_name(gpu) for gpu in gpus]
     texts = []
     for name, number in Counter(names).items():

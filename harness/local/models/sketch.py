@@ -312,7 +312,9 @@ def sketch_model(checkpoint: Checkpoint, dtype: torch.dtype) -> Sketch:
         layer = getattr(module, "layer_idx", getattr(module, "layer_id", None))
         cache_modules.setdefault(layer, module_name)
         for name, tensor in own_tensors(module, module_name):
-            sketch = sketch_tensor(model, module, name, tensor, module_name in quantizable)
+            sketch = sketch_tensor(
+                model, module, name, tensor, quantizable=module_name in quantizable
+            )
             tensors.setdefault(id(tensor), sketch)
     # A layer whose module does not state its number counts as being in the first module.
     first_module = next(iter(tensors.values())).name.rpartition(".")[0]
@@ -364,7 +366,7 @@ def as_served(sketch: Sketch) -> Sketch:
             assert sketch.model is not None
             share = _expert_share(sketch.model)
         num_bytes = int(tensor.n_bytes)
-        tensors.append(TensorSketch(num_bytes, 1, read_per_token=share, name=tensor.name))
+        tensors.append(TensorSketch(num_bytes, itemsize=1, read_per_token=share, name=tensor.name))
         bytes_by_type[tensor.tensor_type.name] += num_bytes
     caches = [replace(cache, module=f"blk.{layer}") for layer, cache in enumerate(sketch.caches)]
     return replace(

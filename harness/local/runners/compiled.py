@@ -94,6 +94,7 @@ class Part:
             version = self.function
             # There is a compiler only in a `compiling` block.
             if _compilers:
+                # Tracing calls this part again, which then runs its function (above).
                 version = _compilers[-1](self, inputs)
                 self._versions[key] = version
         return version(*inputs)

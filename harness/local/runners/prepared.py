@@ -35,8 +35,8 @@ class PreparedCalls(Calls):
     All batches use the same state, caches and features. A batch that does not fit into them (`has_room`) needs other
     calls. For a batch with another kind of warp, these calls do the same work without prepared functions.
 
-    A prepared proposal always has K tokens for each row. Near a row's end, the decision counts fewer of
-    them as offered (`Judge`).
+    A prepared proposal always has K tokens for each row. Near a row's end, the decision counts fewer of them as offered
+    (`Judge`).
 
     Attributes:
         rows: the state of the rows. It must be set before `prepare`, and the runners and the drafter must have room for
@@ -47,12 +47,12 @@ class PreparedCalls(Calls):
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        # The prepared functions. A key consists of the kind of warp and, before it, one of these:
+        # The prepared functions. A key is a pair: the call, as one of the following, and the kind of warp.
         #
-        #     ()                    a decision without a proposal
-        #     (True, False, True)   a decision about a proposal: which of its fields are not None (`_given`). This
-        #                           proposal has tokens and lengths, but no probabilities
-        #     "propose"             a proposal
+        #     "propose"             make a proposal
+        #     ()                    decide without a proposal
+        #     (True, False, True)   decide about a proposal that has tokens and lengths, but no probabilities: which of
+        #                           its fields are not None (`_given`)
         self._prepared: dict[Hashable, Callable[..., Any]] = {}
         # The verification as a `Part` (`runners.compiled`). A GPU's calls are captured, but only their parts are
         # compiled, so this part is compiled separately from the target's pass. On a CPU, where a call is compiled as a
@@ -77,6 +77,8 @@ class PreparedCalls(Calls):
         count = self.num_draft_tokens
         kind = self.warp.kind
         device = rows.numbers.device
+        # The speculative arm also needs a step without a proposal: if its rows lack only their last tokens, or if a
+        # drafter on the host proposes nothing.
         step = functools.partial(super().decide, rows, None)
         self._prepared[(), kind] = preparer(step, [], device)
         if not count:
@@ -86,6 +88,8 @@ class PreparedCalls(Calls):
             propose = self._prepared_proposal(rows, preparer)
             self._prepared["propose", kind] = propose
             proposal = propose()
+        # The fields of `proposal` are the tensors that every later proposal overwrites. For a drafter on the host, they
+        # have the shapes of its proposals.
         decide = functools.partial(self._decide_fields, rows)
         self._prepared[_given(proposal), kind] = preparer(decide, proposal, device)
 
@@ -101,7 +105,7 @@ class PreparedCalls(Calls):
         device = rows.numbers.device
         there = drafter.device or device
         if there == device:
-            return preparer(functools.partial(super().propose, rows, count, ()), [], device)
+            return preparer(functools.partial(super().propose, rows, count, limits=()), [], device)
         uniforms = preparer(functools.partial(self.drafting_uniforms, rows, count), [], device)
         rows_there = rows.on(there)
 

@@ -95,6 +95,7 @@ class SlotForward:
         # Kernels are faster without a mask. A single token needs no mask if all rows begin at the same slot, because it
         # sees every slot that attention reads.
         if num_tokens > 1 or self._single_token_needs_masks or not are_alike:
+            # The keys of layer 0 exist already, because prompts are written to the cache before any pass.
             dtype = cache.buffers[0][0].dtype
             num_copies = self.packing.heads_per_key
             masks = {
