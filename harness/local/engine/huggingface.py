@@ -68,6 +68,9 @@ def check_pair(planned: PlannedPair, decoding: DecodingSettings) -> None:
 class HuggingFaceEngine(Engine):
     """The engine that calls `generate` for a loaded pair. Requests are answered one after the other, because assisted
     generation accepts one prompt at a time. Random numbers are torch's, with a seed for each prompt.
+
+    Raises:
+        SettingError: no runner can run the target, to check the texts.
     """
 
     def __init__(self, pair: Pair, preparation: Preparation):

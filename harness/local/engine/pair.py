@@ -251,8 +251,8 @@ def plan_pair(
         weights: with `random`, neither stored weights nor a tokenizer are needed: text is split into bytes.
 
     Raises:
-        SettingError: a setting is impossible for these models.
-        RunError: a repository cannot be reached or read, or a library is missing or fails.
+        SettingError: a setting is impossible for these models or this machine.
+        RunError: a repository cannot be reached or read, a library is missing or fails, or CUDA does not start.
     """
     quiet_libraries()
     models = {"model": target}

@@ -93,6 +93,7 @@ def find_machine(settings: RunSettings, pretended: PretendedGpus | None) -> Mach
 
     Raises:
         SettingError: the machine has fewer GPUs than the settings require.
+        RunError: the machine has GPUs, but CUDA does not start.
     """
     quiet_libraries()
     machine = _pretended_machine(pretended) if pretended else _this_machine(settings.placement)

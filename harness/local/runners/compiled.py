@@ -57,9 +57,9 @@ _compiled: dict[str, Callable[..., Any]] = {}
 
 
 class Part:
-    """A function of tensors that can be compiled. In a `compiling` block, it is compiled for the shapes of the inputs
-    with which it is called. Later calls with these shapes run the compiled version; calls with other shapes run the
-    function itself.
+    """A function of tensors that can be compiled. In a `compiling` block, it is compiled for the shapes and strides of
+    the inputs with which it is called. Later calls with such inputs, and with an equal `key`, run the compiled version.
+    All other calls outside such a block run the function itself.
 
     Args:
         function: its inputs are tensors or None. It must return new tensors, and never an input. It may write to its
