@@ -140,6 +140,7 @@ class LocalService:
         # Set to False to end the answer that is still being generated.
         self.is_running = True
         self._thread = ThreadPoolExecutor(1)
+        # Inference mode is a state of a thread, so the service's thread enters it, here and in `_do`.
         opening = self._thread.submit(torch.inference_mode()(open_engine))
         try:
             # Wait until the engine is open, so that everything is ready for the first request. The wait is repeated

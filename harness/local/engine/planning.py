@@ -252,6 +252,7 @@ def _sizes(
         columns["request_caches"] = {
             sketch.role: request_cache(sketch, problem.demand) for sketch in problem.models
         }
+    # The columns are `dtype` and `draft_dtype`, and so on, but `model_bytes` and `draft_bytes`.
     for prefix, sketch, placement in zip(("", "draft_"), problem.models, placements, strict=False):
         cache = sum(placement.cache_per_device.values())
         columns[f"{prefix}dtype"] = sketch.stored or str(sketch.dtype).removeprefix("torch.")
@@ -304,6 +305,7 @@ def pass_bytes(pair: PlannedPair, demand: Demand) -> PassBytes | None:
     target, *drafts = pair.sketches
     # On average, half of the new tokens are in the cache during a pass.
     context = demand.prompt_tokens + demand.new_tokens // 2
+    # Only the configuration of a head that drafts blocks has this attribute (`DFlashConfig`).
     most = None if pair.head is None else getattr(pair.head.config, "most_tokens", None)
     # A verification may read more weights than a regular step, because its tokens may use different experts.
     number = demand.num_draft_tokens

@@ -67,6 +67,7 @@ def prepare(runners: PairRunners, preparation: Preparation) -> None:
     if not runners.prepared and pair.head is not None:
         # A head is compiled only within prepared calls, even if the target's passes were compiled.
         runners.draft_name = "static"
+    # The names are shown in rows of results, which state in this way that no graphs were captured.
     if on_gpu and not runners.prepared:
         runners.target_name += NO_GRAPHS
         runners.draft_name += NO_GRAPHS

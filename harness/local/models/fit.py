@@ -491,7 +491,7 @@ def _changed(sketch: Sketch, setting: Literal["quantization", "gpus"], value: An
 
 def _as_typed(sketch: Sketch, setting: Literal["quantization", "gpus"], value: object) -> str:
     """Return a changed setting of a model as the user types it: `model=65B_4bit` or `model=65B_4GPUs` for a preset, and
-    `model.quantization=4bit` for a repository, because suffixes cannot be added to its name.
+    `model.quantization=4bit` for a repository (`org/model`), because suffixes cannot be added to its name.
     """
     name = sketch.settings.name
     if "/" in name:

@@ -63,7 +63,8 @@ class SlotCache(Cache):
         return num_rows <= self.num_rows and num_slots <= self.num_slots
 
     def write(self, states: KeysAndValues, rows: Sequence[int], sources: Sequence[int]) -> None:
-        """Copy keys and values into the first slots of some rows.
+        """Copy keys and values into the first slots of some rows. With rows [0, 2, 1] and sources [0, 0, 1], the first
+        row of `states` is copied to the rows 0 and 2, and the second row to row 1.
 
         Args:
             states: the keys and values of each layer, [rows, heads, n, D].

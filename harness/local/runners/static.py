@@ -248,6 +248,7 @@ class StaticRunner(Runner):
 
     def start(self, prompts: TokenRows, num_slots: int = 0, *, alone: bool = False) -> Step:
         """Begin a new batch, as `Runner.start` does. Raises UnsupportedModelError if the model fills no KV cache."""
+        # Caches have a multiple of `BUCKET` slots (`round_up`), so that a cache serves batches of similar lengths.
         num_slots = num_slots or max(map(len, prompts)) + BUCKET
         if self._fixed_cache.has_room(len(prompts), num_slots):
             self._cache = self._fixed_cache
@@ -356,6 +357,7 @@ class StaticRunner(Runner):
             )
         if len(set(getattr(self._model, "hf_device_map", {}).values())) > 1:
             raise UnsupportedModelError("is on several devices")
+        # Reading any token shows the shapes of each layer's keys and values.
         states, _ = self._read_prompts([[0]])
         cache = SlotCache(batch_size, round_up(num_slots))
         # This allocates the buffers, which are never moved again.
