@@ -124,6 +124,7 @@ class BatchWarp:
                     tensor[: len(warps)] = torch.tensor(values, dtype=tensor.dtype)
 
     def __call__(self, logits: Tensor) -> Tensor:
+        """Turn logits [B, ..., V] into probabilities, as `Warp` does, with the warp of each row."""
         kind = self.kind
         logits = logits.float()
         if not kind.has_sampled:

@@ -102,6 +102,7 @@ def find_machine(settings: RunSettings, pretended: PretendedGpus | None) -> Mach
 
 
 def _this_machine(placement: PlacementSettings) -> Machine:
+    """Return the GPUs of this machine or, if it has none or the settings exclude them, its main memory."""
     gpus = [] if placement.strategy == "cpu" else visible_gpus()
     if not gpus:
         return Machine(free_memory(gpus), f"{cpu_name() or 'the CPU'}, main memory", bandwidths={})
@@ -121,6 +122,9 @@ def _this_machine(placement: PlacementSettings) -> Machine:
 
 
 def _pretended_machine(pretended: PretendedGpus) -> Machine:
+    """Return a machine with these hypothetical GPUs. If the user named no kinds of GPUs, all known kinds with about as
+    much memory are possible.
+    """
     memory = pretended.memory
     if memory is None:
         memory = free_memory([0])[0]

@@ -49,7 +49,8 @@ _NUM_DEVIATIONS = 5.0
 
 
 class ModelReference:
-    """A `Reference` that reads texts with the runners of a loaded pair. Each call begins a new batch on these runners.
+    """A `Reference` that reads texts with the runners of a loaded pair. `engines.door.reading.Reference` describes its
+    methods. Each call begins a new batch on these runners.
 
     Args:
         verification_width: the number of tokens of each row that a verifying pass reads, if these runners decode the
@@ -107,6 +108,7 @@ class ModelReference:
         for step, _ in steps_along(self._runners.draft, prompts, padded(texts), _WIDEST):
             logits = self._mask_never_drawn(step.logits)
             if settings.sampling == "greedy":
+                # The draft never proposes any other token.
                 is_likeliest = logits == logits.amax(-1, keepdim=True)
                 logits = logits.masked_fill(~is_likeliest, float("-inf"))
             pieces.append(logits.cpu())

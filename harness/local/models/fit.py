@@ -213,7 +213,8 @@ class PlacementProblem:
             demand.batch_size * sketch.row_bytes(demand.row_tokens) for sketch in self.models
         )
         own_loop = "harness's own decoding loop"
-        # A runner that reads the prompts into a cache of their own holds long prompts twice (`Demand.runner_tokens`).
+        # Each cache exists twice if prompts are first read into a separate one (`Demand.runner_tokens`), or if the draft
+        # tokens need a copy of a recurrent state.
         return f"{own_loop}, which holds each cache twice" if held > 1.5 * once else own_loop
 
     def misfit(self) -> Misfit:
@@ -418,6 +419,7 @@ def needed_instead(problem: PlacementProblem) -> str:
 
 
 def _fits(problem: PlacementProblem) -> bool:
+    """Whether a changed setting is worth advising: the models fit, and are a pair."""
     target, *drafts = problem.models
     # A changed setting may turn the draft into the same model as the target, such as 65B_4bit with 65B_4bit. Two equal
     # models are no pair.

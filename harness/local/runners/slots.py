@@ -113,6 +113,7 @@ class SlotCache(Cache):
         return self._write(keys, key_states), self._write(values, value_states)
 
     def _make_layer(self, layer: int, states: tuple[Tensor, Tensor]) -> None:
+        """Allocate a layer's buffers, for keys and values like these, unless they exist already."""
         if layer in self.buffers:
             return
         keys, values = [

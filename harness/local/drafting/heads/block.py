@@ -89,6 +89,7 @@ class DFlash(LayeredHead):
 
     @classmethod
     def fields(cls, stored: StoredHead) -> dict[str, Any]:
+        """Return the fields of the configuration. The table at the top of this file shows how the formats differ."""
         named = stored.named
         is_z_lab = "dflash_config" in stored.raw
         # DeepSpec stores copies of the target's matrices.
