@@ -213,7 +213,7 @@ class PlacementProblem:
             demand.batch_size * sketch.row_bytes(demand.row_tokens) for sketch in self.models
         )
         own_loop = "harness's own decoding loop"
-        # Each cache exists twice if prompts are first read into a separate one (`Demand.runner_tokens`), or if the draft
+        # Each cache exists twice if prompts are first read into a separate one (`Demand.runner_tokens`), or if draft
         # tokens need a copy of a recurrent state.
         return f"{own_loop}, which holds each cache twice" if held > 1.5 * once else own_loop
 
