@@ -385,7 +385,7 @@ class OnHost(Drafter):
         self._drafter.make_room(len(prompts), *self._room)
         self._drafter.start(prompts, first_tokens, step)
         num_draft_tokens, _ = self._room
-        # Drafters do not read the random numbers and limits of the rows, so any will do.
+        # Drafters get the random numbers as an argument, and need no limits. So any numbers and limits will do here.
         self._rows = RowState.resting(len(prompts), 1, num_draft_tokens, "cpu")
         for row, (prompt, token) in enumerate(zip(prompts, first_tokens, strict=True)):
             self._rows.begin(row, prompt, token, most=1, uniforms=self._rows.uniforms[row])

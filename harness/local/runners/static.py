@@ -271,7 +271,7 @@ class StaticRunner(Runner):
     def extend(self, tokens: Tensor, starts: Starts, *, goes_on: bool = False) -> Step:
         with self._forward.packing:
             if isinstance(starts, Tensor):
-                # Only prepared calls give a tensor. Their batches are always in the rows of fixed size.
+                # Only `PreparedCalls` and `compile` give a tensor. Their batches are always in the rows of fixed size.
                 return Step(*self._fixed_pass(tokens, starts))
             known = [start for start in starts if start is not None]
             longest = max(known)
