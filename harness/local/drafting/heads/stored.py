@@ -241,8 +241,7 @@ class StoredHead:
             return [layer + 1 for layer in named["target_layer_ids"]]
         if self.chosen_layers is None and self.kind != "eagle3":
             raise self.refused("does not state target_layer_ids: set draft.layers=[...]")
-        # The default layers of EAGLE-3, in its authors' code and in vLLM. `sizes` uses the layers that the user chose, if
-        # there are any.
+        # The default layers of EAGLE-3, in its authors' code and in vLLM. `sizes` prefers layers that the user chose.
         return [2, num_layers // 2, num_layers - 3]
 
     def _transformer(self, num_layers: int | None) -> PreTrainedConfig:
