@@ -71,7 +71,7 @@ class Encoded:
         return max(map(len, self.token_ids))
 
     def part(self, places: Sequence[int]) -> Encoded:
-        """Return the prompts at these positions, in this order. All fields that describe the whole set stay the same."""
+        """Return the prompts at these positions, in this order. Fields that describe the whole set stay the same."""
         return dataclasses.replace(
             self,
             prompts=tuple(self.prompts[index] for index in places),

@@ -84,6 +84,9 @@ def acceptance_chances(target: ArrayLike, draft: ArrayLike, *, block: bool = Fal
     """The probabilities a(s, j), [n - 1, M], that a draft token is accepted if the draft tokens before it were; nan
     where no token is offered.
 
+    For example, the target gives the three tokens of a text the probabilities [0.1, 0.5, 0.2], and a draft model gives
+    the last two [0.2, 0.4]. For K up to 2, `draft` is [[0.2, 0.4], [0.4, nan]], and the result [[0.4, 1], [1, nan]].
+
     Args:
         target: [n], the target's probability of each token of the text.
         draft: [n - 1, M]. Entry (s, j) is the draft's probability of token s + 1 + j in an iteration that begins after
@@ -112,6 +115,9 @@ def acceptance_chances(target: ArrayLike, draft: ArrayLike, *, block: bool = Fal
 
 def cut(chances: ArrayLike) -> Cut:
     """Cut a text into iterations, for every K from 1 to M.
+
+    For example, a text has 3 tokens, M is 1, and the chances are [[0.4], [nan]]. The first iteration decides both
+    tokens after the first with the probability 0.4. So `iterations` is [1.6], and `accepted_at` is [[0.4]].
 
     Args:
         chances: [n - 1, M], the result of `acceptance_chances`.
