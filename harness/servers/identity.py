@@ -187,6 +187,7 @@ def _answer(url: str, key: str | None, is_optional: bool = False) -> str | None:
 
 
 def _as_mapping(body: str | None) -> dict[str, Any]:
+    """The JSON object of a page; {} for any other page, and for None."""
     try:
         content = json.loads(body or "{}")
     except (ValueError, RecursionError):
@@ -225,7 +226,8 @@ def choose_model(
     place: str,
 ) -> ListedModel:
     """The model for requests to a server: the model that the user typed, or otherwise the only one in the server's
-    list.
+    list. If the server has no list, or its list need not be complete, it is a model of the typed name or of the
+    repository's (`is_listed` is then False).
 
     Args:
         report: the server's description of itself; None if there is none.
