@@ -45,7 +45,8 @@ class Name:
 
     Attributes:
         pair: the pair's name, from `pair_name`.
-        settings: the settings in which the rows differ, in words, by column; K is left out.
+        settings: the settings in which the rows differ, in words, by column; K is left out. For a setting without a
+            column, the key is `settings.` and its name, such as `settings.draft.sampling`.
         circumstances: circumstances that distinguish the row from others with the same settings, in words.
     """
 
@@ -184,6 +185,7 @@ def _words_of_servers(rows: Sequence[RunRow], names: Sequence[Name]) -> list[str
         return [""] * len(rows)
     commands = [getattr(row, "server_command", None) or [] for row in rows]
     ks = [name.num_draft_tokens for name in names]
+    # The measured server's command is the last one. Before it is the regular one, if there are two.
     measured = _differing_words([" ".join(words[-1:]) for words in commands], ks)
     regular = _differing_words([" ".join(words[:-1]) for words in commands], ks)
     texts = []
