@@ -43,7 +43,7 @@ class ReportedReference:
 
     Args:
         arm: the regular arm, which scores texts.
-        prompt: any prompt; it is scored once, to find out whether the arm can score texts.
+        prompt: any prompt; a text after it is scored once, to find out whether the arm can score texts.
         num_tokens: size of the tokenizer's vocabulary.
         num_top: how many of the likeliest tokens the arm is asked for at each position; -1 for all.
         num_in_flight: how many texts are scored at the same time.
@@ -115,7 +115,8 @@ class ReportedReference:
         return np.full(likeliest.shape, self.rounding)
 
     def margin(self, token_ids: Sequence[int], wanted: int, other: int) -> Margin:
-        # Both tokens are scored after the same text, because a server always reports the token of the text itself.
+        # Each of the two is scored as the text's own token, which some servers report in addition to the likeliest
+        # tokens.
         pairs = [(token_ids, [wanted]), (token_ids, [other])]
         scored = self._scores(pairs, self._num_top, 1)
         either = {**scored[0][0], **scored[1][0]}

@@ -298,7 +298,9 @@ class Session:
         for place, (prompt, index) in enumerate(zip(token_ids, indices, strict=True)):
             chat = chats[place] if chats else None
             salt = salts[place] if salts else None
-            requests.append(Request(prompt, decoding, seed, index, stop_tokens, chat, salt))
+            requests.append(
+                Request(prompt, decoding, seed, index, stop_tokens, chat=chat, salt=salt)
+            )
         return requests
 
     def row(self, kind: type[AnyRow], acceptance: Drafts | None = None, **figures: Any) -> AnyRow:

@@ -307,7 +307,7 @@ def _rule(row: RunRow) -> str:
 
 
 def _lenience(row: RunRow) -> str:
-    """The lenience in words; empty if it is the default, or has no effect."""
+    """The lenience in words; empty if it is 1, or not recorded."""
     lenience = changed_lenience(row)
     if lenience is None:
         return ""

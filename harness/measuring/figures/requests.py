@@ -190,6 +190,7 @@ class RequestFigures(Group):
             **percentile_columns(
                 time_to_first_token=first_token_times(run, arm),
                 time_per_output_token=[] if is_held_back else per_output_token,
+                # None: this client read so late that the times between arrivals say nothing about the server.
                 inter_token_latency=()
                 if is_held_back is None
                 else itertools.chain.from_iterable(latencies),
