@@ -134,6 +134,7 @@ class ServerCommand:
         For a JSON flag, the last value of each of its entries is included.
         """
         json_flags = self.startup.json_flags
+        # If one name of the JSON flag is asked for, all of its names are read. Their values get its main name.
         roots = [name.partition(".")[0] for name in names]
         if not set(json_flags).isdisjoint(roots):
             roots += json_flags

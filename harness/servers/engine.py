@@ -80,8 +80,8 @@ class ServerEngine(Engine):
             not cover.
 
     Raises:
-        SettingError: if the API key is not in the environment, or if a server does not serve the model, or has too
-            short a context.
+        SettingError: if the API key is not in the environment, or is refused; if a server does not serve the model, or
+            has too short a context; or if two servers serve different weights.
         RunError: if a server does not answer, or does not start.
     """
 
@@ -296,8 +296,9 @@ class ServerArm(Arm):
         """Wait until the server is ready, and choose the name of the model in requests.
 
         Raises:
-            SettingError: if the server does not serve the model, or if its context has no room for the prompts.
-            RunError: if the server has ended, or is not ready in time.
+            SettingError: if a server that was started here refuses the key, if the server does not serve the model, or
+                if its context has no room for the prompts.
+            RunError: if the server was started here, and has ended or is not ready in time.
         """
         engine = self._engine
         opening = engine.opening

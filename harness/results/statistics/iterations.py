@@ -139,9 +139,8 @@ def cut(chances: ArrayLike) -> Cut:
     for index in range(num_places):
         limits = np.minimum(numbers, offered[index])
         reached = np.append(1, np.cumprod(accepting[index]))
-        # [M, M + 1], the probability that at least 0, 1, ... draft tokens are accepted.
+        # [M, M + 1], the probability that at least 0, 1, ... draft tokens are accepted; `ends`: exactly 0, 1, ...
         reach = np.where(np.arange(most + 1) <= limits[:, np.newaxis], reached, 0)
-        # [M, M + 1], P(s, m): the probability that exactly 0, 1, ... draft tokens are accepted.
         ends = reach - np.append(reach[:, 1:], np.zeros((most, 1)), axis=1)
         visits, counts, squares = moments[:, :, index]
         # With one more iteration: the expected numbers are E[i + 1], and E[(i + 1)^2] = E[i^2] + 2 E[i] + 1.

@@ -391,8 +391,8 @@ def rare_units(
     numerators: ArrayLike, denominators: ArrayLike, lengths: ArrayLike = 1.0
 ) -> Rare | None:
     """Find one or two units that cause most of the variance of a ratio of totals, and that took much longer per length
-    than the others in one of the arms, such as answers that stalled. None if there are no such units, or fewer than
-    `FEWEST_FOR_INTERVAL` units in all.
+    than the others in one of the arms, such as answers that stalled. None if there are no such units, fewer than
+    `FEWEST_FOR_INTERVAL` units in all, or a numerator of 0.
 
     Args:
         numerators, denominators: [num_units], such as ms of both arms.
