@@ -205,6 +205,9 @@ def _words_of_servers(rows: Sequence[RunRow], names: Sequence[Name]) -> list[str
 def _differing_words(commands: Sequence[str], ks: Sequence[int | str | None]) -> list[list[str]]:
     """For each command, the words in which it differs from the others, each flag with its value.
 
+    For example, `serve -k 2 -a 1` and `serve -k 3 -a 5` give [["-k 2", "-a 1"], ["-k 3", "-a 5"]]. If 2 and 3 are also
+    the K of these commands, the result is [["-a 1"], ["-a 5"]].
+
     Args:
         ks: K of each command. A word that differs only in K is left out, because every table shows K.
     """

@@ -233,6 +233,7 @@ class DraftColumns:
             drafting=0 if is_idle else drafting,
             proposed=0 if is_idle else proposed,
             accepted=0 if is_idle else accepted,
+            # Without a histogram, the positions are known only if nothing was accepted: then there are none.
             accepted_at=positions(histogram) if histogram or not accepted else None,
             tested_at=() if is_idle else self.tested_by_position,
             k=(proposed or 0) / drafting if drafting else 0,

@@ -187,8 +187,7 @@ def traffic_columns(
     whole = added(counts, between or Counts())
     foreign = (whole.generated or 0.0) - ours
     # `most - ours` is how many more tokens of ours the server may have generated than arrived: it may have continued a
-    # request that we left unfinished.
-    # (A truth value is 1 or 0.)
+    # request that we left unfinished. (`was_left` counts as 1 or 0 in the product.)
     most = sum(
         max(each.num_tokens, len(each.arrivals), each.was_left * (each.max_new_tokens or 0))
         for each in requests

@@ -225,6 +225,7 @@ class Encoder:
         where = lines_in_words([prompts[index].line for index in long], settings.prompts)
         problem = f"{len(long)} of {len(prompts)} prompts are too long ({where})"
         too_long = settings.prompts.too_long
+        # If every prompt is too long, none would be left: this is the error at the end.
         if too_long == "skip" and 0 < len(long) < len(prompts):
             say(f"{problem} and are left out")
             kept = [index for index in range(len(prompts)) if index not in long]

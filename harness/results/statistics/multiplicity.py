@@ -90,7 +90,8 @@ def widened(interval: Interval, num_intervals: int, confidence: float = CONFIDEN
 
 
 def adjusted_p_values(p_values: Sequence[float]) -> list[float]:
-    """Adjust p-values for their number (Benjamini and Hochberg 1995); nan stays nan.
+    """Adjust p-values for their number (Benjamini and Hochberg 1995); nan stays nan: [0.01, 0.04, nan] becomes
+    [0.02, 0.04, nan].
 
     Among the results with an adjusted value below 0.05, at most 5 % are false on average.
     """
