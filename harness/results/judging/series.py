@@ -148,7 +148,9 @@ class Series:
 
     @property
     def is_reference_best(self) -> bool:
-        """Whether the reference is significantly faster than regular decoding and than every other run."""
+        """Whether the reference is significantly faster than regular decoding, and gains significantly more than every
+        other run that has a speed-up; False if there is no such run.
+        """
         relations = {standing.relation for standing in self.standings}
         return bool(self.reference and self.reference.is_shown) and relations == {"below"}
 
