@@ -76,7 +76,6 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
         causes: a row for each condition and draft position.
         served: columns about the engine in another process that wrote the texts; empty if there is none, or without
             weights.
-        fits: whether the draft's files fit the target, in words; None without weights.
         compared_k: the K for which engine and weights are compared: the K of an engine in another process, otherwise
             the settings' K (at most `most`).
         most: the largest K for which acceptance is computed.
@@ -90,7 +89,6 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
         self.answers = Answers([])
         self.causes: list[AcceptanceCauseRow] = []
         self.served: dict[str, Any] = {}
-        self.fits: str | None = None
         typed_k = settings.decoding.most_draft_tokens
         is_elsewhere = self.source.kind == "served"
         asks_for_k = is_elsewhere or settings.card is not None or is_typed("num_draft_tokens")
@@ -124,7 +122,6 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
         if settings.has_weights:
             placed = session.placed or self._placed_here(settings)
             self._read_as_typed(session.pair if session.placed is not None else placed.load())
-            self.fits = local("engine.planning").fitting(placed, self.pair, self.answers.token_ids)
         self.texts = self._text_rows(session)
         session.append(TEXTS_FILE, self.texts)
         self._add_cause(session, as_typed, self.answers)
@@ -386,7 +383,7 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
             return [session.row(AcceptanceRow, **common)]
         token_ids = self.answers.token_ids
         num_tokens = sum(text.num_tokens or 0 for text in self.texts) or None
-        common |= {"num_texts": len(token_ids), "num_tokens": num_tokens, "fits": self.fits}
+        common |= {"num_texts": len(token_ids), "num_tokens": num_tokens}
         known_ids = [text.token_ids for text in self.texts if text.token_ids]
         common["repeated_share"] = repeated_share(known_ids) if known_ids else None
         if not self.answers.read:

@@ -230,8 +230,6 @@ def _reasons(row: AcceptanceRow, found: AcceptanceFinding) -> list[tuple[str, st
             )
         )
     if found.is_little or found.is_in_doubt:
-        if row.fits is not None:
-            reasons.append(("Fits", row.fits))
         reasons.append(("Read", "docs/low-acceptance.md"))
     return reasons
 

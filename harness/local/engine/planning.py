@@ -24,8 +24,6 @@ from harness.config.run import RunSettings
 from harness.config.settings import PlacementSettings
 from harness.engines.door.plans import Machine, PairPlan, PassBytes, PretendedGpus
 from harness.engines.registry import engine_of
-from harness.local.drafting.heads.stored import read_configuration
-from harness.local.drafting.method import Pair
 from harness.local.engine.pair import PlannedPair, sketch_pair
 from harness.local.models.devices import check_gpu_numbers, free_memory, visible_gpus
 from harness.local.models.fit import (
@@ -53,38 +51,6 @@ def trained_length(planned: PlannedPair) -> int | None:
         return None
     scaling = getattr(config, "rope_parameters", None) or {}
     return scaling.get("original_max_position_embeddings") or max_context(config)
-
-
-def fitting(planned: PlannedPair, pair: Pair, texts: Sequence[Sequence[int]]) -> str:
-    """Return a phrase that describes how the draft fits the target, for the user.
-
-    For a head it is, for example, `hidden size 192, layers 2, 12, 21 of 24, vocabulary of 900 of 960 tokens (98 % of
-    the texts), its own embedding and the target's output, made for tiny`. For a draft model it only says whether both
-    models have the same tokenizer.
-
-    Args:
-        texts: the token ids of the target's answers; at least one token.
-    """
-    if pair.head is None or planned.head is None:
-        return "the same tokenizer" if planned.shares_tokenizer else "another tokenizer"
-    config = planned.head.config
-    target: Any = planned.checkpoints[0].config.get_text_config(decoder=True)
-    layers = ", ".join(map(str, config.layers))
-    parts = [f"hidden size {config.target_size}"]
-    parts.append(f"layers {layers} of {target.num_hidden_layers}")
-    if pair.head.d2t is not None:
-        # The target's tokens that the head can draft (`Head.d2t`).
-        offsets = pair.head.d2t.tolist()
-        known = {token + offset for token, offset in enumerate(offsets)}
-        counts = Counter(token for text in texts for token in text)
-        share = sum(counts[token] for token in known) / counts.total()
-        size = f"{len(offsets)} of {config.vocabulary_size} tokens"
-        parts.append(f"vocabulary of {size} ({100 * share:.0f} % of the texts)")
-    owners = {True: "its own", False: "the target's"}
-    parts.append(f"{owners[config.own_embedding]} embedding and {owners[config.own_output]} output")
-    verifier = read_configuration(planned.head.settings).get("speculators_config", {})
-    named = verifier.get("verifier", {}).get("name_or_path")
-    return ", ".join([*parts, f"made for {named}"] if named else parts)
 
 
 def find_machine(settings: RunSettings, pretended: PretendedGpus | None) -> Machine:

@@ -53,9 +53,6 @@ class AcceptanceRow(PromptedRow):
     repeated_share: MaybeFloat = figure(
         "share of the texts' tokens that complete a sequence of four tokens that occurred in the text before"
     )
-    fits: MaybeText = figure(
-        "what in the draft's files matches the model's (vocabulary, sizes, layers), and what does not"
-    )
     card_tokens_per_iteration: MaybeFloat = figure(
         "tokens per iteration that the draft's card promises, in the row of the K with which it is compared",
         "tokens",
