@@ -136,7 +136,7 @@ _TOPICS = {
     "Where does the time go?": r"_ms$|8bit|experts|bytes|floor",
     "Was the machine idle, and the work the same?": (
         r"drift|processor|^load$|cores|gpu|throttled|units|identical"
-        r"|difference|divergence|margin|skipped|truncated"
+        r"|difference|divergence|margin|skipped"
     ),
 }
 _OTHER_FIGURES = "Other figures"

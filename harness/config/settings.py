@@ -367,8 +367,7 @@ class PromptSettings:
         seed: seed for drawing the prompts of each category at random; None takes the first ones.
         licence: licence of the texts; each run prints it.
         source: where to get a file that is not on the hub; printed if the file is absent.
-        too_long: if prompts do not fit into a model's context: refuse the run, skip these prompts, or truncate them to
-            their last tokens (or turns).
+        too_long: if prompts do not fit into a model's context: refuse the run, or skip these prompts.
     """
 
     name: str
@@ -384,7 +383,7 @@ class PromptSettings:
     seed: int | None = None
     licence: str | None = None
     source: str | None = None
-    too_long: Literal["refuse", "skip", "truncate"] = "refuse"
+    too_long: Literal["refuse", "skip"] = "refuse"
 
     def __post_init__(self) -> None:
         rule = f"must be a preset, or a file that ends in {', '.join(PROMPT_FILES)}"

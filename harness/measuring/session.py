@@ -27,7 +27,7 @@ from harness.results.drafts import Drafts
 from harness.results.environment import environment_columns, new_run_id, write_environment
 from harness.results.files import append_rows
 from harness.results.row import Row
-from harness.results.schema import LOCAL_PAIR_COLUMNS, REFUSED, PromptedRow, RunRow
+from harness.results.schema import LOCAL_PAIR_COLUMNS, REFUSED, RunRow
 from harness.results.statistics.interval import Interval
 
 if TYPE_CHECKING:
@@ -330,8 +330,6 @@ class Session:
             # `model=` may name another model than the server's; only its tokenizer is then used.
             if self.served_instead:
                 columns["model"] = self.served_instead[0]
-        if issubclass(kind, PromptedRow):
-            columns |= {"num_skipped": 0, "num_truncated": 0}
         if acceptance is not None:
             columns |= _selected(acceptance.counts() | acceptance.columns(), kind)
         for name, value in figures.items():

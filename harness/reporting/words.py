@@ -197,12 +197,10 @@ def too_long(row: Any) -> str | None:
     """A sentence about prompts that were longer than the context: `3 prompts were left out`; None if there
     were none.
     """
-    number = row.num_skipped or row.num_truncated
-    if not number:
+    if not row.num_skipped:
         return None
-    were = "was" if number == 1 else "were"
-    action = "left out" if row.num_skipped else "cut to the last tokens"
-    return f"{counted(number, 'prompt')} {were} {action}"
+    were = "was" if row.num_skipped == 1 else "were"
+    return f"{counted(row.num_skipped, 'prompt')} {were} left out"
 
 
 def common_settings(rows: Sequence[RunRow]) -> str:

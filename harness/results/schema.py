@@ -363,9 +363,6 @@ class PromptedRow(DecodedRow):
     prompts: MaybeText = setting("name of the prompt set", "prompts.name")
     prompts_file: MaybeText = setting("file of the prompt set", "prompts.file")
     num_skipped: MaybeInt = pooled("mean", "prompts that were left out because they are too long")
-    num_truncated: MaybeInt = pooled(
-        "mean", "prompts of which only the last tokens were read, because they are too long"
-    )
     prompts_digest: MaybeText = circumstance("digest of the prompt set's texts")
 
 

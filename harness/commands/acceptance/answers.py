@@ -95,7 +95,7 @@ class AnswerSource:
         prompt_set: the set from which prompts are taken; of a set in which some prompts have answers, only these,
             unless the answers are `served`.
         prompts: the prompts whose answers are read in the run as typed.
-        num_too_long: how many prompts were too long, by column.
+        num_skipped: how many prompts of the run as typed were too long.
     """
 
     def __init__(self, settings: AcceptanceSettings) -> None:
@@ -112,7 +112,7 @@ class AnswerSource:
         asked = settings.num_prompts
         automatic = min(len(self.prompt_set.prompts), GIVEN if answered else WRITTEN)
         self.prompts = self.prompt_set.take(automatic if asked == "auto" else asked)
-        self.num_too_long: Counter[str] = Counter()
+        self.num_skipped = 0
 
     def given(self, session: Session) -> Answers:
         """The recorded answers of the prompts. Also places the pair in memory.
@@ -124,7 +124,7 @@ class AnswerSource:
         openings = tuple(prompt.opening for prompt in self.prompts)
         encoder = session.encoder
         encoded = encoder.encode_set(self.prompt_set, openings, 2, "two tokens of an answer")
-        self.num_too_long.update(encoded.num_too_long)
+        self.num_skipped = encoded.num_skipped
         readings: list[Reading] = []
         for opening, token_ids in zip(encoded.prompts, encoded.token_ids, strict=True):
             prompt = whole[opening.index]
@@ -137,7 +137,6 @@ class AnswerSource:
         room = session.planned.room(0) or longest
         if num_long := sum(len(reading.transcript.token_ids) > room for reading in readings):
             say(f"{num_long} of {len(readings)} texts are read up to the context of {room} tokens")
-            self.num_too_long["num_truncated"] += num_long
         readings = [*filter(None, (reading.until(room) for reading in readings))]
         longest = min(longest, room)
         prompt_tokens = max((len(each.transcript.prompt) for each in readings), default=1)
@@ -167,7 +166,7 @@ class AnswerSource:
                 short = [last(ids, most, bos_token) for ids in encoded.token_ids]
                 encoded = dataclasses.replace(encoded, token_ids=short, is_cut=True)
             if condition.cause is None:
-                self.num_too_long.update(encoded.num_too_long)
+                self.num_skipped = encoded.num_skipped
             if settings.decoding.temperature > 0:
                 # Put the texts of a prompt next to each other, so that they are read together.
                 repeated = np.repeat(range(len(encoded.prompts)), settings.texts_per_prompt)

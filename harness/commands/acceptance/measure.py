@@ -377,7 +377,7 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
         common: dict[str, Any] = {
             "prompts_digest": self.source.prompt_set.digest,
             "text_source": self.source.kind,
-            **self.source.num_too_long,
+            "num_skipped": self.source.num_skipped,
         }
         if not self.answers.readings:
             return [session.row(AcceptanceRow, **common)]

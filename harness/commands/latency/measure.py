@@ -7,7 +7,7 @@ import functools
 import itertools
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from harness.commands.command import Experiment
 from harness.commands.latency.record import LatencySettings
@@ -215,7 +215,7 @@ class LatencyExperiment(Experiment[LatencySettings, LatencyRow]):
     Attributes:
         run: everything that has been measured so far; the figures of the rows are computed from it. Each step of
             `measure` replaces it, so that a run that ends early has the figures of the steps before.
-        num_too_long: how many prompts of the set were too long, by column.
+        num_skipped: how many prompts of the set were too long.
         unwritten: answers to the present question, by arm. They are measured already, but their rows are only made when
             both arms have answered.
     """
@@ -229,7 +229,7 @@ class LatencyExperiment(Experiment[LatencySettings, LatencyRow]):
         # A run that fails before it measures anything has rows, too, but without figures.
         arms = {name: MeasuredArm(name) for name in settings.arms}
         self.run = MeasuredRun(self.settings, self.prompt_set, arms)
-        self.num_too_long: Mapping[str, int] = {}
+        self.num_skipped = 0
         self.unwritten: dict[str, Answered] = {}
 
     def outlook(self) -> tuple[str, str]:
@@ -268,7 +268,7 @@ class LatencyExperiment(Experiment[LatencySettings, LatencyRow]):
         encoded = encoder.encode_set(
             self.prompt_set, self.prompts, new_tokens, num_others=settings.batch_size
         )
-        self.num_too_long = encoded.num_too_long
+        self.num_skipped = encoded.num_skipped
         # Checked again, because prompts that are too long may have been skipped.
         self._check_batch(len(encoded.prompts))
         longest = encoded.longest_turn
@@ -385,7 +385,7 @@ class LatencyExperiment(Experiment[LatencySettings, LatencyRow]):
         rows = []
         for measured in self.run.arms.values():
             figures = figures_of(LatencyRow, self.run, measured)
-            figures |= self.num_too_long
+            figures["num_skipped"] = self.num_skipped
             figures["arm"] = measured.name
             figures["seed"] = self.settings.seed_of_run
             figures["prompts_digest"] = self.prompt_set.digest

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -195,7 +195,7 @@ class RecoveryExperiment(Experiment[RecoverySettings, RecoveryRow]):
 
     Attributes:
         refused: names of the sampling settings that the engine refused, or that may crash it.
-        num_too_long: how many prompts were too long, by column.
+        num_skipped: how many prompts were too long.
         has_weights: whether the answers are compared with the model's weights.
         checks: the columns of each check so far.
     """
@@ -205,7 +205,7 @@ class RecoveryExperiment(Experiment[RecoverySettings, RecoveryRow]):
         self.prompt_set = load_prompts(settings.prompts)
         self.prompts = self.prompt_set.take(settings.num_prompts)
         self.refused: Sequence[str] = ()
-        self.num_too_long: Mapping[str, int] = {}
+        self.num_skipped = 0
         self.has_weights = False
         self.checks: list[Columns] = []
 
@@ -232,7 +232,7 @@ class RecoveryExperiment(Experiment[RecoverySettings, RecoveryRow]):
             "finding": finding,
             "prompts_digest": self.prompt_set.digest,
             "refused": ", ".join(self.refused) or None,
-            **self.num_too_long,
+            "num_skipped": self.num_skipped,
         }
         rows = [session.row(RecoveryRow, **common | check) for check in self.checks or [{}]]
         return [
@@ -251,7 +251,7 @@ class RecoveryExperiment(Experiment[RecoverySettings, RecoveryRow]):
         encoded = session.encoder.encode_set(
             self.prompt_set, self.prompts, 2 * most + FOLLOW_UP + 1, answers
         )
-        self.num_too_long = encoded.num_too_long
+        self.num_skipped = encoded.num_skipped
         prompts = encoded.token_ids
         # A variant of a prompt may have one token more (`Workload`), and a prompt of the second round also contains an
         # answer and a second turn.

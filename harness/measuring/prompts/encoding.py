@@ -1,11 +1,11 @@
-"""Encodes prompts as token ids, and refuses, skips or truncates prompts that are too long."""
+"""Encodes prompts as token ids, and refuses or skips prompts that are too long."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from harness.config.amounts import counted
@@ -36,9 +36,8 @@ class Encoded:
     Attributes:
         prompts: prompts of the set, in the order of `PromptSet.take`.
         token_ids: the token ids of each prompt.
-        num_too_long: how many prompts were too long, under the name of the column that counts them (`num_skipped` or
-            `num_truncated`); empty if none was.
-        is_cut: whether any prompt was cut.
+        num_skipped: how many prompts were left out because they are too long.
+        is_cut: whether prompts were cut after they were encoded, to test their length as a cause.
         longest_turn: the most tokens that the prompt of any turn can have, including the earlier answers.
         others: further prompts of the set for a warm-up, none longer than the longest of `prompts`; None if no warm-up
             was asked for.
@@ -46,7 +45,7 @@ class Encoded:
 
     prompts: tuple[Prompt, ...]
     token_ids: list[list[int]]
-    num_too_long: Mapping[str, int] = field(default_factory=dict)
+    num_skipped: int = 0
     is_cut: bool = False
     longest_turn: int = 0
     others: Encoded | None = None
@@ -59,8 +58,7 @@ class Encoded:
     @property
     def chats(self) -> list[Chat]:
         """The messages and tools of each prompt, for servers that apply the template themselves. [] if any prompt was
-        cut (to fit into the context, or by `prompts.lengths`), because the whole messages would be longer than the
-        token ids.
+        cut (`is_cut`, or by `prompts.lengths`), because the whole messages would be longer than the token ids.
         """
         is_sent_as_ids = self.is_cut or _have_lengths(self.prompts)
         return [] if is_sent_as_ids else [prompt.chat() for prompt in self.prompts]
@@ -148,7 +146,7 @@ class Encoder:
         answers: str | None = None,
         num_others: int = 0,
     ) -> Encoded:
-        """Encode prompts of a set. Prompts that are too long are refused, skipped or truncated (`prompts.too_long`).
+        """Encode prompts of a set. Prompts that are too long are refused or skipped (`prompts.too_long`).
 
         Prints facts that the settings do not show, such as the number of skipped prompts.
 
@@ -202,7 +200,7 @@ class Encoder:
         new_tokens: int,
         answers: str | None,
     ) -> Encoded:
-        """Skip, truncate or refuse prompts that are too long.
+        """Skip or refuse prompts that are too long.
 
         Args:
             longest_turns: the number of tokens of each prompt; for a conversation, that of its last turn, with room for
@@ -218,7 +216,6 @@ class Encoder:
             rule = f"leaves no room for a prompt: the context has {limit} tokens, and {new}"
             raise SettingError("decoding.max_new_tokens", rule, settings.decoding.max_new_tokens)
         prompts = encoded.prompts
-        token_ids = encoded.token_ids
         long = [
             index for index, size in enumerate(longest_turns) if room is not None and size > room
         ]
@@ -229,28 +226,8 @@ class Encoder:
         if too_long == "skip" and 0 < len(long) < len(prompts):
             say(f"{problem} and are left out")
             kept = [index for index in range(len(prompts)) if index not in long]
-            encoded = dataclasses.replace(
-                encoded.part(kept), num_too_long={"num_skipped": len(long)}
-            )
+            encoded = dataclasses.replace(encoded.part(kept), num_skipped=len(long))
             longest_turns = [longest_turns[index] for index in kept]
-        # There must be room for the beginning-of-sequence token, and for at least one other token.
-        elif too_long == "truncate" and long and room is not None and room > 1:
-            cut = [index for index in long if len(token_ids[index]) > room]
-            if cut and settings.engine.asks_chats and any(chat.has_tools for chat in encoded.chats):
-                rule = f"{problem}, and chats with tools are sent whole; skip leaves them out"
-                raise SettingError("prompts.too_long", rule, too_long)
-            if cut:
-                say(f"{problem}: their last {room} tokens are read")
-            else:
-                say(f"{problem}: conversations go on without their oldest turns")
-            bos_token = planned.tokenizer.bos_token_id
-            encoded = dataclasses.replace(
-                encoded,
-                token_ids=[last(ids, room, bos_token) for ids in token_ids],
-                is_cut=bool(cut),
-                num_too_long={"num_truncated": len(long)},
-            )
-            longest_turns = [min(size, room) for size in longest_turns]
         longest_turn = max(longest_turns)
         # A sentence for the error; None if everything fits.
         excess = planned.excess(longest_turn, new_tokens, answers)
@@ -259,9 +236,8 @@ class Encoder:
         has_turns = any(prompt.turns for prompt in prompts)
         earlier = ", with the answers before its last turn" if has_turns else ""
         longest = f"the longest has {longest_turn} tokens{earlier}; {excess}"
-        skipping = "leaves none" if too_long == "skip" else "leaves them out"
-        advice = f"; prompts.too_long=skip {skipping}, truncate reads their last tokens"
-        raise SettingError("prompts", f"{problem}; {longest}{advice}")
+        advice = "leaves none" if too_long == "skip" else "leaves them out"
+        raise SettingError("prompts", f"{problem}; {longest}; prompts.too_long=skip {advice}")
 
 
 def _template(tokenizer: Tokenizer, settings: RunSettings) -> Template:

@@ -19,7 +19,6 @@ from harness.measuring.prompts import encoding
 from harness.measuring.prompts.chat_templates import Template
 from harness.measuring.prompts.sets import Prompt, PromptSet
 from harness.measuring.prompts.transcripts import Reading, readings_of
-from harness.servers.settings import ServerSettings
 from some_settings import settings_of
 from tiny_checkpoints import make_tokenizer
 
@@ -54,20 +53,25 @@ def encode_set(
 
 
 @pytest.mark.parametrize(
-    ("lengths", "room", "too_long", "expected", "counted"),
+    ("lengths", "room", "too_long", "expected", "num_skipped"),
     [
-        ([3, 10], 10, "skip", [3, 10], {}),
-        ([11, 3, 10], 10, "skip", [3, 10], {"num_skipped": 1}),
-        ([3, 11, 12], 10, "truncate", [3, 10, 10], {"num_truncated": 2}),
-        ([1], 1, None, [1], {}),
-        ([3, 11], 10, None, "1 of 2 prompts are too long .line 2 of mine.txt.; the longest has 11 tokens; ", {}),
-        ([11], 10, "skip", "skip leaves none, truncate reads", {}),
-        ([2], 1, "truncate", "the longest has 2 tokens; models take 5", {}),
-        ([1], 0, None, "leaves no room for a prompt: the context has 4 tokens, and 4 are new", {}),
+        ([3, 10], 10, "skip", [3, 10], 0),
+        ([11, 3, 10], 10, "skip", [3, 10], 1),
+        ([1], 1, None, [1], 0),
+        ([3, 11], 10, None, "1 of 2 prompts are too long .line 2 of mine.txt.; the longest has 11 tokens; ", 0),
+        ([3, 11], 10, None, "prompts.too_long=skip leaves them out", 0),
+        ([11], 10, "skip", "prompts.too_long=skip leaves none", 0),
+        ([2], 1, None, "the longest has 2 tokens; models take 5", 0),
+        ([1], 0, None, "leaves no room for a prompt: the context has 4 tokens, and 4 are new", 0),
     ],
 )  # fmt: skip
-def test_prompts_that_are_too_long_are_refused_left_out_or_cut(
-    by_letters: Any, lengths: Any, room: int, too_long: str | None, expected: Any, counted: Any
+def test_prompts_that_are_too_long_are_refused_or_left_out(
+    by_letters: Any,
+    lengths: Any,
+    room: int,
+    too_long: str | None,
+    expected: Any,
+    num_skipped: int,
 ) -> None:
     prompts = [Prompt("a" * length) for length in lengths]
     if isinstance(expected, str):
@@ -75,30 +79,19 @@ def test_prompts_that_are_too_long_are_refused_left_out_or_cut(
             encode_set(by_letters(room, too_long), *prompts)
         return
     encoded = encode_set(by_letters(room, too_long), *prompts)
-    assert (encoded.num_too_long, [*map(len, encoded.token_ids)]) == (counted, expected)
+    assert (encoded.num_skipped, [*map(len, encoded.token_ids)]) == (num_skipped, expected)
     assert (encoded.longest, encoded.longest_turn) == (max(expected), max(expected))
-    assert bool(encoded.chats) == ("num_truncated" not in counted)
-    # The last tokens, behind the one that begins the text.
-    for prompt, ids in zip(encoded.prompts, encoded.token_ids, strict=True):
-        length = len(prompt.text)
-        assert ids == [0, *range(length - len(ids) + 1, length)]
+    assert len(encoded.chats) == len(expected)
 
 
-def test_chats_with_tools_are_sent_whole_or_not_at_all(by_letters: Any) -> None:
-    tool = {"type": "function", "function": {"name": "rain"}}
-    asked = {text: {"role": "user", "content": text} for text in ("short", "much too long")}
-    prompts = [Prompt(text, messages=(one,), tools=(tool,)) for text, one in asked.items()]
-
-    def encoded(too_long: str, *, chat: bool) -> encoding.Encoded:
-        engine = ServerSettings(name="server", url="http://127.0.0.1:1/v1", chat=chat)
-        return encode_set(by_letters(10, too_long, engine=engine), *prompts)
-
-    with pytest.raises(SettingError, match=r"truncate: 1 of 2 .* chats with tools are sent whole"):
-        encoded("truncate", chat=True)
-    skipped, cut = encoded("skip", chat=True), encoded("truncate", chat=False)
-    assert (skipped.chats, skipped.longest_turn) == ([prompts[0].chat()], 5)
-    # As token ids through the template they lose their beginning, and a line says so.
-    assert [*map(len, cut.token_ids), cut.longest_turn] == [5, 10, 10]
+@pytest.mark.parametrize(
+    ("count", "bos_token", "expected"),
+    [(4, 1, [1, 5, 6, 7]), (3, 1, [1, 6, 7]), (3, 5, [5, 6, 7])],
+)
+def test_the_last_tokens_come_behind_the_one_that_begins_the_text(
+    count: int, bos_token: int, expected: list[int]
+) -> None:
+    assert encoding.last([1, 5, 6, 7], count, bos_token) == expected
 
 
 def test_a_conversation_needs_room_for_the_answers_before_its_last_turn(by_letters: Any) -> None:
@@ -107,10 +100,8 @@ def test_a_conversation_needs_room_for_the_answers_before_its_last_turn(by_lette
     assert encode_set(by_letters(29), talk, Prompt("a")).longest_turn == 5 + 2 * (4 + 8)
     with pytest.raises(SettingError, match="has 29 tokens, with the answers before its last turn;"):
         encode_set(by_letters(28), talk)
-    encoders = [by_letters(28, how) for how in ("skip", "truncate")]
-    skipped, cut = (encode_set(encoder, talk, Prompt("a")) for encoder in encoders)
-    assert (skipped.num_too_long, len(skipped.prompts)) == ({"num_skipped": 1}, 1)
-    assert (cut.num_too_long, len(cut.prompts), cut.longest_turn) == ({"num_truncated": 1}, 2, 28)
+    skipped = encode_set(by_letters(28, "skip"), talk, Prompt("a"))
+    assert (skipped.num_skipped, len(skipped.prompts)) == (1, 1)
 
 
 def test_a_warm_up_reads_short_prompts_that_are_not_measured(by_letters: Any) -> None:
