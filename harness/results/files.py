@@ -28,11 +28,10 @@ class Contents:
     """The contents of a CSV file.
 
     Attributes:
-        kind: kind of the rows; None for a file that harness did not write, or that a spreadsheet saved in another form.
+        kind: kind of the rows; None for a file that harness did not write.
         rows: the rows that are complete.
         torn: a line about each row that was left out because cells are missing or a setting cannot be read, such as
-            `results/latency.csv, line 7: 12 of 140 cells; left out`; or one line about a file that a spreadsheet saved
-            in another form.
+            `results/latency.csv, line 7: 12 of 140 cells; left out`.
         unread: a line about each row with figures that cannot be read as their columns' types; these figures are None.
     """
 
@@ -120,7 +119,7 @@ def read_file(path: Path, kinds: Iterable[type[Row]]) -> Contents:
     header: list[str] = next(reader, [])
     kind = kind_of(header, kinds)
     if kind is None:
-        return Contents(None, [], _saved_otherwise(path, text, kinds))
+        return Contents(None, [], [])
     columns = kind.columns()
     rows: list[Row] = []
     torn = []
@@ -150,17 +149,6 @@ def read_file(path: Path, kinds: Iterable[type[Row]]) -> Contents:
         elif cells:
             torn.append(f"{line}: {len(cells)} of {len(header)} cells; left out")
     return Contents(kind, rows, torn, unread)
-
-
-def _saved_otherwise(path: Path, text: str, kinds: Iterable[type[Row]]) -> list[str]:
-    """A line about a file of harness that a spreadsheet saved in another form; [] for any other file."""
-    # In UTF-16, every other byte of these names is zero, and the first two bytes of the file are not UTF-8.
-    first_line = text.replace("\0", "").partition("\n")[0].strip("\r\ufffd")
-    for separator in ";\t,":
-        header = [name.strip('"') for name in first_line.split(separator)]
-        if kind_of(header, kinds):
-            return [f"{path} was saved in another form: save it as CSV in UTF-8, with commas"]
-    return []
 
 
 def read_kind(path: Path, kinds: Iterable[type[Row]]) -> type[Row] | None:

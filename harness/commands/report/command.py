@@ -178,9 +178,8 @@ class _Reader:
             self._note(error)
             return True
         if contents.kind not in self._kinds:
-            foreign = f"{file} holds no rows of a command, and was left out"
-            findings.notes += contents.torn or [foreign]
-            return bool(contents.torn)
+            findings.notes.append(f"{file} holds no rows of a command, and was left out")
+            return False
         findings.notes += [*contents.torn, *contents.unread]
         findings.files[file] = len(contents.rows)
         findings.runs += runs_of(contents.rows, file)
