@@ -69,7 +69,8 @@ class CounterPage:
     """The page with a server's counters. It determines how much the counters grow while the server answers a question.
 
     Attributes:
-        between: how much they grew while this run asked nothing; None if a reading is missing.
+        between: how much they grew while this run asked nothing, at all starts of the server so far; None if a reading
+            is missing.
 
     Args:
         url: address of the server's API.

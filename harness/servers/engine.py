@@ -22,7 +22,7 @@ from harness.config.amounts import counted
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import DecodingSettings, api_key
 from harness.engines.arrivals import Arrival
-from harness.engines.counts import Counts, added
+from harness.engines.counts import Counts
 from harness.engines.protocol import (
     Answered,
     Arm,
@@ -272,7 +272,7 @@ class ServerArm(Arm):
         self.devices: Sequence[str] = ()
         self.requests: Sequence[RequestRecord] = ()
         self._takes_tools = False
-        # Growth of the counters of ended servers while they were asked nothing.
+        # `CounterPage.between` of the last connection; the next connection adds to it.
         self._between: Counts | None = Counts()
         self._engine = engine
         self._settings = ServerSettings.of(engine.opening.settings)
@@ -352,6 +352,7 @@ class ServerArm(Arm):
         except RunError as error:
             ended = self.process.why_ended() if self.process else None
             raise RunError(ended or str(error)) from error
+        self.connection.counters.between = self._between
         self.traits = self.connection.traits
         self.drafts = self.connection.counters.show_drafts() or self.connection.drafts
         self.devices = devices_of(self.url, self.process.pid if self.process else None)
@@ -359,7 +360,7 @@ class ServerArm(Arm):
     def stop(self) -> None:
         """Close the connection, and end the server if it was started here."""
         if self.connection is not None:
-            self._between = self._all_between(self.connection)
+            self._between = self.connection.counters.between
             self._engine.run(self.connection.client.aclose())
             self.connection = None
         if self.process is not None:
@@ -374,14 +375,7 @@ class ServerArm(Arm):
         if self.connection is None:
             return self._between
         self.connection.counters.look()
-        return self._all_between(self.connection)
-
-    def _all_between(self, connection: Connection) -> Counts | None:
-        """The growth between questions on this connection and all earlier ones; None if any of it is unknown."""
-        between = connection.counters.between
-        if between is None or self._between is None:
-            return None
-        return added(between, self._between)
+        return self.connection.counters.between
 
     def _say(self, message: str) -> None:
         self._engine.say(f"{self.name}: {message}")
