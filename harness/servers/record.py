@@ -94,7 +94,7 @@ class ServerRecord(EngineRecord):
         if settings.start_command:
             commands = commands_of(run)
             words = [command.words for command in commands]
-            labelled = dict(zip(labels_of(run, commands), words, strict=True))
+            labelled = dict(zip(labels_of(run, commands).values(), words, strict=True))
             return ServerSetup(commands=labelled, variables=_variables())
         key = api_key("engine.api_key_variable", settings.api_key_variable)
         # The regular server comes first. Both addresses may be the same; it is then asked only once.

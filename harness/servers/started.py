@@ -61,17 +61,16 @@ def commands_of(run: RunSettings) -> list[ServerCommand]:
     return [*(regular or [measured.regular()]), measured]
 
 
-def labels_of(run: RunSettings, commands: Sequence[ServerCommand]) -> list[str]:
-    """The names of the commands in messages: `first` and `second` if the user typed two, otherwise the names of the
-    arms.
-
-    In rows, the arms of two typed commands are still called `regular` and `speculative`.
+def labels_of(run: RunSettings, commands: Sequence[ServerCommand]) -> dict[str, str]:
+    """For the arm of each command, the name of the command in messages: `first` and `second` if the user typed two,
+    otherwise the name of the arm.
     """
-    if len(commands) == 2:
-        if ServerSettings.of(run).first_command:
-            return ["first", "second"]
-        return ["regular", "speculative"]
-    return ["regular" if run.draft is None else "speculative"]
+    if len(commands) == 1:
+        arm = "regular" if run.draft is None else "speculative"
+        return {arm: arm}
+    if ServerSettings.of(run).first_command:
+        return {"regular": "first", "speculative": "second"}
+    return {"regular": "regular", "speculative": "speculative"}
 
 
 def check_program(command: ServerCommand) -> None:
@@ -130,9 +129,8 @@ def start(opening: Opening, settings: ServerSettings) -> Engine:
     if len(commands) > 1 and settings.blocks == "auto" and not has_gpus:
         commands = [command.without_core_binding() for command in commands]
     labels = labels_of(run, commands)
-    names = ["regular", "speculative"] if len(commands) == 2 else labels
     served = []
-    for name, label, command in zip(names, labels, commands, strict=True):
+    for (name, label), command in zip(labels.items(), commands, strict=True):
         log = opening.directory.resolve() / f"{name}_server.log"
         launch = Launch(label, command, log, settings.start_timeout_s)
         model = (settings.regular_model if name == "regular" else None) or settings.model
