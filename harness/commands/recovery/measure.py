@@ -293,21 +293,16 @@ class RecoveryExperiment(Experiment[RecoverySettings, RecoveryRow]):
             yield greedy_check(asking, arm, regular, references)
             if not taken:
                 return
-        why = self._untested_draws() if taken else self._nothing_known()
-        yield {"check": "reference", "verdict": "undecided", "finding": why}
-
-    def _untested_draws(self) -> str:
-        """The reason why drawn texts are not tested, and what to change."""
-        if self.has_weights:
-            return (
-                "drawn texts are tested by token ids, which not every server here sends:"
-                " vLLM and llama.cpp do"
+        if taken:
+            # `RecoverySettings.check_engine` refuses settings with which no sampled text can be tested.
+            why = (
+                "sampled texts are tested by their token ids, against weights that load here (model=) or a regular"
+                f" server's log-probabilities: vLLM (with --max-logprobs={settings.top_logprobs}) and"
+                " llama.cpp send both"
             )
-        return (
-            "drawn texts are tested by token ids and log-probabilities: give servers that send both (vLLM with"
-            f" --max-logprobs={self.settings.top_logprobs}, or llama.cpp), or a model= whose weights"
-            " load here"
-        )
+        else:
+            why = self._nothing_known()
+        yield {"check": "reference", "verdict": "undecided", "finding": why}
 
     def _nothing_known(self) -> str:
         """The reason why there is nothing to compare greedy texts with, and what to change."""
