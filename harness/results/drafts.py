@@ -111,7 +111,7 @@ class Drafts:
         accepted_at, drafting = self.accepted_at, self.drafting
         if self.tested_at is not None or accepted_at is None or drafting is None or self.k % 1:
             return self.tested_at
-        if math.isnan(self.k) or sum(number > 0 for number in accepted_at) > self.k:
+        if sum(number > 0 for number in accepted_at) > self.k:
             return None
         return [drafting, *accepted_at, *[0] * int(self.k)][: int(self.k)]
 
