@@ -57,20 +57,19 @@ def prepare(runners: PairRunners, preparation: Preparation) -> None:
     if pair.draft_settings is not None:
         widths.append(preparation.decoding.most_draft_tokens + 1)
     are_fixed = _fix(runners.target, pair.target, preparation, widths, compiles=compiles)
-    # A head has no runner of its own, and gets the name of the target's.
-    runners.target_name = runners.draft_name = runners.target.name
     if pair.draft is not None and runners.draft is not None:
         are_fixed &= _fix(runners.draft, pair.draft, preparation, WIDTHS, compiles=compiles)
-        runners.draft_name = runners.draft.name
-    if are_fixed:
-        _prepare_arms(runners, preparation, compiles)
-    if not runners.prepared and pair.head is not None:
+    are_whole = are_fixed and _prepare_arms(runners, preparation, compiles)
+    target_name = draft_name = runners.target.name
+    if runners.draft is not None:
+        draft_name = runners.draft.name
+    elif pair.head is not None and not are_whole:
         # A head is compiled only within prepared calls, even if the target's passes were compiled.
-        runners.draft_name = "static"
+        draft_name = "static"
     # The names are shown in rows of results, which state in this way that no graphs were captured.
-    if on_gpu and not runners.prepared:
-        runners.target_name += NO_GRAPHS
-        runners.draft_name += NO_GRAPHS
+    suffix = NO_GRAPHS if on_gpu and not runners.prepared else ""
+    runners.target_name = target_name + suffix
+    runners.draft_name = draft_name + suffix
     # Tracing leaves garbage that keeps caches in memory. It is collected now, because `timing` exempts all objects that
     # exist then from later collections.
     gc.collect()
@@ -112,8 +111,12 @@ def _fix(
     return True
 
 
-def _prepare_arms(runners: PairRunners, preparation: Preparation, compiles: bool) -> None:
-    """Prepare the calls of all arms, and set `runners.prepared`. If one arm's calls cannot be prepared, none are."""
+def _prepare_arms(runners: PairRunners, preparation: Preparation, compiles: bool) -> bool:
+    """Prepare the calls of all arms, and set `runners.prepared`. If one arm's calls cannot be prepared, none are.
+
+    Returns:
+        Whether the calls of all arms are prepared, and every part of them that was to be compiled is compiled.
+    """
     pair = runners.pair
     draft = pair.draft_settings
     # The name that messages give each arm: False is the regular arm, True the speculative arm.
@@ -123,13 +126,13 @@ def _prepare_arms(runners: PairRunners, preparation: Preparation, compiles: bool
     decoding = preparation.decoding
     known = [warp_of(each) for each in (decoding, *preparation.samplings)]
     prepared: dict[bool, PreparedCalls] = {}
+    refusals: list[UnsupportedModelError] = []
     graphs = Graphs()
     for drafts, name in names.items():
 
         def refused(reason: UnsupportedModelError, name: str = name) -> None:
             preparation.say(f"{name} {reason}; a part that cannot be compiled is captured as it is")
-            if pair.head is not None:
-                runners.draft_name = "static"
+            refusals.append(reason)
 
         warp = BatchWarp(preparation.batch_size, pair.devices, known)
         calls = runners.plain_calls(decoding, drafts=drafts, warp=warp, make=PreparedCalls)
@@ -143,9 +146,10 @@ def _prepare_arms(runners: PairRunners, preparation: Preparation, compiles: bool
             preparation.say(f"{name} {reason}; the iterations of both arms run eagerly")
             # True only if a capture has begun and failed.
             runners.is_spent = graphs.is_capturing
-            return
+            return False
         prepared[drafts] = calls
     runners.prepared.update(prepared)
+    return not refusals
 
 
 def prepare_calls(
