@@ -168,9 +168,9 @@ class CompareExperiment(Experiment[CompareSettings, CompareRow]):
         finally:
             self._num_races += 1
             row = session.row(CompareRow, measurement=identify(settings).digest, **columns)
-            if row.why_no_verdict is not None:
-                row = dataclasses.replace(row, speedup=None)
-            self._written = session.write_rows([row])
+            has_verdict = row.why_no_verdict is None
+            recorded = row if has_verdict else dataclasses.replace(row, speedup=None)
+            self._written = session.write_rows([recorded])
         reports_drafts = engine.arms[-1].traits.reports_drafts
         if view == "race":
             show_race(self._console, laps, session.tokenizer, token_ids, reports_drafts)

@@ -29,13 +29,16 @@ def verdict(row: CompareRow) -> Document:
     identical.
 
     After a race with a single arm there are only warnings about random weights and synthetic acceptance, if any.
+
+    Args:
+        row: the row as it was measured. The speed-up is needed for the reason, but is not recorded if there is one.
     """
     # "random weights: ...", "synthetic 0.8: ..."
     not_real = [
         f"{label}: acceptance and texts say nothing about the pair" for label in labels(row)
     ]
     no_verdict = row.why_no_verdict
-    # Only a race with a single arm has neither a speed-up nor a reason for its absence.
+    # Only a race with a single arm has neither.
     if row.speedup is None and no_verdict is None:
         return sentences("warning", *not_real)
     headline = f"No verdict: {no_verdict}"

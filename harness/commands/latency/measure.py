@@ -335,7 +335,8 @@ class LatencyExperiment(Experiment[LatencySettings, LatencyRow]):
                 compare_texts(run, reference, session.tokenizer, self.unwritten)
             self._write(session)
             num_answered += 1
-            stopped_by = _why_stop(run, settings, time.monotonic() - started)
+            if num_answered < len(questions):
+                stopped_by = _why_stop(run, settings, time.monotonic() - started)
             if stopped_by is not None:
                 break
         if settings.precision is not None and num_answered == len(questions):
@@ -417,7 +418,10 @@ def _check_failures(run: MeasuredRun) -> None:
     reason = too_many_failures(evidence)
     if reason is not None:
         requests = [request for arm in run.arms.values() for request in arm.requests]
-        first = next(request for request in requests if not request.answered)
+        # An error says more than an answer without a token does.
+        failed = [request for request in requests if request.has_failed]
+        empty = [request for request in requests if not request.answered]
+        first = (failed or empty)[0]
         raise RunError(f"no verdict: {reason}, the first with {first.error}")
 
 

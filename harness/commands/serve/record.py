@@ -45,7 +45,7 @@ class ServeSettings(RunSettings):
         require(default <= self.max_new_tokens, "decoding.max_new_tokens", rule, default)
         rule = "must name a variable with a key, because others can reach this host"
         require(
-            is_loopback(self.host) or self.api_key_variable is not None,
+            is_loopback(self.host) or bool(self.api_key_variable),
             "api_key_variable",
             rule,
             self.api_key_variable,

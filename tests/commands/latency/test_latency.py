@@ -204,6 +204,8 @@ def test_recovery_tests_generate_against_the_same_weights(harness: Harness) -> N
         (["precision=0.01%", "num_prompts=14", "budget=0.001s"], "1 prompt", ["budget"]),
         (["num_prompts=14", "budget=0.001s"], "1 prompt", ["budget"]),
         (["num_prompts=14"], "14 prompts", []),
+        # The budget is spent after the last prompt, so it ended nothing.
+        (["num_prompts=1", "budget=0.001s"], "1 prompt", []),
         # After a whole block.
         (["engine.blocks=6", "precision=0.9", "num_prompts=12"], "4 blocks", ["precision"]),
         (["engine.blocks=2", "precision=0.9", "num_prompts=12"], "2 blocks", ["blocks"]),
