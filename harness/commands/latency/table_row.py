@@ -31,6 +31,9 @@ def _line(cells: Iterable[str]) -> str:
 
 
 def _draft(row: LatencyRow) -> str:
+    """The draft's name, and its method if the name is neither that of the method nor of a model: `early_exit_8
+    (early_exit)`.
+    """
     if row.draft == "server":
         return "the server's own"
     draft = called(row.draft or "none")
@@ -39,6 +42,7 @@ def _draft(row: LatencyRow) -> str:
 
 
 def _settings(row: LatencyRow) -> str:
+    """The settings of the engine that were typed, without those that start servers, which `command` shows."""
     typed = [name for name in row.settings or () if name not in STARTS_SERVERS]
     words = [lossy_rule(row), *(in_words(row, f"settings.{name}") for name in typed)]
     return ", ".join(filter(None, words)) or DASH
