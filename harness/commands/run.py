@@ -66,6 +66,7 @@ def run_command(
     log.info(str(Words.noted()))
     is_mistake = False
     try:
+        # Sets `session.status` and `session.error`, which the rows then contain.
         with session.watch():
             if isinstance(settings, PromptedSettings) and (source := origin(settings.prompts)):
                 say(source)

@@ -149,10 +149,12 @@ def _page_of_draft(draft: Draft) -> Page:
     read = f"{counted(len(texts), unit)} " if texts else ""
     settings = [f"{read}{row.text_source}", f"{row.num_tokens or 0:,} tokens"]
     settings += filter(None, (in_words(row, name) for name in ("temperature", "top_k", "top_p")))
-    return Page(heading(row, " · ".join(settings)), findings, (), tables, why)
+    title = heading(row, " · ".join(settings))
+    return Page(title, finding=findings, tables=tables, why=why)
 
 
 def _finding(draft: Draft) -> AcceptanceFinding:
+    """What the run's row and its rows about conditions show."""
     return finding_of(draft.row, rows_of(draft.run, AcceptanceCauseRow))
 
 
@@ -299,4 +301,5 @@ def _page_of_drafts(drafts: Sequence[Draft]) -> Page:
     )
     title = title_of_many([_asked(draft.row) for draft in drafts])
     finding = Line("Computed from probabilities, not timed.", "strong")
-    return Page(title, [finding], (), [Table.of("acceptance", "", drafts, columns)])
+    tables = [Table.of("acceptance", "", drafts, columns)]
+    return Page(title, finding=[finding], tables=tables)
