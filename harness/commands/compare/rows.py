@@ -61,8 +61,10 @@ class CompareRow(DecodedRow):
 
     @property
     def why_no_verdict(self) -> str | None:
-        """The reason why the arms cannot be compared; None if they can, or if an arm is missing."""
+        """The reason why the arms cannot be compared; None if they can, or if an arm is missing.
 
+        Needs the speed-up as it was measured. A row in a file has none if there is a reason, which then may be another.
+        """
         speedup = self.speedup if self.speedup is not None else math.nan
         regular = self.regular_num_tokens
         speculative = self.speculative_num_tokens

@@ -52,7 +52,7 @@ def run(
     try:
         keeper = PairKeeper()
         demand = Demand(
-            1,
+            batch_size=1,
             prompt_tokens=settings.max_prompt_tokens,
             new_tokens=settings.max_new_tokens,
             num_draft_tokens=settings.most_draft_tokens,
@@ -63,6 +63,7 @@ def run(
         keeper.load()
         with loading():
             served = ServedModel(keeper, settings, say)
+        # What exists now stays until the end, so later garbage collections need not search it.
         gc.collect()
         gc.freeze()
     except BaseException as error:
