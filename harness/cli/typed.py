@@ -64,6 +64,7 @@ def read(words: Words, command: str) -> Typed:
         SettingError: a word cannot be understood.
     """
     record = configured(command)
+    # All settings that a run of this command may have, by their full names.
     known = setting_hints(record.settings)
     words.check()
     options: dict[str, str] = {}
@@ -130,8 +131,8 @@ def read(words: Words, command: str) -> Typed:
 
 
 def literal(text: str) -> str:
-    """Return the text with a backslash before each `${`, so that OmegaConf does not look up `${...}`. Backslashes
-    directly before a `${` are doubled; all others stay as they are.
+    r"""Return the text with a backslash before each `${`, so that OmegaConf does not look up `${...}`. Backslashes
+    directly before a `${` are doubled; all others stay as they are: `a\b ${c} \${d}` becomes `a\b \${c} \\\${d}`.
     """
     return re.sub(r"(\\*)\$\{", lambda match: 2 * match[1] + "\\${", text)
 

@@ -53,6 +53,8 @@ class MethodRecord(RecordWithSettings):
 
 
 class Methods(SettingsRegistry[MethodRecord]):
+    """The drafting methods. The settings of a draft name the method as `draft.method`."""
+
     key = "method"
     default = "model"
 
