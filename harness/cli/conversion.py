@@ -83,7 +83,7 @@ def from_config(
 
 
 def setting_hints(kind: type) -> dict[str, Any]:
-    """Return the type of every setting of `kind`, by the setting's full name, such as `decoding.top_p`.
+    """Return the type of every setting and of every group of `kind`, by the full name, such as `decoding.top_p`.
 
     The settings of every draft and of every engine are included, because the classes of the groups `draft` and `engine`
     depend on what the user chooses.

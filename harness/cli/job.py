@@ -42,6 +42,7 @@ def run(config: Any, servers: Servers) -> tuple[Sequence[Any], VerdictError | No
 
     Raises:
         HarnessError: a setting is wrong, or the run failed.
+        KeyboardInterrupt: the run was interrupted.
     """
     command, settings = settings_of(config, servers, None)
     check_machine(command, settings)

@@ -312,6 +312,7 @@ def claimed(config: DictConfig) -> Iterator[None]:
             - another run is using it;
             - it contains files already (a sweep may continue in the directory of an earlier sweep);
             - the run's own file of rows would be `results.file`.
+        OSError: the directory cannot be made (`composing` explains this error).
     """
     is_sweep = config.hydra.mode is RunMode.MULTIRUN
     setting = "hydra.sweep.dir" if is_sweep else "hydra.run.dir"
@@ -332,6 +333,7 @@ def claimed(config: DictConfig) -> Iterator[None]:
         raise SettingError(setting, rule, value)
 
     def check_unused() -> None:
+        """Raise the SettingError if the directory contains files already."""
         names = {*os.listdir(directory)} - {LOCKS} if directory.is_dir() else set()
         # A sweep may be continued in its own directory.
         if names and not (is_sweep and _FILE in names):

@@ -236,6 +236,7 @@ class NameSource(ConfigSource):
         return "harness-names"
 
     def load_config(self, config_path: str) -> ConfigResult:
+        """Return a configuration that `configuration` makes, in Hydra's form."""
         config = OmegaConf.create(configuration(config_path) or {})
         # Let Hydra accept any key in a group, because a sweep may use a setting that only some drafts or engines have.
         # `conversion` refuses keys that none of them has. Values stay unresolved, because reading `???`, the mark for a

@@ -108,6 +108,7 @@ def read(words: Words, command: str) -> Typed:
     if "cfg" in options and "multirun" in options:
         raise SettingError("-m", "cannot be combined with --cfg: leave one of them out")
     _check_names(settings, command, known)
+    # The last value of each setting.
     values: dict[str, str] = {}
     for setting in settings:
         name, _, value = setting.partition("=")
@@ -115,6 +116,7 @@ def read(words: Words, command: str) -> Typed:
         if values.get(name, value) != value:
             say(f"{name} is given twice: {value} is used, and {values[name]} ignored")
         values[name] = value
+    # `repeats=3` adds the sweep `repeat=1,2,3`.
     rounds = []
     repeats = values.get("repeats", "")
     # A larger number makes no sweep here; it is refused later, when the settings are checked.
@@ -168,6 +170,7 @@ def _check_names(settings: Sequence[str], command: str, known: Mapping[str, Any]
     One error lists all names that are not settings of the command, of any draft or of any engine. Settings that only
     the chosen draft or engine lacks are refused later, by `conversion`.
     """
+    # Beginnings of names that are not checked here: Hydra's, those that `conversion` checks, and keys of mappings.
     takes_any_key = ["hydra", "draft.", "engine."]
     for name, hint in known.items():
         if any(typing.get_origin(kind) is Mapping for kind in alternatives(hint)):

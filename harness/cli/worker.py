@@ -84,6 +84,7 @@ class Job:
 
         Raises:
             HarnessError: the error that ended the job. Rows of what was measured before are written by then.
+            KeyboardInterrupt: the job was interrupted; as above.
         """
         signals.load(measurement(self.command).module)
         if engine_of(self.settings).in_process:
@@ -112,6 +113,7 @@ class Job:
         """Return the run's rows. If the run wrote none, first write rows that state this error, without loading models.
 
         Raises:
+            SettingError: the command refuses a setting by itself; then there are no rows.
             SettingError or RunError: the rows cannot be written.
         """
         rows: Sequence[RunRow] = self.rows()
@@ -234,6 +236,7 @@ def serve(file_descriptor: int) -> None:
     errors: list[BaseException] = []
 
     def receive() -> None:
+        """Receive messages in a thread of its own: put jobs into the queue, and raise errors in the main thread."""
         try:
             while True:
                 message = connection.recv()

@@ -160,6 +160,7 @@ def record_failure(
     """Write and return rows with the error that ended a run before it wrote any rows.
 
     Raises:
+        SettingError: if the experiment refuses a setting; there are no rows then.
         SettingError or RunError: if the rows cannot be written.
     """
     experiment = measurement(command).begin(settings)

@@ -152,7 +152,6 @@ def explain(
         machine_error = as_run_error(link)
         if machine_error is not None:
             return machine_error
-    # The classes of the exception and of its causes, and all their base classes.
     class_names = {ancestor.__name__ for link in chain for ancestor in type(link).__mro__}
     evidence = " ".join([*class_names, str(exception)])
     setting_error = _wrong_setting(evidence, role, settings)

@@ -98,6 +98,7 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
         self.compared_k = min(typed_k, self.most)
 
     def measure(self, session: Session) -> None:
+        """Get the answers, read them with the weights (if there are any), and then measure causes of low acceptance."""
         settings = self.settings
         as_typed = Condition(None, None, settings)
         first_command: list[Answers] = []
@@ -385,6 +386,9 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
         return read
 
     def rows(self, session: Session) -> list[AcceptanceRow]:
+        """With weights, one row for each K up to `most`; otherwise a single row, with the counts of a server if it has
+        answered.
+        """
         common: dict[str, Any] = {
             "prompts_digest": self.source.prompt_set.digest,
             "text_source": self.source.kind,

@@ -73,6 +73,7 @@ class Check(NamedTuple):
 
     @property
     def verdict(self) -> Verdict:
+        """The verdict by the table above; it has no meaning if there is nothing to check."""
         if self.least > self.limit:
             return "impossible"
         if self.least > self.most:

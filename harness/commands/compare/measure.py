@@ -244,6 +244,8 @@ def typed_lines(history_file: Path, examples: Sequence[str]) -> Iterator[str]:
     from prompt_toolkit.output import create_output
 
     class History(FileHistory):
+        """The lines in the file and, before them, the examples."""
+
         def load_history_strings(self) -> Iterator[str]:  # the newest first
             yield from super().load_history_strings()
             yield from examples

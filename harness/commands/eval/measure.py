@@ -77,6 +77,7 @@ class EvalExperiment(Experiment[EvalSettings, EvalRow]):
         self.resumed: set[tuple[int, int]] = set()
 
     def measure(self, session: Session) -> None:
+        """Reuse the answers of earlier runs, and ask the questions that have none."""
         settings = self.settings
         problems = self.problems
         token_ids = session.encode([Prompt(problem.prompt) for problem in problems], "operands")

@@ -49,6 +49,7 @@ class EvalRow(DecodedRow):
 
     @property
     def questions_in_words(self) -> str | None:
+        """`multiplication of 1 to 99`, in place of the name of a prompt set."""
         operands = f" of {self.operands.replace('-', ' to ')}" if self.operands else ""
         return f"multiplication{operands}"
 

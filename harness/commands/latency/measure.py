@@ -238,8 +238,10 @@ class LatencyExperiment(Experiment[LatencySettings, LatencyRow]):
         self.unwritten: dict[str, Answered] = {}
 
     def outlook(self) -> tuple[str, str]:
-        # An interval needs enough units, which depend on how the prompts are sent. Where the units are not known before
-        # the run, no doubt is raised.
+        """What will be sent, and the reason why this is too little for an interval, if it is known to be.
+
+        An interval needs enough units, and how many there are depends on how the prompts are sent.
+        """
         settings, engine, size = self.settings, self.settings.engine, self.settings.batch_size
         num_different = num_asked = len(self.prompts)
         asked = counted(num_different, "prompt")
@@ -272,6 +274,12 @@ class LatencyExperiment(Experiment[LatencySettings, LatencyRow]):
         return asked, f"{covers.why_no_interval}: {enough} has one"
 
     def measure(self, session: Session) -> None:
+        """Encode the prompts, open the engine, and ask both arms all questions.
+
+        Raises:
+            SettingError: for prompts that are too long or too few, and for `precision` with a single arm.
+            RunError: if the pair does not fit, the engine fails, or too many requests fail for a verdict.
+        """
         self.settings = settings = decide_ignore_eos(self.settings, session.tokenizer)
         new_tokens = settings.decoding.max_new_tokens
         encoder = session.encoder

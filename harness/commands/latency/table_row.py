@@ -49,6 +49,7 @@ def _settings(row: LatencyRow) -> str:
 
 
 def _speedup(row: LatencyRow) -> str:
+    """`2.31× (2.18 to 2.42) over 15 prompts`, with the reasons not to rely on it, if there are any."""
     if row.status == NO_VERDICT:
         return "no verdict"
     text = result_line(row)

@@ -42,6 +42,7 @@ class PlanExperiment(Experiment[PlanSettings, PlanRow]):
         self.settings = replace(settings, decoding=decoding)
 
     def measure(self, session: Session) -> None:
+        """Compute the columns. A pair that does not fit raises no error; the row's status says so."""
         settings = self.settings
         machine: Machine = local("engine.planning").find_machine(settings, settings.pretended)
         session.devices = [machine.name]

@@ -146,6 +146,7 @@ def _why(row: PlanRow) -> Iterator[tuple[str, str]]:
     yield "Time", f"one forward pass must read {about}{amount(row.read_bytes)}{batch}{reader}"
     num_gpus = row.num_gpus or 1
     at_a_time = ", with one GPU working at a time" if num_gpus > 1 else ""
+    # The highest first. GPUs that are sold under one name may have different bandwidths.
     rates = _rates(row) or [("assuming 100 GB/s: bandwidth= says it", 100.0)]
     for name, rate in rates:
         least = f"at least {least_ms(row.read_bytes, rate):.2f} ms/token{at_a_time}"

@@ -126,6 +126,7 @@ class GreedyTexts:
         return "lossless" if is_whole else "undecided", worst
 
     def columns(self) -> Columns:
+        """The columns of the check."""
         verdict, worst = self.judged()
         return {
             "check": "greedy",

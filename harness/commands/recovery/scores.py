@@ -131,8 +131,7 @@ class Scores:
         # Greedy texts are added last, so that all texts that were read twice decide the tolerances.
         for score in greedy:
             self.greedy.add_scored(score, self._rounding.tolerances(score.largest))
-        # The test bets on one text after the other, with the capital that it has left (`drawn_tokens`). So the order of
-        # the texts must not depend on the tokens drawn: it is that of the requests.
+        # The test bets on one text after the other (`drawn_tokens`), so their order must not depend on what was drawn.
         asked = {answer.request.index: number for number, answer in enumerate(answers)}
         added = sorted(self.drawn[num_before:], key=lambda text: asked[text.answer.request.index])
         self.drawn[num_before:] = added

@@ -161,7 +161,7 @@ class Asking:
         requests = [request.request(self.settings.seed, self.with_logprobs) for request in planned]
         num_noted = 0
         with progress(doing, len(requests)) as advance, quick_garbage_collections():
-
+            # `number` is how many requests have ended. It may grow by more than one.
             def note_ended(number: int) -> None:
                 nonlocal num_noted
                 while num_noted < number:

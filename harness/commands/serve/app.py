@@ -64,6 +64,7 @@ class Guard:
     max_bytes: int
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Called by the server for each request: pass the request on to the application, or refuse it."""
         answer: ASGIApp = self.app
         if scope["type"] == "http":
             headers = {
@@ -192,6 +193,7 @@ def _add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+        """Name the parameter and what is wrong with it: `temperature: Input should be a valid number`."""
         errors = error.errors()
         # If a member may have several types, there is an error for each type. The error deepest in the body is about
         # the type that the client meant. The locations of errors contain the types in brackets.
@@ -345,6 +347,7 @@ class _Shape:
         return {"usage": self._usage(num_new), "metrics": _metrics(self._answers)}
 
     def _usage(self, num_new: int) -> dict[str, int]:
+        """The numbers of tokens of all prompts and, so far, of all answers."""
         num_prompt = sum(len(answer.request.prompt) for answer in self._answers)
         return {
             "prompt_tokens": num_prompt,

@@ -105,6 +105,7 @@ class _Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         self.loop.call_later(_REQUEST_S, self._close_if_half)
 
     def _close_if_half(self) -> None:
+        """Close the connection if a request is incomplete; otherwise look again later. `cycle` is the last request."""
         last = self.cycle
         # uvicorn has a timer that closes idle connections. The first bytes of a request cancel it, so without the timer
         # after a complete response, the next request is incomplete.
