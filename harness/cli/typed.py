@@ -49,8 +49,8 @@ class Typed:
 
     Attributes:
         settings: the settings, as overrides in Hydra's grammar.
-        options: the values of Hydra's options by the options' long names, with "" for an option without a value; also
-            `dry_run`, if it is true.
+        options: what is to be done otherwise than usual. The keys are `multirun` (with the value ""), `cfg` (what to
+            print), `presets` (a directory with further presets) and `dry_run`; only those that were typed.
     """
 
     settings: list[str]

@@ -15,6 +15,7 @@ from harness.results.verdict import ArmEvidence, refusal
 class CompareRow(DecodedRow):
     """`compare.csv`: one row per prompt that was typed."""
 
+    # `results.schema.RunRow` and `results.row.Row` explain these class attributes.
     kind = "compare"
     filled_if_measured = ("regular_ms_per_token",)
     recognised_by = ("prompt", "num_rejections", "regular_ms_per_token", "speculative_ms_per_token")

@@ -14,6 +14,7 @@ from harness.results.statistics.interval import Interval
 class EvalRow(DecodedRow):
     """`eval.csv`: one row per seed and arm, then one per arm with `seed=all`."""
 
+    # `results.schema.RunRow` and `results.row.Row` explain these class attributes.
     kind = "eval"
     filled_if_measured = ("accuracy",)
     recognised_by = ("arm", "accuracy", "wald_low", "mcnemar_p_value")

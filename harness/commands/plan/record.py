@@ -37,6 +37,7 @@ class PlanSettings(RunSettings):
             the rate accepted ÷ proposed, `56%@4`.
     """
 
+    # A preset may have settings of other commands (`RunSettings`).
     IGNORES_OTHERS = True
 
     gpus: int | str | None = None

@@ -49,6 +49,7 @@ class RecoverySettings(PromptedSettings):
             different sampling settings, and some are left midway; 1 sends them one at a time.
     """
 
+    # The runner that `latency` times by default, so that its kernels are tested (`RunSettings`).
     GPU_RUNNER = "compiled"
 
     num_prompts: int = 15
