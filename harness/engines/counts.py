@@ -67,6 +67,7 @@ class DraftCounts:
         by_steps = Counter(accepted for _, accepted in self.steps)
         num_left = len(self.steps)
         before = math.inf if self.iterations is None else self.iterations
+        # If three iterations accepted 3, 1 and 0 tokens, `accepted_at` is [2, 1, 1].
         for position, number in enumerate(self.accepted_at):
             name = f"iterations that accepted draft token {position + 1}"
             if number > before:
@@ -86,6 +87,7 @@ class DraftCounts:
             most_accepted = sum(number > 0 for number in self.accepted_at)
         elif self.steps:
             most_accepted = max(accepted for _, accepted in self.steps)
+        # All draft tokens that the last iteration of an answer accepted may be after the end of the answer.
         least = (self.iterations or 0) + self.accepted - most_accepted * self.num_answers
         if least > self.num_tokens:
             tokens = f"answers have {self.num_tokens:.0f}"
@@ -103,6 +105,7 @@ class DraftCounts:
 
         If nothing was drafted for an answer, it counts as an answer that reports no drafts.
         """
+        # In `Drafts`, 0 or () means that there was nothing to count, and None that it was not counted.
         proposed, drafting = self.proposed, self.iterations
         return Drafts(
             answers=self.num_answers if proposed != 0 else 0,
@@ -136,7 +139,8 @@ class Counts:
         restarts: the number of times that the server restarted. Each restart resets the counters, so that their growth
             is unknown.
         running: the number of requests that are being answered or are waiting now. This is a state and is never added
-            up. In a growth, it is the number of other clients' requests that were still running at the end.
+            up. In `Answered.counted`, it is the number of other clients' requests when this run gave up waiting for
+            them before a question; 0 if it never did.
         words: for each field, the server's own name for the counter.
     """
 
@@ -193,8 +197,10 @@ def added(counts: Counts, other: Counts, sign: Literal[1, -1] = 1) -> Counts:
 
 
 def growth(now: Counts, before: Counts) -> Counts:
-    """Return by how much each counter grew. If a counter fell or the server restarted, all counters are unknown."""
-    grown = added(now, before, -1)
+    """Return by how much each counter grew. If a counter fell or the server restarted, all counters are unknown, except
+    the number of restarts. `running` is that of `now`, or None if the counters are unknown.
+    """
+    grown = added(now, before, sign=-1)
     numbers = [getattr(grown, name) or 0.0 for name in _OPTIONAL]
     has_fallen = min([*numbers, *grown.accepted_at.values()]) < 0
     return Counts(restarts=grown.restarts) if grown.restarts or has_fallen else grown

@@ -65,11 +65,13 @@ class Detokenizer:
         return text
 
     def _new_text(self) -> str:
+        """Return the text that the pending tokens add to the text of the context."""
         context = [token for part in self._parts for token in part]
         before = self._decode(context)
         return self._decode([*context, *self._pending])[len(before) :]
 
     def _advance(self) -> None:
+        """Let the pending tokens become the last part of the context."""
         self._parts.append(self._pending)
         self._pending = []
 

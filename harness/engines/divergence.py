@@ -93,8 +93,8 @@ def first_divergence(
 def margin_deviation(logits: Floats, again: Floats) -> float:
     """Return the standard deviation by which margins differ between two computations of the same logits [n, V].
 
-    Margins between all pairs of the eight likeliest tokens at each position count. The result is 0 if no pair has
-    finite logits.
+    Margins between all pairs of the eight likeliest tokens at each position count. If two tokens' logits differ by 0.1
+    and by 0.3 between the computations, their margin differs by 0.2. The result is 0 if no pair has finite logits.
     """
     num_likely = min(_NUM_LIKELY, logits.shape[-1])
     likely = np.argpartition(logits, -num_likely)[:, -num_likely:]
@@ -149,7 +149,8 @@ def text_divergence(
     text = text.rstrip(BROKEN)
     written: list[int] = []
     position = 0
-    # Each pass finds at least one more token.
+    # Each pass finds at least one more token. (If rounding makes a pass find fewer than the pass before, the loop may
+    # end without a result.)
     for _ in range(num_tokens + 1):
         rest = tokens_behind(tokenizer, text[len(_text_behind(tokenizer, prompt, written)) :])
         tokens = [*written, *rest][:num_tokens]

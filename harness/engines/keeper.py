@@ -134,7 +134,8 @@ class PairKeeper:
 def _planned_pair(settings: RunSettings) -> AnyPair:
     """Plan the pair. For an engine in another process, load only the tokenizer.
 
-    If the served model is not known, or if transformers is not installed, a `TextTokenizer` replaces the tokenizer.
+    If the served model is not known (`SERVED`), or if transformers is not installed, a `TextTokenizer` replaces the
+    tokenizer.
     """
     if not engine_of(settings).in_process:
         if settings.model.repository == SERVED or not is_installed("transformers"):

@@ -330,14 +330,18 @@ class Arm:
         extra: Sequence[Request] = (),
         note_ended: NoteEnded | None = None,
     ) -> Answered:
-        """Answer the requests, with `in_flight` of them being answered at any time, until the last one has ended.
+        """Answer the requests, at most `in_flight` of them at the same time. Returns when the last one has ended.
+
+        A server gets the next request when one has ended. The engine `local` answers batches of this size, and
+        `huggingface` one request after the other, whatever `in_flight` is.
 
         Everything that can be prepared is prepared before the arm's clock starts.
 
         Args:
             extra: requests with which a server is kept under load until the last one of `requests` has ended. They are
                 sent again with other salts as often as needed. The engines `local` and `huggingface` ignore them.
-            note_ended: called from time to time with the number of requests that have ended, for a progress bar.
+            note_ended: called from time to time with the number of requests that have ended, for a progress bar; None
+                to call nothing.
 
         Raises:
             SettingError: the arm does not support a parameter that the requests need.

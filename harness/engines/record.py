@@ -55,10 +55,10 @@ class Preparation:
         decoding = self.decoding
         return Demand(
             self.batch_size,
-            self.longest_prompt,
-            decoding.max_new_tokens,
-            decoding.most_draft_tokens,
-            self.runner,
+            prompt_tokens=self.longest_prompt,
+            new_tokens=decoding.max_new_tokens,
+            num_draft_tokens=decoding.most_draft_tokens,
+            runner=self.runner,
         )
 
 

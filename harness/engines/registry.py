@@ -10,6 +10,8 @@ from harness.engines.record import EngineRecord
 
 
 class Engines(SettingsRegistry[EngineRecord]):
+    """The registry of engines. The setting `engine.name` names one; without it, the engine is `local`."""
+
     key = "name"
     default = "local"
 

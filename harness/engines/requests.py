@@ -57,9 +57,11 @@ class RequestRecord:
         arrivals: for each chunk with tokens, the time since the request was sent, in seconds. If the server sends only
             text, for each chunk with text.
         seconds: the time until the last byte arrived, or until the request failed.
-        token_ids: the tokens of the answer, as the server sent them or, if it did not, as read from the text.
+        token_ids: the tokens of the answer, as the server sent them or, if it did not, as read from the text. If there
+            is no tokenizer, the ids that `TextTokenizer` makes from the text.
         shown_ids: the ids in the events of llama.cpp, which may lack some tokens of the text. They become `token_ids`
-            if their number is `num_tokens`. Without a tokenizer, they are all ids that a server sent.
+            if their number is `num_tokens`, unless `engine.chat=true`. If there is no tokenizer, this field holds all
+            ids that any server sent, not only llama.cpp.
         never_drawn: tokens that the server never draws, according to the bias that llama.cpp reports.
         logprobs: the log-probabilities of the tokens in each event, as the server sent them; None for a token without
             one.
@@ -68,8 +70,8 @@ class RequestRecord:
         text: the text of the answer. Only servers send it.
         from_text: whether `token_ids` were read from the text because the server did not send all ids.
         outcomes: (num_proposed, num_accepted) for each iteration; empty if they are not known.
-        outcomes_in_order: whether `outcomes` are in the order of time. If not, only the number of each outcome is
-            known.
+        outcomes_in_order: whether `outcomes` are in the order of time. If not, it is known only how often each outcome
+            occurred.
         num_read: the number of tokens of the prompt, as the server counts them; None if it does not report it.
         num_cached: how many of these tokens the server took from a cache; None if it does not report it.
         prompt_ms: on the server's clock, the time from the moment when the request left the queue to its first token,
@@ -154,10 +156,13 @@ class RequestRecord:
         """
         if self.outcomes:
             return len(self.outcomes)
-        # Each iteration decides one token in addition to the draft tokens that it accepts.
+        # Each iteration decides one token in addition to the draft tokens that it accepts, and the pass over the prompt
+        # decides one. So an answer of 9 tokens, of which 6 were accepted, took 2 iterations.
         drafts = self.drafts or DraftCounts(accepted=0)
         num_iterations = max(0, self.num_tokens - 1) - round(drafts.accepted)
         if drafts.iterations:
+            # Accepted tokens after the end of the text make the computed number too small, but it is at least the
+            # number of iterations that drafted.
             return max(num_iterations, round(drafts.iterations))
         is_whole = self.counts_within and self.num_tokens == self.max_new_tokens
         if drafts.proposed and (not is_whole or num_iterations < 1):
@@ -172,6 +177,7 @@ class RequestRecord:
         """
         if self.impossible:
             return UNKNOWN
+        # If the server reports single iterations (`steps`), these are in `outcomes`.
         counts = Drafts.of(self.outcomes)
         if self.drafts is not None and not self.drafts.steps:
             counts = self.drafts.counts
@@ -210,7 +216,7 @@ class RequestRecord:
         return [1000 * (later - earlier) for earlier, later in bursts]
 
     def add(self, tokens: Sequence[int], seconds: float) -> None:
-        """Record tokens that arrived together, `seconds` after the request was sent. No tokens change nothing."""
+        """Record tokens that arrived together, `seconds` after the request was sent. Does nothing without tokens."""
         if tokens:
             self.arrivals.append(seconds)
             self.token_ids += tokens
@@ -241,7 +247,7 @@ class Load:
     Attributes:
         seconds: the length of this period.
         request_seconds: the sum, over all requests, of the time for which a request was in flight in this period.
-        share: the share (0 to 1) of the chunks that arrived in this period that belongs to the question.
+        share: of all chunks that arrived in this period, the share (0 to 1) that belongs to the question.
         extra: the records of the requests that only kept up the load.
     """
 

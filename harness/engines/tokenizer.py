@@ -56,8 +56,8 @@ class Tokenizer(Protocol):
 
 
 class TextTokenizer:
-    """Represents text as token ids for code that expects token ids. Each id contains four bytes of text. Such ids are
-    never sent to a server.
+    """Represents text as token ids for code that expects token ids. Each id contains four bytes of text, the last one
+    up to four: `abcdef` becomes two ids, with `abcd` and `ef`. Such ids are never sent to a server.
     """
 
     bos_token_id = None
@@ -91,6 +91,8 @@ class ServedPair:
     """The pair of an engine in another process. Only its tokenizer is known here, so that no limits are checked."""
 
     tokenizer: Tokenizer
+
+    # These methods of `PlannedPair` check limits.
 
     def room(self, new_tokens: int) -> None:
         return None

@@ -36,7 +36,7 @@ class ServedAnswer:
         arm: the arm that generates the answer.
         request: the request.
         tokenizer: the model's tokenizer.
-        put: called with each piece of the answer, in the service's thread.
+        put: called with each piece of the answer, as `LocalService.ask` states.
         choice: the index of this answer among the answers to the HTTP request.
         stops: texts at which the answer ends. They are not part of the answer.
         token_ids: the tokens so far.
@@ -140,6 +140,7 @@ class LocalService:
         # Set to False to end the answer that is still being generated.
         self.is_running = True
         self._thread = ThreadPoolExecutor(1)
+        # Inference mode is a state of a thread, so the service's thread enters it, here and in `_do`.
         opening = self._thread.submit(torch.inference_mode()(open_engine))
         try:
             # Wait until the engine is open, so that everything is ready for the first request. The wait is repeated
@@ -163,7 +164,8 @@ class LocalService:
 
         Args:
             arm: the name of the arm.
-            put: called with each piece of the answers, in the service's thread.
+            put: called with each piece of the answers, in the service's thread. (If an answer ends before this function
+                returns, its last piece may come in the thread of the caller.)
             stops: texts at which an answer ends.
 
         Raises:
@@ -188,7 +190,7 @@ class LocalService:
 
     def close(self, grace_s: float = 0.0) -> None:
         """Stop accepting and beginning jobs, wait up to `grace_s` seconds for the running job, and end the thread. An
-        answer that has not ended by then ends with the next iteration.
+        answer that has not ended by then ends with the next iteration. Other work (`alone`) is awaited to its end.
         """
         with self._lock:
             self._is_closing = True
@@ -197,6 +199,7 @@ class LocalService:
         self._thread.shutdown()
 
     def _add(self, jobs: Sequence[Callable[[Engine], Result]]) -> list[Future[Result]]:
+        """Queue all of these jobs, and return their futures; or queue none of them, and raise Refusal (`ask`)."""
         with self._lock:
             if self._is_closing:
                 raise Refusal(503, ENDING)

@@ -32,12 +32,13 @@ def drafts_of(requests: Iterable[RequestRecord]) -> Drafts:
 def counted_drafts(
     counts: Counts, requests: Sequence[RequestRecord], has_others: bool = False
 ) -> DraftCounts | None:
-    """The draft tokens that a server's counters report. None if nothing was drafted, or if the counters do not include
-    drafts.
+    """The draft tokens that a server's counters report. None if nothing was drafted, or if the counters do not
+    determine how many draft tokens were accepted.
 
     Args:
         requests: our requests that the counters include. The first token of each comes without a verification.
-        has_others: whether the counters also include requests of other clients.
+        has_others: whether the counters may also include requests of other clients. If so, the number of tokens is
+            unknown, and the counts are not compared with it.
 
     Raises:
         ImpossibleCounts: if the counters contradict each other.
@@ -62,10 +63,13 @@ def counted_drafts(
 
 
 def counted_acceptance(counts: Counts, requests: Sequence[RequestRecord]) -> Drafts:
-    """The draft tokens that a server's counters report, as `Drafts`; empty if nothing was drafted.
+    """The draft tokens that a server's counters report, as `Drafts`; empty (`Drafts()`) if `counted_drafts` is None.
 
     Args:
         requests: our requests that the counters include.
+
+    Raises:
+        ImpossibleCounts: if the counters contradict each other. (`figures.acceptance` checks this beforehand.)
     """
     drafted = counted_drafts(counts, requests, has_others=True)
     if drafted is None:
@@ -86,8 +90,8 @@ def counted_acceptance(counts: Counts, requests: Sequence[RequestRecord]) -> Dra
 
 
 def tokens_in_burst(requests: Sequence[RequestRecord]) -> float:
-    """Mean number of tokens that arrive together, without the first arrival of each answer; 0 if no answer had a second
-    arrival.
+    """Mean number of tokens that arrive together (`RequestRecord.bursts`), without the first burst of each answer,
+    which is assumed to have one token; 0 if no answer had a second burst.
     """
     num_bursts = sum(len(request.bursts) - 1 for request in requests)
     num_tokens = sum(request.num_tokens - 1 for request in requests)

@@ -99,6 +99,7 @@ def laps_to_ask(
         num_laps: computes the number of laps into which a number of prompts is divided.
         seed: determines the order in which laps, or prompts, are sent again.
     """
+    # The number of laps if the set is sent once.
     number = min(num_prompts, num_laps(num_prompts))
     # If the number of laps is fixed, more prompts make no more laps. The second part of both conditions then fails.
     one_prompt_each = number == num_prompts and num_laps(num_asked) == num_asked
@@ -122,7 +123,9 @@ def _same_again(units: Sequence[range], num_asked: int, seed: int) -> list[Part]
 
 
 def _sharing(num_prompts: int, num_asked: int, num_parts: int, seed: int) -> list[Part]:
-    """Return parts that are filled with one prompt after another, repeatedly; each part is a unit of its own."""
+    """Return parts of nearly equal size, filled with all prompts in order, then with all of them again in a new order,
+    and so on; each part is a unit of its own.
+    """
     prompts = list(itertools.islice(_again_and_again(num_prompts, seed), num_asked))
     laps = in_laps(num_asked, num_parts)
     return [Part(prompts[lap.start : lap.stop], unit) for unit, lap in enumerate(laps)]
@@ -195,6 +198,7 @@ def first_turns(
     settings = session.settings
     extra: list[Request] = []
     in_flight: int | None = None
+    # An engine with a queue gets laps. Its warm-up has as many requests as are then in flight.
     if engine_of(settings).queues:
         in_flight = len(warmup.requests)
     if in_flight and in_flight > 1:
@@ -213,10 +217,10 @@ def first_turns(
         ]
         requests = session.requests(
             prompts.token_ids,
-            [prompt_set.index(Occurrence(index, 0, repeat)) for index, repeat in pairs],
+            [prompt_set.index(Occurrence(index, repeat=repeat)) for index, repeat in pairs],
             chats=prompts.chats,
             salts=salts,
             seed=seed,
         )
-        questions.append(Question(requests, in_flight, extra, part.unit, moment))
+        questions.append(Question(requests, in_flight, extra, unit=part.unit, moment=moment))
     return questions

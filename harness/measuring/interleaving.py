@@ -41,7 +41,9 @@ def ask_in_turns(
             answered the current question.
     """
     arms = arms or engine.arms
+    # The names of the arms that have answered the warm-ups since they were started.
     warm: set[str] = set()
+    # For each arm's name, the moment of the block for which the arm was started last.
     begun: dict[str, int] = {}
     failure: str | None = None
     bar = progress("warming up" if warmups else "measuring", len(questions))

@@ -86,7 +86,8 @@ def files_digest(directory: Path) -> str:
 
 
 def hub_commit(repository: str, revision: str | None, repo_type: str = "model") -> str | None:
-    """Return the commit of a repository's revision in the hub's local cache; None if it is not there.
+    """Return the commit of a repository's revision in the hub's local cache; None if it is not there, or if
+    `huggingface_hub` is not installed.
 
     Args:
         revision: a branch, tag or commit; None for the main branch.
@@ -215,6 +216,7 @@ def _digest(
         "machine": gpu_names() or cpu,
         "versions": {name: package_version(name) for name in _PACKAGES},
         "source": _source(),
+        # The contents of users' files with a method, an engine or a rule; None for those of this project.
         "method": settings.draft and METHODS.source(settings.draft.method),
         "engine": ENGINES.source(settings.engine.name),
         "rule": RULES.source(settings.decoding.rule),
@@ -267,7 +269,9 @@ def _departures(settings: Any, in_columns: Collection[str], prefix: str) -> dict
 
 
 def rows_of(path: str | Path, kind: type[AnyRow], measurement: Measurement) -> list[AnyRow]:
-    """The rows with a measurement's digest in a file and its numbered siblings; [] if none may be reused."""
+    """The rows with a measurement's digest in a file and its numbered siblings (`results.files`); [] if no earlier row
+    may be reused. Whether a single row may be reused, `Measurement.includes` tells.
+    """
     rows: list[Any] = read_rows(path, kind) if measurement.reusable else []
     return [row for row in rows if row.measurement == measurement.digest]
 
@@ -281,6 +285,7 @@ def measured_rows(
     same = rows_of(path, kind, measurement)
     incomplete = {row.run for row in same if row.status != "ok" or not measurement.includes(row)}
     complete = [row for row in same if row.run not in incomplete]
+    # Run ids sort by time.
     latest = max((row.run or "" for row in complete), default=None)
     return [row for row in complete if (row.run or "") == latest]
 

@@ -17,6 +17,7 @@ from typing import IO
 from harness.reporting.table import visible
 from harness.reporting.terminal import stderr_console
 
+# Characters of the bar.
 _BAR = 20
 # This logger writes to the run's log.txt.
 _log = logging.getLogger("harness")
@@ -47,7 +48,9 @@ class LogFile(logging.FileHandler):
 
 
 def live_on(terminal: IO[str] | None, prefix: str) -> None:
-    """From now on, draw the live line on this terminal; None for stderr, if that is a terminal."""
+    """From now on, draw the live line on this terminal, with the text `prefix` before it; None for stderr, if that is a
+    terminal.
+    """
     global _sweep_terminal, _prefix
     _sweep_terminal = terminal
     _prefix = prefix

@@ -26,7 +26,7 @@ _REASONS = {
 def processor_time(tasks: Path = Path("/proc/self/task")) -> tuple[int, int] | None:
     """(ran, waited): the nanoseconds for which the threads of a process have run, and have waited for a core.
 
-    None if the system does not report these times.
+    None if the system does not report these times. (A kernel without them may report zeros.)
 
     Args:
         tasks: the directory of the process's threads; by default the threads of this process.
@@ -57,8 +57,8 @@ def _time_of_run() -> tuple[int, int] | None:
 
 
 def load_average() -> float | None:
-    """Mean number of programs that ran or waited for a core during the last minute; None if the system does not report
-    it.
+    """Number of programs that ran or waited for a core (on Linux also: for a disk), averaged with the most weight on
+    the last minute; None if the system does not report it.
     """
     try:
         return os.getloadavg()[0]
@@ -101,13 +101,18 @@ class Quietness:
         self._gpus = gpus
         self._lowest_clock_mhz: int | None = None
         self._throttle_reasons: set[str] = set()
+        # The number of looks at which the clocks of any GPU were lowered.
         self._num_throttled = 0
         # The most processes of other programs that were ever seen on a single GPU; None before the first answer of
         # NVML.
         self._other_processes: int | None = None
 
     def look(self) -> None:
-        """Ask NVML about the GPUs; `gpu_uuids` has initialised NVML. Call this between two timed answers."""
+        """Ask NVML about the GPUs. Call this after each timed answer of an arm, and not while an answer is timed.
+
+        NVML is initialised already: `local.models.devices.gpu_uuids` did this when it found the UUIDs. What NVML does
+        not report stays as it was after the previous look.
+        """
         reasons: set[str] = set()
         for gpu in self._gpus:
             with suppress(pynvml.NVMLError):
@@ -123,7 +128,7 @@ class Quietness:
 
     def columns(self) -> dict[str, Any]:
         """The columns of `MachineFigures`, by name, for the time since this object was created; None for unknown
-        values.
+        values. An exception: `num_throttled_units` is 0, not None, if there are GPUs but NVML reports no reasons.
         """
         return {
             "processor_share": self.processor_share,
@@ -132,13 +137,14 @@ class Quietness:
             "other_gpu_processes": self._other_processes,
             "lowest_gpu_clock_mhz": self._lowest_clock_mhz,
             "gpu_throttled": ", ".join(sorted(self._throttle_reasons)) or None,
+            # A look follows each answer of an arm, so the looks are the answers that the column counts.
             "num_throttled_units": self._num_throttled if self._gpus else None,
         }
 
     @property
     def processor_share(self) -> float | None:
-        """CPU time received / CPU time requested since this object was created; None if the system does not
-        report it.
+        """CPU time received / CPU time requested since this object was created. None if the system does not report
+        these times, or if they became smaller because threads ended.
         """
         now = _time_of_run()
         if now is None or self._first is None:

@@ -13,11 +13,14 @@ from harness.engines.tokenizer import Tokenizer
 from harness.measuring.acceptance import drafts_of
 from harness.results.drafts import Rejection
 
+# Times until fewer tokens than this are not compared: the first tokens contain the pass over the prompt, and a single
+# iteration may yield several tokens.
 _FEWEST_COMPARED = 8
 
 
 def arm_columns(answered: Answered, tokenizer: Tokenizer) -> dict[str, Any]:
-    """The columns of `CompareRow` about one arm, by name. Times and rates are left out if the answer has no token.
+    """The columns of `CompareRow` about one arm, by name: `regular_completion`, `regular_num_tokens` and so on. Times
+    and rates are left out if the answer has no token.
 
     Args:
         answered: the answer to a question with a single request.
@@ -86,7 +89,8 @@ def _speedup(regular: Answered, speculative: Answered) -> dict[str, Any]:
 def _seconds_until(answered: Answered, num_compared: int) -> float | None:
     """The seconds until the text had `num_compared` tokens; None if fewer arrived.
 
-    Tokens that arrived together are assumed to be spread evenly over the time since the previous arrival.
+    Tokens that arrived together are assumed to be spread evenly over the time since the previous arrival. For example,
+    1 token arrives at 0.2 s, and 4 tokens arrive at 0.6 s: the text had 3 tokens after 0.2 + 2/4 · 0.4 = 0.4 s.
     """
     seconds = 0.0
     num_before = 0
@@ -101,13 +105,18 @@ def _seconds_until(answered: Answered, num_compared: int) -> float | None:
 
 
 def find_rejections(answered: Answered, tokenizer: Tokenizer) -> list[Rejection]:
-    """Every draft token that was rejected, in order, with the token that replaced it."""
+    """Every draft token that was rejected, in order, with the token that replaced it.
+
+    For example, the arrivals are [A] from the prompt, then [B, X] from the proposal B C D. C was rejected, at position
+    2, and X replaced it. D was not tested, and so is not a rejection.
+    """
     rejections = []
     num_generated = 0
     for arrival in answered.arrivals:
         num_accepted = arrival.origins.count(Origin.DRAFT)
         # If the text ends with an accepted token, a rejection after it does not change the text.
         if num_accepted < len(arrival.proposed) and len(arrival.tokens) > num_accepted:
+            # The probabilities of the rejected token.
             target, draft = arrival.probabilities or (None, None)
             rejections.append(
                 Rejection(
@@ -138,7 +147,11 @@ def race_page_data(
 
     `steps` has one entry for each arrival. An entry contains its time in seconds (`at`) and its `tokens`. Each token
     has its text and its `origin` (whether draft or target produced it). A token that replaced a draft token also has
-    the `rejection`.
+    the `rejection`, a dictionary with the fields of `Rejection`.
+
+    Args:
+        answered: the answer to a question with a single request.
+        prompt: the token ids of the prompt, because the text of a token may depend on the tokens before it.
     """
     detokenizer = Detokenizer(tokenizer, prompt)
     rejections = {

@@ -43,7 +43,7 @@ class ReportedReference:
 
     Args:
         arm: the regular arm, which scores texts.
-        prompt: any prompt; it is scored once, to find out whether the arm can score texts.
+        prompt: any prompt; a text after it is scored once, to find out whether the arm can score texts.
         num_tokens: size of the tokenizer's vocabulary.
         num_top: how many of the likeliest tokens the arm is asked for at each position; -1 for all.
         num_in_flight: how many texts are scored at the same time.
@@ -65,7 +65,10 @@ class ReportedReference:
     ) -> None:
         assert arm.scores is not None
         self.arm = arm
+        # Called with texts, the number of likeliest tokens, and the number of requests in flight. It returns, for each
+        # text and each of its positions, {token id: log-probability}.
         self._scores = arm.scores
+        # A text of one token, so there is one position.
         [[likeliest]] = self._scores([(prompt, prompt[:1])], num_top, 1)
         # Some models have a larger vocabulary than their tokenizer.
         self.vocabulary_size = max(num_tokens, 1 + max(likeliest))
@@ -90,9 +93,11 @@ class ReportedReference:
             [second] = self._scores([text], self._num_top, 1)
             for first_scores, second_scores in zip(first, second, strict=True):
                 likeliest = max(first_scores, key=lambda token: first_scores[token])
-                # If the token is not reported the second time, it is less likely than every reported token.
+                # If the token is not reported the second time, it is less likely than every reported token. The
+                # difference is then at least this large.
                 again = second_scores.get(likeliest, min(second_scores.values()))
                 differences.append(abs(first_scores[likeliest] - again))
+        # Twice the largest difference that was seen, because other texts may differ more.
         self.rounding = max(_LEAST_ROUNDING, 2 * max(differences))
 
     def draft_logits_along(
@@ -104,9 +109,14 @@ class ReportedReference:
         """Return None, because servers do not report the results of another kernel."""
 
     def tolerance(self, likeliest: Floats, deviation: float) -> Floats:
+        """Return `rounding` for each position, whatever the logits and their deviation, because it was measured on what
+        the server reports.
+        """
         return np.full(likeliest.shape, self.rounding)
 
     def margin(self, token_ids: Sequence[int], wanted: int, other: int) -> Margin:
+        # Each of the two is scored as the text's own token, which some servers report in addition to the likeliest
+        # tokens.
         pairs = [(token_ids, [wanted]), (token_ids, [other])]
         scored = self._scores(pairs, self._num_top, 1)
         either = {**scored[0][0], **scored[1][0]}
@@ -134,6 +144,13 @@ class ReportedReference:
     def _logits(self, scored: Sequence[Likeliest], is_even: bool) -> Floats:
         """Logits [n, V] from the log-probabilities that are reported at n positions.
 
+        For example, V is 6, and probabilities of 0.4 and 0.2 are reported for tokens 3 and 1. A mass of 0.4 is left.
+        The probabilities are then:
+
+            token          0     1     2     3     4     5
+            is_even        0.1   0.2   0.1   0.4   0.1   0.1
+            not is_even    0.2   0.2   0.2   0.4   0     0
+
         Args:
             is_even: whether the remaining mass is spread evenly over all other tokens. If not, it is put on as few of
                 them as possible, each as likely as the least likely reported token.
@@ -149,6 +166,7 @@ class ReportedReference:
             check_known(tokens, self.vocabulary_size)
             row[tokens] = logprobs
             mass_left = 1 - sum(map(math.exp, logprobs))
+            # The tokens that were not reported, and can be drawn.
             is_left = np.isinf(row)
             is_left[sorted(self.arm.traits.never_drawn)] = False
             left = np.flatnonzero(is_left)
@@ -172,10 +190,11 @@ REFERENCE_TOKENS = 128
 class References:
     """Provides the reference for a run: the open engine's own, or the run's target, loaded into this process once.
 
-    There is no reference in three cases:
+    There is no reference in four cases:
 
+    - `model=` only stands for whatever the server serves (`SERVED`);
     - the server applies the chat template itself, and so reads different tokens than the model would here;
-    - a grammar constrains the server's answers;
+    - a grammar constrains the server's answers (this and the previous case are `beyond_model`);
     - the server's model cannot be loaded here.
 
     Raises (each method):
@@ -216,13 +235,14 @@ class References:
         reference = self.for_texts()
         assert reference is not None
         tokenizer = self._planned.tokenizer
+        # An arm that gets the prompt as text may split it into other tokens; the reference then reads these.
         if not self._engine.arms[-1].traits.takes_token_ids:
             prompt = tokens_as_served(tokenizer, prompt)
         return text_divergence(reference, tokenizer, prompt, text, num_tokens)
 
     @functools.cached_property
     def _loaded(self) -> Reference | None:
-        """The target, loaded here. If a server's model cannot be loaded, it is None, and a message says so."""
+        """The target, loaded here. None if its weights are unknown or cannot be loaded, and a message then says so."""
         settings = self._settings
         if settings.model.repository == SERVED:
             say("no exact distribution: model= names the weights that are served")

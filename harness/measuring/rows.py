@@ -50,7 +50,11 @@ class LatencyRow(
     TextFigures,
     _LatencySettings,
 ):
-    """`latency.csv`: one row per arm."""
+    """`latency.csv`: one row per arm.
+
+    The base classes are groups of columns. `results.row.Row` explains `kind` and `recognised_by`, and
+    `results.schema.RunRow` explains `filled_if_measured`.
+    """
 
     kind = "latency"
     filled_if_measured = ("ms_per_token",)
@@ -61,6 +65,7 @@ class LatencyRow(
 
     @classmethod
     def as_judged(cls, rows: Sequence[LatencyRow]) -> Sequence[LatencyRow]:
+        """The rows of one run; without a speed-up if the arms cannot be compared (`results.verdict.judged`)."""
         return judged(rows)
 
     @property
@@ -76,6 +81,7 @@ class LatencyRow(
 
     @property
     def is_batched(self) -> bool:
+        """Whether several prompts were decoded together, so that all rows of a batch have the same time."""
         return (self.batch_size or 1) > 1 and not self.was_served
 
     @property
@@ -104,4 +110,5 @@ class LatencyRow(
 
     @property
     def was_quiet(self) -> bool:
+        """Whether neither a drift nor other programs made the times unreliable, as far as this is known."""
         return not self.drifted and not self.was_starved

@@ -178,7 +178,7 @@ class Session:
 
         Args:
             setting: name of the setting that contains the prompts, for the error.
-            new_tokens: number of tokens that follow each prompt; None for `decoding.max_new_tokens`.
+            new_tokens: number of tokens that follow each prompt, at least 1; None for `decoding.max_new_tokens`.
 
         Raises:
             SettingError: if a prompt and its new tokens do not fit into a model's context, and for prompts that
@@ -187,6 +187,7 @@ class Session:
         token_ids = self.encoder.encode(prompts)
         new_tokens = new_tokens or self.settings.decoding.max_new_tokens
         longest = max(map(len, token_ids))
+        # A sentence about the context that is too small; None if all contexts are large enough.
         rule = self.planned.excess(longest, new_tokens)
         if rule is not None:
             raise SettingError(setting, f"it has {longest} tokens; {rule}")
@@ -206,7 +207,7 @@ class Session:
         Args:
             batch_size: number of rows that are decoded together.
             prompt_tokens: length of the longest prompt.
-            new_tokens: the most tokens that follow a prompt; None for `decoding.max_new_tokens`.
+            new_tokens: the most tokens that follow a prompt, at least 1; None for `decoding.max_new_tokens`.
 
         Returns:
             The pair with its devices; None if the engine loads no pair here.
@@ -244,7 +245,7 @@ class Session:
         Args:
             batch_size: the most prompts of a question, or the most requests in flight.
             longest_prompt: length of the longest prompt.
-            samplings: as in `Preparation`.
+            samplings: further decoding settings whose temperature, top-k and top-p requests may have.
         """
         decoding = self.settings.decoding
         # Frees the caches of an open engine before the next engine allocates its own.
@@ -291,12 +292,15 @@ class Session:
         decoding = decoding or self.settings.decoding
         if seed is None:
             seed = self.settings.seed
+        # With `ignore_eos`, no token ends an answer.
         stop_tokens = frozenset() if decoding.ignore_eos else self.end_tokens()
         requests = []
         for place, (prompt, index) in enumerate(zip(token_ids, indices, strict=True)):
             chat = chats[place] if chats else None
             salt = salts[place] if salts else None
-            requests.append(Request(prompt, decoding, seed, index, stop_tokens, chat, salt))
+            requests.append(
+                Request(prompt, decoding, seed, index, stop_tokens, chat=chat, salt=salt)
+            )
         return requests
 
     def row(self, kind: type[AnyRow], acceptance: Drafts | None = None, **figures: Any) -> AnyRow:
@@ -317,7 +321,8 @@ class Session:
             columns["settings"] = further_settings(self.settings, kind)
             engine = engine_of(self.settings)
             if not engine.in_process:
-                # The server's models are not known here; the settings only give them names.
+                # The server's models are not known here; the settings only give them names. The engine's own columns,
+                # such as the address, take the place of the columns about a local pair.
                 columns |= dict.fromkeys(kind.columns().keys() & LOCAL_PAIR_COLUMNS)
                 columns |= _selected(engine.columns(self.settings), kind)
             if self.settings.draft is None or figures.get("arm") == "regular":
@@ -378,6 +383,9 @@ class Session:
         return frozenset() if ends is None else frozenset({int(ends)})
 
     def _circumstances(self) -> dict[str, Any]:
+        """The columns about the run's status, machine, weights and servers, by name; what is unknown so far is None or
+        left out.
+        """
         measurement = self.identify()
         if self.engine is not None and self.engine.servers is not None:
             # If servers run alternately, the second server has started only after `open`.
@@ -403,6 +411,7 @@ class Session:
             columns["server_command"] = [*servers.commands] or None
         if self.placed is not None:
             columns |= self.placed.columns()
+        # Simulated times come from no device.
         if engine_of(self.settings).own_clock:
             columns["devices"] = None
         return columns

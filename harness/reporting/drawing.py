@@ -36,6 +36,7 @@ _STYLES = [
 ]
 # The width of a plot in inches: that of a telephone's screen, so that a telephone need not shrink the letters.
 _WIDTH = 4.4
+# The most characters of a line of the legend, for this width.
 _LONGEST_LINE = 56
 
 
@@ -53,7 +54,9 @@ Curves = Mapping[str, Sequence[tuple[float, Interval]]]
 def as_svgs(
     make: Callable[[], Mapping[str, Sequence[Plot]]],
 ) -> dict[str, list[tuple[str, str]]]:
-    """The title and the SVG of each plot that `make` returns, by the kind of plot."""
+    """The title and the SVG of each plot that `make` returns, by the kind of plot. `make` is called with our own style
+    in effect, because matplotlib applies a style when a figure is made.
+    """
     drawn: dict[str, list[tuple[str, str]]] = {}
     with _own_style():
         for name, plots in make().items():
@@ -69,7 +72,8 @@ def curve_plots(
     *,
     doubling: bool = False,
 ) -> list[Plot]:
-    """Draw speed-ups with their bounds: a plot for each panel that has points, all on the same scale.
+    """Draw speed-ups with their bounds: a plot for each panel that has points, all on the same scale. Only the first
+    `MOST_PLOTS` such panels are drawn, and only the first `_MOST_CURVES` curves of each.
 
     Args:
         panels: the title and the curves of each plot.

@@ -65,8 +65,8 @@ class ReportContents:
         answers = {}
         for question, page in self.pages.items():
             said = [(page, line) for line in page.finding]
-            # Of parts, only lines with an interval are shown. Lines that compare other runs of a series with its best
-            # run have none.
+            # Of parts, only lines with an interval (`Line.more`) are shown. Lines that compare other runs of a series
+            # with its best run have none.
             said += [(part, line) for part in page.parts for line in part.finding if line.more]
             findings: list[Line] = []
             for part, line in said[:_MOST_ANSWERS]:
@@ -135,6 +135,7 @@ def escape(text: str) -> str:
 
 
 def _render(template: str, **content: Any) -> str:
+    """The text that a template of this folder makes from `content`, with the functions below as its filters."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=template.startswith("page.html"),
@@ -178,7 +179,8 @@ def _number(value: object) -> float | None:
 
 
 def _scale(values: Sequence[object], reference: float) -> Callable[[float], float]:
-    """Return the scale of a column's statements, as a function from a value to pixels from the left.
+    """Return the scale of a column's statements, as a function from a value to pixels from the left. Values beyond the
+    scale are placed at its ends.
 
     Args:
         reference: the value at which a line is drawn, such as 1 for speed-ups.

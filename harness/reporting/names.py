@@ -45,7 +45,8 @@ class Name:
 
     Attributes:
         pair: the pair's name, from `pair_name`.
-        settings: the settings in which the rows differ, in words, by column; K is left out.
+        settings: the settings in which the rows differ, in words, by column; K is left out. For a setting without a
+            column, the key is `settings.` and its name, such as `settings.draft.sampling`.
         circumstances: circumstances that distinguish the row from others with the same settings, in words.
     """
 
@@ -184,6 +185,7 @@ def _words_of_servers(rows: Sequence[RunRow], names: Sequence[Name]) -> list[str
         return [""] * len(rows)
     commands = [getattr(row, "server_command", None) or [] for row in rows]
     ks = [name.num_draft_tokens for name in names]
+    # The measured server's command is the last one. Before it is the regular one, if there are two.
     measured = _differing_words([" ".join(words[-1:]) for words in commands], ks)
     regular = _differing_words([" ".join(words[:-1]) for words in commands], ks)
     texts = []
@@ -202,6 +204,9 @@ def _words_of_servers(rows: Sequence[RunRow], names: Sequence[Name]) -> list[str
 
 def _differing_words(commands: Sequence[str], ks: Sequence[int | str | None]) -> list[list[str]]:
     """For each command, the words in which it differs from the others, each flag with its value.
+
+    For example, `serve -k 2 -a 1` and `serve -k 3 -a 5` give [["-k 2", "-a 1"], ["-k 3", "-a 5"]]. If 2 and 3 are also
+    the K of these commands, the result is [["-a 1"], ["-a 5"]].
 
     Args:
         ks: K of each command. A word that differs only in K is left out, because every table shows K.

@@ -250,6 +250,12 @@ def _short_table(table: Table, rest: str) -> Table:
 def _steps_in_lines(
     steps: Sequence[tuple[str, str]], why: Sequence[tuple[str, str]]
 ) -> list[tuple[str, str]]:
+    """The next steps as lines with the name `Next`: `try more draft tokens   harness latency draft=tiny K=8`.
+
+    Args:
+        steps: the text and the command of each step.
+        why: the reasons, with which the steps share a column of names.
+    """
     width = max((len(text) for text, _ in steps), default=0)
     texts = [f"{text:{width}}   {command}" for text, command in steps]
     room = _WIDTH - max(len(name) for name, _ in [*why, ("Next", "")])

@@ -202,6 +202,7 @@ def sentences(style: Style, *texts: str | None) -> list[Line]:
 
 
 def _read(item: Any, of: Of) -> Any:
+    """Read a value from an item, as `Of` describes."""
     if callable(of):
         return None if item is None else of(item)
     for name in of.split("."):

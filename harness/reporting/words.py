@@ -67,6 +67,7 @@ def _is_replaced(name: str, by: str) -> bool:
 
 
 def device_of(row: RunRow) -> str:
+    """The devices that computed, or the reason why a title names none."""
     if row.is_simulated:
         return "made-up costs, no measurement"
     if row.devices:
@@ -114,6 +115,7 @@ def pair_name(row: RunRow, joint: str = " with ") -> str:
 
 
 def _draft_name(row: RunRow, joint: str) -> str:
+    """The second part of a pair's name, such as ` with 7B`; empty for a target alone, and for a simulated pair."""
     if not row.draft or row.is_simulated:
         return ""
     if not row.is_elsewhere:
@@ -258,6 +260,7 @@ def in_words(row: RunRow, column: str) -> str | None:
 
 
 def _as_text(value: Any) -> str:
+    """A value of a column as text: `1, 2`, `true`, `0.8`, `localhost:8000`."""
     if isinstance(value, list | tuple):
         return ", ".join(map(str, value))
     if isinstance(value, dict):
@@ -271,6 +274,7 @@ def _as_text(value: Any) -> str:
 
 
 def _prompts(row: RunRow) -> str | None:
+    """The prompts in words, such as `15 prompts (english)`; None and empty as for `in_words`."""
     if row.questions_in_words is not None:
         return row.questions_in_words
     if row.status not in (None, "ok"):
@@ -294,6 +298,7 @@ def _batch(row: RunRow) -> str:
 
 
 def _rule(row: RunRow) -> str:
+    """The acceptance rule in words, marked if it is lossy by itself; empty for the default."""
     rule = getattr(row, "rule", None)
     if rule in (None, DecodingSettings.rule):
         return ""
@@ -302,6 +307,7 @@ def _rule(row: RunRow) -> str:
 
 
 def _lenience(row: RunRow) -> str:
+    """The lenience in words; empty if it is 1, or not recorded."""
     lenience = changed_lenience(row)
     if lenience is None:
         return ""

@@ -44,7 +44,9 @@ class Drafts:
         proposed, accepted: numbers of draft tokens.
         accepted_at, tested_at: for each position, from 0, the number of draft tokens that were accepted, or tested. A
             draft token is tested if all draft tokens before it were accepted.
-        k: mean number of draft tokens per iteration that drafted, if it is the same in all answers; nan if they differ.
+        k: mean number of draft tokens per iteration that drafted, if it is the same in all answers; nan if they differ,
+            and also if it is not known. 0 if nothing was drafted, and for counts by `of`, which know `tested_at`
+            without it.
     """
 
     answers: int = 0
@@ -103,7 +105,8 @@ class Drafts:
         """`tested_at`; if it is not known, computed from the other counts; None if these do not determine it.
 
         If only the mean number of draft tokens per iteration is known, and it is the same whole number in all answers,
-        every iteration is assumed to have drafted this number.
+        every iteration is assumed to have drafted this number. For example, 10 iterations drafted 3 tokens each, and 7,
+        4 and 1 draft tokens were accepted by position: then [10, 7, 4] draft tokens were tested.
         """
         accepted_at, drafting = self.accepted_at, self.drafting
         if self.tested_at is not None or accepted_at is None or drafting is None or self.k % 1:
@@ -157,6 +160,7 @@ class Drafts:
         accepted_per_draft = _ratio(self.accepted, self.drafting)
         tested = self.tested
         accepted_at = [*(self.accepted_at or ())]
+        # Both lists get the same length; at further positions, nothing was accepted.
         if tested is not None:
             accepted_at = [*accepted_at, *[0] * len(tested)][: len(tested)]
         marginal = [_ratio(number, self.drafting) for number in accepted_at if self.drafting]
@@ -168,6 +172,7 @@ class Drafts:
             else 1 + accepted_per_draft,
             "mean_proposed": _ratio(self.proposed, self.drafting),
             "mean_num_draft_tokens": _ratio(self.proposed, self.iterations) if is_known else None,
+            # At least 1, because every iteration decides a token; counters of a server may say otherwise.
             "tokens_per_iteration": max(1.0, tokens) if tokens else None,
             "acceptance_by_position": _rounded(map(_ratio, accepted_at, tested or ())),
             "marginal_acceptance_by_position": _rounded(marginal),
@@ -206,17 +211,20 @@ class DraftColumns:
 
         Rows of older versions contain only a histogram and rates; most counts are computed from these.
         """
+        # The columns `num_decoded`, `acceptance_rate` and `mean_proposed` are fields of other base classes of a row.
         row: Any = self
         if self.impossible_counts:
             return UNKNOWN
         decoded, iterations = row.num_decoded, self.num_iterations
         drafting, proposed, accepted = self.num_drafting, self.num_proposed, self.num_accepted
         histogram, rate = self.acceptance_histogram or [], row.acceptance_rate
+        # Nothing is known about drafts: each token counts as decided by an iteration of its own.
         if iterations is None and proposed is None and rate is None:
             return Drafts(decoded=decoded, iterations=decoded)
         if histogram and proposed is None:
             drafting, accepted = sum(histogram), sum(positions(histogram))
             proposed = round(drafting * (row.mean_proposed or 0))
+        # Iterations are known, but no drafts: nothing was drafted.
         is_idle = iterations is not None and proposed is None and rate is None
         return Drafts(
             answers=1,
@@ -225,6 +233,7 @@ class DraftColumns:
             drafting=0 if is_idle else drafting,
             proposed=0 if is_idle else proposed,
             accepted=0 if is_idle else accepted,
+            # Without a histogram, the positions are known only if nothing was accepted: then there are none.
             accepted_at=positions(histogram) if histogram or not accepted else None,
             tested_at=() if is_idle else self.tested_by_position,
             k=(proposed or 0) / drafting if drafting else 0,
@@ -243,6 +252,7 @@ def positions(histogram: Sequence[int]) -> list[int]:
 
 
 def _ratio(numerator: float | None, denominator: float | None) -> float | None:
+    """The quotient; None if a number is not known, or if the denominator is 0."""
     return None if numerator is None or not denominator else numerator / denominator
 
 
@@ -252,7 +262,7 @@ def _rounded(rates: Iterable[float | None]) -> list[float | None] | None:
 
 
 class Rejection(NamedTuple):
-    """A draft token that the target rejected, at a position of the new text that counts from 0.
+    """A draft token that the target rejected, with its position in the new text, counted from 0.
 
     Both probabilities are those of the rejected token; they are None if the engine does not report them.
     """

@@ -26,6 +26,7 @@ from harness.config.command_line import Words
 from harness.config.machine import cpu_name, cpu_quota, num_usable_cores, output_of
 from harness.results.locked_files import replace_file
 
+# Packages whose versions `environment.json` has. A row has only the versions of three of them.
 _DISTRIBUTIONS = (
     "torch",
     "transformers",
@@ -106,6 +107,7 @@ def commit_of(package: Path) -> str | None:
 
 
 def _git(directory: Path, *arguments: str) -> str | None:
+    """The output of a git command in a directory; None if it fails, or if git is not installed."""
     # Within a git hook, these variables name another repository, and git would use that repository instead of the
     # directory's.
     redirects = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")

@@ -59,10 +59,12 @@ def append_rows(path: str | Path, rows: Sequence[Row]) -> Path:
         The file to which the rows were appended; `path` if there are no rows.
 
     Raises:
-        SettingError: if no file can be written at the path that `results.file` names.
-        RunError: if writing fails; the file then keeps its old content.
+        SettingError: if no file can be written at this path. The error names `results.file`, because this setting is
+            the usual source of the path.
+        RunError: if the disk itself fails, or another process holds the lock; the file then keeps its old content.
     """
     path = Path(path)
+    # Ends at the first file that takes the rows.
     for candidate in _numbered(path) if rows else ():
         with locked(candidate, "results.file") as file:
             if not file.path.exists() or not file.path.stat().st_size:
@@ -83,7 +85,9 @@ def append_rows(path: str | Path, rows: Sequence[Row]) -> Path:
 
 
 def read_rows(path: str | Path, kind: type[AnyRow]) -> list[AnyRow]:
-    """The rows of one kind in a shared CSV file and its numbered siblings; [] if there is no file."""
+    """The rows of one kind in a shared CSV file and its numbered siblings (`latency-2.csv`, ...), up to the first
+    number without a file; [] if there is no file. Rows that cannot be read are left out.
+    """
     rows: list[AnyRow] = []
     for file in itertools.takewhile(Path.exists, _numbered(Path(path))):
         rows += rows_in(file, kind)
@@ -206,6 +210,7 @@ def _cells(row: Row, header: Sequence[str]) -> list[Any]:
 
 
 def _as_csv(lines: Sequence[Sequence[Any]]) -> bytes:
+    """Lines of cells as the bytes of a CSV file."""
     # Before Python 3.13, the csv module does not quote a cell because of a lone carriage return, and readers mistake it
     # for the end of the row.
     has_return = any("\r" in str(cell) for cells in lines for cell in cells)

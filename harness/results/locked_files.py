@@ -58,6 +58,7 @@ def read_whole(path: Path) -> bytes:
     if target.exists() and not target.is_file():
         # Reading /dev/zero never ends, and reading a pipe may not end.
         raise OSError(errno.EINVAL, "it is not a regular file")
+    # Repeated if another process changed the file meanwhile.
     while True:
         before = target.stat()
         content = target.read_bytes()
@@ -190,6 +191,7 @@ def _whole_length(target: Path, size: int) -> int:
     except (OSError, ValueError):
         # There is no note, or a process died while it wrote the note, and so had appended nothing.
         return size
+    # With all of its bytes, the append is complete, and only the note is left.
     return begin if begin < size < end else size
 
 

@@ -131,6 +131,7 @@ def pooled_rows(runs: Sequence[Sequence[AnyRow]]) -> list[AnyRow]:
     for rows_of_arm in zip(*succeeded, strict=True):
         columns = _pooled_figures(rows_of_arm) | common
         row: Any = dataclasses.replace(rows_of_arm[0], **columns)
+        # The rates of acceptance follow from the added counts, and not from the means of the runs' rates.
         rates = {name: rate for name, rate in row.drafts.columns().items() if rate is not None}
         pooled.append(dataclasses.replace(row, **rates))
     if len(pooled) > 1:
@@ -172,11 +173,11 @@ def _pooled_figures(rows: Sequence[AnyRow]) -> dict[str, Any]:
 def _pooled(rule: Pooling, values: Sequence[Any], weights: Sequence[Any] | None = None) -> Any:
     """Pool the values of several runs, or of one position of their lists; unknown values are left out.
 
-    None for texts that differ, and if no value is known. nan if the rule cannot be applied, for example a geometric
-    mean of negative numbers.
+    None for values of the rule `same` that differ, for the rule `none`, and if no value is known.
 
     Args:
-        weights: weights of a mean; if any weight is not known or 0, all runs have the same weight.
+        weights: weights of a mean, if all values are known; if any weight is not known or 0, all runs have the same
+            weight. None for other rules.
     """
     known_values = [value for value in values if value is not None]
     if not known_values:
@@ -201,6 +202,7 @@ def _speedup(runs: Sequence[Sequence[AnyRow]]) -> dict[str, Any]:
     {} if the rows of the runs' prompts are not found.
     """
     waits = []
+    # The regular arm's row is enough: both rows of a run name the directory, whose file has the answers of both arms.
     for row, *_ in runs:
         units = pairs_by_unit(read_prompts(row.directory, row.run))
         waits.append(waits_by_unit(units, row.is_batched))
@@ -221,6 +223,7 @@ def _speedup(runs: Sequence[Sequence[AnyRow]]) -> dict[str, Any]:
     )
     estimate = dataclasses.replace(estimate, covers=covers)
     speedup = estimate.interval()
+    # Such a run has no bounds by itself, because of a few long answers, and so the runs together have none.
     if (covers.num_effective or FEWEST_EFFECTIVE) < FEWEST_EFFECTIVE:
         speedup = Interval(speedup.estimate, covers=covers)
     return {"speedup": speedup}

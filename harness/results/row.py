@@ -45,6 +45,8 @@ _IN_JSON = {"True": "true", "False": "false", "TRUE": "true", "FALSE": "false"}
 #     all, any           for truth values: true if all runs' values are true, or if any is
 #     same               the common value of all runs; None if they differ
 #     none               no value
+#
+# (The type is divided only because of its length.)
 Pooling = (
     Literal["mean", "quadratic mean", "sum", "largest", "smallest"]
     | Literal["all", "any", "same", "none"]

@@ -114,6 +114,7 @@ class RunRow(Row):
         "draft.repository",
         phrase="draft weights of {}",
     )
+    # A page does not mention a default: the words for it are empty (`said_as`).
     quantization: MaybeText = setting(
         "quantization of the target: `none`, `8bit` or `4bit`",
         "model.quantization",

@@ -50,8 +50,6 @@ _MOST_DIFFERENCE_OF_DRAWN = 0.5
 _LEVEL_OF_LENGTHS = 0.01
 # How many flips of the signs are in memory at once.
 _FLIPS_AT_ONCE = 1_000
-# A lower bound may exceed the largest possible speed-up by this factor: one 95 % interval in forty lies above the true
-# value by chance, but hardly ever by more than 2 %.
 # The lower bound of a speed-up may exceed the largest possible speed-up by this factor: by chance, one 95 % interval in
 # forty lies above the true value, but hardly ever by more than 2 %.
 _BY_CHANCE = 1.02
@@ -141,6 +139,7 @@ def verdict_of(row: ComparedRow, family: int = 1) -> Statement:
 
 
 def _judged_speedup(row: ComparedRow, family: int) -> Statement:
+    """The statement of `verdict_of`, without the row and the family. The first reason to conclude nothing is stated."""
     if row.status == NO_VERDICT:
         return Statement.ordered("pays", Interval(), row.error or "the arms cannot be compared")
     speedup = _at_once(_interval_of(row), family, row)
@@ -340,6 +339,7 @@ def _beyond_rounding(speculative: ArmEvidence) -> str | None:
 
 
 def _unequal_work(regular: ArmEvidence, speculative: ArmEvidence) -> str | None:
+    """The reason why the arms' total numbers of tokens are too different; None if they are not."""
     most = _MOST_DIFFERENCE_OF_DRAWN if regular.drawn else MOST_DIFFERENCE
     if _difference(regular.num_tokens, speculative.num_tokens) <= most:
         return None
@@ -448,7 +448,7 @@ def judged(
 
     If the arms cannot be compared, both rows lose their speed-up. If the run succeeded, they also get the status
     `no_verdict` and the reason in `error`. Rows that are not one regular and one speculative arm are returned
-    unchanged.
+    unchanged, and so are rows without any measured prompt.
 
     Args:
         rows: at least one row.
@@ -460,6 +460,7 @@ def judged(
     evidence = [ArmEvidence.of(vars(row), drawn=drawn, in_turns=in_turns) for row in rows]
     if [arm.arm for arm in evidence] != ["regular", "speculative"] or not evidence[1].num_prompts:
         return list(rows)
+    # Rows that were refused when they were written keep their reason.
     reason = rows[1].error
     if rows[1].status != NO_VERDICT:
         regular, speculative = (

@@ -99,6 +99,11 @@ class ServerCommand:
     def flags(self, names: Sequence[str]) -> list[Flag]:
         """Find the flags with one of these names, in the order of the command.
 
+        For example, in `vllm serve M --spec-method=ngram -sc {}`, the names `--spec-method` and `-sc` find:
+
+            Flag("--spec-method", "ngram", first=3, last=4)
+            Flag("-sc", "{}", first=4, last=6)
+
         Raises:
             SettingError: if the value of such a flag is missing.
         """
@@ -129,6 +134,7 @@ class ServerCommand:
         For a JSON flag, the last value of each of its entries is included.
         """
         json_flags = self.startup.json_flags
+        # If one name of the JSON flag is asked for, all of its names are read. Their values get its main name.
         roots = [name.partition(".")[0] for name in names]
         if not set(json_flags).isdisjoint(roots):
             roots += json_flags
@@ -155,9 +161,10 @@ class ServerCommand:
 
     @property
     def drafts(self) -> bool:
-        """Whether flags or environment variables turn speculation on.
+        """Whether flags or environment variables turn speculation on (`Startup.drafts_by`).
 
-        If a flag is repeated, its values add up: a later `none` does not cancel an earlier value.
+        If every value of one of these flags is `none`, speculation is off, whatever the other flags are. But a later
+        `none` does not cancel an earlier value of the same flag: values of a repeated flag add up.
         """
         names = self.startup.drafts_by
         values = self.values(names)
@@ -172,8 +179,7 @@ class ServerCommand:
         """The model as it is typed: the name under which it is served, or otherwise its file or repository; None if not
         known.
         """
-        # A model may be served under several names; the first one is used.
-        # If it is served under several names, the first one.
+        # If it is served under several names, the first one is used.
         served_name = (self.value(self.startup.served_name) or "").partition(",")[0].strip()
         name = served_name or self.value(self.startup.model)
         if name is None and self.startup.model_follows and self.start < len(self.words):
@@ -219,7 +225,9 @@ class ServerCommand:
             if _variable_in(word) not in variables:
                 kept.append(word)
             elif kept and kept[-1] in _VARIABLE_FLAGS:
+                # The flag `-e` of a container goes with its variable.
                 kept.pop()
+        # A variable of this process would be inherited, so `env -u NAME` removes it for the server.
         inherited = [name for name in variables if name in os.environ]
         unset = [part for name in inherited for part in ("-u", name)]
         if unset:
@@ -376,6 +384,9 @@ def is_variable(word: str) -> bool:
 
 
 def _locate_program(words: Sequence[str], dialects: Sequence[Dialect]) -> ServerCommand:
+    """The command with its kind of server, recognised by the first word that starts a known program or, behind `docker`
+    and the like, that names a known image. For `env A=1 /opt/vllm serve M`, `start` is 4, the index of `M`.
+    """
     runs_image = False
     for index, word in enumerate(words):
         is_image = runs_image and not re.match(r"[/.~-]|.*(:/|=)", word)
@@ -418,6 +429,9 @@ def _json_entries(flag: Flag) -> dict[str, Any]:
 def _canonical_flag(typed: str, names: Sequence[str], startup: Startup) -> str | None:
     """The name, of these flags, that a word stands for, followed by the key of an entry if there is one; None if it is
     another word.
+
+    For example, `--spec_type` stands for `--spec-type`. `--speculative_config.method` stands for
+    `--speculative-config.method` if `--speculative-config` is one of the names.
     """
     if typed in names:
         return typed

@@ -102,6 +102,7 @@ class RequestForm:
                 extensions |= {"return_token_ids": True, "return_spec_tokens_details": True}
             if request.salt is not None and self.salts:
                 salt = f"{self.salt_prefix} {request.salt}"
+                # For vLLM {"cache_salt": "{salt}"}; for llama.cpp, which has no salts, {"cache_prompt": False}.
                 for name, value in (dialect.salt or {}).items():
                     if value == "{salt}":
                         extensions[name] = salt
@@ -114,6 +115,7 @@ class RequestForm:
         elif decoding.top_k:
             rule = "must be 0: the server has no such parameter"
             raise SettingError("decoding.top_k", rule, decoding.top_k)
+        # A dialect in a user's file may switch streaming off. `stream_options` are then refused.
         if extra.get("stream") is False:
             del body["stream_options"]
         return body | extra

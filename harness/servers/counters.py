@@ -93,21 +93,24 @@ class CounterPage:
         self._num_missed = 0
         self._newest_start: float | None = None
         self._say = say
+        # The reading at the beginning of the current question; None if it failed.
         self._before: Counts | None = None
         self.between: Counts | None = Counts()
-        # The last reading before this run asked nothing.
+        # The reading since which this run has asked nothing; None if it failed.
         self._since: Counts | None = None
         # The number of restarts at the end of the last question. A restart after that counts for the next question.
         self._restarts_reported = 0.0
         # How many requests of the last question were left unfinished, so that the server may still be answering them.
         self._num_left = 0
+        # Whether `begin` has given up waiting; and how many requests of other clients were then running.
         self._is_always_busy = False
         self._num_others = 0.0
 
     def read(self) -> Counts | None:
         """Read the counters now; None if they cannot be read.
 
-        If no page with counters was found in `_ATTEMPTS` calls, the server is not asked again.
+        If no page with counters was found in `_ATTEMPTS` calls, the server is not asked again. Once a page was found, a
+        call that fails is repeated up to `_ATTEMPTS` times.
         """
         for _ in range(1 if self._last is None else _ATTEMPTS):
             for pages in self._candidates:
@@ -136,6 +139,7 @@ class CounterPage:
         """
         restarts = 0.0 if self._last is None else self._last.restarts
         if started is None and self._last is not None:
+            # Adds 1 if a counter has fallen, because `growth` then knows nothing.
             restarts += not growth(replace(counts, restarts=restarts), self._last).is_known
         elif started is not None and self._newest_start is not None:
             restarts += started > self._newest_start
@@ -158,6 +162,9 @@ class CounterPage:
         self._end_between(self.read())
 
     def _end_between(self, now: Counts | None) -> None:
+        """Add the growth from `_since` until the reading `now` to `between`, which becomes None for good if a reading
+        is missing.
+        """
         if now is None or self._since is None or self.between is None:
             self.between = None
         else:

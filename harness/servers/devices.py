@@ -77,5 +77,6 @@ def _gpus_of(pids: Collection[int]) -> list[str]:
 
 
 def _holds_accelerator(pid: int) -> bool:
+    """Whether a process has the device file of an accelerator open. Raises an OSError if this cannot be found out."""
     files = Path(f"/proc/{pid}/fd").iterdir()
     return any(_ACCELERATOR.match(str(file.readlink())) for file in files)

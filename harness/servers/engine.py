@@ -80,8 +80,8 @@ class ServerEngine(Engine):
             not cover.
 
     Raises:
-        SettingError: if the API key is not in the environment, or if a server does not serve the model, or has too
-            short a context.
+        SettingError: if the API key is not in the environment, or is refused; if a server does not serve the model, or
+            has too short a context; or if two servers serve different weights.
         RunError: if a server does not answer, or does not start.
     """
 
@@ -95,6 +95,8 @@ class ServerEngine(Engine):
     ) -> None:
         self.opening = opening
         settings = ServerSettings.of(opening.settings)
+        # Some commands, such as `acceptance`, ask only the arm that speculates. With two typed commands, both arms
+        # stay.
         if opening.settings.ASKS_SPECULATIVE_ALONE and not settings.first_command:
             served = [server for server in served if server.name == "speculative"] or served
         self.key = api_key("engine.api_key_variable", settings.api_key_variable)
@@ -294,8 +296,9 @@ class ServerArm(Arm):
         """Wait until the server is ready, and choose the name of the model in requests.
 
         Raises:
-            SettingError: if the server does not serve the model, or if its context has no room for the prompts.
-            RunError: if the server has ended, or is not ready in time.
+            SettingError: if a server that was started here refuses the key, if the server does not serve the model, or
+                if its context has no room for the prompts.
+            RunError: if the server was started here, and has ended or is not ready in time.
         """
         engine = self._engine
         opening = engine.opening
@@ -311,10 +314,10 @@ class ServerArm(Arm):
         model = choose_model(
             report,
             opening.settings.model.repository,
-            served.model,
-            typed_model,
-            model_setting,
-            place,
+            name=served.model,
+            typed_model=typed_model,
+            model_setting=model_setting,
+            place=place,
         )
         max_new_tokens = opening.decoding.max_new_tokens
         num_tokens = opening.longest_prompt + max_new_tokens
@@ -364,6 +367,7 @@ class ServerArm(Arm):
             self.process = None
 
     def between_questions(self) -> Counts | None:
+        # Counters of a server that answers for both arms also count the other arm's questions.
         urls = [arm.served.url for arm in self._engine.arms]
         if self.served.url is not None and urls.count(self.served.url) > 1:
             return None
@@ -373,6 +377,7 @@ class ServerArm(Arm):
         return self._all_between(self.connection)
 
     def _all_between(self, connection: Connection) -> Counts | None:
+        """The growth between questions on this connection and all earlier ones; None if any of it is unknown."""
         between = connection.counters.between
         if between is None or self._between is None:
             return None
@@ -385,6 +390,7 @@ class ServerArm(Arm):
     def failure(self) -> str | None:
         if self.connection is None:
             return None
+        # A server that was started here may have ended; otherwise the sender may have given up.
         given_up = self.connection.sender.given_up
         ended = self.ended
         if ended is None and given_up and self.process:
@@ -414,7 +420,8 @@ class ServerArm(Arm):
             body = connection.form.body(request)
             # A stop text may end the answer before its first token.
             may_be_empty = request.may_be_empty or "stop" in body
-            outgoing.append(Outgoing(body, record, row, arrivals, may_be_empty))
+            # All of them add to the same list of arrivals.
+            outgoing.append(Outgoing(body, record, row, arrivals, may_be_empty=may_be_empty))
         further = connection.further(extra) if extra else None
         sender = connection.sender
         asking = send_in_turn(sender, outgoing, further, in_flight)
@@ -442,6 +449,7 @@ class ServerArm(Arm):
         decoding = DecodingSettings(max_new_tokens=1, temperature=0)
         hello = ({"role": "user", "content": "Hello"},)
         lengths = []
+        # Between `begin` and `end`, so that these requests do not count as other clients'.
         connection.counters.begin()
         for chat in (Chat(hello, offered.tools), Chat(hello)):
             probe = Request([0], decoding, seed=0, index=0, chat=chat)
@@ -469,6 +477,7 @@ class ServerArm(Arm):
 
     def _note_progress(self, sender: Sender, note_ended: NoteEnded | None) -> None:
         """Report how many requests have ended, and print a message if nothing has arrived for `QUIET_S` seconds."""
+        # A record gets its seconds when its request ends.
         num_ended = sum(request.seconds > 0 for request in self.requests)
         if note_ended is not None:
             note_ended(num_ended)

@@ -227,8 +227,8 @@ def note_reports(
         counts_within: as in `Dialect`.
 
     Raises:
-        AnswerError: if the server's number of tokens contradicts the tokens that arrived, or exceeds the number
-            requested.
+        AnswerError: if an entry has the wrong form, or if the server's number of tokens contradicts the tokens that
+            arrived, or exceeds the number requested.
     """
     event = read_event(reports)
     request.counts_within = counts_within
@@ -280,6 +280,7 @@ def _drafts(event: Event, num_tokens: int, max_tokens: int) -> DraftCounts | Non
         raise ImpossibleCounts(f"{numbers}, and {len(accepted_by_step)} that accepted")
     steps = list(zip(drafted_by_step, accepted_by_step, strict=False))
     histogram = event.histogram or ()
+    # The iterations that drafted, by the histogram or by the steps, of which some may have drafted nothing.
     by_iteration = sum(histogram) or sum(number > 0 for number, _ in steps)
     return DraftCounts(
         proposed=proposed,

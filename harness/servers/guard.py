@@ -2,13 +2,17 @@
 
     python guard.py LOG COMMAND...
 
-Its standard input is a pipe from harness. The pipe's only line contains the keys that must be removed from the log. The
-pipe closes when harness closes it or ends in any way; the server then gets SIGTERM. After `_GRACE_S` seconds, all
-remaining processes of the server get SIGKILL. The guard exits when none of these processes is left, with the server's
-exit code.
+Its standard input is a pipe from harness. The pipe's only line is a JSON list of the keys that must be removed from the
+log. The pipe closes when harness closes it or ends in any way; the server then gets SIGTERM. After `_GRACE_S` seconds,
+all remaining processes of the server get SIGKILL. If the server ends by itself, its remaining processes get SIGKILL
+immediately.
+
+The guard exits when none of these processes is left. If the server ended by itself, the guard exits with the server's
+exit code. After the pipe has closed, the guard's exit code says nothing about the server.
 
 A container is not a child process of its client `docker run`. It is ended by its id, which is in the file that
-`--cidfile` names.
+`--cidfile` names. With a container, ending may take up to three times `_GRACE_S`: for SIGTERM to the client, for
+`docker kill`, and for the processes that are left.
 """
 
 from __future__ import annotations
@@ -37,7 +41,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 def main(log: str, command: list[str]) -> int:
     """Run the command until it or harness ends, and return its exit code; if a signal ended it, 128 plus the signal's
-    number.
+    number. If harness ended or closed the pipe first, the returned number says nothing about the command.
     """
     harness = os.getppid()
     # The guard must survive a closed terminal and Ctrl-C, because it ends the server when the pipe closes.
@@ -60,6 +64,7 @@ def main(log: str, command: list[str]) -> int:
         # If harness has forked, another process may keep the pipe open. So the guard's parent process is checked, too.
         if closed or os.getppid() != harness:
             break
+    # If the server has ended by itself, its remaining processes get no time.
     grace_s = 0.0
     if server.poll() is None:
         server.terminate()
@@ -68,11 +73,13 @@ def main(log: str, command: list[str]) -> int:
         with suppress(subprocess.TimeoutExpired):
             server.wait(grace_s)
         _end_container(command)
+    # `wait_procs` also reads the exit code of a server that is still in the list. `server.wait()` then returns 0.
     while left := psutil.Process().children(recursive=True):
         _, alive = psutil.wait_procs(left, timeout=grace_s)
         for process in alive:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
+        # Killed processes need a moment to end, and others may have been started meanwhile.
         grace_s = _LOOK_S
     _mask(log, keys)
     code = server.wait()
@@ -102,6 +109,7 @@ def _mask(log: str, keys: list[str]) -> None:
 def _end_container(command: list[str]) -> None:
     """End the container that `docker run` started, if it still runs."""
     index = command.index("--cidfile")
+    # The words before `run`: the program (`docker` or `podman`), and its own options.
     client = command[: command.index("run")]
     with suppress(OSError, subprocess.TimeoutExpired):
         with open(command[index + 1], encoding="utf-8") as file:
@@ -111,6 +119,7 @@ def _end_container(command: list[str]) -> None:
 
 
 def _prepare_server() -> None:
+    """Called in the server's process before the command starts. Ignored signals would otherwise stay ignored."""
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     # The kernel kills the server if the guard is killed.
@@ -118,6 +127,7 @@ def _prepare_server() -> None:
 
 
 def _prctl(option: int, value: int) -> None:
+    """Set an option of this process in the Linux kernel. Other systems have no such options."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 

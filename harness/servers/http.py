@@ -133,7 +133,8 @@ def page(url: str, key: str | None) -> str:
         key: key of the server's API; None without one.
 
     Raises:
-        RequestFailed: if nothing answers in time, or if the answer is malformed, too long or an error.
+        RequestFailed: if nothing answers in time, or if the answer is malformed, too long, an error, or a redirect to
+            another server (`MISDIRECTED`).
         SettingError: for an https address, if `SSL_CERT_FILE` names no usable file.
     """
     import httpx2
@@ -265,6 +266,7 @@ async def body_of(response: httpx2.Response, most: int = _MOST_OF_EVENT) -> byte
 
 
 async def _joined(parts: AsyncIterator[bytes], most: int) -> bytes:
+    """The parts as one value, cut off after `most` bytes; later parts are not read."""
     data = bytearray()
     async for part in parts:
         data += part

@@ -85,8 +85,9 @@ class ServerReport(ServerIdentity):
 def server_report(url: str, key: str | None) -> ServerReport | None:
     """Describe the server of an API such as `http://host:8000/v1`.
 
-    None if nothing answers, or if the answer to the list of models is an error. For example, the server is still
-    loading (503) or refuses the key (401). A server without such a list (404) is described, without models.
+    None if nothing answers, if any page that is asked for gets no answer in time, or if the answer to the list of
+    models is an error. For example, the server is still loading (503) or refuses the key (401). A server without such a
+    list (404) is described, without models.
 
     Args:
         key: key of the API; None without one.
@@ -187,6 +188,7 @@ def _answer(url: str, key: str | None, is_optional: bool = False) -> str | None:
 
 
 def _as_mapping(body: str | None) -> dict[str, Any]:
+    """The JSON object of a page; {} for any other page, and for None."""
     try:
         content = json.loads(body or "{}")
     except (ValueError, RecursionError):
@@ -225,7 +227,8 @@ def choose_model(
     place: str,
 ) -> ListedModel:
     """The model for requests to a server: the model that the user typed, or otherwise the only one in the server's
-    list.
+    list. If the server has no list, or its list need not be complete, it is a model of the typed name or of the
+    repository's (`is_listed` is then False).
 
     Args:
         report: the server's description of itself; None if there is none.

@@ -25,7 +25,7 @@ from harness.servers.command import CONTAINERS, ServerCommand
 from harness.servers.identity import why_not_ready
 
 _GUARD = Path(__file__).with_name("guard.py")
-_PORTS = range(15_000, 32_768)
+_PORTS = range(15_000, 32_768)  # see `_free_port`
 # Seconds between two checks whether a server is ready, and between two messages that it is not.
 _LOOK_S = 0.1
 _SAY_S = 20.0
@@ -33,6 +33,7 @@ _SAY_S = 20.0
 _MOST_STOPPING_S = 30.0
 # The guard notices the end of a server within this many seconds.
 _MOST_ENDING_S = 2.0
+# Bytes at the end of a long log that are read.
 _MOST_OF_LOG = 4_000_000
 # Lines of a log that may contain the reason why a server ended. `_POINTS_ELSEWHERE` excludes the last lines of vLLM and
 # llama.cpp, which only refer to an earlier line, and uvicorn's lines about single requests, such as `"POST
@@ -138,7 +139,9 @@ class StartedServer:
 
     @property
     def ended(self) -> str | None:
-        """The reason why the server has ended, from its output; None while it runs."""
+        """The reason why the server has ended, from its output; None while the guard runs. Ask before `stop`: after it,
+        the guard's exit code says nothing about the server.
+        """
         code = self._guard.poll()
         if code is None:
             return None
@@ -205,9 +208,10 @@ class StartedServer:
             time.sleep(_LOOK_S)
 
     def stop(self) -> None:
-        """End the server, and wait until none of its processes is left.
+        """End the server, and wait until none of its processes is left, but at most `_MOST_STOPPING_S` seconds.
 
-        Closing the guard's standard input makes the guard end them.
+        Closing the guard's standard input makes the guard end them. If the guard takes too long, it is killed itself,
+        and with it the server's first process.
         """
         assert self._guard.stdin is not None
         self._guard.stdin.close()

@@ -75,6 +75,7 @@ class TextScorer:
 
         Raises:
             AnswerError: if the server sends anything else, or probabilities whose sum is above 1.
+            RequestFailed, TimeoutError, httpx2.RequestError: if a request fails, as `answer_to` does.
         """
         try:
             scored = await self._score(prompt, text)
@@ -96,6 +97,11 @@ class TextScorer:
         return scored
 
     async def _score(self, prompt: Sequence[int], text: Sequence[int]) -> list[Likeliest]:
+        """The log-probabilities of one text, unchecked.
+
+        vLLM reports them for all tokens of a prompt, so one request is enough. llama.cpp reports them only for the new
+        token, so each token of the text takes a request, whose prompt are all tokens before it.
+        """
         whole = [*prompt, *text]
         if self.asked.dialect.scoring == "prompt_logprobs":
             choice = await self._ask(whole, prompt_logprobs=self.num_top)

@@ -77,6 +77,7 @@ class ServerRecord(EngineRecord):
     def columns(self, run: RunSettings) -> Mapping[str, Any]:
         settings = ServerSettings.of(run)
         columns: dict[str, Any] = {"lossy": settings.lossy or None}
+        # Otherwise K is the server's own, and not known here.
         if settings.takes_k or is_typed("num_draft_tokens"):
             columns["num_draft_tokens"] = run.decoding.num_draft_tokens
         if settings.start_command and run.draft is not None:
@@ -116,13 +117,15 @@ class ServerRecord(EngineRecord):
             regular = Served(
                 "regular",
                 "engine.regular_url",
-                settings.regular_model or model,
-                settings.regular_url,
+                model=settings.regular_model or model,
+                url=settings.regular_url,
             )
             served.append(regular)
         arm = "speculative" if served else "regular"
         # `metrics_url` is only for this server; the counters of the regular server are looked for at its own address.
-        served.append(Served(arm, "engine.url", model, settings.url, settings.metrics_url))
+        served.append(
+            Served(arm, "engine.url", model, url=settings.url, pages=settings.metrics_url)
+        )
         return ServerEngine(opening, served)
 
 

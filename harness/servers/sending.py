@@ -205,9 +205,10 @@ async def send_in_turn(
     `further` is sent whenever a request ends, so that the load stays the same; these do not count. Returns the load
     when all of `requests` have ended; further requests that are still in flight are cancelled.
 
+    A failed request of `further` ends these, because a server that refuses requests immediately would be flooded.
+
     Args:
         further: an endless supply of further requests; None for none.
-
     """
     room = asyncio.Semaphore(num_in_flight)
     tasks: list[asyncio.Task[None]] = []
@@ -231,7 +232,6 @@ async def send_in_turn(
         for outgoing in further or ():
             await begin(outgoing)
             records.append(outgoing.request)
-            # A server that refuses them at once would otherwise be flooded.
             if any(record.error for record in records):
                 break
 

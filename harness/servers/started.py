@@ -160,4 +160,6 @@ def start(opening: Opening, settings: ServerSettings) -> Engine:
         may_share_gpus = all(command.value(command.startup.sized_by) for command in commands)
         takes_turns = has_gpus and not may_share_gpus
         most_starts = min(_STARTS, run.num_over_starts // (_PROMPTS_PER_START * run.batch_size))
-    return ServerEngine(opening, served, num_blocks, takes_turns, most_starts)
+    return ServerEngine(
+        opening, served, num_blocks=num_blocks, takes_turns=takes_turns, most_starts=most_starts
+    )

@@ -61,7 +61,7 @@ def headline(verdict: Statement) -> Line:
         is_served = row.engine == "server" and not row.has_one_server
         covers += " from one start of each server" if is_served else " of one run"
     if verdict.family > 1:
-        covers += f", simultaneous for {verdict.family} pairs"
+        covers += f", simultaneous for {verdict.family} speed-ups"
     style = style_of(verdict)
     if verdict.relation == "above":
         bounds = speedup.bounds()

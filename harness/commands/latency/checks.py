@@ -461,7 +461,7 @@ CHECKS = (
     Check(
         "comparison",
         _other_prompts,
-        "The servers read {found}: another chat template, or truncated prompts.",
+        "The servers read {found}: they use another chat template, or they cut the prompts.",
     ),
     Check(
         "comparison",
@@ -472,7 +472,7 @@ CHECKS = (
     Check(
         "comparison",
         _after_the_end,
-        "Tokens after the end of their texts: {found}; decoding.ignore_eos=false stops there.",
+        "{found} of the tokens come after the natural end of their text; decoding.ignore_eos=false stops there.",
     ),
     Check(
         "against",

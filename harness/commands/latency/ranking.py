@@ -230,7 +230,7 @@ def _label(pair: RankedRun, is_same_pair: bool) -> str:
 def _named(rivals: Sequence[RankedRun], is_same_pair: bool) -> str:
     """The rivals in a sentence: each with its share of the reference's speed-up, if the share has an interval.
 
-    `K=2: 0.81 (0.74 to 0.88) of its speed-up; K=8 (simultaneous 95 % intervals)`
+    `K=2 with 0.81 (0.74 to 0.88) of that speed-up; K=8 (simultaneous 95 % intervals)`
     """
     names = []
     has_bounds = False
@@ -238,7 +238,7 @@ def _named(rivals: Sequence[RankedRun], is_same_pair: bool) -> str:
         name = _label(rival, is_same_pair)
         share = rival.standing.interval if rival.standing else Interval()
         if share.has_bounds:
-            name += f": {share:.2f} of its speed-up"
+            name += f" with {share:.2f} of that speed-up"
             has_bounds = True
         names.append(name)
     if len(names) > _MOST_NAMED:

@@ -72,9 +72,9 @@ class PlanExperiment(Experiment[PlanSettings, PlanRow]):
             if settings.rate is not None:
                 as_printed = (1 + k * settings.rate) / plan.reads.iteration_steps
                 notes.append(
-                    f"{settings.acceptance} is read as the probability that a draft token is accepted if the earlier"
-                    " ones were; as the rate that engines print, accepted ÷ proposed"
-                    f" (acceptance={100 * settings.rate:g}%@{k}), it gives {as_printed:.2f}×"
+                    f"{settings.acceptance} is taken as the probability that a draft token is accepted if all earlier"
+                    " ones were; if it is the rate that engines print (accepted ÷ proposed), type"
+                    f" acceptance={100 * settings.rate:g}%@{k}: the speed-up is then at most {as_printed:.2f}×"
                 )
         self.figures["note"] = notes or None
 

@@ -149,10 +149,10 @@ def _why(row: PlanRow) -> Iterator[tuple[str, str]]:
     # The highest first. GPUs that are sold under one name may have different bandwidths.
     rates = _rates(row) or [("assuming 100 GB/s: bandwidth= says it", 100.0)]
     for name, rate in rates:
-        least = f"at least {least_ms(row.read_bytes, rate):.2f} ms/token{at_a_time}"
+        least = f"regular decoding takes at least {least_ms(row.read_bytes, rate):.2f} ms/token{at_a_time}"
         if row.speculative_read_bytes is not None:
             with_draft = least_ms(row.speculative_read_bytes, rate)
-            least += f"; at least {with_draft:.2f} if all draft tokens are accepted"
+            least += f"; speculative decoding at least {with_draft:.2f} if all draft tokens are accepted"
         basis = f"{name}, {rate:g} GB/s" if row.bandwidths else name
         yield "Time", f"{least} ({basis})"
     if num_gpus > 1:

@@ -54,6 +54,9 @@ class Reference(Protocol):
         text.
 
         For a shorter text, the logits after its last token are undefined.
+
+        Raises:
+            RunError: the logits of a text are not finite, or the server does not report log-probabilities.
         """
 
     def draft_logits_along(
@@ -86,10 +89,14 @@ class Reference(Protocol):
         """
 
     def margin(self, token_ids: Sequence[int], wanted: int, other: int) -> Margin:
-        """Return the logit of `wanted` after a text minus the logit of `other`, and the tolerance for rounding.
+        """Return the logit of `wanted` after a text minus the logit of `other`, and the tolerance for rounding. If a
+        server does not report one of the two tokens, the least likely token that it reports takes its place.
 
         Args:
             token_ids: the prompt and the text, at least one token.
+
+        Raises:
+            RunError: as from `logits_along`.
         """
 
 

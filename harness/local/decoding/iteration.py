@@ -106,7 +106,7 @@ class Calls:
         warp: BatchWarp | None = None,
     ) -> None:
         self.target = target
-        # With K = 0 the drafter is dropped, so that it need not read the prompts.
+        # K = 0 means regular decoding. The drafter is then dropped, so that it need not read the prompts.
         self.drafter = drafter if num_draft_tokens else None
         self.num_draft_tokens = num_draft_tokens if drafter is not None else 0
         self.warp = warp or BatchWarp()
@@ -143,7 +143,8 @@ class Calls:
         if rows.lengths is None:
             # A prepared call always verifies K tokens, so the proposal is padded.
             width = count
-        # Negative if the drafter proposes more tokens than any row can take: then `pad` removes the last ones.
+        # Fit the tokens to the width. The number is negative if the drafter proposes more tokens than any row can take:
+        # then `pad` removes the last ones.
         num_missing = width - tokens.shape[1]
         tokens = pad(tokens, (0, num_missing))
         if probabilities is not None:

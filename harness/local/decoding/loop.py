@@ -220,6 +220,7 @@ class Loop:
         rows = calls.rows_for(size_of(requests), device)
         self._state = rows
         self._rows = [BatchRow(number, request) for number, request in enumerate(requests)]
+        # A prepared state may have more rows than there are requests.
         for number in range(len(requests), rows.num_rows):
             self._rows.append(BatchRow(number, requests[0], has_ended=True))
         prompts = [row.request.prompt for row in self._rows]
@@ -238,6 +239,7 @@ class Loop:
 
         for row, (request, token) in enumerate(zip(requests, first_tokens, strict=False)):
             rows.begin(row, request.prompt, token, request.max_new_tokens, request.uniforms)
+        # These are rows of `Decided.packed` for iterations without a proposal.
         row_steps = self._taken([[0, token, 0] for token in first_tokens], step)
         return [row_step for row_step in row_steps if row_step.tokens]
 
@@ -258,6 +260,7 @@ class Loop:
         # than the prompt, `max_new_tokens` and K together.
         limits = [row.limit for row in self._rows]
         count = min(calls.num_draft_tokens, max(limits))
+        # The lengths are None if the calls are prepared (`RowState`).
         if rows.lengths is not None:
             rows.lengths = [row.length for row in self._rows]
         elif count > 0:

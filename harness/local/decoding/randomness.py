@@ -76,6 +76,10 @@ def inverse_cdf(weights: Tensor, uniforms: Tensor, otherwise: int | None = None)
 def _inverse_cdf_by_blocks(weights: Tensor, uniforms: Tensor, otherwise: int) -> Tensor:
     """Draw as `inverse_cdf` does, in two steps: first draw a block, according to the sums of all blocks, and then one
     of the block's weights.
+
+    With blocks of 2, weights [1, 0, 3, 4] and uniform 0.25, the wanted cumulative weight is 2. The sums [1, 7] add up
+    to [1, 8], so block 1 is drawn. The block before it ends at 1. In [3, 4], which adds up to [3, 7], the remaining
+    2 - 1 draws the first weight, which is index 2.
     """
     size = weights.shape[-1]
     cumulative = _block_sums(weights).cumsum(-1, dtype=torch.float64)
@@ -85,6 +89,8 @@ def _inverse_cdf_by_blocks(weights: Tensor, uniforms: Tensor, otherwise: int) ->
     can_be_drawn = total > 0
     block = torch.searchsorted(cumulative, wanted, right=True).where(can_be_drawn, 0)
 
+    # [..., n, _BLOCK]: the indices of the drawn blocks' weights. The last block may be shorter: its missing weights
+    # count as 0.
     index = block.unsqueeze(-1) * _BLOCK + torch.arange(_BLOCK, device=weights.device)
     block_weights = weights.gather(-1, index.clamp(max=size - 1).flatten(-2)).double()
     within = block_weights.view(index.shape).where(index < size, 0).cumsum(-1)

@@ -170,7 +170,7 @@ class RowState:
             num_accepted: [B]. None if nothing was proposed; then `decided` is [B, 1].
         """
         gained = running = self.numbers[Column.RUNNING]
-        # `tail` becomes the last two tokens of each row, [B, 2].
+        # `tail` becomes the last two tokens of each row, [B, 2]: in the example, b and y of [a, b, y, d, y].
         tail = torch.cat([self.last, decided], 1)
         if num_accepted is not None:
             gained = (num_accepted + 1) * running

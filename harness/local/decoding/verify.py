@@ -102,6 +102,7 @@ def accepted_prefix(accepted: Tensor, offer: Offer) -> Verdict:
     # The number of tests that passed before the first failure.
     num_accepted = torch.minimum(accepted.cumprod(-1).sum(-1), offer.lengths)
     rows = torch.arange(num_rows, device=accepted.device)
+    # [B, V]: the target's distribution after each row's accepted prefix.
     weights = offer.target_probabilities[rows, num_accepted]
     rejected = num_accepted < offer.lengths
     # The index of the rejected token. In a row without a rejected token it may be any index, because `recovered` is

@@ -112,9 +112,10 @@ class BatchWarp:
         self._numbers = self._fixed
         if not self._fixed or len(warps) > self._fixed[0].shape[1]:
             self._numbers = [torch.ones(3, len(warps), device=device)]
-        columns = [(warp.temperature, warp.top_k, warp.top_p) for warp in warps]
+        settings = [(warp.temperature, warp.top_k, warp.top_p) for warp in warps]
         for numbers in self._numbers:
-            for tensor, values in zip(numbers, zip(*columns, strict=True), strict=True):
+            # `zip(*settings)` yields the temperatures of all rows, then all top-k, then all top-p.
+            for tensor, values in zip(numbers, zip(*settings, strict=True), strict=True):
                 if len(set(values)) == 1:
                     # `fill_` does not wait for the device. It also sets the numbers of rows that only fill the batch
                     # up.
@@ -123,6 +124,7 @@ class BatchWarp:
                     tensor[: len(warps)] = torch.tensor(values, dtype=tensor.dtype)
 
     def __call__(self, logits: Tensor) -> Tensor:
+        """Turn logits [B, ..., V] into probabilities, as `Warp` does, with the warp of each row."""
         kind = self.kind
         logits = logits.float()
         if not kind.has_sampled:
@@ -131,6 +133,7 @@ class BatchWarp:
         divisor = temperature
         if kind.has_greedy:
             divisor = temperature.where(temperature > 0, 1)
+        # Greedy rows are divided by 1. Their result is replaced below.
         scaled = logits / divisor
         if kind.most_top_k:
             scaled = self._cut_top_k(scaled)
@@ -145,7 +148,8 @@ class BatchWarp:
         top_k = self._of_rows(1, logits).long()
         most = min(self.kind.most_top_k, logits.shape[-1])
         likeliest = logits.topk(most, dim=-1).values
-        # A greedy row may have a larger top-k than `most`. It has no effect, so it is clamped.
+        # A row keeps the tokens that are at least as likely as its k-th likeliest token. A greedy row may have a larger
+        # top-k than `most`. It has no effect, so it is clamped.
         place = (top_k - 1).clamp(min=0, max=most - 1).expand(*logits.shape[:-1], 1)
         smallest_kept = likeliest.gather(-1, place)
         return logits.masked_fill((logits < smallest_kept) & (top_k > 0), -torch.inf)

@@ -76,7 +76,7 @@ class CheckedDrafter(Proxy):
         self._name = name
 
     def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
-        with blaming(self._name, "propose"):
+        with blaming(self._name, call="propose"):
             proposal: Proposal = self._wrapped.propose(num_draft_tokens, uniforms)
             width = min(proposal.tokens.shape[-1], num_draft_tokens)
             _require_shape(proposal, "tokens", len(uniforms), width)
@@ -129,7 +129,7 @@ def checked_rule(rule: Callable[[Offer], Verdict], name: str) -> Callable[[Offer
     """
 
     def checked(offer: Offer) -> Verdict:
-        with blaming(name, "verify", "decoding.rule"):
+        with blaming(name, call="verify", setting="decoding.rule"):
             verdict = rule(offer)
             for part in Verdict._fields:
                 _require_shape(verdict, part, len(offer.draft_tokens))

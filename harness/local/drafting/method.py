@@ -106,7 +106,11 @@ class Pair:
         return min(vocabulary_size(loaded.model.config) for loaded in models)
 
     def stop_tokens(self) -> frozenset[int]:
-        """The ids of the tokens with which the target ends a text; an empty set if none are configured."""
+        """The ids of the tokens with which the target ends a text; an empty set if none are configured.
+
+        They are those of the target's generation configuration. If it names no list, the tokenizer's token that ends a
+        text is one of them too.
+        """
         generation = self.target.model.generation_config
         configured = generation.eos_token_id if generation else None
         ids: Any = configured
@@ -210,7 +214,7 @@ class SampledMethod(Method):
         from harness.local.drafting.model import ModelDrafter
 
         def make(target_warp: AnyWarp) -> TensorDrafter:
-            warp = Warp(0) if settings.sampling == "greedy" else target_warp
+            warp = Warp(temperature=0) if settings.sampling == "greedy" else target_warp
             if pair.head is not None:
                 return HeadDrafter(pair.head, warp)
             assert runner is not None

@@ -50,6 +50,7 @@ class TextDrafter(Drafter):
 
     def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
         proposed = [text.continuation(num_draft_tokens) for text in self._texts]
+        # Shorter guesses are padded, and `lengths` says how many tokens of each row are offered.
         lengths = [len(guess) for guess in proposed]
         tokens = to_device(padded(proposed), self._device)
         return Proposal(tokens, lengths=lengths)

@@ -68,6 +68,9 @@ def check_pair(planned: PlannedPair, decoding: DecodingSettings) -> None:
 class HuggingFaceEngine(Engine):
     """The engine that calls `generate` for a loaded pair. Requests are answered one after the other, because assisted
     generation accepts one prompt at a time. Random numbers are torch's, with a seed for each prompt.
+
+    Raises:
+        SettingError: no runner can run the target, to check the texts.
     """
 
     def __init__(self, pair: Pair, preparation: Preparation):
@@ -224,10 +227,7 @@ class _Recorder(BaseStreamer):
     num_generated: int | None = None
 
     def put(self, value: Tensor) -> None:
-        """Receive tokens from `generate`: first the prompt, then the tokens of each iteration.
-
-        Raises `_LeftError` if the request needs no further tokens (`leave_after`).
-        """
+        """Receive tokens from `generate`: first the prompt, then the tokens of each iteration."""
         if self.num_generated is None:
             self.num_generated = 0
             return

@@ -89,9 +89,9 @@ class PlannedPair:
         return min(limits) - new_tokens if limits else None
 
     def excess(self, longest: int, new_tokens: int, answers: str | None = None) -> str | None:
-        """Return the text of an error if a prompt and its new tokens together are longer than a model's context: `with
-        decoding.max_new_tokens=64 that is 1088 tokens, and the context of draft=tiny has 1024`. None if they fit into
-        every model's context.
+        """Return the text of an error if a prompt and its new tokens together are longer than a model's context: `the
+        longest prompt and decoding.max_new_tokens=64 are 1088 tokens together, but the context of draft=tiny has room
+        for 1024`. None if they fit into every model's context.
 
         Args:
             longest: the number of tokens of the longest prompt.
@@ -101,9 +101,11 @@ class PlannedPair:
         for checkpoint in self.checkpoints:
             limit = max_context(checkpoint.config)
             if limit is not None and longest + new_tokens > limit:
-                total = f"with {answers} that is {longest + new_tokens} tokens"
+                total = (
+                    f"the longest prompt and {answers} are {longest + new_tokens} tokens together"
+                )
                 model = f"{checkpoint.role}={checkpoint.settings.name}"
-                return f"{total}, and the context of {model} has {limit}"
+                return f"{total}, but the context of {model} has room for {limit}"
         return None
 
     def check_vocabulary(self, token_ids: TokenRows) -> None:
@@ -118,9 +120,8 @@ class PlannedPair:
             if largest >= size:
                 token = f"{largest} ({self.tokenizer.convert_ids_to_tokens(largest)})"
                 model = f"{checkpoint.role}={checkpoint.settings.name}"
-                rule = (
-                    f"has token {token}, and {model} has {size} (resize_token_embeddings adds more)"
-                )
+                has_only = f"but {model} has embeddings for only {size} tokens"
+                rule = f"has token {token}, {has_only} (resize_token_embeddings adds more)"
                 raise SettingError("model.tokenizer", rule)
 
     def place(self, demand: Demand, *, force: bool = False) -> PlacedPair:
@@ -250,8 +251,8 @@ def plan_pair(
         weights: with `random`, neither stored weights nor a tokenizer are needed: text is split into bytes.
 
     Raises:
-        SettingError: a setting is impossible for these models.
-        RunError: a repository cannot be reached or read, or a library is missing or fails.
+        SettingError: a setting is impossible for these models or this machine.
+        RunError: a repository cannot be reached or read, a library is missing or fails, or CUDA does not start.
     """
     quiet_libraries()
     models = {"model": target}
@@ -289,8 +290,8 @@ def check_outputs(
     num_outputs, num_draft_outputs = map(vocabulary_size, (target.config, draft.config))
     num_tokens = max(tokenizer.get_vocab().values()) + 1
     if num_outputs != num_draft_outputs and min(num_outputs, num_draft_outputs) < num_tokens:
-        target_size = f"{num_outputs} of model={target.settings.name}"
-        rule = f"has {num_draft_outputs} outputs against {target_size}, and the tokenizer {num_tokens} tokens"
+        target_size = f"model={target.settings.name} has {num_outputs}"
+        rule = f"has {num_draft_outputs} outputs, {target_size}, and their tokenizer has {num_tokens} tokens"
         raise SettingError("draft", rule, draft.settings.name)
 
 

@@ -73,6 +73,7 @@ def fitting(planned: PlannedPair, pair: Pair, texts: Sequence[Sequence[int]]) ->
     parts = [f"hidden size {config.target_size}"]
     parts.append(f"layers {layers} of {target.num_hidden_layers}")
     if pair.head.d2t is not None:
+        # The target's tokens that the head can draft (`Head.d2t`).
         offsets = pair.head.d2t.tolist()
         known = {token + offset for token, offset in enumerate(offsets)}
         counts = Counter(token for text in texts for token in text)
@@ -92,6 +93,7 @@ def find_machine(settings: RunSettings, pretended: PretendedGpus | None) -> Mach
 
     Raises:
         SettingError: the machine has fewer GPUs than the settings require.
+        RunError: the machine has GPUs, but CUDA does not start.
     """
     quiet_libraries()
     machine = _pretended_machine(pretended) if pretended else _this_machine(settings.placement)
@@ -100,9 +102,10 @@ def find_machine(settings: RunSettings, pretended: PretendedGpus | None) -> Mach
 
 
 def _this_machine(placement: PlacementSettings) -> Machine:
+    """Return the GPUs of this machine or, if it has none or the settings exclude them, its main memory."""
     gpus = [] if placement.strategy == "cpu" else visible_gpus()
     if not gpus:
-        return Machine(free_memory(gpus), f"{cpu_name() or 'the CPU'}, main memory", {})
+        return Machine(free_memory(gpus), f"{cpu_name() or 'the CPU'}, main memory", bandwidths={})
     names = [torch.cuda.get_device_name(gpu) for gpu in gpus]
     texts = []
     for name, number in Counter(names).items():
@@ -119,6 +122,9 @@ def _this_machine(placement: PlacementSettings) -> Machine:
 
 
 def _pretended_machine(pretended: PretendedGpus) -> Machine:
+    """Return a machine with these hypothetical GPUs. If the user named no kinds of GPUs, all known kinds with about as
+    much memory are possible.
+    """
     memory = pretended.memory
     if memory is None:
         memory = free_memory([0])[0]
@@ -195,6 +201,7 @@ def plan_on(machine: Machine, settings: RunSettings, prompt_length: int) -> Pair
     sizes = _sizes(machine, problem, placements)
     sizes["note"] = notes or None
     if reads is None:
+        # The page of `plan` then says only whether the weights fit.
         sizes["needed_bytes"] = None
     return PairPlan(sizes, misfit, tuple(advice), reads)
 
@@ -249,6 +256,7 @@ def _sizes(
         columns["request_caches"] = {
             sketch.role: request_cache(sketch, problem.demand) for sketch in problem.models
         }
+    # The columns are `dtype` and `draft_dtype`, and so on, but `model_bytes` and `draft_bytes`.
     for prefix, sketch, placement in zip(("", "draft_"), problem.models, placements, strict=False):
         cache = sum(placement.cache_per_device.values())
         columns[f"{prefix}dtype"] = sketch.stored or str(sketch.dtype).removeprefix("torch.")
@@ -272,6 +280,7 @@ def capacity(problem: PlacementProblem) -> tuple[int, int]:
         (problem.models, demand.num_draft_tokens),
     ):
         length = dataclasses.replace(demand, num_draft_tokens=num_draft_tokens)
+        # Servers hold caches in 16 bits, unless they are told otherwise.
         row_bytes = sum(request_cache(sketch, length)["16"] for sketch in sketches)
         left = problem.whole_room - sum(sketch.weight_bytes for sketch in sketches)
         numbers.append(max(0, left // row_bytes))
@@ -300,6 +309,7 @@ def pass_bytes(pair: PlannedPair, demand: Demand) -> PassBytes | None:
     target, *drafts = pair.sketches
     # On average, half of the new tokens are in the cache during a pass.
     context = demand.prompt_tokens + demand.new_tokens // 2
+    # Only the configuration of a head that drafts blocks has this attribute (`DFlashConfig`).
     most = None if pair.head is None else getattr(pair.head.config, "most_tokens", None)
     # A verification may read more weights than a regular step, because its tokens may use different experts.
     number = demand.num_draft_tokens

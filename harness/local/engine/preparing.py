@@ -56,15 +56,18 @@ def prepare(runners: PairRunners, preparation: Preparation) -> None:
     widths = [1]
     if pair.draft_settings is not None:
         widths.append(preparation.decoding.most_draft_tokens + 1)
-    are_fixed = _fix(runners.target, pair.target, preparation, widths, compiles)
+    are_fixed = _fix(runners.target, pair.target, preparation, widths, compiles=compiles)
+    # A head has no runner of its own, and gets the name of the target's.
     runners.target_name = runners.draft_name = runners.target.name
     if pair.draft is not None and runners.draft is not None:
-        are_fixed &= _fix(runners.draft, pair.draft, preparation, WIDTHS, compiles)
+        are_fixed &= _fix(runners.draft, pair.draft, preparation, WIDTHS, compiles=compiles)
         runners.draft_name = runners.draft.name
     if are_fixed:
         _prepare_arms(runners, preparation, compiles)
     if not runners.prepared and pair.head is not None:
+        # A head is compiled only within prepared calls, even if the target's passes were compiled.
         runners.draft_name = "static"
+    # The names are shown in rows of results, which state in this way that no graphs were captured.
     if on_gpu and not runners.prepared:
         runners.target_name += NO_GRAPHS
         runners.draft_name += NO_GRAPHS
@@ -138,6 +141,7 @@ def _prepare_arms(runners: PairRunners, preparation: Preparation, compiles: bool
                 )
         except UnsupportedModelError as reason:
             preparation.say(f"{name} {reason}; the iterations of both arms run eagerly")
+            # True only if a capture has begun and failed.
             runners.is_spent = graphs.is_capturing
             return
         prepared[drafts] = calls
@@ -206,6 +210,7 @@ def _decode(calls: Calls, rows: RowState) -> list[torch.Tensor]:
     Later outputs are left out. Because of rounding, another token may be drawn from nearly the same distribution, and
     after another token all outputs differ.
     """
+    # All rows rest, so that each call begins with the same state.
     rows.clear()
     outputs = [calls.decide(rows, None).step.logits.clone()]
     count = calls.num_draft_tokens
@@ -213,7 +218,8 @@ def _decode(calls: Calls, rows: RowState) -> list[torch.Tensor]:
         rows.clear()
         proposal: Proposal | None = nothing_proposed(rows, count)
         if isinstance(calls.drafter, TensorDrafter):
-            proposal = calls.propose(rows, count, ())
+            # A `TensorDrafter` needs no limits.
+            proposal = calls.propose(rows, count, limits=())
             assert proposal is not None
             if proposal.probabilities is not None:
                 outputs.append(proposal.probabilities[:, 0].clone())

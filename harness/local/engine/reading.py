@@ -77,6 +77,7 @@ class PairReader:
             greedy = dataclasses.replace(pair.draft_settings, sampling="greedy")
             pair = dataclasses.replace(pair, draft_settings=greedy)
         self._pair = pair
+        # The largest K.
         self._most = most
         self._with_rounding = with_rounding
         self._is_late = is_late
@@ -158,6 +159,7 @@ class PairReader:
         for row, transcript in enumerate(transcripts):
             features = torch.cat([states[row] for states in hidden]) if hidden else None
             if self._is_late and features is not None:
+                # The features of the tokens a, b, c become those of a, a, b.
                 features = torch.cat([features[:1], features[:-1]])
             read_texts = []
             for answer in transcript.answers:
@@ -193,6 +195,12 @@ class PairReader:
         return probabilities
 
     def _read_text(self, figures: Tensor, draft: Tensor) -> ReadText:
+        """Return the results for an answer.
+
+        Args:
+            figures: [len(answer), 3], the figures of each token, as `_read_together` computes them.
+            draft: [len(answer) - 1, K], as `_draft_probabilities` returns them.
+        """
         target, means, variances = figures.unbind(-1)
         chances = acceptance_chances(
             target.cpu().numpy(), draft.cpu().numpy(), block=self._is_block
@@ -304,17 +312,18 @@ def draft_probabilities_by_replay(
         # After the end of the text, any token will do.
         wanted = torch.tensor([*upcoming, *[0] * (most - len(upcoming))])
         proposal = drafter.propose(most, wanted.unsqueeze(0))
-        drafted = proposal.tokens[0].cpu()
-        is_taken = drafted == wanted[: len(drafted)]
+        proposed = proposal.tokens[0].cpu()
+        is_taken = proposed == wanted[: len(proposed)]
         probabilities = is_taken.float()
         if proposal.probabilities is not None:
             distributions = proposal.probabilities[0].cpu()
-            probabilities = _chosen(distributions, wanted[: len(drafted)])
+            probabilities = _chosen(distributions, wanted[: len(proposed)])
             # A drafter may propose another token than the text's if the text's token has probability 0. Then no later
             # token can be accepted, so that later tokens do not matter.
+            # (`argmin` finds the first token that is another.)
             if not is_taken.all() and probabilities[int(is_taken.int().argmin())] > 0:
                 return None
-        num_offered = len(drafted) if proposal.lengths is None else int(proposal.lengths[0])
+        num_offered = len(proposed) if proposal.lengths is None else int(proposal.lengths[0])
         num_offered = min(num_offered, len(upcoming))
         _require_finite("draft", probabilities[:num_offered], index + 1)
         replay[number, :num_offered] = probabilities[:num_offered]
@@ -376,6 +385,7 @@ class OnHost(Drafter):
         self._drafter.make_room(len(prompts), *self._room)
         self._drafter.start(prompts, first_tokens, step)
         num_draft_tokens, _ = self._room
+        # Drafters get the random numbers as an argument, and need no limits. So any numbers and limits will do here.
         self._rows = RowState.resting(len(prompts), 1, num_draft_tokens, "cpu")
         for row, (prompt, token) in enumerate(zip(prompts, first_tokens, strict=True)):
             self._rows.begin(row, prompt, token, most=1, uniforms=self._rows.uniforms[row])

@@ -49,7 +49,8 @@ _NUM_DEVIATIONS = 5.0
 
 
 class ModelReference:
-    """A `Reference` that reads texts with the runners of a loaded pair. Each call begins a new batch on these runners.
+    """A `Reference` that reads texts with the runners of a loaded pair. `engines.door.reading.Reference` describes its
+    methods. Each call begins a new batch on these runners.
 
     Args:
         verification_width: the number of tokens of each row that a verifying pass reads, if these runners decode the
@@ -85,6 +86,7 @@ class ModelReference:
         eager = self._eager_logits(prompt, text)
         rounded = self._eager_logits(prompt, text, is_changed=True)
         deviation = max(margin_deviation(logits, again), margin_deviation(eager, rounded))
+        # The logits before `wanted`, which are those after the given text.
         pair = logits[-1, [wanted, other]]
         tolerance = self.tolerance(np.abs(pair).max(), deviation)
         return Margin(float(pair[0] - pair[1]), float(tolerance))
@@ -106,6 +108,7 @@ class ModelReference:
         for step, _ in steps_along(self._runners.draft, prompts, padded(texts), _WIDEST):
             logits = self._mask_never_drawn(step.logits)
             if settings.sampling == "greedy":
+                # The draft never proposes any other token.
                 is_likeliest = logits == logits.amax(-1, keepdim=True)
                 logits = logits.masked_fill(~is_likeliest, float("-inf"))
             pieces.append(logits.cpu())
@@ -115,7 +118,8 @@ class ModelReference:
         width = self._verification_width
         if width is None:
             return self._eager_logits(prompt, text, is_changed=True)
-        # The text is read in a batch with other texts, and each token is at another place in its pass than before.
+        # The text is read in a batch with other texts (itself backwards), and each token is at another place in its
+        # pass than before.
         texts = [text[::-1]] * (self._num_rows - 1) + [text]
         prompts = [prompt] * self._num_rows
         return self._logits_along(prompts, texts, width, first_kept=(width + 1) // 2)[-1]

@@ -45,7 +45,8 @@ def warp_of(decoding: DecodingSettings) -> Warp:
 def num_random(decoding: DecodingSettings) -> int:
     """Return how many random numbers a row needs for each purpose: one for each position, and one more, because a
     verification also reads the number after the last position. With a rule that redraws (`rule=block`), each iteration
-    needs K further numbers.
+    needs K further numbers, and there may be as many iterations as positions. With max_new_tokens=64 and K=4, the
+    result is 65, or 65 + 65 * 4 for `rule=block`.
     """
     num_positions = decoding.max_new_tokens + 1
     if not RULES[decoding.rule].redraws:
@@ -229,6 +230,7 @@ def _build(
             return static
 
     snapshot = SnapshotRunner(model, takes_back=takes_back, keeps_first=role == "model", **options)
+    # The first check has a single row. If only the second check fails, a smaller batch size helps.
     try:
         snapshot.check(1, num_slots)
     except UnsupportedModelError as reason:

@@ -124,6 +124,7 @@ def _broken_rule(role: str, config: PreTrainedConfig) -> str | None:
         # BERT and similar models have a causal class too, but they have a cache only if `is_decoder` is set. That field
         # alone is not enough to recognise them: GPT-NeoX is a decoder, but does not set it.
         return "must be a decoder-only model; this is an encoder"
+    # A repository may contain the code of its model. That code is not loaded yet, so nothing more is known about it.
     remote = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not remote:
         return f"must be a causal language model, not {config.model_type}"
@@ -205,8 +206,8 @@ def weight_map(index: Path) -> dict[str, str]:
 
 
 def check_model_access(settings: ModelSettings) -> None:
-    """Raise the hub's error if it refuses a model. The hub is not asked about a model in a directory, or about a model
-    that has been downloaded already.
+    """Raise the error of the hub's client if the hub refuses a model or cannot be reached. The hub is not asked about a
+    model in a directory, and otherwise as `check_hub_access` says.
     """
     name = settings.repository
     if not Path(name).is_dir():
@@ -216,8 +217,8 @@ def check_model_access(settings: ModelSettings) -> None:
 def check_hub_access(
     repository: str, file: str, revision: str | None, kind: Literal["model", "dataset"] = "model"
 ) -> None:
-    """Ask the hub once for a repository, unless `file` has been downloaded before. Raises the error of the hub's client
-    if the hub refuses or cannot be reached.
+    """Ask the hub once for a repository, unless `file` has been downloaded before, or the user has set
+    `HF_HUB_OFFLINE`. Raises the error of the hub's client if the hub refuses or cannot be reached.
 
     This gives up after 10 s. Without this check, the hub's client would try each file for half a minute if there is no
     network.

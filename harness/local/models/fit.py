@@ -213,6 +213,8 @@ class PlacementProblem:
             demand.batch_size * sketch.row_bytes(demand.row_tokens) for sketch in self.models
         )
         own_loop = "harness's own decoding loop"
+        # Each cache exists twice if prompts are first read into a separate one (`Demand.runner_tokens`), or if draft
+        # tokens need a copy of a recurrent state.
         return f"{own_loop}, which holds each cache twice" if held > 1.5 * once else own_loop
 
     def misfit(self) -> Misfit:
@@ -275,7 +277,8 @@ def _place(
     not fit.
     """
     if len(devices) > 1:
-        # If a head is on another GPU than the target, it has copies of those matrices of the target that it uses.
+        # A head may then be on another GPU than the target, with copies of those matrices of the target that it uses.
+        # Room is kept for them in any case.
         models = [
             replace(sketch, tensors=(*sketch.tensors, *sketch.copied_tensors))
             for sketch in problem.models
@@ -339,10 +342,15 @@ def _maps(problem: PlacementProblem, sketch: Sketch, room: Memory) -> Iterator[D
 def _map_of_file(sketch: Sketch, room: Memory) -> DeviceMap:
     """Return a device map that divides a GGUF file as llama.cpp does: the layers in proportion to the room on each GPU,
     the embedding on the first GPU, and everything else, such as the output matrix, on the last GPU.
+
+    The output matrix counts as one more layer. If one GPU has twice the room of the next one, and there are 5 layers,
+    the first GPU gets 4 of them, and the second one gets the last layer and the output matrix.
     """
     layers = [cache.module for cache in sketch.caches]
     first, *_, last = room
+    # `owning_module` finds the innermost of these names. "" stands for everything that the others do not name.
     devices: dict[str, Device] = {"": last, "token_embd": first}
+    # If the rooms were laid end to end, the room of each GPU would end here: 2 and 3 for rooms of 2 and 1.
     ends = [*itertools.accumulate(room.values())]
     for number, layer in enumerate(layers):
         place = bisect.bisect_right(ends, number / (len(layers) + 1) * ends[-1])
@@ -411,6 +419,7 @@ def needed_instead(problem: PlacementProblem) -> str:
 
 
 def _fits(problem: PlacementProblem) -> bool:
+    """Whether a changed setting is worth advising: the models fit, and are a pair."""
     target, *drafts = problem.models
     # A changed setting may turn the draft into the same model as the target, such as 65B_4bit with 65B_4bit. Two equal
     # models are no pair.
@@ -484,7 +493,7 @@ def _changed(sketch: Sketch, setting: Literal["quantization", "gpus"], value: An
 
 def _as_typed(sketch: Sketch, setting: Literal["quantization", "gpus"], value: object) -> str:
     """Return a changed setting of a model as the user types it: `model=65B_4bit` or `model=65B_4GPUs` for a preset, and
-    `model.quantization=4bit` for a repository, because suffixes cannot be added to its name.
+    `model.quantization=4bit` for a repository (`org/model`), because suffixes cannot be added to its name.
     """
     name = sketch.settings.name
     if "/" in name:

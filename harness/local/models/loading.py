@@ -82,6 +82,7 @@ class PlacedModel:
         return LoadedModel(model, settings, self.placement, self.sketch.dtype, devices, devices[0])
 
     def _from_pretrained(self) -> PreTrainedModel:
+        """Load the model with transformers' `from_pretrained`, and check what was loaded. Raises as `load` does."""
         checkpoint = self.checkpoint
         settings = checkpoint.settings
         factory: Any = AutoModelForCausalLM

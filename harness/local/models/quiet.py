@@ -47,7 +47,9 @@ _LONG_LOADING = 10**10
 
 
 def _matters(record: logging.LogRecord) -> bool:
+    """Whether a message of a library is shown."""
     message = record.getMessage()
+    # No message begins with "\0", so loggers that are not in `_FLOODS` keep all of their messages.
     return _REPORT not in message and not message.startswith(_FLOODS.get(record.name, "\0"))
 
 

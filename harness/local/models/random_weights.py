@@ -60,7 +60,7 @@ def random_tokenizer(
     target: Checkpoint, draft: Checkpoint | None = None
 ) -> PreTrainedTokenizerBase:
     """Return a tokenizer for models with random weights, which generate meaningless text. It has a token for each byte
-    of a text, and tokens such as `<300>` for all other ids.
+    of a text (for as many of the 256 bytes as the vocabulary has room), and tokens such as `<300>` for all other ids.
 
     Args:
         draft: the checkpoint of a draft model; None without one.

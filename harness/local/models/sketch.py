@@ -56,7 +56,8 @@ class TensorSketch:
         itemsize: the bytes of each element; None if elements have the model's dtype.
         outputs: for a matrix that bitsandbytes would quantize, the number of its outputs; 0 for any other tensor.
         read_per_token: the share of the tensor that a pass over one token reads: 0 for embeddings, of which only one
-            row is read; less than 1 for experts; 1 for other tensors.
+            row is read, and for buffers; less than 1 for experts; 1 for other tensors. In a server (`as_served`), it is
+            0 for layers that only draft, too.
         name: its name in the model. Empty for a tensor of a head, because heads are never split over devices.
     """
 
@@ -311,8 +312,11 @@ def sketch_model(checkpoint: Checkpoint, dtype: torch.dtype) -> Sketch:
         layer = getattr(module, "layer_idx", getattr(module, "layer_id", None))
         cache_modules.setdefault(layer, module_name)
         for name, tensor in own_tensors(module, module_name):
-            sketch = sketch_tensor(model, module, name, tensor, module_name in quantizable)
+            sketch = sketch_tensor(
+                model, module, name, tensor, quantizable=module_name in quantizable
+            )
             tensors.setdefault(id(tensor), sketch)
+    # A layer whose module does not state its number counts as being in the first module.
     first_module = next(iter(tensors.values())).name.rpartition(".")[0]
     return Sketch(
         role=checkpoint.role,
@@ -362,7 +366,7 @@ def as_served(sketch: Sketch) -> Sketch:
             assert sketch.model is not None
             share = _expert_share(sketch.model)
         num_bytes = int(tensor.n_bytes)
-        tensors.append(TensorSketch(num_bytes, 1, read_per_token=share, name=tensor.name))
+        tensors.append(TensorSketch(num_bytes, itemsize=1, read_per_token=share, name=tensor.name))
         bytes_by_type[tensor.tensor_type.name] += num_bytes
     caches = [replace(cache, module=f"blk.{layer}") for layer, cache in enumerate(sketch.caches)]
     return replace(

@@ -47,6 +47,7 @@ def logits_to_keep(model: PreTrainedModel, count: int = 1) -> dict[str, int]:
     return {"logits_to_keep": count} if can_leave_out else {}
 
 
+# Whether transformers can be told which layers' states to return (`capturing`).
 _KEEPS_LISTED_STATES = Version(transformers.__version__) >= Version("5.23")
 
 
@@ -79,7 +80,10 @@ def logits_after(model: PreTrainedModel, indices: Tensor) -> Iterator[None]:
 
 
 def gather_rows(states: Tensor, indices: Tensor) -> Tensor:
-    """Return the entries of states [B, n, ...] at the indices [B] or [B, m] of each row: [B, ...] or [B, m, ...]."""
+    """Return the entries of states [B, n, ...] at the indices [B] or [B, m] of each row: [B, ...] or [B, m, ...].
+
+    With the rows [a, b, c] and [d, e, f], the indices [2, 0] give [c, d], and [[0, 2], [0, 1]] give [[a, c], [d, e]].
+    """
     rows = torch.arange(len(states), device=states.device)
     if indices.dim() > 1:
         rows = rows.unsqueeze(1)
@@ -95,6 +99,7 @@ def joined(steps: Sequence[Step], places: Sequence[int]) -> Step:
     hidden = None
     if steps[0].hidden is not None:
         rows = [row for step in steps if step.hidden is not None for row in step.hidden]
+        # Prompts are aligned at the right, as everywhere in `Step.hidden`.
         hidden = pad_sequence(rows, batch_first=True, padding_side="left")[places]
     return Step(logits[places], hidden)
 

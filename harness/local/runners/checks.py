@@ -88,9 +88,11 @@ def check_runner(
     size = model.config.get_text_config(decoder=True).vocab_size
 
     def fitted(rows: Sequence[Sequence[int]]) -> list[list[int]]:
+        # Take as many rows as are tested, with tokens that exist in a vocabulary of any size.
         return [[token % size for token in row] for row in rows[:num_rows]]
 
     def compare(texts: list[list[int]], rows: list[list[int]]) -> None:
+        # Extend the texts by these rows of tokens, and compare the outputs with those of plain passes.
         starts = list(map(len, texts))
         step = runner.extend(torch.tensor(rows, device=model.device), starts)
         for index, (text, row) in enumerate(zip(texts, rows, strict=True)):
@@ -99,6 +101,7 @@ def check_runner(
                 outputs.append(step.hidden[index])
             expected = plain_outputs(model, options, [*text, *row], len(row))
             if by_influence:
+                # The same tokens without any text before them.
                 unrelated = plain_outputs(model, options, row, len(row))
                 _require_influence(outputs[0], expected[0], unrelated[0], model)
             else:
@@ -178,7 +181,8 @@ def last_line(error: BaseException) -> str:
     """Return the last line of code in an error's traceback that is not in torch: its file, its number and its text. The
     traceback of the error's cause counts as the end of the error's traceback.
     """
-    # The error in a user's rule is the cause of the error that names the rule.
+    # If an acceptance rule that the user wrote fails, its error is wrapped in one that names the rule
+    # (`drafting.checked.checked_rule`). `__cause__` is the original.
     cause = error.__cause__ or error
     frames = [
         *traceback.extract_tb(error.__traceback__),

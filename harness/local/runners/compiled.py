@@ -57,9 +57,9 @@ _compiled: dict[str, Callable[..., Any]] = {}
 
 
 class Part:
-    """A function of tensors that can be compiled. In a `compiling` block, it is compiled for the shapes of the inputs
-    with which it is called. Later calls with these shapes run the compiled version; calls with other shapes run the
-    function itself.
+    """A function of tensors that can be compiled. In a `compiling` block, it is compiled for the shapes and strides of
+    the inputs with which it is called. Later calls with such inputs, and with an equal `key`, run the compiled version.
+    All other calls outside such a block run the function itself.
 
     Args:
         function: its inputs are tensors or None. It must return new tensors, and never an input. It may write to its
@@ -81,8 +81,9 @@ class Part:
         self._versions: dict[Hashable, Callable[..., Any]] = {}
 
     def __call__(self, *inputs: Tensor | None) -> Any:
+        # While `make_fx` traces a call, torch has a proxy mode.
         if get_proxy_mode() is not None:
-            # A call that contains this part is being compiled. So the part is traced as a piece of that call.
+            # The call contains this part. So the part is traced as a piece of that call, even in a `compiling` block.
             with _layers_marked(self._models):
                 return self.function(*inputs)
         # Compiled code relies on the memory layout of its inputs without checking it. So the layout is part of the key.
@@ -91,7 +92,9 @@ class Part:
         version = self._versions.get(key)
         if version is None:
             version = self.function
+            # There is a compiler only in a `compiling` block.
             if _compilers:
+                # Tracing calls this part again, which then runs its function (above).
                 version = _compilers[-1](self, inputs)
                 self._versions[key] = version
         return version(*inputs)
@@ -172,6 +175,7 @@ def compile_call(call: Callable[..., Any], inputs: Sequence[Tensor | None]) -> C
         reason = f"cannot be compiled: torch cannot trace its code ({last_line(error)})"
         raise UnsupportedModelError(reason) from error
     _tensors_to_inputs(traced)
+    # In the divided graph, each node calls one part, which is a submodule. Compiled functions replace these submodules.
     whole = _split_by_layer(traced)
     for node in whole.graph.find_nodes(op="call_module"):
         part = whole.get_submodule(node.target)
@@ -215,13 +219,17 @@ def _tensors_to_inputs(traced: fx.GraphModule) -> None:
 
 
 def _split_by_layer(traced: fx.GraphModule) -> fx.GraphModule:
-    """Split a graph into parts. Each part consists of consecutive nodes that have the same mark (`_mark`)."""
+    """Split a graph into parts. Each part consists of consecutive nodes that have the same mark (`_mark`).
+
+    Nodes with the marks None, a, a, None, b become four parts: [None], [a, a], [None] and [b].
+    """
     calls = [node for node in traced.graph.nodes if node.op == "call_function"]
     runs = itertools.groupby(calls, lambda node: node.meta.get("layer"))
     part_of: dict[fx.Node, int] = {}
     for number, (_, run) in enumerate(runs):
         for node in run:
             part_of[node] = number
+    # `split_module` calls the function for each node, and returns a graph with one node for each number.
     return split_module(traced, traced, part_of.__getitem__)
 
 
@@ -284,6 +292,7 @@ def end_part() -> None:
     """
     mode = get_proxy_mode()
     if mode is not None:
+        # The number makes the mark different from that of the part before. Equal marks would join the two parts.
         _mark(f"part {len(mode.tracer.graph.nodes)}")
 
 

@@ -33,7 +33,10 @@ class PreparedCalls(Calls):
     The values of the filters may differ.
 
     All batches use the same state, caches and features. A batch that does not fit into them (`has_room`) needs other
-    calls. For a batch with another kind of warp, these calls run plainly.
+    calls. For a batch with another kind of warp, these calls do the same work without prepared functions.
+
+    A prepared proposal always has K tokens for each row. Near a row's end, the decision counts fewer of them as offered
+    (`Judge`).
 
     Attributes:
         rows: the state of the rows. It must be set before `prepare`, and the runners and the drafter must have room for
@@ -44,8 +47,16 @@ class PreparedCalls(Calls):
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
+        # The prepared functions. A key is a pair: the call, as one of the following, and the kind of warp.
+        #
+        #     "propose"             make a proposal
+        #     ()                    decide without a proposal
+        #     (True, False, True)   decide about a proposal that has tokens and lengths, but no probabilities: which of
+        #                           its fields are not None (`_given`)
         self._prepared: dict[Hashable, Callable[..., Any]] = {}
-        # The verification as a part of its own, so that it is compiled separately from the target's pass on a GPU.
+        # The verification as a `Part` (`runners.compiled`). A GPU's calls are captured, but only their parts are
+        # compiled, so this part is compiled separately from the target's pass. On a CPU, where a call is compiled as a
+        # whole, the part is a piece of the call. It is made when it is first needed, because it refers to `rows`.
         self._judging: Part | None = None
 
     def has_room(self, batch: BatchSize) -> bool:
@@ -66,8 +77,9 @@ class PreparedCalls(Calls):
         count = self.num_draft_tokens
         kind = self.warp.kind
         device = rows.numbers.device
+        # The speculative arm also needs a step without a proposal: if its rows lack only their last tokens, or if a
+        # drafter on the host proposes nothing.
         step = functools.partial(super().decide, rows, None)
-        # The key of a prepared decision states which fields of the proposal are not None. () means no proposal.
         self._prepared[(), kind] = preparer(step, [], device)
         if not count:
             return
@@ -76,21 +88,24 @@ class PreparedCalls(Calls):
             propose = self._prepared_proposal(rows, preparer)
             self._prepared["propose", kind] = propose
             proposal = propose()
+        # The fields of `proposal` are the tensors that every later proposal overwrites. For a drafter on the host, they
+        # have the shapes of its proposals.
         decide = functools.partial(self._decide_fields, rows)
         self._prepared[_given(proposal), kind] = preparer(decide, proposal, device)
 
     def _prepared_proposal(self, rows: RowState, preparer: Preparer) -> Callable[[], Proposal]:
         """Prepare the call that makes a proposal for these rows.
 
-        If the drafter is on another device, the drafter's call is prepared on that device. Then the rows' tensors are
-        copied to the device before the call, and the proposal is copied back after it.
+        If the drafter is on another device, its call is prepared on that device. Before each call, its inputs are then
+        copied to that device: the random numbers, and those tensors of the rows that a drafter reads (`RowState.on`).
+        After the call, the proposal is copied back.
         """
         drafter, count = self.drafter, self.num_draft_tokens
         assert isinstance(drafter, TensorDrafter)
         device = rows.numbers.device
         there = drafter.device or device
         if there == device:
-            return preparer(functools.partial(super().propose, rows, count, ()), [], device)
+            return preparer(functools.partial(super().propose, rows, count, limits=()), [], device)
         uniforms = preparer(functools.partial(self.drafting_uniforms, rows, count), [], device)
         rows_there = rows.on(there)
 
@@ -98,7 +113,9 @@ class PreparedCalls(Calls):
             return drafter.draft(replace(rows_there, numbers=numbers, decided=decided), uniforms)
 
         inputs = [rows_there.numbers, rows_there.decided, uniforms().to(there)]
+        # A `Preparer` that captures returns a function that copies what it is given into these inputs.
         draft_there = preparer(draft, inputs, there)
+        # Every call returns these tensors, because the decision is prepared for them.
         proposal = moved(draft_there(*inputs), device)
 
         def propose() -> Proposal:
@@ -113,11 +130,15 @@ class PreparedCalls(Calls):
     def judged(self, rows: RowState, logits: Tensor, proposal: Proposal | None) -> Tensor:
         if self._judging is None:
             judge, warp = functools.partial(self.judge, rows), self.warp
+            # Each kind of warp has its own operations, and so its own compiled version.
             self._judging = Part(judge, key=lambda: warp.kind)
         packed: Tensor = self._judging(logits, *(proposal or ()))
         return packed
 
     def propose(self, rows: RowState, count: int, limits: Sequence[int]) -> Proposal | None:
+        """Propose as `Calls.propose` does. A prepared proposal ignores `count` and `limits`: it has K tokens for each
+        row, and `decide` computes the limits from the state.
+        """
         prepared = self._prepared.get(("propose", self.warp.kind))
         if prepared is None:
             return super().propose(rows, count, limits)
@@ -129,6 +150,7 @@ class PreparedCalls(Calls):
         prepared = self._prepared.get((_given(fields), self.warp.kind))
         self.was_prepared = prepared is not None
         if prepared is None:
+            # The kind of warp is another, or a user's drafter on the host has given the probabilities of its tokens.
             return super().decide(rows, proposal)
         packed, step = prepared(*fields)
         hidden = step.hidden
@@ -144,15 +166,17 @@ class PreparedCalls(Calls):
 
 
 def nothing_proposed(rows: RowState, count: int) -> Proposal:
-    """Return a proposal with room for `count` tokens per row whose lengths are all 0, in the form that drafters on the
-    host return.
+    """Return a proposal that offers no token to any row, but has room for `count` tokens per row. It has lengths and no
+    probabilities, like the proposals of drafters on the host that are deterministic.
     """
     tokens = rows.numbers.new_zeros(rows.num_rows, count)
     return Proposal(tokens, lengths=tokens[:, 0].clone())
 
 
 def _given(fields: Sequence[object]) -> tuple[bool, ...]:
-    """Return, for each field of a proposal, whether it is not None."""
+    """Return, for each field of a proposal (tokens, probabilities, lengths), whether it is not None. Return () if there
+    are no fields, because there is no proposal.
+    """
     return tuple(field is not None for field in fields)
 
 
@@ -197,6 +221,8 @@ class Graphs:
 
         def replay(*given: Any) -> Any:
             for captured, tensor in zip(inputs, given, strict=True):
+                # A tensor may already be in place: the proposal that one graph overwrites is the input with which the
+                # graph of the decision was captured. An input that is None is not copied either.
                 if tensor is not captured:
                     captured.copy_(tensor)
             graph.replay()
@@ -222,6 +248,7 @@ def _waits_refused() -> Iterator[None]:
     try:
         yield
     except Exception as error:
+        # An error in a user's acceptance rule is wrapped in one that names the rule. torch's error is then its cause.
         if "synchronizing" not in str(error.__cause__ or error):
             raise
         reason = f"cannot be captured: it reads a value ({last_line(error)})"

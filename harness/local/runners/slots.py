@@ -63,7 +63,8 @@ class SlotCache(Cache):
         return num_rows <= self.num_rows and num_slots <= self.num_slots
 
     def write(self, states: KeysAndValues, rows: Sequence[int], sources: Sequence[int]) -> None:
-        """Copy keys and values into the first slots of some rows.
+        """Copy keys and values into the first slots of some rows. With rows [0, 2, 1] and sources [0, 0, 1], the first
+        row of `states` is copied to the rows 0 and 2, and the second row to row 1.
 
         Args:
             states: the keys and values of each layer, [rows, heads, n, D].
@@ -88,6 +89,7 @@ class SlotCache(Cache):
         self.positions = starts.unsqueeze(1) + ahead
         self._start = None
         # The indices are computed before any layer runs, so that equal layers have equal code when they are compiled.
+        # For kinds of layers that have not been run yet, `_make_layer` computes them.
         for device, num_heads in self._indices:
             self._indices[device, num_heads] = _indices(self.positions.to(device), num_heads)
 
@@ -111,6 +113,7 @@ class SlotCache(Cache):
         return self._write(keys, key_states), self._write(values, value_states)
 
     def _make_layer(self, layer: int, states: tuple[Tensor, Tensor]) -> None:
+        """Allocate a layer's buffers, for keys and values like these, unless they exist already."""
         if layer in self.buffers:
             return
         keys, values = [
@@ -125,6 +128,7 @@ class SlotCache(Cache):
                 self._indices[kind] = _indices(self.positions.to(buffer.device), buffer.shape[1])
 
     def _write(self, buffer: Tensor, states: Tensor) -> Tensor:
+        """Write keys or values into the buffer of a layer, as `update` does."""
         num_rows, num_heads, num_tokens, _ = states.shape
         rows = buffer if num_rows == len(buffer) else buffer[:num_rows]
         if self._start is not None:
@@ -143,11 +147,15 @@ class SlotCache(Cache):
         return self._start or 0
 
     def get_mask_sizes(self, *_: Any, **__: Any) -> tuple[int, int]:
+        """Return how many slots a mask covers, and the first of them, for masks that transformers makes."""
         return self.width, 0
 
     def causal_mask(self, window: int | None, dtype: torch.dtype, num_copies: int = 1) -> Tensor:
         """Return a mask [B or 1, 1, num_copies * n, width], to be added to attention scores. Each of the n entries that
         are written next sees itself and the entries before it, within the window.
+
+        For entries at the positions 2 and 3, with width 5 and window 2, the two rows are [-, 0, 0, -, -] and
+        [-, -, 0, 0, -], where - stands for the lowest number of `dtype`.
 
         Args:
             window: the sliding window in tokens; None without one.

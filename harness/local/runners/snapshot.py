@@ -189,6 +189,8 @@ class SnapshotRunner(Runner):
         if not all(0 <= count <= num_extended for count in counts):
             raise ValueError(f"cannot keep {counts} of {num_extended} tokens")
         self._kept = [kept + count for kept, count in zip(self._kept, counts, strict=True)]
+        # If all rows keep everything, the state that is ahead becomes the state (unless it was dropped because of
+        # padding). Otherwise the older state stays, and the kept tokens are unread.
         if self._ahead is not None and min(counts) == num_extended:
             self._state = self._ahead
             self._unread = [self._no_tokens] * len(counts)

@@ -95,6 +95,7 @@ class SlotForward:
         # Kernels are faster without a mask. A single token needs no mask if all rows begin at the same slot, because it
         # sees every slot that attention reads.
         if num_tokens > 1 or self._single_token_needs_masks or not are_alike:
+            # The keys of layer 0 exist already, because prompts are written to the cache before any pass.
             dtype = cache.buffers[0][0].dtype
             num_copies = self.packing.heads_per_key
             masks = {
@@ -247,6 +248,7 @@ class StaticRunner(Runner):
 
     def start(self, prompts: TokenRows, num_slots: int = 0, *, alone: bool = False) -> Step:
         """Begin a new batch, as `Runner.start` does. Raises UnsupportedModelError if the model fills no KV cache."""
+        # Caches have a multiple of `BUCKET` slots (`round_up`), so that a cache serves batches of similar lengths.
         num_slots = num_slots or max(map(len, prompts)) + BUCKET
         if self._fixed_cache.has_room(len(prompts), num_slots):
             self._cache = self._fixed_cache
@@ -255,18 +257,21 @@ class StaticRunner(Runner):
         # Equal prompts are read only once, for example if many answers to one prompt are sampled.
         distinct = list(dict.fromkeys(map(tuple, prompts)))
         places = [distinct.index(tuple(prompt)) for prompt in prompts]
+        # The prompts are read in one group or, with `alone`, in as many groups as there are distinct prompts. The
+        # prompts p, q, p have places [0, 1, 0]; with `alone`, the states of p are written to rows 0 and 2.
         steps = []
         for group in [[prompt] for prompt in distinct] if alone else [distinct]:
             states, step = self._read_prompts(group)
             first = distinct.index(group[0])
             rows = [row for row, place in enumerate(places) if distinct[place] in group]
-            self._cache.write(states, rows, [places[row] - first for row in rows])
+            self._cache.write(states, rows, sources=[places[row] - first for row in rows])
             steps.append(step)
         return joined(steps, places)
 
     def extend(self, tokens: Tensor, starts: Starts, *, goes_on: bool = False) -> Step:
         with self._forward.packing:
             if isinstance(starts, Tensor):
+                # Only `PreparedCalls` and `compile` give a tensor. Their batches are always in the rows of fixed size.
                 return Step(*self._fixed_pass(tokens, starts))
             known = [start for start in starts if start is not None]
             longest = max(known)
@@ -276,6 +281,7 @@ class StaticRunner(Runner):
                 outputs = self._extend_fixed(tokens, places)
                 if outputs is not None:
                     return Step(*outputs)
+                # No prepared pass is wide enough, or too few slots are left. So a pass of just this width is made.
             num_tokens = tokens.shape[1]
             num_seen = longest + num_tokens
             assert self._cache.has_room(len(tokens), num_seen), "more tokens than were said"
@@ -351,6 +357,7 @@ class StaticRunner(Runner):
             )
         if len(set(getattr(self._model, "hf_device_map", {}).values())) > 1:
             raise UnsupportedModelError("is on several devices")
+        # Reading any token shows the shapes of each layer's keys and values.
         states, _ = self._read_prompts([[0]])
         cache = SlotCache(batch_size, round_up(num_slots))
         # This allocates the buffers, which are never moved again.
@@ -371,6 +378,7 @@ class StaticRunner(Runner):
         try:
             with compiling():
                 for width in self._widths:
+                    # `Part` compiles the pass when it is called. The tokens, here zeros, do not matter.
                     self.extend(starts.unsqueeze(1).repeat(1, width), starts)
             self.name = "compiled"
             # Short rows are enough for this check. Compiled passes read all slots, so a model that counts from the end

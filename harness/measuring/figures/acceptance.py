@@ -38,6 +38,7 @@ class AcceptanceFigures(Group, DraftColumns, AcceptedByIteration):
     @classmethod
     def measured(cls, run: MeasuredRun, arm: MeasuredArm) -> Group:
         drafts, source = reported_drafts(run, arm)
+        # Tested tokens that can be computed from other counts are stored, too.
         counts = replace(drafts, tested_at=drafts.tested).counts()
         impossible = impossible_counts(arm) if arm.was_sent else None
         return cls(
@@ -50,12 +51,14 @@ def reported_drafts(run: MeasuredRun, arm: MeasuredArm) -> tuple[Drafts, str | N
     iterations.
 
     Counters are not used if any of their counts is impossible, if they missed tokens that arrived, or if they include
-    too many tokens of other clients.
+    too many tokens of other clients. They are not used either if the arm had further requests that only kept up the
+    load, and its answers report how many tokens were drafted.
 
     Returns:
         The counts, and their source: `metrics` for counters, None for answers.
     """
     reported = drafts_of(row for row in run.rows_of(arm) if row.is_answered)
+    # `drafting` is the number of iterations that drafted; None if it is unknown, 0 if there were none.
     # Answers take precedence: counters also include the requests that only keep up the load.
     if reported.drafting or (arm.keeps_up_load and reported.proposed):
         return reported, None

@@ -40,6 +40,7 @@ class CostFigures(Group):
 
     @classmethod
     def measured(cls, run: MeasuredRun, arm: MeasuredArm) -> Group:
+        # `forward` is the target's pass and the decision after it: a regular step, or a verification.
         forward_ms = arm.phases.ms_per_iteration("forward")
         columns: dict[str, Any] = {"host_share": _host_share(arm)}
         if arm.name == "regular":
@@ -55,8 +56,8 @@ class CostFigures(Group):
 
 
 def _iteration_ms(arm: MeasuredArm) -> float | None:
-    """Mean milliseconds of an iteration in the timed answers: all of the time after the prompts were read. None if
-    iterations are not known.
+    """Mean milliseconds of an iteration (for the regular arm, of a step) in the timed answers: all of the time after
+    the prompts were read. None if iterations are not known.
     """
     seconds = 0.0
     num_iterations = 0
@@ -75,6 +76,7 @@ def _host_share(arm: MeasuredArm) -> float | None:
     forward_ms = arm.phases.ms_per_iteration("forward")
     if not whole_ms or forward_ms is None or not arm.phases.knows_host:
         return None
+    # The regular arm drafts nothing.
     drafting_ms = arm.phases.ms_per_iteration("drafting") or 0.0
     return max(0.0, 1 - (forward_ms + drafting_ms) / whole_ms)
 
@@ -84,7 +86,7 @@ def _prediction(run: MeasuredRun, regular: MeasuredArm, speculative: MeasuredArm
 
     It is tokens_per_iteration / (drafted c + v), with the mean number of drafted tokens, where c is the cost of
     drafting a token, and v the cost of verifying K + 1 tokens, both in regular steps. In theorem 3.8 of Leviathan et
-    al. 2023, v is 1; here v is measured.
+    al. 2023, v is 1; here v is measured. The code has `drafted c` as one time, that of the phase `drafting`.
     """
     length = drafts_of(run.rows_of(speculative)).columns()["tokens_per_iteration"]
     step_ms = regular.phases.ms_per_iteration("forward")

@@ -29,8 +29,8 @@ class MeasuredArm:
     Attributes:
         generations: the timed answers to the questions: one for each batch, or for each lap if the engine keeps
             requests in flight (`Answered.has_request_times`).
-        between: growth of the server's counters while this run sent it nothing, from its first to its last reading;
-            None if it is not known.
+        between: growth of the server's counters while this run sent nothing to the server, between the run's first and
+            last reading of them; None if unknown.
         phases: seconds and calls of each phase of harness's own decoding loop.
         divergences: where each greedy speculative text diverges from the regular one, by the index of its request; None
             for equal texts. Texts that were not compared are missing.
@@ -52,7 +52,12 @@ class MeasuredArm:
 
     @property
     def evidence(self) -> dict[str, Any]:
-        """The fields of `ArmEvidence` that are not in a column, by name."""
+        """The fields of `ArmEvidence` (`results.verdict`) that are not in a column, by name.
+
+        `lengths` has the number of tokens of each answer, by the index of its request. `read` has the number of prompt
+        tokens that the server counted, if it counts them. Its keys are tuples: the index and then the prompt's token
+        ids, because later turns of the two arms may have the same index and different prompts.
+        """
         read = {}
         for generation in self.generations:
             for prompt, request in generation.with_prompts:
@@ -70,7 +75,7 @@ class MeasuredArm:
 
     @property
     def counted(self) -> Counts | None:
-        """Growth of the server's counters, added up over all questions; None if the server has no counters."""
+        """Growth of the server's counters, added up over all questions whose growth is known; None if there is none."""
 
         total: Counts | None = None
         for generation in self.generations:
@@ -166,6 +171,7 @@ def figures_of(kind: type[Group], run: MeasuredRun, arm: MeasuredArm) -> dict[st
     out.
     """
     figures: dict[str, Any] = {}
+    # The direct subclasses of `Group` among the ancestors of `kind`.
     groups = [base for base in kind.__mro__ if issubclass(base, Group) and Group in base.__bases__]
     for group in groups:
         for name, value in vars(group.measured(run, arm)).items():

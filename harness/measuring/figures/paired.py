@@ -34,8 +34,8 @@ class SpeedupFigures(Group, WithSpeedup):
     )
     stopped_by: MaybeText = pooled(
         "same",
-        "what ended a run with `precision`: `precision`, `budget`, `blocks`, `num_prompts` or `prompts` (all);"
-        " its intervals have a level of 97 %; or `budget` of any run",
+        "why the run ended. For a run with `precision`, whose intervals have a level of 97 %: `precision`, `budget`,"
+        " `blocks`, `num_prompts` or `prompts` (all of the set); for any other run: `budget`, or empty",
     )
     decode_speedup: Interval | None = pooled(
         "mean",
@@ -51,7 +51,7 @@ class SpeedupFigures(Group, WithSpeedup):
     )
     drifted: MaybeBool = pooled(
         "mean",
-        "whether the drift is significant and above 2 %; in a pooled row, whether it is in most runs;"
+        "whether the drift is significant and above 2 %; in a pooled row, whether this is true of most runs;"
         " empty if too few units were timed",
     )
     interleaved: MaybeBool = pooled("all", "whether the arms alternated")
@@ -66,9 +66,10 @@ class SpeedupFigures(Group, WithSpeedup):
         speedup = times.speedup(run.confidence)
         are_shared = share_prompts(places_by_unit(run.prompt_rows).values())
         if speedup.covers is not None and are_shared:
-            # If units share prompts, the interval does not cover other texts.
+            # If units share prompts, the interval does not cover other texts. `covers` says what it covers.
             covers = dataclasses.replace(speedup.covers, same_texts=True)
             speedup = dataclasses.replace(speedup, covers=covers)
+        # A drift is looked for in the order of time, so a batch that was sent twice counts as two.
         in_time = paired_times(run, in_time=True)
         change = drift(in_time.regular, in_time.speculative, unit=in_time.unit)
         decode_speedup = None
@@ -90,8 +91,8 @@ class SpeedupFigures(Group, WithSpeedup):
 class PairedTimes(NamedTuple):
     """Length-adjusted times of both arms in ms, [num_units] each, in the order in which they were measured.
 
-    The adjustment (`ratios.at_equal_lengths`) makes the mean of an arm's values its ms per token over all units, and
-    the ratio of the arms' totals the speed-up. A single value is not the ms per token of its unit.
+    After the adjustment (`ratios.at_equal_lengths`), the mean of an arm's values is its ms per token over all units,
+    and the ratio of the arms' totals is the speed-up. A single value is not the ms per token of its unit.
 
     Attributes:
         unit: the name of a unit: `prompt`, `batch`, `lap` or `block`.
@@ -113,12 +114,13 @@ class PairedTimes(NamedTuple):
             [self.speculative],
             self.unit,
             confidence,
-            self.lengths,
-            self.rejections,
+            lengths=self.lengths,
+            rejections=self.rejections,
         )
 
     def rare_in_words(self) -> str | None:
-        """A sentence about one or two units that cause most of the variance; None if no one or two units do.
+        """A sentence about one or two units that cause most of the variance; None if the variance is not due to so few
+        units.
 
         For example, `1 of 8 prompts took 5.1 times as long as the others in the regular arm`.
         """
@@ -172,8 +174,11 @@ def paired_times(
 
 
 def _rejections(arm: MeasuredArm, units: Sequence[Sequence[Pair]]) -> Rejections | None:
-    """For each unit, the number of iterations, and the fewest iterations that its tokens need; None if iterations are
-    not known.
+    """For each unit, the number of iterations, and the fewest iterations that its tokens need with the arm's K; None if
+    K or any number of iterations is not known.
+
+    Args:
+        units: the pairs (regular answer, speculative answer) of each unit.
     """
     import numpy as np
 
@@ -195,4 +200,5 @@ def _rejections(arm: MeasuredArm, units: Sequence[Sequence[Pair]]) -> Rejections
             iterations += max(number or 0.0 for number in numbers)
             fewest += max(fewest_iterations([answer.num_decoded for answer in batch], k))
         totals.append((iterations, fewest))
+    # From pairs [num_units, 2] to two arrays [num_units] each.
     return Rejections(*np.array(totals, dtype=np.float64).reshape(-1, 2).T)

@@ -89,10 +89,12 @@ class AnswerFigures(Group):
             longest_answer=max(lengths, default=None),
             time_to_first_token_ms=statistics.fmean(first_ms) if first_ms else None,
             peak_memory_bytes=max(peaks, default=0) or None,
+            # Fills the columns from `ms_per_token` to `measured_s`.
             **times_over(rows, not arm.was_sent),
         )
 
 
+# The figures of `RequestFigures` whose names contain `p50` and `p99`.
 PERCENTILES = (50, 99)
 # Tokens were held back if on average more than this many times the tokens of an iteration arrive together. The factor
 # is above 1 because some tokens have no text, and because a busy client sees several arrivals as one.
@@ -188,6 +190,7 @@ class RequestFigures(Group):
             **percentile_columns(
                 time_to_first_token=first_token_times(run, arm),
                 time_per_output_token=[] if is_held_back else per_output_token,
+                # None: this client read so late that the times between arrivals say nothing about the server.
                 inter_token_latency=()
                 if is_held_back is None
                 else itertools.chain.from_iterable(latencies),
@@ -207,12 +210,12 @@ def first_token_times(run: MeasuredRun, arm: MeasuredArm) -> list[float]:
 
 def were_held_back(run: MeasuredRun, arm: MeasuredArm) -> bool | None:
     """Whether more tokens arrived together than an iteration yields, for example because of hidden reasoning or a
-    proxy.
+    proxy. If so, the times of single tokens after the first are unknown.
 
-    A client that has to wait for a processor reads late and also sees several arrivals together. Then arrivals are
-    counted singly, unless the whole answer came at once. If that changes the result, it is None.
-
-    The times of single tokens after the first are then unknown.
+    Arrivals that follow each other immediately count as one (`RequestRecord.bursts`). But a client that has to wait for
+    a processor reads late, and then sees arrivals together that were sent apart. For such a client, arrivals are
+    counted singly, unless the whole answer came at once. The result is None if tokens were held back by the first count
+    and not by the second.
     """
     share = None if run.quietness is None else run.quietness.processor_share
     is_late = share is not None and share < QUIET

@@ -167,12 +167,16 @@ def traffic_columns(
 ) -> dict[str, Any]:
     """The columns about a server's traffic, by name: `server_tokens`, `foreign_tokens` and `unseen_tokens`.
 
-    `foreign_tokens` counts tokens of other clients' prompts and answers. It is None if it cannot be known: if the
-    counters missed tokens of ours, if requests of others were running already, or if the counters between our
+    `foreign_tokens` counts tokens of other clients' prompts and answers. It is None if the counters missed tokens of
+    ours. It is also None instead of 0 if requests of others were running already, or if the counters between our
     questions are not known. {} if the server does not count generated tokens.
 
+    For example, the server counted 1300 tokens, 1000 tokens of our 4 answers arrived, and no request was left
+    unfinished. A difference of 4 + 1 % of 1000 = 14 tokens is tolerated, so 300 tokens are foreign. Had the server
+    counted only 900, 100 of ours would be unseen.
+
     Args:
-        counts: growth of the server's counters.
+        counts: growth of the server's counters during our questions.
         requests: our requests that the counters include.
         between: growth of the counters while this run sent the server nothing; None if it is not known.
     """
@@ -183,7 +187,7 @@ def traffic_columns(
     whole = added(counts, between or Counts())
     foreign = (whole.generated or 0.0) - ours
     # `most - ours` is how many more tokens of ours the server may have generated than arrived: it may have continued a
-    # request that we left unfinished.
+    # request that we left unfinished. (`was_left` counts as 1 or 0 in the product.)
     most = sum(
         max(each.num_tokens, len(each.arrivals), each.was_left * (each.max_new_tokens or 0))
         for each in requests
@@ -194,7 +198,8 @@ def traffic_columns(
     if foreign > tolerated:
         num_foreign += round(foreign)
     # Counters that missed our tokens may have missed other clients' tokens, too. And if other clients' requests were
-    # running before ours, it is not known how many of their tokens were generated during our measurement.
+    # running before ours (`Counts.running`), it is not known how many of their tokens were generated during our
+    # measurement.
     is_unknown = num_unseen or (not num_foreign and (counts.running or between is None))
     return {
         "server_tokens": round(counts.generated),
@@ -204,8 +209,8 @@ def traffic_columns(
 
 
 def _foreign_prompt_tokens(counts: Counts, requests: Sequence[RequestRecord]) -> int:
-    """Tokens of other clients' prompts; 0 if the server does not count prompt tokens, or if one of our answers does not
-    report the tokens of its prompt.
+    """Tokens of other clients' prompts: those beyond the tolerated difference, as in `traffic_columns`; 0 if the server
+    does not count prompt tokens, or if one of our answers does not report the tokens of its prompt.
     """
     read = {request.index: request.num_read for request in requests if request.num_read}
     if counts.read is None or any(request.index not in read for request in requests):

@@ -43,10 +43,12 @@ class TextFigures(Group):
         if not compared:
             return cls()
         parted = [row for row in compared if row.divergence_position is not None]
+        # The tokens before each text's divergence; all tokens of a text that does not diverge.
         num_alike = 0
         for row in compared:
             position = row.divergence_position
             num_alike += (row.num_tokens or 0) if position is None else position
+        # Logit margin / margin that rounding explains; infinite if it is not known (`LatencyPromptRow.excess`).
         excesses = [row.excess for row in parted]
         num_unexplained = sum(excess > 1 for excess in excesses)
         is_counted = arm.was_sent and num_unexplained > 0
@@ -67,8 +69,9 @@ def compare_texts(
     """Record where greedy texts of the speculative arm diverge from the regular ones, in the speculative arm's
     `divergences`.
 
-    Nothing is compared if texts are sampled or acceptance is synthetic. A later turn of a conversation is compared only
-    if its earlier answers were equal, so that both arms had the same prompt.
+    Nothing is compared if texts are sampled or acceptance is synthetic. Two answers are compared only if both arms gave
+    one. A later turn of a conversation is compared only if its earlier answers were equal, so that both arms had the
+    same prompt.
 
     Args:
         reference: gives the model's own logits, for the margins; None if the engine has no weights in this process.
@@ -91,6 +94,7 @@ def compare_texts(
             encode = functools.partial(tokenizer.encode, add_special_tokens=False)
             texts = [encode(request.text) for request in requests]
         divergence = first_divergence(reference, prompt, *texts)
+        # This tokenizer's ids stand for pieces of text, so a position among them is no number of tokens.
         if divergence is not None and isinstance(tokenizer, TextTokenizer):
             divergence = replace(divergence, position=_num_leading(*requests))
         divergences[regular_request.index] = divergence

@@ -59,7 +59,9 @@ class Template:
             rule = f"{problem}, which only a chat template shows to this model"
             raise SettingError("chat_template", rule, self.choice)
         offered = next((chat for chat in with_tools if chat.tools), None)
+        # Other chats only contain calls of tools, which are messages.
         if offered is not None:
+            # The template shows the tools if it writes something else without them.
             shown = self._token_ids(offered)
             if shown == self._token_ids(Chat(offered.messages)):
                 raise SettingError("prompts", f"{problem}, and this model's template shows none")
@@ -74,6 +76,7 @@ class Template:
         return [self._token_ids(chat) for chat in chats]
 
     def _token_ids(self, chat: Chat) -> list[int]:
+        """The token ids of a chat, as `encode` returns them."""
         if self.is_used:
             tokens = self._applied(chat, add_generation_prompt=True)
         else:
@@ -99,7 +102,9 @@ class Template:
         return "".join([*turns, "assistant:"] if asks else turns)
 
     def _applied(self, chat: Chat, **options: bool) -> Any:
-        """A chat as the template writes it: as token ids, or as text with `tokenize=False`."""
+        """A chat as the template writes it: as token ids, or as text with `tokenize=False`. The user's `arguments` take
+        precedence over `options`.
+        """
         from jinja2 import TemplateError
 
         tools = list(map(dict, chat.tools)) or None

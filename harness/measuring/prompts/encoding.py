@@ -34,7 +34,7 @@ class Encoded:
     """Prompts as they are sent.
 
     Attributes:
-        prompts: prompts of the set, in its order.
+        prompts: prompts of the set, in the order of `PromptSet.take`.
         token_ids: the token ids of each prompt.
         num_too_long: how many prompts were too long, under the name of the column that counts them (`num_skipped` or
             `num_truncated`); empty if none was.
@@ -59,7 +59,8 @@ class Encoded:
     @property
     def chats(self) -> list[Chat]:
         """The messages and tools of each prompt, for servers that apply the template themselves. [] if any prompt was
-        cut, because the whole messages would be longer than the token ids.
+        cut (to fit into the context, or by `prompts.lengths`), because the whole messages would be longer than the
+        token ids.
         """
         is_sent_as_ids = self.is_cut or _have_lengths(self.prompts)
         return [] if is_sent_as_ids else [prompt.chat() for prompt in self.prompts]
@@ -70,7 +71,7 @@ class Encoded:
         return max(map(len, self.token_ids))
 
     def part(self, places: Sequence[int]) -> Encoded:
-        """Return the prompts at these positions. All fields that describe the whole set stay the same."""
+        """Return the prompts at these positions, in this order. Fields that describe the whole set stay the same."""
         return dataclasses.replace(
             self,
             prompts=tuple(self.prompts[index] for index in places),
@@ -100,8 +101,9 @@ class Encoder:
         A prompt with `num_tokens` is cut to that number. The length is not checked against the models' contexts.
 
         Raises:
-            SettingError: if the chat template refuses a prompt, if a prompt is shorter than its `num_tokens` or cannot
-                be cut because there is no tokenizer, or if it has a token that a model lacks.
+            SettingError: as `Template.encode` and `Template.check_tools` do (the latter is not called if the server
+                applies its own template); also if a prompt is shorter than its `num_tokens` or cannot be cut because
+                there is no tokenizer, or if it has a token that a model lacks.
         """
         if _have_lengths(prompts) and isinstance(self.planned.tokenizer, TextTokenizer):
             remedy = (
@@ -208,6 +210,7 @@ class Encoder:
         """
         planned, settings = self.planned, self.settings
         assert isinstance(settings, PromptedSettings)
+        # The most tokens that a prompt can have; None if no model states its context, or if only the server knows it.
         room = planned.room(new_tokens)
         if room is not None and room < 1:
             limit = room + new_tokens
@@ -222,6 +225,7 @@ class Encoder:
         where = lines_in_words([prompts[index].line for index in long], settings.prompts)
         problem = f"{len(long)} of {len(prompts)} prompts are too long ({where})"
         too_long = settings.prompts.too_long
+        # If every prompt is too long, none would be left: this is the error at the end.
         if too_long == "skip" and 0 < len(long) < len(prompts):
             say(f"{problem} and are left out")
             kept = [index for index in range(len(prompts)) if index not in long]
@@ -248,6 +252,7 @@ class Encoder:
             )
             longest_turns = [min(size, room) for size in longest_turns]
         longest_turn = max(longest_turns)
+        # A sentence for the error; None if everything fits.
         excess = planned.excess(longest_turn, new_tokens, answers)
         if excess is None:
             return dataclasses.replace(encoded, longest_turn=longest_turn)
@@ -313,7 +318,7 @@ def last(token_ids: list[int], count: int, bos_token: int | None) -> list[int]:
 
 def decide_ignore_eos(settings: AnySettings, tokenizer: Tokenizer) -> AnySettings:
     """Return the settings with `decoding.ignore_eos=auto` replaced: True for plain texts, which then continue after
-    their end; False for chats.
+    their end; False for chats. Settings with another value are returned unchanged.
     """
     if settings.decoding.ignore_eos != "auto":
         return settings

@@ -84,6 +84,11 @@ def text_of(value: Any, what: str) -> str:
 
 
 def _message(message: dict[str, Any], where: str) -> Message:
+    """One message, reduced as by `messages_of`. Text that is in several parts is joined.
+
+    Args:
+        where: the place of the message, for errors, such as `message 2`.
+    """
     role = message["role"]
     content = message.get("content")
     if isinstance(content, list):
@@ -110,6 +115,7 @@ def _message(message: dict[str, Any], where: str) -> Message:
 
 
 def _call(call: Any, where: str) -> dict[str, Any]:
+    """One call of a tool in a message; its arguments become the text of a JSON object."""
     function = _function(call, f"a tool call in {where}")
     name = function["name"]
     arguments = function.get("arguments") or "{}"
@@ -122,6 +128,7 @@ def _call(call: Any, where: str) -> dict[str, Any]:
 
 
 def _function(value: Any, what: str) -> dict[str, Any]:
+    """The `function` of a tool or of a call, which must have a name; otherwise a BadFile is raised."""
     function = value.get("function") if isinstance(value, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise BadFile(f"has {what} without the name of a function")
@@ -137,6 +144,7 @@ def _parsed_json(text: Any, what: str) -> Any:
 
 
 def _encodable(value: str, what: str) -> str:
+    """The text unchanged, if it can be encoded as UTF-8; otherwise a BadFile is raised."""
     try:
         value.encode()
     except UnicodeEncodeError:  # "\ud800" is JSON, but half a character, which no tokenizer accepts

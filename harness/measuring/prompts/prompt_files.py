@@ -1,5 +1,5 @@
 """Reads files of prompt sets, on this machine or on the hub, as numbered rows. A row is a text, or a mapping from
-columns to values.
+columns to values; `sets` refuses other rows of a JSON file.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ def local_files(settings: PromptSettings) -> list[Path]:
 
 
 def _fetched(settings: PromptSettings, file: str) -> Path:
+    """The local path of a file on the hub, which is downloaded if necessary. Raises the errors of `local_files`."""
     repository = settings.repository
     revision = settings.revision
     assert repository is not None
@@ -123,6 +124,11 @@ def read_rows(path: Path, source: str | None = None) -> Iterator[NumberedRow]:
 
 
 def _parsed(text: str, place: str) -> Any:
+    """The value in a JSON text.
+
+    Args:
+        place: the place of the text, for the BadFile that is raised if it is not JSON: `the file`, or `line 3`.
+    """
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
@@ -144,6 +150,7 @@ def _table(content: bytes, suffix: str) -> list[dict[str, Any]]:
             heading = content.partition(b"\n")[0].decode(errors="replace")
             separator = max(",;\t", key=heading.count)
             table = pandas.read_csv(file, sep=separator, dtype=str, keep_default_na=False)
+            # pandas takes the first cells of such rows as an index.
             if not isinstance(table.index, pandas.RangeIndex):
                 raise BadFile("has rows with more cells than headings: quote texts with commas")
             return [

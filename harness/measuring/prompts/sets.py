@@ -78,7 +78,8 @@ class Prompt:
         category: the kind of task; None if the row has no category.
         messages: for a chat, its messages up to the last message that a model answers; None for plain text.
         tools: for a chat, the tools that the model may call.
-        following: for a chat, the messages after `messages`: at most one answer.
+        following: for a chat, the messages after `messages`: the answer, if one was recorded; in an `opening`, all
+            messages from the first answer on.
         index: its place in the prompt set, from 0. The index and the seed determine the random numbers of its answer.
         line: its line in the file, or row of the table, from 1.
         num_tokens: the number of tokens that the text is cut to; None for the whole text.
@@ -173,7 +174,8 @@ class PromptSet:
     num_repeated: int = 0
 
     def take(self, count: int) -> tuple[Prompt, ...]:
-        """Return `count` prompts, taking one from each category, then another from each, and so on.
+        """Return `count` prompts, taking one from each category, then another from each, and so on. With the categories
+        a, a, a, b, b, the order of the prompts is 0, 3, 1, 4, 2. Without a seed and categories, it is that of the set.
 
         Raises:
             SettingError: if the set has fewer than `count` prompts.
@@ -222,6 +224,7 @@ class PromptSet:
 
     def first_unused(self, num_asked: int) -> int:
         """Return an index above all indices that are used when `num_asked` prompts are sent, with all their turns."""
+        # Rounded up: how often each prompt is sent at most.
         times = -(-num_asked // len(self.prompts))
         return self.index(Occurrence(0, repeat=max(1, times)))
 
@@ -272,6 +275,7 @@ def load_prompts(settings: PromptSettings) -> PromptSet:
     prompts = tuple(
         dataclasses.replace(prompt, index=index) for index, prompt in enumerate(different.values())
     )
+    # The second `for` only names a tuple. Its empty values are left out, so that they do not change the digest.
     contents = [
         json.dumps([prompt.text, prompt.messages, *filter(None, further)])
         for prompt in prompts
@@ -371,6 +375,7 @@ def _from_row(row: Any, settings: PromptSettings) -> Prompt:
     tools = tools_of(columns.get("tools"))
     category = None if columns.get("category") in (None, "") else str(columns["category"])
     completion = completion_of(columns)
+    # Otherwise only the first turn is sent, which is the prompt's text.
     turns = prompt.turns if settings.turns == "all" and len(prompt.turns) > 1 else ()
     messages = prompt.messages
     # Requests to Anthropic's API contain the system prompt in a field next to their messages.
@@ -401,8 +406,10 @@ def _unsent(row: Mapping[str, Any], prompt: Prompt) -> Iterator[str]:
     if key in _WITH_SUBJECT and isinstance(row[key], str):
         sent.append("input" if row.get("input") else "context")
     yield from (part for part in _PARTS if row.get(part) and part not in sent)
+    # Messages in the form of ShareGPT, of which only the user's are sent.
     if _has_objects(row[key], "from") and any(turn["from"] == "system" for turn in row[key]):
         yield "system"
+    # A stored request (it has `max_tokens`) whose last message is from the assistant asks to continue that message.
     if prompt.following and "max_tokens" in row:
         yield "the beginning of the answer"
 
@@ -432,6 +439,7 @@ def _with_known_columns(row: Mapping[str, Any], settings: PromptSettings) -> dic
 
 
 def _column(row: Mapping[str, Any], column: str, setting: str) -> Any:
+    """The row's value in a column that a setting names. Raises a BadFile if the row has no such column."""
     if column not in row:
         raise BadFile(f"has no column {column}, which {setting} names; it has {', '.join(row)}")
     return row[column]
@@ -440,6 +448,10 @@ def _column(row: Mapping[str, Any], column: str, setting: str) -> Any:
 def _of_first_key(row: Mapping[str, Any]) -> Prompt:
     """The prompt in the first of the known columns (`_KEYS`) that the row fills. Its value may be a text, turns or
     messages.
+
+    Raises:
+        NoQuestion: if the value is blank, or has no message of a user; the row is then left out.
+        BadFile: for any other value that is not a prompt.
     """
     key = next((key for key in _KEYS if row.get(key) is not None), None)
     if key is None and not row.keys().isdisjoint(_KEYS):

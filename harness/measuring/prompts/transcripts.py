@@ -84,6 +84,8 @@ def readings_of(prompt: Prompt, template: Template) -> list[Reading]:
         if index > 0 and message["role"] == "assistant"
     ]
     readings = []
+    # The text between two answers and the text of each answer are encoded one after the other, so that the boundaries
+    # of the answers are boundaries of tokens.
     for text, spans in _texts(prompt, chat, answers, template):
         _, first = spans[0]
         begin = first.start
@@ -97,6 +99,7 @@ def readings_of(prompt: Prompt, template: Template) -> list[Reading]:
             turns.append(answers.index(place) + 1)
             token_ids += answer_ids
             begin = characters.stop
+        # Here `begin` is the end of the last answer.
         if len(spans) == 1 or token_ids == tokens_of(text[:begin]):
             readings.append(Reading(prompt, Transcript(token_ids, places), turns))
             continue
@@ -114,7 +117,15 @@ def _texts(
     """Texts that together contain all answers, in the order of the conversation.
 
     Each text is returned with its answers. An answer is the place of its message in the chat, and the range of its
-    characters in the text.
+    characters in the text. For example, the chat "Hi", "Hello", "Why?", "So" may give a single text with two answers:
+
+        [("<user>Hi<bot>Hello<user>Why?<bot>So", [(1, range(13, 18)), (3, range(33, 35))])]
+
+    Args:
+        answers: the places of the messages that are answers.
+
+    Raises:
+        SettingError: as `readings_of` does.
     """
     texts: list[tuple[str, list[tuple[int, range]]]] = []
     for place in reversed(answers):
@@ -123,8 +134,10 @@ def _texts(
         # The token that ends a message is the model's own, but not the line break after it.
         after = template.text(Chat(chat.messages[: place + 1], chat.tools), asks=False).rstrip()
         if texts:
+            # The text of the answer that was visited before, which comes later in the conversation.
             text, spans = texts[-1]
             if text.startswith(after) and text.startswith(before):
+                # If not, the template writes nothing of this answer.
                 if len(after) > len(before):
                     spans.insert(0, (place, range(len(before), len(after))))
                 continue

@@ -83,6 +83,8 @@ def finding_of(row: AcceptanceRow, causes: Sequence[AcceptanceCauseRow]) -> Acce
         causes: the rows of all conditions, including the condition as typed.
     """
     typed = [cause for cause in causes if cause.cause is None]
+    # Other conditions have one statement each, about all draft tokens. The comparison of two commands (`command`) also
+    # has one for each position.
     others = [
         cause
         for cause in causes
@@ -147,6 +149,8 @@ def texts_statement(row: AcceptanceRow) -> Statement | None:
     if row.impossible_share is None:
         return None
     z = row.likelihood_z or 0.0
+    # Too many tokens that the model cannot draw: the texts are not its own, whatever the likelihood of the others. With
+    # this z, the interval below excludes 0.
     if row.impossible_share > MOST_IMPOSSIBLE:
         z = min(z, -2 * MOST_DEVIATIONS)
     interval = Interval(z, z - MOST_DEVIATIONS, z + MOST_DEVIATIONS)
@@ -185,6 +189,7 @@ def _as_weights(
     """
     difference = Interval()
     if served is not None and weights is not None:
+        # The bounds change places, because the weights' figure is subtracted.
         moved = served - weights.estimate
         difference = Interval(moved, served - weights.high, served - weights.low)
         limit = weights.high - weights.estimate if moved > 0 else weights.estimate - weights.low
@@ -205,7 +210,11 @@ def _cause(
     cause: AcceptanceCauseRow, typed: Sequence[AcceptanceCauseRow], family: int
 ) -> Statement:
     """How acceptance changes under a condition: measured by new answers, or predicted for the same answers read under
-    it.
+    it. The interval is that of the figure under the condition divided by the figure as typed.
+
+    Args:
+        typed: the rows about the run as typed; the first is about all draft tokens.
+        family: the number of conditions that are seen together.
     """
     share = Interval()
     if cause.relative is not None:
@@ -217,6 +226,7 @@ def _cause(
 
 
 def _card(row: AcceptanceRow) -> Statement | None:
+    """The tokens per iteration compared with those that the draft's card promises; None if there is no card."""
     promised = row.card_tokens_per_iteration
     if promised is None:
         return None

@@ -50,6 +50,7 @@ _OF_THE_DRAFT = (
     "engine.first_command",
     "engine.vary",
 )
+# Whole names of settings of the simulated engine that describe its draft, with the same effect.
 _PLANTED_DRAFT = (
     "engine.acceptance",
     "engine.draft_ms",
@@ -147,7 +148,9 @@ class Series:
 
     @property
     def is_reference_best(self) -> bool:
-        """Whether the reference is significantly faster than regular decoding and than every other run."""
+        """Whether the reference is significantly faster than regular decoding, and gains significantly more than every
+        other run that has a speed-up; False if there is no such run.
+        """
         relations = {standing.relation for standing in self.standings}
         return bool(self.reference and self.reference.is_shown) and relations == {"below"}
 
@@ -169,6 +172,7 @@ def regular_measurement(run: Run[Any]) -> Hashable:
     its own.
     """
     row = run.last
+    # Without a digest, it is not known whether the prompts are the same. (Each `Run` is equal only to itself.)
     if getattr(row, "prompts_digest", None) is None:
         return run
     conditions = [_hashable(getattr(row, name, None)) for name in _CONDITIONS]
@@ -209,6 +213,7 @@ def _ranked(members: list[Member]) -> Series:
     for member in members:
         if member is first or member.speedup is None:
             continue
+        # A run that was disturbed is not compared with a run that was not.
         if member.is_judged and (member.is_sound or not first.is_sound):
             ranked.append(member)
             continue
@@ -220,7 +225,8 @@ def _ranked(members: list[Member]) -> Series:
     if times_of_ranked is not None:
         coverages = [Coverage.of(member.run.last.speedup) for member in ranked]
         unseen = [coverage.unseen if coverage else 0.0 for coverage in coverages]
-        shares = relative_to(0, *times_of_ranked, first.verdict.family, unseen)
+        # `ranked[0]`, the first of the alternatives, is the reference.
+        shares = relative_to(0, *times_of_ranked, family=first.verdict.family, unseen=unseen)
     for member, share in zip(ranked[1:], shares[1:], strict=True):
         member.standing = Statement.ordered("compared", share, subject=member.run.last, **about)
     return Series(members, first, why_not)
@@ -310,7 +316,7 @@ def schedule_of(members: Sequence[Member]) -> tuple[Sequence[Range], str]:
 
 
 def _shown(members: Sequence[Member], smaller: int | None) -> int | None:
-    """The K that the runs at one load show to be best, 0 for no draft; None if they show nothing.
+    """The K that the runs at one load show to be best; 0 if they show that no draft is best; None if they show nothing.
 
     Args:
         members: the runs at this load.
@@ -349,7 +355,8 @@ def for_vllm(schedule: Sequence[Range]) -> str:
     out.
 
     vLLM needs a K for every load from 1 on. A load that was not measured gets the K of the next larger measured load:
-    speculation gains less at larger loads, so this K is safe.
+    speculation gains less at larger loads, so this K is safe. For example, the ranges (1, 4, 5) and (16, 16, 2) become
+    the entries [1, 4, 5] and [5, 16, 2].
     """
     lasts = [0, *(entry.last for entry in schedule)]
     config = {

@@ -101,6 +101,10 @@ def bets_on_outcomes(
     """Bets on which outcome each draw has. The bettors expect outcomes as often as these occurred among earlier draws
     with the same key.
 
+    For example, the concentration is 2, and nothing is tolerated. Two draws with the same key and the same outcome of
+    mass 0.5 multiply the capital by 1 and by 4/3: before the second draw, the bettor expects this outcome with 4/3 of
+    its mass, because (1 / 0.5 + 2) / (1 + 2) = 4/3.
+
     Args:
         outcomes: [n], the outcome of each draw.
         masses: [n], the mass of each draw's outcome in the draw's distribution; nothing is bet if it is 0.
@@ -132,7 +136,8 @@ def bets_on_support(is_outside: Flags, tolerated: Floats) -> Floats:
     """Bets that some draws have an outcome without mass in their distribution.
 
     Args:
-        is_outside: [n], whether the draw's outcome has no mass.
+        is_outside: [n], whether the draw's outcome has no mass. Such a draw multiplies the capital of the bettor on the
+            share s by s / tolerated, and every other draw by (1 - s) / (1 - tolerated).
         tolerated: [n], positive: the most mass that such outcomes may have after all. A bettor that expects no larger
             share does not bet.
     """

@@ -287,18 +287,20 @@ class TokenTest:
         on_bonus[:, bonus] = bets_on_parts(
             parts[finest][bonus],
             masses[finest][bonus],
-            [None] * len(bonus),
+            [None] * len(bonus),  # one key: the bettor learns from all bonus tokens
             [learner_on_parts(finest, self.shift)],
             allowed_masses[finest][bonus],
         )
         on_recovered = self._on_recovered(texts, starts, allowed_total)
 
+        # The bettors on tokens learn separately for each prompt, setting and beginning of the text.
         contexts = [
             (text.prompt, text.setting, text.tokens[:index])
             for text in texts
             for index in range(len(text.tokens))
         ]
         widths = np.concatenate([text.widths for text in texts])
+        # Equally likely tokens have the same rank, and count as one outcome with their common mass (`widths`).
         ranks = [rank for text in texts for rank in text.ranks]
         on_tokens = bets_on_outcomes(ranks, widths, contexts, LEARNERS, allowed_total)
 
@@ -346,6 +348,7 @@ class TokenTest:
         # The factor 2 is for the draft's rounding, which is as large as the target's. It is divided by the mass because
         # most of a small residual is rounding.
         allowed = np.minimum(2 * allowed_total[at] / masses, 1.0)
+        # A total variation of `allowed` moves a mass of at most twice as much. It is spread evenly over the parts.
         scale = SCALES[-1]
         bets[:1, at] = bets_on_parts(
             np.concatenate([recovered.parts for _, recovered in known]) * scale // NUM_FINE,
@@ -397,6 +400,7 @@ class TokenTest:
     ) -> TokenResult:
         """Make the result, from the logarithms [b, n] of the factors of the bettors' capital."""
         num_draws = bettors.shape[-1]
+        # [n + 1], before the first draw and after each draw: the largest logarithm of the capital so far.
         best_log_capital = np.maximum.accumulate(np.append(0.0, log_capital(bettors)))
         num_until = int(np.searchsorted(best_log_capital, self._log_wanted))
         is_found = num_until < len(best_log_capital)
@@ -427,6 +431,8 @@ def parts_of(exact: Floats) -> Ints:
     order = np.argsort(-exact, axis=-1)
     mass = np.take_along_axis(exact, order, -1)
     cumulative = mass.cumsum(-1)
+    # The begin and the end of the common mass of equally likely tokens, for each of them. With masses [0.5, 0.25,
+    # 0.25]: starts [0, 0.5, 0] become [0, 0.5, 0.5], and ends [0.5, inf, 1] become [0.5, 1, 1].
     starts = np.where(np.diff(mass, prepend=2.0) != 0, cumulative - mass, 0)
     ends = np.where(np.diff(mass, append=-1.0) != 0, cumulative, np.inf)
     start = np.maximum.accumulate(starts, -1)
@@ -444,6 +450,7 @@ def masses_of_parts(masses: Floats, parts: Ints) -> Floats:
         masses: [n, V], the masses of tokens.
         parts: [n, V], the part of each token (`parts_of`).
     """
+    # Each row gets its own range of numbers, so that all rows are summed at once.
     places = parts + NUM_FINE * np.arange(len(parts))[:, np.newaxis]
     sums = np.bincount(places.ravel(), masses.ravel(), minlength=NUM_FINE * len(parts))
     return np.asarray(sums.reshape(-1, NUM_FINE), dtype=np.float64)

@@ -84,6 +84,9 @@ def acceptance_chances(target: ArrayLike, draft: ArrayLike, *, block: bool = Fal
     """The probabilities a(s, j), [n - 1, M], that a draft token is accepted if the draft tokens before it were; nan
     where no token is offered.
 
+    For example, the target gives the three tokens of a text the probabilities [0.1, 0.5, 0.2], and a draft model gives
+    the last two [0.2, 0.4]. For K up to 2, `draft` is [[0.2, 0.4], [0.4, nan]], and the result [[0.4, 1], [1, nan]].
+
     Args:
         target: [n], the target's probability of each token of the text.
         draft: [n - 1, M]. Entry (s, j) is the draft's probability of token s + 1 + j in an iteration that begins after
@@ -113,6 +116,9 @@ def acceptance_chances(target: ArrayLike, draft: ArrayLike, *, block: bool = Fal
 def cut(chances: ArrayLike) -> Cut:
     """Cut a text into iterations, for every K from 1 to M.
 
+    For example, a text has 3 tokens, M is 1, and the chances are [[0.4], [nan]]. The first iteration decides both
+    tokens after the first with the probability 0.4. So `iterations` is [1.6], and `accepted_at` is [[0.4]].
+
     Args:
         chances: [n - 1, M], the result of `acceptance_chances`.
     """
@@ -133,10 +139,11 @@ def cut(chances: ArrayLike) -> Cut:
     for index in range(num_places):
         limits = np.minimum(numbers, offered[index])
         reached = np.append(1, np.cumprod(accepting[index]))
-        # [M, M + 1], the probability that at least 0, 1, ... draft tokens are accepted.
+        # [M, M + 1], the probability that at least 0, 1, ... draft tokens are accepted; `ends`: exactly 0, 1, ...
         reach = np.where(np.arange(most + 1) <= limits[:, np.newaxis], reached, 0)
         ends = reach - np.append(reach[:, 1:], np.zeros((most, 1)), axis=1)
         visits, counts, squares = moments[:, :, index]
+        # With one more iteration: the expected numbers are E[i + 1], and E[(i + 1)^2] = E[i^2] + 2 E[i] + 1.
         counted = np.stack([visits, counts + visits, squares + 2 * counts + visits])
         moments[:, :, index + 1 : index + most + 2] += counted[:, :, np.newaxis] * ends
         accepted_at += visits[:, np.newaxis] * reach[:, 1:]

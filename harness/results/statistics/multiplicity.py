@@ -1,5 +1,5 @@
-"""Intervals for several alternatives that hold simultaneously. Of thirty ordinary 95 % intervals, one or two miss on
-average.
+"""Simultaneous intervals for several alternatives: all of them hold in 95 % of the cases. Of thirty ordinary 95 %
+intervals, one or two miss on average.
 
 A series of runs is ranked with these functions: the alternatives are ways to draft, the units are prompts, and the
 ratios of totals are speed-ups.
@@ -67,13 +67,14 @@ def widened(interval: Interval, num_intervals: int, confidence: float = CONFIDEN
     on the same prompts, `relative_to` is better: it compares them prompt by prompt, and so finds smaller differences.
 
     Args:
-        interval: a Student's t interval of the log ratio, whose degrees of freedom follow from the smallest number
-            among its choices (4 for `15 prompts and 5 runs`); a normal interval if `covers` is None. Returned unchanged
-            if it has no bounds.
-        num_intervals: number of intervals in the table.
+        interval: a Student's t interval of the log ratio, whose degrees of freedom are one less than the smallest
+            number of things that it covers (for `15 prompts and 5 runs`, 5 runs, so 4); a normal interval if `covers`
+            is None. Returned unchanged if it has no bounds.
+        num_intervals: number of intervals in the table; with 1, the interval is returned unchanged.
         confidence: level of the interval. A level above 95 % means that the interval was already widened for repeated
             looks (`stopping.CONFIDENCE_OF_LOOKS`), and misses about as often as a 95 % interval without looks. The
-            widened interval's probability of missing is scaled by the same factor.
+            nominal probability of missing, 1 - `confidence`, is then 3 % instead of 5 %, and that of the widened
+            interval is multiplied by the same factor, 3/5.
     """
     if num_intervals == 1 or not interval.has_bounds:
         return interval
@@ -89,7 +90,8 @@ def widened(interval: Interval, num_intervals: int, confidence: float = CONFIDEN
 
 
 def adjusted_p_values(p_values: Sequence[float]) -> list[float]:
-    """Adjust p-values for their number (Benjamini and Hochberg 1995); nan stays nan.
+    """Adjust p-values for their number (Benjamini and Hochberg 1995); nan stays nan: [0.01, 0.04, nan] becomes
+    [0.02, 0.04, nan].
 
     Among the results with an adjusted value below 0.05, at most 5 % are false on average.
     """

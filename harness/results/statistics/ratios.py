@@ -126,6 +126,9 @@ class Rejections(NamedTuple):
         bound of the number of units with extra iterations, times the mean number in such a unit. `unseen` is the log of
         the factor by which the total of iterations would grow.
 
+        For example, 15 units need at least 10 iterations each, and one of them has 2 extra iterations. The first bound
+        is 7.2 extra iterations, the second is 5.6 units times 2. So the total may grow from 152 to 161 iterations.
+
         Args:
             covers: the coverage of the units; it is returned unchanged if enough units have extra iterations.
         """
@@ -391,8 +394,8 @@ def rare_units(
     numerators: ArrayLike, denominators: ArrayLike, lengths: ArrayLike = 1.0
 ) -> Rare | None:
     """Find one or two units that cause most of the variance of a ratio of totals, and that took much longer per length
-    than the others in one of the arms, such as answers that stalled. None if there are no such units, or fewer than
-    `FEWEST_FOR_INTERVAL` units in all.
+    than the others in one of the arms, such as answers that stalled. None if there are no such units, fewer than
+    `FEWEST_FOR_INTERVAL` units in all, or a numerator of 0.
 
     Args:
         numerators, denominators: [num_units], such as ms of both arms.

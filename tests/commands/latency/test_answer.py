@@ -305,7 +305,7 @@ SAID: list[tuple[Changes, Changes, str]] = [
     ({}, {"read_prompt_tokens": 15}, ""),
     ({}, {"interleaved": False}, "The arms did not alternate"),
     ({}, {"interleaved": False, "num_prompts": 1}, ""),
-    ({}, AFTER, "after the end of their texts: 6 %; decoding.ignore_eos=false stops there."),
+    ({}, AFTER, "6 % of the tokens come after the natural end of their text; decoding"),
     ({}, AFTER | {"share_after_end": 0.05}, ""),
     ({}, AFTER | {"ignore_eos": False}, ""),
     ({}, AFTER | {"share_after_end": 0.994}, "99 %"),

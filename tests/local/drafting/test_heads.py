@@ -359,8 +359,8 @@ def test_what_only_servers_run_is_one_line(
 ) -> None:
     with pytest.raises(SettingError) as caught:
         planned_head(raw, tmp_path)
-    rule = f"is a draft of kind {kind}, measured with the server that runs it: harness latency -- COMMAND"
-    check_line(caught.value, rule)
+    how = "which can only be measured with a server that runs it: harness latency -- COMMAND"
+    check_line(caught.value, f"is a draft of kind {kind}, {how}")
 
 
 @pytest.mark.parametrize("held", [[1, 2], {1: torch.ones(1)}, {"fc.weight": 3}])

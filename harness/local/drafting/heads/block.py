@@ -89,6 +89,7 @@ class DFlash(LayeredHead):
 
     @classmethod
     def fields(cls, stored: StoredHead) -> dict[str, Any]:
+        """Return the fields of the configuration. The table at the top of this file shows how the formats differ."""
         named = stored.named
         is_z_lab = "dflash_config" in stored.raw
         # DeepSpec stores copies of the target's matrices.
@@ -97,7 +98,7 @@ class DFlash(LayeredHead):
         kinds = getattr(layer_config, "layer_types", None) or ()
         if any("sliding" in kind for kind in kinds) and layer_config.sliding_window is None:
             # transformers drops `sliding_window` from a Qwen3 configuration that does not set `use_sliding_window`.
-            # MiMo's heads repeat the window under this name.
+            # MiMo's heads repeat the window as `swa_window_size`.
             layer_config.sliding_window = named.get("swa_window_size")
         causal = named.get("is_causal", named.get("causal"))
         causal_windows = False
@@ -140,6 +141,7 @@ class DFlash(LayeredHead):
         queries = self.embed(torch.cat([anchor.unsqueeze(1), masks], dim=1))
         cache.place(unread.starts + unread.counts, size)
         count = min(uniforms.shape[1], self.most_tokens)
+        # Leave out the anchor's state, unless the anchor predicts a token.
         states = self(queries, cache)[:, size - self.most_tokens :][:, :count]
         logits, uniforms = self.logits(states), uniforms[:, :count]
         if self.markov_head is None:
@@ -157,7 +159,10 @@ class DFlash(LayeredHead):
         return num_unread + self.config.block_size
 
     def read(self, unread: Unread, cache: SlotCache) -> None:
-        """Write the keys and values of the target's unread features to `cache`. Returns None."""
+        """Write the keys and values of the target's unread features to `cache`. Returns None.
+
+        Features are only keys and values, never queries, so no layer is run on them.
+        """
         cache.place(unread.starts, unread.features.shape[1])
         states = self.hidden_norm(self.fc(unread.features))
         cosine, sine = self.rotary_emb(states, cache.positions)
@@ -183,6 +188,7 @@ class DFlash(LayeredHead):
         positions = cache.positions
         rotary = self.rotary_emb(states, positions)
         for layer, window in zip(self.layers, self.windows, strict=True):
+            # `first` and `last` are the slots that each query sees, as the module's docstring explains.
             if window is None:
                 first = torch.zeros_like(positions)
             elif config.windows_follow:

@@ -242,9 +242,8 @@ def _check_model(stored: StoredHead) -> None:
     the repository's code.
     """
     if stored.kind not in (None, *KINDS):
-        raise stored.refused(
-            f"is a draft of kind {stored.kind}, measured with the server that runs it: harness latency -- COMMAND"
-        )
+        how = "which can only be measured with a server that runs it: harness latency -- COMMAND"
+        raise stored.refused(f"is a draft of kind {stored.kind}, {how}")
     names = stored.raw.get("architectures")
     name = names[0] if isinstance(names, list) and names else "ForCausalLM"
     is_model = hasattr(transformers, name) or name.endswith(("ForCausalLM", "LMHeadModel"))

@@ -53,6 +53,7 @@ class HeadSampler:
             if not are_tokens(uniforms):
                 tokens = self._target_tokens[tokens]
             shape = (*probabilities.shape[:-1], self._vocabulary_size)
+            # If the head's tokens 0, 1, 2 are the target's 0, 1, 5, the probabilities a, b, c become a, b, 0, 0, 0, c.
             nothing = probabilities.new_zeros(shape)
             probabilities = nothing.index_copy(-1, self._target_tokens, probabilities)
         return Draft(tokens, probabilities)
@@ -92,8 +93,8 @@ class HeadDrafter(TensorDrafter):
         self._cache = SlotCache()
 
     def make_room(self, num_rows: int, num_draft_tokens: int, num_slots: int) -> None:
-        # A proposal also writes slots after those of the decided tokens. K is the same for all batches, so that the
-        # buffer of features, which depends on K, needs no check of its own.
+        # A proposal reads at most K + 1 features, and also writes slots after those of the decided tokens. All batches
+        # have the same K, so that the buffer of features, which depends on K, needs no check of its own.
         num_slots += self.head.num_written(num_draft_tokens + 1, num_draft_tokens)
         if self._cache.has_room(num_rows, num_slots):
             return
@@ -126,7 +127,10 @@ class HeadDrafter(TensorDrafter):
             following = padded([prompt[1:] for prompt in prompts], least=max(lengths))
             cache.width = max(lengths)
             starts = torch.zeros_like(last)
-            unread = Unread(of_prompts, to_device(following, self.device), last, starts)
+            # `last` is the index of a prompt's last token, and so the number of features before it.
+            unread = Unread(
+                of_prompts, to_device(following, self.device), counts=last, starts=starts
+            )
             self.head.read(unread, cache)
         features[: len(prompts), 0] = gather_rows(of_prompts, last)
 

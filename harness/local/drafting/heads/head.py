@@ -22,7 +22,8 @@ from harness.local.drafting.heads.stored import LAYER_STYLES, StoredHead
 from harness.local.models.sketch import LayerCache, TensorSketch
 from harness.local.runners.slots import SlotCache
 
-# Tensors from which a pass reads only one row per token. Planning therefore does not count their bytes as read.
+# Tensors whose bytes planning does not count as read. A pass reads one row per token of the embeddings. `d2t` has only
+# one number for each of the head's tokens.
 _LOOKED_UP = (
     "embed_tokens.weight",
     "markov_head.markov_w1.weight",
@@ -55,8 +56,12 @@ class HeadConfig:
 
 
 class Unread(NamedTuple):
-    """Features that the head has not read yet: the target's hidden states at the tokens decided since the last
-    proposal. Each proposal begins by reading them.
+    """Features that the head has not read yet: the target's hidden states at the tokens that the target has read since
+    the last proposal. Each proposal begins by reading them.
+
+    Suppose that the target had read `a b` of a row `a b c`. Then it read c and verified d, d was accepted, and e was
+    decided after it. So `features` are those of c and d, `following` is d and e, `counts` is 2, and `starts` is 2, the
+    index of c.
 
     Attributes:
         features: [B, n, L * D], the target's features. The first `counts` of each row are unread; the others are
@@ -168,8 +173,8 @@ class Head(nn.Module):
         """
 
     def num_written(self, num_unread: int, num_draft_tokens: int) -> int:
-        """Return the largest number of cache slots that a proposal writes, counted from the slot of the first unread
-        feature.
+        """Return an upper bound on the number of cache slots that a proposal writes, counted from the slot of the first
+        unread feature.
         """
         return num_unread + num_draft_tokens
 
@@ -180,6 +185,7 @@ class Head(nn.Module):
         embedding is on the first and its output matrix on the last.)
         """
         device = next(self.parameters()).device
+        # Copies of parameters on the head's device, by the ids of the originals.
         moved: dict[int, Any] = {}
         modules: list[Any] = []
         for head_module, module in (
@@ -188,10 +194,12 @@ class Head(nn.Module):
         ):
             weight: Any = module.weight
             if head_module is None and weight.device != device:
-                # If the embedding and the output matrix are tied, `moved` ensures that they are copied only once.
                 for parameter in module.parameters():
                     copied = nn.Parameter(parameter.to(device), requires_grad=False)
+                    # If the embedding and the output matrix are tied, only the first copy is kept, for both.
                     moved.setdefault(id(parameter), copied)
+                # `deepcopy` takes the tensors in `moved` in place of the originals, whose copies would be on the
+                # original device.
                 module = remove_hook_from_module(copy.deepcopy(module, moved)).to(device)
             modules.append(head_module or module)
         # Modules in a tuple are not submodules of the head. So the target's modules are not saved or moved with it.

@@ -241,7 +241,7 @@ class StoredHead:
             return [layer + 1 for layer in named["target_layer_ids"]]
         if self.chosen_layers is None and self.kind != "eagle3":
             raise self.refused("does not state target_layer_ids: set draft.layers=[...]")
-        # The default layers of EAGLE-3, in its authors' code and in vLLM.
+        # The default layers of EAGLE-3, in its authors' code and in vLLM. `sizes` prefers layers that the user chose.
         return [2, num_layers // 2, num_layers - 3]
 
     def _transformer(self, num_layers: int | None) -> PreTrainedConfig:
@@ -265,6 +265,7 @@ class StoredHead:
         fields = {"vocab_size": size, **raw, "model_type": style}
         if num_layers:
             fields["num_hidden_layers"] = num_layers
+            # If the stored list is too short for the layers, transformers derives their types.
             kinds = fields.pop("layer_types", None) or ()
             if len(kinds) >= num_layers:
                 fields["layer_types"] = kinds[:num_layers]
