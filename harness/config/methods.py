@@ -60,8 +60,8 @@ class Methods(SettingsRegistry[MethodRecord]):
 
 
 METHODS = Methods(
-    "draft",
-    "harness.local.drafting.method:Method",
+    setting="draft",
+    base="harness.local.drafting.method:Method",
     built_in=classes_of(
         "harness.local.drafting.method",
         early_exit="EarlyExit",

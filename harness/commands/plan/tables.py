@@ -152,7 +152,9 @@ def _why(row: PlanRow) -> Iterator[tuple[str, str]]:
         least = f"regular decoding takes at least {least_ms(row.read_bytes, rate):.2f} ms/token{at_a_time}"
         if row.speculative_read_bytes is not None:
             with_draft = least_ms(row.speculative_read_bytes, rate)
-            least += f"; speculative decoding at least {with_draft:.2f} if all draft tokens are accepted"
+            least += (
+                f"; speculative decoding at least {with_draft:.2f} if all draft tokens are accepted"
+            )
         basis = f"{name}, {rate:g} GB/s" if row.bandwidths else name
         yield "Time", f"{least} ({basis})"
     if num_gpus > 1:

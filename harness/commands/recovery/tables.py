@@ -101,7 +101,8 @@ def recovery_page(runs: Sequence[Run]) -> Page | None:
             name = run.name.label() if run.name else ""
             findings.append(dataclasses.replace(finding, text=f"{name}: {finding.text}"))
         steps = _next_steps(neediest)
-        return Page(title, findings, (), [verdicts_table(every)], (), steps, statements)
+        tables = [verdicts_table(every)]
+        return Page(title, finding=findings, tables=tables, next=steps, statements=statements)
     (run,) = every
     # The first row is about greedy texts. The last one has the temperature of the settings. The number of greedy texts
     # is no number of prompts, and the requests in flight are named in other words, so both are left out.
@@ -112,7 +113,15 @@ def recovery_page(runs: Sequence[Run]) -> Page | None:
     tables = [_checks_table(run), figures]
     why = [("Kernels", _kernel_findings(run.kernels))] if run.kernels else []
     steps = _next_steps(run)
-    return Page(title, [_finding(run)], _doubts(run), tables, why, steps, statements)
+    return Page(
+        title,
+        finding=[_finding(run)],
+        doubts=_doubts(run),
+        tables=tables,
+        why=why,
+        next=steps,
+        statements=statements,
+    )
 
 
 def _finding(checks: Checks) -> Line:
