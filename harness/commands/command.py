@@ -188,7 +188,7 @@ class Experiment(Protocol[SomeSettings, MadeRow]):
     def measure(self, session: Session) -> None:
         """Measure. If an error or an interruption ends this early, the measurements so far are kept for `rows`.
 
-        Called once, before `rows`, in a process that may load models.
+        Called at most once, before `rows`, in a process that may load models.
         """
 
     def rows(self, session: Session) -> Sequence[MadeRow]:

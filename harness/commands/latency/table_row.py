@@ -42,7 +42,9 @@ def _draft(row: LatencyRow) -> str:
 
 
 def _settings(row: LatencyRow) -> str:
-    """The settings of the engine that were typed, without those that start servers, which `command` shows."""
+    """A lossy rule, and the settings that differ from their defaults and have no column, without those that start
+    servers, which the last cell shows; a dash if there are none.
+    """
     typed = [name for name in row.settings or () if name not in STARTS_SERVERS]
     words = [lossy_rule(row), *(in_words(row, f"settings.{name}") for name in typed)]
     return ", ".join(filter(None, words)) or DASH

@@ -155,7 +155,7 @@ def _ask(asking: Asking, arm: Arm, reference: Reference, scores: Scores) -> None
     last = scores.so_far[-1]
     if last["verdict"] == "undecided" and last["check"] == "sampled":
         num_enough = num_needed(last["rounding"])
-        # The power was enough, but there is some evidence of a loss. Twice as many draws will confirm or refute it.
+        # With some evidence of a loss, even enough power gives no verdict. Twice as many draws confirm or refute it.
         if last["evidence"] >= NOTABLE_EVIDENCE:
             num_enough = max(num_enough, 2 * last["num_draws"])
         if num_enough > max(num_tokens, last["num_draws"]):

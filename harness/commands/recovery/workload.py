@@ -280,7 +280,7 @@ class Workload:
         num_in_flight: int = 1,
     ) -> list[PlannedRequest]:
         """The requests of the second round: some continue greedy answers to the run's prompts, others continue the one
-        place, and further ones are left midway. As in the first round, some requests are greedy: one for each answer.
+        place, and further ones are left midway. Each of these answers is also continued by one greedy request.
 
         The requests at the one place come in groups among the others, so that several of them begin together, and their
         prompt is read once.

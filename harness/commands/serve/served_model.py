@@ -56,7 +56,7 @@ class ServedModel:
         self.arm_names = settings.arms
         self.started = int(time.time())
         self._pair = pair
-        # The most tokens of a prompt and its answer that both models can read; None if no model states a limit.
+        # The most tokens of a prompt with its answer that every model can read; None if no model states a limit.
         self._context = keeper.plan(settings).room(0)
         self.service: LocalService = local("serving").LocalService(
             functools.partial(_open_engine, keeper, settings, say),
