@@ -128,7 +128,7 @@ class Quietness:
 
     def columns(self) -> dict[str, Any]:
         """The columns of `MachineFigures`, by name, for the time since this object was created; None for unknown
-        values. An exception: `num_throttled_units` is 0, not None, if there are GPUs but NVML reports no reasons.
+        values.
         """
         return {
             "processor_share": self.processor_share,
@@ -137,8 +137,9 @@ class Quietness:
             "other_gpu_processes": self._other_processes,
             "lowest_gpu_clock_mhz": self._lowest_clock_mhz,
             "gpu_throttled": ", ".join(sorted(self._throttle_reasons)) or None,
-            # A look follows each answer of an arm, so the looks are the answers that the column counts.
-            "num_throttled_units": self._num_throttled if self._gpus else None,
+            # A look follows each answer of an arm, so the looks are the answers that the column counts. NVML has
+            # reported the reasons if it has reported the processes.
+            "num_throttled_units": None if self._other_processes is None else self._num_throttled,
         }
 
     @property

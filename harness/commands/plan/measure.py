@@ -62,7 +62,7 @@ class PlanExperiment(Experiment[PlanSettings, PlanRow]):
             k = min(num_draft_tokens, most)
             if num_draft_tokens > most:
                 notes.append(
-                    f"K={num_draft_tokens} drafts no more tokens than K={k}: the head's block has no more"
+                    f"K={num_draft_tokens} drafts no more tokens than K={k}: the head cannot draft more"
                 )
             self.figures |= _limits(plan.reads, num_draft_tokens)
             if settings.acceptance is not None:
