@@ -152,8 +152,7 @@ def _page_of_draft(draft: Draft) -> Page:
     read = f"{counted(len(texts), unit)} " if texts else ""
     settings = [f"{read}{row.text_source}", f"{row.num_tokens or 0:,} tokens"]
     settings += filter(None, (in_words(row, name) for name in ("temperature", "top_k", "top_p")))
-    title = heading(row, " · ".join(settings))
-    return Page(title, finding=findings, tables=tables, why=why)
+    return Page(heading(row, " · ".join(settings)), finding=findings, tables=tables, why=why)
 
 
 def _finding(draft: Draft) -> AcceptanceFinding:
@@ -304,5 +303,5 @@ def _page_of_drafts(drafts: Sequence[Draft]) -> Page:
     )
     title = title_of_many([_asked(draft.row) for draft in drafts])
     finding = Line("Computed from probabilities, not timed.", "strong")
-    tables = [Table.of("acceptance", "", drafts, columns)]
-    return Page(title, finding=[finding], tables=tables)
+    table = Table.of("acceptance", "", drafts, columns)
+    return Page(title, finding=[finding], tables=[table])

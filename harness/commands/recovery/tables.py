@@ -101,8 +101,13 @@ def recovery_page(runs: Sequence[Run]) -> Page | None:
             name = run.name.label() if run.name else ""
             findings.append(dataclasses.replace(finding, text=f"{name}: {finding.text}"))
         steps = _next_steps(neediest)
-        tables = [verdicts_table(every)]
-        return Page(title, finding=findings, tables=tables, next=steps, statements=statements)
+        return Page(
+            title,
+            finding=findings,
+            tables=[verdicts_table(every)],
+            next=steps,
+            statements=statements,
+        )
     (run,) = every
     # The first row is about greedy texts. The last one has the temperature of the settings. The number of greedy texts
     # is no number of prompts, and the requests in flight are named in other words, so both are left out.
