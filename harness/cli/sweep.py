@@ -145,10 +145,11 @@ def run_job(config: Any, servers: Servers) -> Sequence[RunRow]:
     check_machine(command, settings)
     number = int(hydra.job.num)
     signals.raise_postponed()
-    # The jobs of submitit's `LocalLauncher` run at the same time on this machine, `max_batch_size` of them. Ray limits
-    # the threads of its jobs itself, and Hydra's own launcher runs one job after the other.
+    # The jobs of submitit's `LocalLauncher` run at the same time on this machine: `max_batch_size` of them, or all. Ray
+    # limits the threads of its jobs itself, and Hydra's own launcher runs one job after the other.
     is_side_by_side = "LocalLauncher" in hydra.launcher._target_
-    share_cores(hydra.sweeper.get("max_batch_size") or 1 if is_side_by_side else 1)
+    most = hydra.sweeper.get("max_batch_size") or manifest.num_jobs
+    share_cores(most if is_side_by_side else 1)
     label = manifest.label(hydra.overrides.task, settings.engine)
     output = Path(hydra.runtime.output_dir)
     job = Job(command.name, settings, output, f"[{number + 1}] {label}")

@@ -60,7 +60,7 @@ def gpu_names() -> list[str]:
         is_index = device.isdecimal()
         if is_index and int(device) < len(names):
             chosen.append(names[int(device)])
-        elif device.startswith("GPU-") or (is_index and are_nameless):
+        elif device.startswith(("GPU-", "MIG-")) or (is_index and are_nameless):
             chosen.append(device)
         else:
             # For CUDA, an entry that names no GPU ends the list. So -1 and NoDevFiles hide all GPUs.

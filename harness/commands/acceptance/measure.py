@@ -115,7 +115,9 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
         if self.source.kind == "served":
             # The K that was typed, in the server's command or as a setting; otherwise the longest draft that was seen.
             typed = engine_of(settings).columns(settings).get("num_draft_tokens")
-            drafted = typed or longest_of(self.answers.requests)
+            counted = longest_of(self.answers.requests)
+            # A typed K is what the weights are compared at. Without weights, the server's own counts say more.
+            drafted = (typed or counted) if settings.has_weights else (counted or typed)
             if drafted is None:
                 raise SettingError(
                     "K", "must be typed (K=4): the server does not count what it drafts"
@@ -399,6 +401,7 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
         token_ids = self.answers.token_ids
         num_tokens = sum(text.num_tokens or 0 for text in self.texts) or None
         common |= {"num_texts": len(token_ids), "num_tokens": num_tokens, "fits": self.fits}
+        common["batch_size"] = min(self.settings.batch_size, len(token_ids))
         known_ids = [text.token_ids for text in self.texts if text.token_ids]
         common["repeated_share"] = repeated_share(known_ids) if known_ids else None
         if not self.answers.read:

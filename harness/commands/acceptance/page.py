@@ -294,6 +294,12 @@ def _tokens_of(k: int, texts: Sequence[AcceptanceTextRow]) -> float:
     return sum(text.num_tokens or 0 for text in texts) / sum(text.iterations(k) for text in texts)
 
 
+def _origin(row: AcceptanceRow) -> str:
+    """Where a row's tokens per iteration come from: only rows without weights have nothing that the weights predict."""
+    is_counted = row.text_source == "served" and row.weights_tokens_per_iteration is None
+    return "counted by the server" if is_counted else "computed from probabilities"
+
+
 def _page_of_drafts(drafts: Sequence[Draft]) -> Page:
     """The page of several drafts: a table with one row for each."""
     columns = (
@@ -302,6 +308,7 @@ def _page_of_drafts(drafts: Sequence[Draft]) -> Page:
         _TOKENS.at("row"),
     )
     title = title_of_many([_asked(draft.row) for draft in drafts])
-    finding = Line("Computed from probabilities, not timed.", "strong")
+    origins = {_origin(draft.row): None for draft in drafts}
+    finding = Line(f"{', or '.join(origins).capitalize()}; not timed.", "strong")
     table = Table.of("acceptance", "", drafts, columns)
     return Page(title, finding=[finding], tables=[table])
