@@ -275,8 +275,7 @@ def pass_bytes(pair: PlannedPair, demand: Demand) -> PassBytes | None:
     target, *drafts = pair.sketches
     # On average, half of the new tokens are in the cache during a pass.
     context = demand.prompt_tokens + demand.new_tokens // 2
-    # Only the configuration of a head that drafts blocks has this attribute (`DFlashConfig`).
-    most = None if pair.head is None else getattr(pair.head.config, "most_tokens", None)
+    most = None if pair.head is None else pair.head.config.most_tokens
     # A verification may read more weights than a regular step, because its tokens may use different experts.
     number = demand.num_draft_tokens
     num_drafted = min(number, most or number)

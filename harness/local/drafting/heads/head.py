@@ -54,6 +54,11 @@ class HeadConfig:
     own_output: bool = False
     transformer: PreTrainedConfig | None = None
 
+    @property
+    def most_tokens(self) -> int | None:
+        """The largest number of tokens that the head can draft in an iteration; None without a limit."""
+        return None
+
 
 class Unread(NamedTuple):
     """Features that the head has not read yet: the target's hidden states at the tokens that the target has read since

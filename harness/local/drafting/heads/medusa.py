@@ -25,7 +25,7 @@ class MedusaConfig(HeadConfig):
     """A configuration with the options of Medusa.
 
     Attributes:
-        num_heads: the number of heads. No more tokens than this can be proposed.
+        num_heads: the number of heads.
         num_blocks: the number of residual blocks in each head.
         output_per_head: whether each head has its own output matrix; if not, all heads use the target's.
     """
@@ -33,6 +33,11 @@ class MedusaConfig(HeadConfig):
     num_heads: int
     num_blocks: int
     output_per_head: bool
+
+    @property
+    def most_tokens(self) -> int:
+        """The number of heads, each of which drafts one token."""
+        return self.num_heads
 
 
 class Medusa(Head):
