@@ -174,8 +174,7 @@ class _Reader:
 
         Returns:
             False for a file that harness did not write, or whose rows are not those of a command that measures. True
-            otherwise, even if the file cannot be read, or was saved by a spreadsheet in another form; a note then says
-            so.
+            otherwise, even if the file cannot be read; a note then says so.
         """
         findings = self.findings
         try:
