@@ -24,7 +24,7 @@ from harness.measuring.figures.paired import paired_times
 from harness.measuring.figures.texts import compare_texts
 from harness.measuring.interleaving import ask_in_turns
 from harness.measuring.progress import say
-from harness.measuring.prompts.encoding import Encoded, Encoder, decide_ignore_eos, last
+from harness.measuring.prompts.encoding import Encoded, Encoder, decide_ignore_eos
 from harness.measuring.prompts.sets import Prompt, PromptSet, load_prompts
 from harness.measuring.quietness import Quietness
 from harness.measuring.rows import LatencyRow
@@ -128,7 +128,7 @@ class Conversations:
 
     Args:
         longest: the most tokens of a prompt for a model in this process. If a later turn has more, its oldest turns are
-            left out; if even the last turn by itself is longer, it keeps its last tokens. Servers get all turns.
+            left out. The last turn by itself is never longer. Servers get all turns.
     """
 
     def __init__(self, encoder: Encoder, prompt_set: PromptSet, longest: int) -> None:
@@ -194,15 +194,13 @@ class Conversations:
             for turn in range(occurrence.turn)
         ]
         answers = [self._answers[arm, index] for index in before]
-        # Leave out no turn, then the oldest one, then the two oldest ones, until the rest is short enough.
+        # Leave out no turn, then the oldest one, then the two oldest ones, until the rest is short enough. With empty
+        # answers all turns were, so the last turn alone is.
         for left_out in range(occurrence.turn + 1):
             prompt = conversation.after(answers, left_out)
             [ids] = self._encoder.encode([prompt])
             if not self._is_limited or len(ids) <= self._longest:
                 break
-        else:
-            # Even the last turn alone is too long.
-            ids = last(ids, self._longest, self._tokenizer.bos_token_id)
         if left_out and not self._said_cut:
             self._said_cut = True
             say(
