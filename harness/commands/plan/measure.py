@@ -64,7 +64,7 @@ class PlanExperiment(Experiment[PlanSettings, PlanRow]):
                 notes.append(
                     f"K={num_draft_tokens} drafts no more tokens than K={k}: the head cannot draft more"
                 )
-            self.figures |= _limits(plan.reads, num_draft_tokens)
+            self.figures |= _limits(plan.reads, k)
             if settings.acceptance is not None:
                 tokens = _tokens_per_iteration(settings, k)
                 self.figures["predicted_tokens_per_iteration"] = tokens
@@ -92,7 +92,7 @@ def _limits(reads: PassBytes, num_draft_tokens: int) -> dict[str, Any]:
     figures: dict[str, Any] = {"read_bytes": round(reads.step)}
     if num_draft_tokens == 0:
         return figures
-    most_tokens = min(num_draft_tokens, reads.most_draft_tokens or LARGEST_K) + 1
+    most_tokens = num_draft_tokens + 1
     steps = reads.iteration_steps
     return figures | {
         "verification_steps": reads.verification / reads.step,
