@@ -84,24 +84,18 @@ def held_back(regular: LatencyRow | None, row: LatencyRow) -> str | None:
 
 
 def share_of_iteration(run: Run[LatencyRow]) -> float | None:
-    """A regular step's time as a share of an iteration's time; None if either time is unknown, or the share impossible.
+    """A regular step's time as a share of an iteration's time; None if either time is unknown, if the share is
+    impossible, or if the regular arm drafts or may draft: with two commands, the first one may.
 
     Both are computed from the time per token after the first token, which can be measured with any server.
     """
     regular, row = run.row("regular"), run.last
-    step_ms = None if regular is None else _step_ms(regular)
+    if regular is None or regular.drafted or regular.draft == SECOND_COMMAND:
+        return None
+    step_ms = regular.ms_per_token_after_first
     ms_per_token, tokens = row.ms_per_token_after_first, row.tokens_per_iteration
     if row.arm != "speculative" or not (step_ms and ms_per_token and tokens):
         return None
     # 10 ms for a regular step, and 5 ms per token at 3 tokens per iteration, give a share of 10 / 15.
     share = step_ms / (ms_per_token * tokens)
     return share if 0 < share <= 1 / _LEAST_STEPS else None
-
-
-def _step_ms(regular: LatencyRow) -> float | None:
-    """The ms of a regular step; None if it is unknown, or if the regular arm drafts or may draft.
-
-    With two commands, the first one may draft, too.
-    """
-    is_regular = regular.arm == "regular" and regular.draft != SECOND_COMMAND
-    return regular.ms_per_token_after_first if is_regular and not regular.drafted else None
