@@ -200,8 +200,7 @@ class EvalExperiment(Experiment[EvalSettings, EvalRow]):
         All arms answer a batch before the next batch begins. Answers are only written when all arms have answered, so
         in the file a question has the answers of all arms or of none.
         """
-        size = min(self.settings.batch_size, len(token_ids))
-        engine = session.open(size, max(map(len, token_ids)))
+        engine = session.open(self.settings.batch_size, max(map(len, token_ids)))
         problems = {problem.key: problem for problem in self.problems}
         pending = self._pending(session, token_ids)
         rows: list[AnswerRow] = []
