@@ -283,7 +283,17 @@ class RecoveryExperiment(Experiment[RecoverySettings, RecoveryRow]):
         can_end = all(each.traits.stops_at_tokens for each in engine.arms)
 
         def keep(name: str, answers: Sequence[Answer]) -> None:
-            rows = [_text_row(session, name, answer) for answer in answers]
+            rows = [
+                session.row(
+                    RecoveryTextRow,
+                    arm=name,
+                    sampling=request.sampling.name,
+                    prompt_token_ids=[*request.prompt],
+                    token_ids=[*record.token_ids],
+                    is_tested=request.is_compared,
+                )
+                for request, record in answers
+            ]
             session.append(TEXTS_FILE, rows)
 
         end_tokens = session.end_tokens()
@@ -355,19 +365,6 @@ class RecoveryExperiment(Experiment[RecoverySettings, RecoveryRow]):
                 raise
             say(f"the regular arm is no reference: {error}")
             return None
-
-
-def _text_row(session: Session, name: str, answer: Answer) -> RecoveryTextRow:
-    """The row of an answer. `name` is the name of the arm."""
-    request, record = answer
-    return session.row(
-        RecoveryTextRow,
-        arm=name,
-        sampling=request.sampling.name,
-        prompt_token_ids=[*request.prompt],
-        token_ids=[*record.token_ids],
-        is_tested=request.is_compared,
-    )
 
 
 def greedy_check(asking: Asking, arm: Arm, regular: Arm | None, references: References) -> Columns:

@@ -24,9 +24,8 @@ from harness.engines.protocol import Arm, Request, in_batches
 from harness.engines.registry import engine_of
 from harness.engines.requests import RequestRecord
 from harness.engines.timing import quick_garbage_collections
-from harness.measuring.acceptance import drafts_of
 from harness.measuring.progress import progress, say
-from harness.results.statistics.drawn_tokens import TokenResult, TokenTest
+from harness.results.statistics.drawn_tokens import TokenTest
 
 # Columns of a check's row, by name; `acceptance` is a `Drafts` (`Session.row`).
 Columns = dict[str, Any]
@@ -176,18 +175,6 @@ class Asking:
         answers = [Answer(*answered) for answered in zip(planned, records, strict=True)]
         self.keep(arm.name, answers)
         return answers
-
-    def sampled_check(self, result: TokenResult, records: Sequence[RequestRecord]) -> Columns:
-        """The columns of the check of all drawn tokens.
-
-        Args:
-            result: the result of the test.
-            records: all answers, greedy ones included, for the columns about acceptance.
-        """
-        names = ", ".join(sampling.name for sampling in self.samplings)
-        # A reader needs the acceptance, because without rejections most of the algorithm never ran.
-        acceptance = drafts_of(records)
-        return {**vars(result), "check": "sampled", "sampling": names, "acceptance": acceptance}
 
 
 def taken_samplings(
