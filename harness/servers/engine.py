@@ -145,21 +145,16 @@ class ServerEngine(Engine):
             return
         self.setup_seconds = time.perf_counter() - began
         if self._takes_turns:
-            self._announce_blocks(num_blocks, self.setup_seconds)
+            # A run that becomes precise enough ends earlier.
+            num_starts = num_blocks * len(self.arms)
+            self.say(
+                f"engine.blocks={num_blocks}: the servers run alternately on the same devices;"
+                f" up to {num_starts} starts take about {num_starts * self.setup_seconds / 60:.1f} min"
+            )
         else:
             num_blocks = self._quick_starts(most_starts, self.setup_seconds)
         if num_blocks:
             self.blocks = Blocks(num_blocks, self._restart_if_asked)
-
-    def _announce_blocks(self, number: int, start_s: float) -> None:
-        """Tell the user how long all starts take if the servers take turns. A run that becomes precise enough ends
-        earlier.
-        """
-        num_starts = number * len(self.arms)
-        self.say(
-            f"engine.blocks={number}: the servers run alternately on the same devices;"
-            f" up to {num_starts} starts take about {num_starts * start_s / 60:.1f} min"
-        )
 
     def _quick_starts(self, most_starts: int, start_s: float) -> int:
         """Decide how often all servers are started side by side, and tell the user; 0 if they are started only once,
