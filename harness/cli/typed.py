@@ -5,6 +5,7 @@ latency n=30 K=8 draft=~/my head -> ["num_prompts=30", "decoding.num_draft_token
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import typing
@@ -66,6 +67,12 @@ def read(words: Words, command: str) -> Typed:
     record = configured(command)
     known = setting_hints(record.settings)
     words.check()
+    for server in words.servers:
+        # Variables may be set before the program. Their names are seldom those of settings.
+        for word in itertools.takewhile(lambda word: "=" in word, server):
+            name, _, value = word.partition("=")
+            if settings_meant_by(name, known):
+                raise SettingError(name, "is a setting: type it before --", value)
     options: dict[str, str] = {}
     settings: list[str] = []
     remaining = list(words.typed)
