@@ -139,6 +139,7 @@ MISTAKES = {
     # Servers
     "latency engine=simulated decoding.max_new_tokens=999999999999":
         "decoding.max_new_tokens=999999999999: must be at most 100,000: each is simulated",
+    "latency regular_url=http://h/v1": "engine.regular_url: needs engine=server: name a server by url=, or type its",
     "latency engine=server": "engine.url=null: must be set, or a server's command typed last",
     "latency engine=server \"engine.url='http://h/v1?key=x'\"": "engine.url: key: what is typed is written into",
     "latency url=http://h/v1/chat/completions":
