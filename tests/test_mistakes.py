@@ -48,7 +48,8 @@ MISTAKES = {
         "the command after --: no flag of it makes llama.cpp speculate: "
         "add --spec-type draft-simple -md DRAFT.gguf",
     "latency -m K=2,4 -- sh -c 'exec vllm serve A --port {port} --n {K} --api-key X'":
-        "the command after --: --api-key: what is typed is written into files",
+        "the command after --: --api-key: what is typed is written into files: leave it out, or set it in the"
+        " environment; engine.api_key_variable names",
     "report nowhere": "nowhere: no such file or directory",
     "report empty": "empty: holds no CSV file of latency",
     "report notes.csv": "notes.csv: is no CSV file of latency",

@@ -121,7 +121,8 @@ def is_typed(name: str) -> bool:
 def check_has_no_key(words: Sequence[str]) -> None:
     """Raise a SettingError if a server's command contains a secret key."""
     for secret in secrets_in(words):
-        raise SettingError(COMMAND, f"{secret}: {_WRITTEN}")
+        rule = f"{_WRITTEN}; engine.api_key_variable names the variable with a server's key"
+        raise SettingError(COMMAND, f"{secret}: {rule}")
 
 
 def check_settings_have_no_key(settings: Iterable[str]) -> None:
