@@ -297,6 +297,12 @@ def _batch(row: RunRow) -> str:
     return "" if size in (None, 1) else f"batches of {size}"
 
 
+def _k(row: RunRow) -> str:
+    """`K=4`. The K of a server that was already running is only what the user typed."""
+    label = " (as labelled)" if row.url and not row.server_command else ""
+    return f"K={row.num_draft_tokens}{label}" if row.num_draft_tokens else ""
+
+
 def _rule(row: RunRow) -> str:
     """The acceptance rule in words, marked if it is lossy by itself; empty for the default."""
     rule = getattr(row, "rule", None)
@@ -343,7 +349,7 @@ _PLACES = ("repository", "draft_repository")
 _COMPOSED: Mapping[str, Callable[[Any], str | None]] = {
     "prompts": _prompts,
     "batch_size": _batch,
-    "num_draft_tokens": lambda row: f"K={row.num_draft_tokens}" if row.num_draft_tokens else "",
+    "num_draft_tokens": _k,
     "weight_bytes": lambda row: f"target on {', '.join(row.weight_bytes or ())}",
     "draft_weight_bytes": lambda row: f"draft on {', '.join(row.draft_weight_bytes or ())}",
     "commit": lambda row: f"commit {short_commit(row.commit)}" if row.commit else "",
