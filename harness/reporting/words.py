@@ -286,7 +286,7 @@ def _prompts(row: RunRow) -> str | None:
         return ""
     different = getattr(row, "num_different_prompts", None)
     if different is not None:
-        return f"{counted(different, 'prompt')} ({name}) sent {number} times in all"
+        return f"{counted(different, 'prompt')} ({name}) in {number} requests"
     return f"{counted(number, 'prompt')} ({name})"
 
 

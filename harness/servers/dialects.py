@@ -234,9 +234,7 @@ def would_show_drafts(generated: str | None) -> bool:
 def example_flags(server: str) -> str:
     """Flags that would make a server speculate, by the server's name; empty if its kind is not known."""
     examples = [
-        dialect.startup.example
-        for dialect in DIALECTS.known()
-        if server.startswith(dialect.title)
+        dialect.startup.example for dialect in DIALECTS.known() if server.startswith(dialect.title)
     ]
     return examples[0] if examples else ""
 
