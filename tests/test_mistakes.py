@@ -63,7 +63,7 @@ MISTAKES = {
     "latency -- sh ./serve.sh {port}": "the command after --: sh is not known here, nor what makes it speculate",
     "latency -- ./serve.sh {port}": "./serve.sh: no such program on this machine",
     "latency draft=lookup -- llama-server -m a -md b": "draft=lookup: the command after -- drafts with b",
-    "latency -- llama-server -m a -md b K=4": "K: is not a flag of a server: type it before --",
+    "latency -- llama-server -m a -md b K=4": "K=4: is a setting: type it before --",
     "latency -- OMP_NUM_THREADS=1 prompts=tiny llama-server -m a": "prompts=tiny: is a setting: type it before --",
     "plan -- llama-server -m a -md b": "model: must be named, and draft= too: plan starts no server and asks none",
     "latency draft=none -- sh {port} -- sh {port}": "draft=none: must not be none with two servers",

@@ -68,10 +68,11 @@ def read(words: Words, command: str) -> Typed:
     known = setting_hints(record.settings)
     words.check()
     for server in words.servers:
-        # Variables may be set before the program. Their names are seldom those of settings.
-        for word in itertools.takewhile(lambda word: "=" in word, server):
+        for before, word in itertools.pairwise(["", *server]):
             name, _, value = word.partition("=")
-            if settings_meant_by(name, known):
+            # A variable after `env` and the value of a flag belong to the command.
+            is_of_command = before == "env" or before.startswith("-") or "=" not in word
+            if not is_of_command and settings_meant_by(name, [*known, "dry_run"]):
                 raise SettingError(name, "is a setting: type it before --", value)
     options: dict[str, str] = {}
     settings: list[str] = []
