@@ -289,9 +289,8 @@ def _advice(
     """Advice for the user if a server answers no request; empty if no setting is known that helps."""
     if error.code in KEY_REFUSED:
         return "; engine.api_key_variable names the variable with its key"
-    address = (served.url or "").rstrip("/")
-    if address and not address.endswith("/v1"):
-        return f"\nthe address does not end in /v1, as those of most servers do: {address}/v1"
+    if served.url and not served.url.rstrip("/").endswith("/v1"):
+        return "\nthe address does not end in /v1, as those of most servers do"
     if error.code not in _FORM_ERRORS:
         return ""
     if asked.model.name == SERVED:

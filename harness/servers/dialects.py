@@ -231,14 +231,6 @@ def would_show_drafts(generated: str | None) -> bool:
     return generated is not None and generated.removesuffix("_total") in counters
 
 
-def example_flags(server: str) -> str:
-    """Flags that would make a server speculate, by the server's name; empty if its kind is not known."""
-    examples = [
-        dialect.startup.example for dialect in DIALECTS.known() if server.startswith(dialect.title)
-    ]
-    return examples[0] if examples else ""
-
-
 def without_port(command: str) -> str:
     """A command that started a server, without the words for host and port that harness added."""
     for startup in startups():

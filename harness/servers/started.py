@@ -67,11 +67,9 @@ def labels_of(run: RunSettings, commands: Sequence[ServerCommand]) -> list[str]:
 
     In rows, the arms of two typed commands are still called `regular` and `speculative`.
     """
-    if len(commands) == 2:
-        if ServerSettings.of(run).first_command:
-            return ["first", "second"]
-        return ["regular", "speculative"]
-    return ["regular" if run.draft is None else "speculative"]
+    if ServerSettings.of(run).first_command:
+        return ["first", "second"]
+    return list(run.arms[-len(commands) :])
 
 
 def check_program(command: ServerCommand) -> None:
@@ -130,7 +128,7 @@ def start(opening: Opening, settings: ServerSettings) -> Engine:
     if len(commands) > 1 and settings.blocks == "auto" and not has_gpus:
         commands = [command.without_core_binding() for command in commands]
     labels = labels_of(run, commands)
-    names = ["regular", "speculative"] if len(commands) == 2 else labels
+    names = run.arms[-len(commands) :]
     served = []
     for name, label, command in zip(names, labels, commands, strict=True):
         log = opening.directory.resolve() / f"{name}_server.log"
