@@ -48,7 +48,8 @@ MISTAKES = {
         "the command after --: no flag of it makes llama.cpp speculate: "
         "add --spec-type draft-simple -md DRAFT.gguf",
     "latency -m K=2,4 -- sh -c 'exec vllm serve A --port {port} --n {K} --api-key X'":
-        "the command after --: --api-key: what is typed is written into files",
+        "the command after --: --api-key: what is typed is written into files: leave it out, or set it in the"
+        " environment; engine.api_key_variable names",
     "report nowhere": "nowhere: no such file or directory",
     "report empty": "empty: holds no CSV file of latency",
     "report notes.csv": "notes.csv: is no CSV file of latency",
@@ -62,7 +63,9 @@ MISTAKES = {
     "latency -- sh ./serve.sh {port}": "the command after --: sh is not known here, nor what makes it speculate",
     "latency -- ./serve.sh {port}": "./serve.sh: no such program on this machine",
     "latency draft=lookup -- llama-server -m a -md b": "draft=lookup: the command after -- drafts with b",
-    "latency -- llama-server -m a -md b K=4": "K: is not a flag of a server: type it before --",
+    "latency -- llama-server -m a -md b K=4": "K=4: is a setting: type it before --",
+    "latency -- OMP_NUM_THREADS=1 prompts=tiny llama-server -m a": "prompts=tiny: is a setting: type it before --",
+    "plan -- llama-server -m a -md b": "model: must be named, and draft= too: plan starts no server and asks none",
     "latency draft=none -- sh {port} -- sh {port}": "draft=none: must not be none with two servers",
     "latency url=http://h/v1 -- sh {port} -- sh {port}": "engine.url=http://h/v1: is for a server that runs already",
     "serve -m seed=1": "-m: serve has no sweeps: leave it out",
@@ -137,6 +140,7 @@ MISTAKES = {
     # Servers
     "latency engine=simulated decoding.max_new_tokens=999999999999":
         "decoding.max_new_tokens=999999999999: must be at most 100,000: each is simulated",
+    "latency regular_url=http://h/v1": "engine.regular_url: needs engine=server: name a server by url=, or type its",
     "latency engine=server": "engine.url=null: must be set, or a server's command typed last",
     "latency engine=server \"engine.url='http://h/v1?key=x'\"": "engine.url: key: what is typed is written into",
     "latency url=http://h/v1/chat/completions":

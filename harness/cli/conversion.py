@@ -141,7 +141,10 @@ def _unknown(kind: type, config: Mapping[str, Any], prefix: str, key: str) -> Se
     if issubclass(kind, EngineSettings):
         owners = ENGINES.owners(key)
         if owners:
-            return SettingError(prefix + key, f"needs engine={' or '.join(owners)}")
+            rule = f"needs engine={' or '.join(owners)}"
+            if owners == ["server"] and "url" not in config:
+                rule += ": name a server by url=, or type its command after --"
+            return SettingError(prefix + key, rule)
     if issubclass(kind, DraftSettings):
         owners = METHODS.owners(key)
         if owners:

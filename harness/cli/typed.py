@@ -5,6 +5,7 @@ latency n=30 K=8 draft=~/my head -> ["num_prompts=30", "decoding.num_draft_token
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import typing
@@ -67,6 +68,13 @@ def read(words: Words, command: str) -> Typed:
     # All settings that a run of this command may have, by their full names.
     known = setting_hints(record.settings)
     words.check()
+    for server in words.servers:
+        for before, word in itertools.pairwise(["", *server]):
+            name, _, value = word.partition("=")
+            # A variable after `env` and the value of a flag belong to the command.
+            is_of_command = before == "env" or before.startswith("-") or "=" not in word
+            if not is_of_command and settings_meant_by(name, [*known, "dry_run"]):
+                raise SettingError(name, "is a setting: type it before --", value)
     options: dict[str, str] = {}
     settings: list[str] = []
     remaining = list(words.typed)

@@ -35,8 +35,6 @@ SYNONYMS: Mapping[str, str] = {
 }
 
 _SERVER = "a server is measured by its command: harness latency --"
-# Settings that users may type after a server's command by mistake. No server has an option of the form NAME=VALUE.
-_TYPED_TOO_LATE = ("K", "T", "n", "num_prompts", "batch_size", "tokens", "budget", "dry_run")
 # What to type instead of values that are common in other tools.
 INSTEAD: Mapping[str, str] = {
     "placement=cuda": "placement=auto uses the GPUs here, placement.gpus=1 one of them",
@@ -81,14 +79,10 @@ class Words:
         return shlex.join(["harness", *self.arguments])
 
     def check(self) -> None:
-        """Raise a SettingError if a setting or a server's command contains a key, or if a setting follows a `--`."""
+        """Raise a SettingError if a setting or a server's command contains a key."""
         check_settings_have_no_key(self.typed)
         for server in self.servers:
             check_has_no_key(server)
-            for word in server:
-                name, equals, _ = word.partition("=")
-                if equals and name in _TYPED_TOO_LATE:
-                    raise SettingError(name, "is not a flag of a server: type it before --")
 
     def note(self) -> None:
         """Store the words in the environment for this process and for the processes that it starts, whose own
@@ -121,7 +115,8 @@ def is_typed(name: str) -> bool:
 def check_has_no_key(words: Sequence[str]) -> None:
     """Raise a SettingError if a server's command contains a secret key."""
     for secret in secrets_in(words):
-        raise SettingError(COMMAND, f"{secret}: {_WRITTEN}")
+        rule = f"{_WRITTEN}; engine.api_key_variable names the variable with a server's key"
+        raise SettingError(COMMAND, f"{secret}: {rule}")
 
 
 def check_settings_have_no_key(settings: Iterable[str]) -> None:

@@ -286,7 +286,7 @@ def _prompts(row: RunRow) -> str | None:
         return ""
     different = getattr(row, "num_different_prompts", None)
     if different is not None:
-        return f"{counted(different, 'prompt')} ({name}) sent {number} times in all"
+        return f"{counted(different, 'prompt')} ({name}) in {number} requests"
     return f"{counted(number, 'prompt')} ({name})"
 
 
@@ -295,6 +295,12 @@ def _batch(row: RunRow) -> str:
     if row.is_elsewhere:
         return f"{size} in flight" if size else ""
     return "" if size in (None, 1) else f"batches of {size}"
+
+
+def _k(row: RunRow) -> str:
+    """`K=4`. The K of a server that was already running is only what the user typed."""
+    label = " (as labelled)" if row.url and not row.server_command else ""
+    return f"K={row.num_draft_tokens}{label}" if row.num_draft_tokens else ""
 
 
 def _rule(row: RunRow) -> str:
@@ -343,7 +349,7 @@ _PLACES = ("repository", "draft_repository")
 _COMPOSED: Mapping[str, Callable[[Any], str | None]] = {
     "prompts": _prompts,
     "batch_size": _batch,
-    "num_draft_tokens": lambda row: f"K={row.num_draft_tokens}" if row.num_draft_tokens else "",
+    "num_draft_tokens": _k,
     "weight_bytes": lambda row: f"target on {', '.join(row.weight_bytes or ())}",
     "draft_weight_bytes": lambda row: f"draft on {', '.join(row.draft_weight_bytes or ())}",
     "commit": lambda row: f"commit {short_commit(row.commit)}" if row.commit else "",

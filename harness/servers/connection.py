@@ -289,6 +289,8 @@ def _advice(
     """Advice for the user if a server answers no request; empty if no setting is known that helps."""
     if error.code in KEY_REFUSED:
         return "; engine.api_key_variable names the variable with its key"
+    if served.url and not served.url.rstrip("/").endswith("/v1"):
+        return "\nthe address does not end in /v1, as those of most servers do"
     if error.code not in _FORM_ERRORS:
         return ""
     if asked.model.name == SERVED:

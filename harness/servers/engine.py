@@ -165,7 +165,7 @@ class ServerEngine(Engine):
             return 0
         self.say(
             f"both servers are started {counted(number, 'time')}, because two starts of one program differ:"
-            f" {(number - 1) * start_s:.0f} s more (engine.blocks=0 starts them once)"
+            f" the further starts take {(number - 1) * start_s:.0f} s in all (engine.blocks=0 starts them once)"
         )
         return number
 

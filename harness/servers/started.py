@@ -14,7 +14,7 @@ from harness.config.model_names import SECOND_COMMAND, SERVED
 from harness.config.settings import ModelSettings
 from harness.engines.record import Opening
 from harness.servers.command import ServerCommand, read_command, shown_name
-from harness.servers.dialects import DIALECTS
+from harness.servers.dialects import DIALECTS, without_port
 from harness.servers.settings import ServerSettings
 
 if TYPE_CHECKING:
@@ -65,12 +65,9 @@ def labels_of(run: RunSettings, commands: Sequence[ServerCommand]) -> dict[str, 
     """For the arm of each command, the name of the command in messages: `first` and `second` if the user typed two,
     otherwise the name of the arm.
     """
-    if len(commands) == 1:
-        arm = "regular" if run.draft is None else "speculative"
-        return {arm: arm}
-    if ServerSettings.of(run).first_command:
-        return {"regular": "first", "speculative": "second"}
-    return {"regular": "regular", "speculative": "speculative"}
+    arms = run.arms[-len(commands) :]
+    labels = ("first", "second") if ServerSettings.of(run).first_command else arms
+    return dict(zip(arms, labels, strict=True))
 
 
 def check_program(command: ServerCommand) -> None:
@@ -135,7 +132,7 @@ def start(opening: Opening, settings: ServerSettings) -> Engine:
         launch = Launch(label, command, log, settings.start_timeout_s)
         model = (settings.regular_model if name == "regular" else None) or settings.model
         served.append(Served(name, f"the {label} command", model, launch=launch))
-        opening.say(f"{label}: {launch}")
+        opening.say(f"{label}: {without_port(str(launch))}")
     note = commands[-1].startup.note
     if note and has_gpus and len(commands) == 2:
         opening.say(note)

@@ -155,6 +155,14 @@ def test_a_chat_without_a_template_is_told_apart_from_other_failures(open_engine
         open_engine(EchoServer(fail_every=1), chat=True)
 
 
+def test_an_address_without_v1_is_told_so() -> None:
+    """llama.cpp answers there in a form of its own, without a finish_reason."""
+    server = EchoServer(twist=without_a_reason)
+    with serving(server) as url, pytest.raises(RunError) as error:
+        engine_of(url=url.removesuffix("/v1"))
+    assert mentions(str(error.value), "without a finish_reason", "does not end in /v1, as")
+
+
 def test_silence_is_said(open_engine: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "QUIET_S", 0.1)
     server = EchoServer()

@@ -126,6 +126,8 @@ def _page_of_draft(draft: Draft) -> Page:
     elif row.tokens_per_iteration is None:
         about = "tokens per iteration are unknown: the server did not count its iterations"
     found = _finding(draft)
+    if found.engine is not None:
+        about += "; predicted by the weights, as in the table"
     findings = [Line(summary(rows), "strong", about)]
     findings += [Line(sentence) for sentence in _sentences(row, found)]
     why = _reasons(row, found)

@@ -15,6 +15,7 @@ from harness.results.schema import NO_VERDICT, ComparedRow
 from harness.results.statistics.interval import Coverage, Interval
 from harness.results.statistics.stopping import half_width
 from harness.results.verdict import verdict_of
+from harness.servers.dialects import DIALECTS
 
 # If iterations of harness's own loop draft this share of K or more on average, the page does not state how many tokens
 # they draft.
@@ -150,7 +151,12 @@ def _not_reported(row: LatencyRow) -> str:
     if row.num_tokens == 0:
         return f"no {row.arm} answer was measured"
     if row.drafted is False or row.is_simulated or not row.is_elsewhere:
-        return "nothing was drafted"
+        examples = {kind.title: kind.startup.example for kind in DIALECTS.known()}
+        # The name of a server is followed by its version.
+        flags = examples.get(str(row.server).partition(" ")[0], "")
+        is_typed = flags.partition(" ")[0] in str(row.server_command)
+        nothing = "nothing was drafted"
+        return nothing if is_typed else f"{nothing}; flags that make it draft: {flags}"
     if row.impossible_counts:
         return "acceptance is unknown: the server's counts cannot be true"
     if row.foreign_tokens:

@@ -176,7 +176,7 @@ def _failures(run: _Run) -> str | None:
     """How many requests of each arm failed, with the first error; None if none failed."""
     failed = _failed(run)
     errors = [prompt.error for prompt in run.prompt_rows if prompt.error]
-    return f"{failed} ({errors[0]})" if failed and errors else failed
+    return f"{failed} (the first: {errors[0]})" if failed and errors else failed
 
 
 @_each_arm

@@ -39,7 +39,7 @@ def steps_after_run(row: LatencyRow, verdict: Statement) -> list[NextStep]:
 
 
 _OTHER_RUNS = NextStep("how much runs vary", "repeats=5")
-_QUIET = NextStep("an idle machine", "resume=false")
+_QUIET = NextStep("when the machine is idle", "resume=false")
 
 
 def _better_interval(row: LatencyRow, verdict: Statement) -> list[NextStep]:

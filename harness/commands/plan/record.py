@@ -12,6 +12,7 @@ from harness.config.amounts import quantity, rates_by_position
 from harness.config.errors import SettingError, VerdictError
 from harness.config.gpus import Gpu, gpus_named
 from harness.config.machine import gpu_names
+from harness.config.model_names import SERVED
 from harness.config.run import RunSettings
 from harness.config.settings import require, require_at_least
 from harness.engines.door.plans import PretendedGpus
@@ -48,6 +49,9 @@ class PlanSettings(RunSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.model.repository == SERVED:
+            rule = "must be named, and draft= too: plan starts no server and asks none"
+            raise SettingError("model", rule)
         if isinstance(self.gpus, str):
             is_alone = self.gpu_memory is None
             require(is_alone, "gpus", "must be a number beside gpu_memory", self.gpus)

@@ -401,6 +401,15 @@ def test_a_check_whose_figures_are_unknown_has_no_tick() -> None:
         assert (found == held) != is_needed, name
 
 
+@pytest.mark.parametrize(("flag", "is_named"), [("-md b", True), ("--spec-type draft-mtp", False)])
+def test_flags_that_draft_are_named_where_none_is_typed(flag: str, is_named: bool) -> None:
+    served = {"engine": "server", "server": "llama.cpp b1", "server_command": ["", flag]}
+    unknown = {"drafted": False, "acceptance_rate": None, "tokens_per_iteration": None}
+    run = Run(latency_run(**served, **unknown))
+    [why] = reasons(run, verdict_of(run.last))
+    assert ("--spec-type draft-simple -md DRAFT" in why) == is_named
+
+
 def test_equal_work_of_several_runs_is_that_of_each() -> None:
     """Means over runs are equal here, and no run had equal work."""
 
@@ -440,4 +449,4 @@ def test_the_first_error_is_named() -> None:
         for row in prompt_rows(run.rows, [("a", 50.0)])
         if row.arm == "speculative"
     ]
-    assert mentions(doubts(run)[0], "1 of 15 regular and", "(speculative broke)")
+    assert mentions(doubts(run)[0], "1 of 15 regular and", "(the first: speculative broke)")

@@ -72,7 +72,7 @@ def test_nothing_about_a_server_is_taken_from_the_settings(harness: Harness, ser
     assert row[[*unknown, "placement", "torch_version", "num_threads"]].isna().all()
     report = harness("report", "output=page").stdout
     assert "tiny_medusa (as labelled)" in report
-    assert "K=8" in report
+    assert "K=8 (as labelled)" in report
 
 
 def test_empty_answers_are_left_out_and_no_failures(harness: Harness, serve: Serve) -> None:
