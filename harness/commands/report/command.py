@@ -351,8 +351,12 @@ def write(report: ReportContents, output: Path) -> list[Path]:
     drawing = _optional_plots()
     note = f"Plots need matplotlib: {install_command('report')}"
     if drawing is not None:
-        note = "The plots are in report.html, and in SVG files next to it."
         drawn = {question: drawing.as_svgs(page.plots) for question, page in report.pages.items()}
+        note = (
+            "The plots are in report.html, and in SVG files next to it."
+            if any(drawn.values())
+            else ""
+        )
     texts = {"report.md": markdown(report, note), "report.html": html_page(report, drawn)}
     contents = {
         output / name: text.encode("utf-8", "backslashreplace") for name, text in texts.items()
@@ -361,7 +365,7 @@ def write(report: ReportContents, output: Path) -> list[Path]:
     for kinds in drawn.values():
         for kind, plots in kinds.items():
             for number, (title, svg) in enumerate(plots, 1):
-                said = " · ".join(filter(None, [html.escape(title), about, "95 % intervals"]))
+                said = " · ".join(filter(None, [html.escape(title), about]))
                 whole = svg.replace(">", f"><title>{said}</title>", 1)
                 contents[output / f"report-{kind}-{number}.svg"] = whole.encode()
     try:

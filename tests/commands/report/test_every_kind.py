@@ -277,6 +277,7 @@ def test_single_runs_are_asked_for_by_their_ids(harness: Harness) -> None:
     assert ("7B with" in shown, "13B with" in shown, "30B" in shown) == (True, True, False)
     # The report of a file is next to it.
     assert "results/report.md" in harness("report", "results/latency.csv").stderr
+    assert "plots" not in Path("results/report.md").read_text(), "no pair has several K"
     assert "13B" in harness("report", second, "format=row").stdout
     assert len(harness("report", "format=row").stdout.splitlines()) == 2 + 3
     for run in ("20200101T000000", "20200101"):
