@@ -116,7 +116,9 @@ class _Reader:
             if path.is_dir():
                 self._read_directory(path)
             elif not path.exists():
-                raise SettingError(str(path), "no such file or directory, and no id of a run")
+                raise SettingError(
+                    str(path), "no such file or directory, and no id of a run (8 digits or more)"
+                )
             elif path not in findings.files and not self._read_file(path):
                 raise SettingError(str(path), f"is no CSV file of {', '.join(self._run_kinds)}")
         if not findings.runs:
