@@ -4,6 +4,7 @@ import csv
 import itertools
 import json
 import re
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -250,6 +251,17 @@ def test_a_figure_that_is_not_that_of_the_answers_is_found(
     assert "0 rows with answers of several runs" in printed
     for name in ("num_iterations", "num_accepted", "acceptance_histogram", "per_user"):
         assert name not in printed
+    assert "latency.directory" in printed
+    # A sweep that reuses a run has its rows alone.
+    Path("reusing").mkdir()
+    shutil.copy(file, "reusing")
+    assert recompute.main(["reusing"]) == 0
+    assert capsys.readouterr().out == printed
+    answers = file.with_name("latency_prompts.csv")
+    kept = answers.rename("away.csv")
+    assert recompute.main(["reusing"]) == 1
+    assert "regular: its answers are not found" in capsys.readouterr().out
+    kept.rename(answers)
     rows = pd.read_csv(file)
     rows.assign(acceptance_rate=rows.acceptance_rate + 1e-6).to_csv(file, index=False)
     assert recompute.main(["outputs"]) == 1
