@@ -73,12 +73,12 @@ def test_the_rule_of_every_column_of_a_pooled_row_is_documented() -> None:
     for line in section("numbers.md", "Pooled rows").splitlines():
         rule, columns = line.strip("| ").partition(" | ")[::2]
         rules[rule.partition(" (")[0]] = set(re.findall(r"`(\w+)`", columns))
-    columns = LatencyRow.columns().items()
-    for name, column in columns:
+    described = LatencyRow.columns().items()
+    for name, column in described:
         rule = f"{column.pools}, weighted by `{column.per}`" if column.per else column.pools
         if column.part in ("", "estimate") and rule not in (None, "mean"):
             assert name in ("speedup", "pooled_runs") or rules[rule].remove(name) is None
-    rules["mean"] -= {name for name, column in columns if column.pools == "mean"}
+    rules["mean"] -= {name for name, column in described if column.pools == "mean"}
     assert not set().union(*rules.values())
 
 
