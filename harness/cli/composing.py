@@ -54,11 +54,13 @@ def opened(presets: str | None = None) -> Iterator[Hydra]:
         SettingError: the directory does not exist.
     """
     names.register()
+    # Hydra then behaves like version 1.3, whichever later version is installed.
     setbase("1.3")
     searched = create_config_search_path(str(CONF))
     if presets is not None:
         if not Path(presets).is_dir():
             raise SettingError("--config-dir", "no such directory", presets)
+        # Before Hydra's last entry, `schema`, and so after `conf/`, as with Hydra's own option.
         searched.prepend("command-line", f"file://{Path(presets).resolve()}", "schema")
     GlobalHydra.instance().clear()  # A notebook may have initialised Hydra already.
     try:
@@ -83,9 +85,14 @@ def run(command: str, typed: Typed, invocation: Invocation) -> str:
     Returns:
         The text to print: the configuration for `--cfg`, the list of jobs for `dry_run=true`, otherwise "".
 
+    Errors of the run itself, or of the jobs, are collected in `invocation`. Only interruptions and a closed stdout are
+    raised and, with HYDRA_FULL_ERROR=1, every error.
+
     Raises:
-        SettingError: the words cannot be understood, or the command cannot do what they ask for.
-        RunError: the run's directory cannot be made. The run's own errors are collected in `invocation` instead.
+        SettingError: the words cannot be understood, the command cannot do what they ask for, or the run's directory
+            cannot be used.
+        RunError: the disk is full or fails when the run's directory is made, or a file of a sweep cannot be written.
+        KeyboardInterrupt: the run was interrupted.
     """
     options = typed.options
     with explaining(command), opened(options.get("presets")) as hydra:
@@ -115,7 +122,7 @@ def run(command: str, typed: Typed, invocation: Invocation) -> str:
             callbacks.on_run_start(**about)
             job = run_job(invocation, config, "hydra.run.dir", None, context)
             callbacks.on_run_end(**about, job_return=job)
-            # Reading `return_value` raises the job's error, if there was one.
+            # Reading `return_value` raises an error that `invocation` did not collect, if there was one.
             return str(job.return_value or "")
 
 
@@ -130,10 +137,12 @@ def _sweep(command: str, config: DictConfig, context: HydraContext, invocation: 
             launcher = Plugins.instance().instantiate_launcher(
                 config=config, hydra_context=context, task_function=invocation
             )
+            # Hydra's limit to the jobs that are launched together; None for no limit.
             at_once = config.hydra.sweeper.get("max_batch_size") or len(jobs)
             for first in range(0, len(jobs), at_once):
                 ended = launcher.launch(jobs[first : first + at_once], initial_job_idx=first)
-                # Reading `return_value` raises a job's error, if there was one.
+                # Reading `return_value` raises an error that `invocation` did not collect, such as that of a launcher
+                # whose process died.
                 _ = [job.return_value for job in ended]
     except KeyboardInterrupt:
         is_interrupted = True
@@ -157,7 +166,7 @@ def _sweep(command: str, config: DictConfig, context: HydraContext, invocation: 
 @contextmanager
 def explaining(command: str) -> Iterator[None]:
     """Turn errors that Hydra raises within the block for a user's mistake into our own errors, unless a traceback was
-    asked for.
+    asked for. All other errors are raised unchanged.
     """
     try:
         yield

@@ -64,6 +64,7 @@ def from_config(
     for key, value in config.items():
         if key in hints:
             values[key] = _convert(hints[key], value, prefix + key)
+        # `plan` takes another command's settings, and ignores those that it does not have.
         elif not (getattr(kind, "IGNORES_OTHERS", False) and whose_setting(key)):
             raise _unknown(kind, config, prefix, key)
     for field in dataclasses.fields(kind):  # type: ignore[arg-type]
@@ -75,13 +76,14 @@ def from_config(
         settings = kind(**values)
     except SettingError as error:  # a class knows its own fields, not the group it is in
         raise SettingError(prefix + error.setting, error.rule, error.value) from None
+    # The settings of a whole run, which have groups: now that all are known, they are checked together.
     if isinstance(settings, RunSettings):
         return typing.cast(SettingsType, checked(settings))
     return settings
 
 
 def setting_hints(kind: type) -> dict[str, Any]:
-    """Return the type of every setting of `kind`, by the setting's full name, such as `decoding.top_p`.
+    """Return the type of every setting and of every group of `kind`, by the full name, such as `decoding.top_p`.
 
     The settings of every draft and of every engine are included, because the classes of the groups `draft` and `engine`
     depend on what the user chooses.
@@ -155,11 +157,18 @@ def _unknown(kind: type, config: Mapping[str, Any], prefix: str, key: str) -> Se
 def _convert(hint: Any, value: Any, setting: str) -> Any:
     """Return `value` as the type `hint`: integers are accepted as numbers, numbers as text, and one value as a list.
 
+        hint                     value       result
+        float                    1           1.0
+        str                      7           "7"
+        tuple[int, ...]          5           (5,)
+        int | Literal["auto"]    "auto"      "auto"
+
     Raises:
         SettingError: the value has none of the hint's types.
     """
     kinds = alternatives(hint)
     group = _group_of(hint)
+    # A group of settings, unless it is optional and absent.
     if group is not None and not (value is None and type(None) in kinds):
         return _convert_group(group, value, setting)
     origins = [typing.get_origin(kind) or kind for kind in kinds]
@@ -172,6 +181,7 @@ def _convert(hint: Any, value: Any, setting: str) -> Any:
     items = given if isinstance(given, tuple) else (given,)
     if str not in kinds and any(type(n) is int and abs(n) > _LARGEST_INTEGER for n in items):
         raise SettingError(setting, "must be below 2^63", value)
+    # `strict` converts nothing, so the first candidate that has the type as it stands is taken.
     for candidate in candidates:
         with suppress(ValidationError):
             return strict(hint).validate_python(candidate)
@@ -179,7 +189,9 @@ def _convert(hint: Any, value: Any, setting: str) -> Any:
 
 
 def _mistake(kinds: Sequence[Any], value: Any, setting: str) -> SettingError:
-    """Return the error for a value that has none of these types."""
+    """Return the error for a value that has none of these types: `num_prompts=few: must be a whole number or auto`, or
+    for a list of words `samplings=topk: each must be one of as_asked, ... (did you mean top_k?)`.
+    """
     origins = [typing.get_origin(kind) or kind for kind in kinds]
     item_words: list[Any] = []
     for kind in kinds:
@@ -212,7 +224,14 @@ def _words(kinds: Sequence[Any]) -> list[Any]:
 
 
 def _convert_group(kind: type, value: Any, setting: str) -> Any:
-    """Return the dataclass of a group of settings; None for `draft=none`, which arrives as {"name": "none"}."""
+    """Return the dataclass of a group of settings; None for `draft=none`, which arrives as {"name": "none"}.
+
+    Args:
+        kind: the class in the type hint. For `draft` and `engine`, the result is of a subclass.
+
+    Raises:
+        SettingError: as `from_config`.
+    """
     if not isinstance(value, Mapping):
         example = next(iter(_hints(kind)))
         rule = f"must be a group of settings, such as {setting}.{example}=..."

@@ -53,4 +53,5 @@ def asked_for(typed: Sequence[str]) -> str:
 
 
 def _text(name: str) -> str:
+    """Return a help page by the name of its file."""
     return (TEXTS / f"{name}.txt").read_text(encoding="utf-8").rstrip("\n")

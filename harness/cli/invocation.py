@@ -15,6 +15,7 @@ from harness.config.errors import HarnessError, VerdictError, in_one_line
 if TYPE_CHECKING:
     from harness.results.schema import RunRow
 
+# Whether errors are raised with their tracebacks, in place of being printed in a line.
 WANTS_TRACEBACK = os.environ.get("HYDRA_FULL_ERROR") == "1"
 
 
@@ -38,8 +39,8 @@ class Invocation:
     exit_codes: list[int] = field(default_factory=list)
 
     def __call__(self, config: Any) -> None:
-        """Run the configuration that Hydra composed. An error is collected, so that the other jobs of a sweep still
-        run.
+        """Run the configuration that Hydra composed. An error is collected (`reporting`), so that the other jobs of a
+        sweep still run.
         """
         from hydra.core.hydra_config import HydraConfig
         from hydra.types import RunMode
@@ -60,6 +61,8 @@ class Invocation:
     def reporting(self) -> Iterator[None]:
         """Collect an error that the block raises, and print it in a line or two. If a traceback was asked for, raise
         the error instead.
+
+        Interruptions pass through, and so does the error of a closed stdout, about which nothing can be printed.
         """
         try:
             yield

@@ -42,6 +42,7 @@ def run(config: Any, servers: Servers) -> tuple[Sequence[Any], VerdictError | No
 
     Raises:
         HarnessError: a setting is wrong, or the run failed.
+        KeyboardInterrupt: the run was interrupted.
     """
     command, settings = settings_of(config, servers, None)
     check_machine(command, settings)
@@ -86,7 +87,7 @@ def settings_of(
                 )
                 raise SettingError(name, rule)
     # `typed.read` turns repeats=5 on the command line into a sweep over `repeat`. Without such a sweep, the number was
-    # set in another way, such as by a preset.
+    # set in another way, such as by a preset. Some commands have no such setting.
     repeats = getattr(settings, "repeats", 1)
     if repeats > 1 and ROUND not in choices:
         raise SettingError("repeats", "must be typed as repeats=NUMBER, without repeat=", repeats)
@@ -105,7 +106,8 @@ def check_machine(command: ConfiguredCommand[Any], settings: RunSettings) -> Non
 def put_servers(servers: Servers, plain: dict[str, Any]) -> None:
     """Put the commands after `--` into a configuration, because Hydra never gets these commands.
 
-    With three or more commands, `plain` contains the number of the job's command, which is removed.
+    With three or more commands, `plain` contains the number of the job's command, which is removed. For the servers a,
+    b and c, the job with number 1 compares b with a, and the job with number 2 compares c with a.
     """
     if not servers:
         return

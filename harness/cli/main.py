@@ -62,8 +62,8 @@ def main() -> None:
     except OSError as error:
         if WANTS_TRACEBACK and not isinstance(error, BrokenPipeError):
             raise
-        # Only stdout can have failed, because `reporting` handles all other errors. Discard its buffer, or flushing it
-        # at exit would fail again.
+        # Only stdout can have failed, because `reporting` handles all other errors (with HYDRA_FULL_ERROR=1, other
+        # errors were raised above). Discard its buffer, or flushing it at exit would fail again.
         from harness.reporting.terminal import discard
 
         discard(sys.stdout)
@@ -77,7 +77,8 @@ def _prepare_streams() -> None:
     """Make the standard streams usable: closed ones lead to the null device, and stdout writes `?` for what it cannot
     encode.
     """
-    # Occupy closed descriptors. Otherwise the next file that is opened would get the number of stdout.
+    # Occupy closed descriptors. Otherwise the next file that is opened would get the number of stdout. Each call gets
+    # the lowest free number, so the loop ends with the first number above 2, which is not needed.
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(descriptor)
@@ -118,7 +119,7 @@ def run(command: str, *overrides: str, verbose: bool = False, **settings: Any) -
 
     Raises:
         SettingError: a setting is wrong. In a sweep it is raised after the other jobs have run.
-        RunError: the run failed.
+        RunError: the run failed. (In a sweep, failed jobs raise nothing.)
         VerdictError: the run succeeded, and its answer is bad: for example, the pair is not lossless. A doubtful answer
             raises nothing; its rows contain the reason for the doubt.
     """
@@ -153,7 +154,12 @@ def run(command: str, *overrides: str, verbose: bool = False, **settings: Any) -
 
 
 def _answer(words: Words, invocation: Invocation) -> None:
-    """Run the command that the first word names, or print help or the version."""
+    """Run the command that the first word names, or print help or the version.
+
+    Errors of the command are collected in `invocation`, which also gets its rows. Only errors of stdout, interruptions
+    and SystemExit are raised.
+    """
+    # Without any word the help is printed. A command line that begins with `--` names no command, which is reported.
     command, *others = words.typed or ["--" if words.servers else "help"]
     printed = ""
     with invocation.reporting():

@@ -59,11 +59,13 @@ class Manifest:
 
     @property
     def jobs_per_round(self) -> int:
+        """The number of jobs without repeats; without rounds it is `num_jobs`."""
         return self.num_jobs // len(self.choices.get(ROUND, [""]))
 
     @classmethod
     def of(cls, config: DictConfig, loader: ConfigLoader) -> Manifest:
-        """Return the manifest of a sweep that Hydra composed.
+        """Return the manifest of a sweep that Hydra composed. Its number of jobs is that of all combinations, which
+        `jobs` may reduce.
 
         Every job is to run once before any job runs again, so that drift of the machine affects all jobs alike.
         Therefore `repeat` is made the setting that varies slowest, also in `config`.
@@ -73,10 +75,13 @@ class Manifest:
         """
         choices: dict[str, list[str]] = {}
         for override in overrides_of(config, loader):
+            # An interval of real numbers has no list of values; it is for optimisers, and Hydra refuses it later.
             if override.is_sweep_override() and not override.is_interval_sweep():
                 values = [*itertools.islice(override.sweep_iterator(), _MOST_JOBS + 1)]
                 choices[override.key_or_group] = [
-                    str(getattr(value, "text", value)) for value in values
+                    # A value in quotes has its text in an attribute.
+                    str(getattr(value, "text", value))
+                    for value in values
                 ]
         num_jobs = math.prod(map(len, choices.values()))
         if num_jobs > _MOST_JOBS:
@@ -99,6 +104,7 @@ class Manifest:
         Raises:
             SettingError, or one of Hydra's errors: there are no jobs, or a job cannot be composed.
         """
+        # For each combination of the choices, its overrides: [["draft=lookup", "K=2"], ["draft=lookup", "K=4"], ...].
         (product,) = BasicSweeper.split_arguments(overrides_of(config, loader), None)
         if not product:
             rule = "there are no jobs, because glob(...) matches no preset"
@@ -115,6 +121,8 @@ class Manifest:
             if groups["draft"]["name"] == "none" and groups["engine"]["name"] != "server":
                 for name in OF_THE_DRAFT:
                     groups["decoding"].pop(name, None)
+            # Drop the choices of settings that were left out above: `draft.max_ngram=3` if the group `draft` has no
+            # `max_ngram` any more. What is not varied stays, and so does the choice of a whole group, `draft=tiny`.
             kept = []
             for override in overrides:
                 key = override.lstrip("+").partition("=")[0]
@@ -127,9 +135,15 @@ class Manifest:
                 yield kept, composed
 
     def leave_out(self, groups: dict[str, Any]) -> None:
-        """Remove from a job's configuration the settings that only drafts or engines of other jobs use.
+        """Remove from a job's configuration, in place, the settings that only drafts or engines of other jobs use.
 
         With `-m draft=lookup,tiny draft.max_ngram=2` the job of `tiny` gets no `draft.max_ngram`.
+
+        Args:
+            groups: the configuration, with at least the groups `draft` and `engine`.
+
+        Raises:
+            SettingError: a draft or an engine does not exist, or cannot be loaded.
         """
         # `pair=7B+lookup` chooses the target and the draft.
         pair_drafts = [pair.partition("+")[2] for pair in self.choices.get("pair", ())]
@@ -143,10 +157,20 @@ class Manifest:
         return cls(**json.loads((directory / _FILE).read_text(encoding="utf-8")))
 
     def write(self, directory: Path) -> None:
+        """Write the manifest into the sweep's directory, which is made if it does not exist.
+
+        Raises:
+            RunError: writing fails.
+        """
         replace_file(directory / _FILE, json.dumps(dataclasses.asdict(self)).encode())
 
     def label(self, overrides: Sequence[str], engine: EngineSettings) -> str:
-        """Return the overrides in which a job differs from other jobs, in short: `draft=lookup K=4`."""
+        """Return the overrides in which a job differs from other jobs, in short: `draft=lookup K=4`.
+
+        Args:
+            overrides: all overrides of the job.
+            engine: the job's engine. If several commands follow a `--`, it has that of the job.
+        """
         differing = []
         for override in overrides:
             key = override.lstrip("+").partition("=")[0]
@@ -209,6 +233,7 @@ class SweepFile:
     """
 
     def __init__(self, sweep: Path, kind: type[RunRow]) -> None:
+        # `kind.kind` is the name of the kind of rows, such as `latency`.
         self.path = sweep / f"{kind.kind}.csv"
         self._kind = kind
 
@@ -260,6 +285,7 @@ class SweepFile:
         If a sweep is resumed, pooled rows that a file already has (with equal `pooled_runs`) are not appended again.
 
         Args:
+            rows: the pooled rows.
             collected: the file that collects all runs; None if there is none.
 
         Raises:
@@ -286,6 +312,7 @@ def claimed(config: DictConfig) -> Iterator[None]:
             - another run is using it;
             - it contains files already (a sweep may continue in the directory of an earlier sweep);
             - the run's own file of rows would be `results.file`.
+        OSError: the directory cannot be made (`composing` explains this error).
     """
     is_sweep = config.hydra.mode is RunMode.MULTIRUN
     setting = "hydra.sweep.dir" if is_sweep else "hydra.run.dir"
@@ -306,6 +333,7 @@ def claimed(config: DictConfig) -> Iterator[None]:
         raise SettingError(setting, rule, value)
 
     def check_unused() -> None:
+        """Raise the SettingError if the directory contains files already."""
         names = {*os.listdir(directory)} - {LOCKS} if directory.is_dir() else set()
         # A sweep may be continued in its own directory.
         if names and not (is_sweep and _FILE in names):

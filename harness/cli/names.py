@@ -64,6 +64,7 @@ def _model(name: str) -> dict[str, Any] | None:
     path = Path(name)
     if path.suffix == ".gguf":
         return {"name": name, "repository": str(path.parent), "gguf_file": path.name}
+    # `SERVED` is no repository: a run with this name reads no model.
     if "/" in name or name in (".", "..", SERVED):
         return {"name": name, "repository": name}
     base, bits, gpus = split_suffixes(name)
@@ -79,6 +80,9 @@ def _draft(name: str) -> dict[str, Any] | None:
 
     A model or a head gets the settings that the group `model` has for this name: in Hydra, `/model@_here_` means "a
     choice of the group `model`, put where this configuration is".
+
+    Raises:
+        SettingError: the name is a Python file without the name of a class, or its class cannot be loaded.
     """
     if name == "none":
         return {"name": "none"}
@@ -116,7 +120,11 @@ def _method_and_choice(name: str) -> tuple[str, dict[str, Any]]:
 
 
 def _engine(name: str) -> dict[str, Any] | None:
-    """Return the configuration of an engine: the defaults of its settings; None if there is no such engine."""
+    """Return the configuration of an engine: the defaults of its settings; None if there is no such engine.
+
+    Raises:
+        SettingError: as `_draft`.
+    """
     ENGINES.check_names_class(name)
     if not ENGINES.is_in_file(name) and name not in ENGINES.names():
         return None
@@ -161,7 +169,8 @@ def _command(name: str) -> dict[str, Any] | None:
         # all others.
         defaults.insert(1, {"prompts": "${default_prompts:${model}}"})
     defaults += [{f"override hydra/{part}_logging": "stderr"} for part in ("job", "hydra")]
-    # `???` is OmegaConf's mark for a value that must be set. Settings that have a default get it below.
+    # `???` is OmegaConf's mark for a value that must be set. Settings that have a default get it below, and then the
+    # values in the command's own file in `conf/`.
     must_be_set = dict.fromkeys(value_types(kind), "???")
     config = {"defaults": defaults, "command": name} | must_be_set
     return config | _defaults(kind) | load_preset(name)
@@ -192,6 +201,7 @@ def load_preset(path: str) -> dict[str, Any]:
     return dict(preset)
 
 
+# For each group of `conf/` whose names have configurations here: the function that makes one for a name.
 _GROUPS = {"model": _model, "draft": _draft, "engine": _engine, "prompts": _prompts}
 
 
@@ -226,6 +236,7 @@ class NameSource(ConfigSource):
         return "harness-names"
 
     def load_config(self, config_path: str) -> ConfigResult:
+        """Return a configuration that `configuration` makes, in Hydra's form."""
         config = OmegaConf.create(configuration(config_path) or {})
         # Let Hydra accept any key in a group, because a sweep may use a setting that only some drafts or engines have.
         # `conversion` refuses keys that none of them has. Values stay unresolved, because reading `???`, the mark for a
@@ -247,7 +258,7 @@ class NameSource(ConfigSource):
         return True
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
-        """Return the names in a group, for `glob(*)`."""
+        """Return the names in a group, for `glob(*)`. If Hydra wants the groups within it, there are none."""
         listed = {"draft": [*drafts(), *presets("model")], "engine": [*ENGINES.names()]}
         return listed.get(config_path, []) if results_filter is not ObjectType.GROUP else []
 

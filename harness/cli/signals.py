@@ -70,6 +70,7 @@ def handle(number: int, make_error: Callable[[], BaseException]) -> None:
     """Install a handler for a signal, which acts according to the mode. `make_error` makes the error that it raises.
 
     The handler stays for the rest of the process, unless it is replaced. `interrupting` restores the earlier handlers.
+    May only be called in the main thread.
     """
     # Make the error only once, so that `_raise_again` can recognise it.
     error_once = functools.cache(make_error)
@@ -81,7 +82,8 @@ def handle(number: int, make_error: Callable[[], BaseException]) -> None:
         if number == signal.SIGHUP:
             _discard_terminal_output()
         if _mode is _Mode.ENDING and _end_process is not None:
-            _end_process()
+            _end_process()  # does not return
+        # While signals are postponed, a second one is raised.
         if _mode is _Mode.RAISING or _postponed is not None:
             raise error
         _postponed = error
@@ -101,6 +103,9 @@ def interrupting(end_process: Callable[[], NoReturn] | None = None) -> Iterator[
     Args:
         end_process: for the command line: a function that ends the process immediately, in place of postponing a
             signal. None for a program that has called `harness.run`.
+
+    Raises:
+        KeyboardInterrupt: at the end of the block, if a signal is still postponed and the block raised no error.
     """
     global _terminals, _end_process, _is_interrupting, _is_embedded
     _is_embedded = end_process is None
@@ -143,6 +148,8 @@ def within_time_limit() -> Iterator[None]:
 
     The error that submitit raises would end the process before its rows are written. Submitit's handler still runs
     first, so that a job that is preempted returns to the queue.
+
+    No effect in other processes, in which SIGUSR2 has no handler, and within `interrupting`, which has its own.
     """
     before = signal.getsignal(signal.SIGUSR2)
     is_main = threading.current_thread() is threading.main_thread()
@@ -204,6 +211,10 @@ def load(module: str, *, must_go_on: bool = False) -> Any:
 
     Args:
         must_go_on: postpone signals in any case, because there are rows to write.
+
+    Raises:
+        ImportError, or whatever the module raises.
+        KeyboardInterrupt: a signal was postponed. It takes the place of an error of the import.
     """
     _stop_raising(must_go_on=must_go_on)
     is_new = module not in sys.modules

@@ -63,7 +63,7 @@ def begin(
         The manifest, and the overrides of each job.
 
     Raises:
-        SettingError: there are no jobs, or too many.
+        SettingError: there are no jobs, or too many, or a name in them cannot be used.
         RunError: a file cannot be written.
         HydraException or OmegaConfBaseException: a job cannot be composed.
     """
@@ -83,7 +83,6 @@ def begin(
             " of an idle machine: leave out the launcher to measure one job after the other"
         )
     if launcher.endswith((".SlurmLauncher", ".RayLauncher")):
-        # From now on, this process only waits for jobs that run elsewhere. A signal ends the wait, and the table is
         # From now on, this process only waits for jobs in other processes. A signal ends the wait, and the table is
         # printed.
         signals.raise_postponed()
@@ -146,16 +145,18 @@ def run_job(config: Any, servers: Servers) -> Sequence[RunRow]:
     check_machine(command, settings)
     number = int(hydra.job.num)
     signals.raise_postponed()
-    # The jobs of submitit's `LocalLauncher` run at the same time on this machine, `max_batch_size` of them. Ray limits
-    # the threads of its jobs itself, and Hydra's own launcher runs one job after the other.
+    # The jobs of submitit's `LocalLauncher` run at the same time on this machine: `max_batch_size` of them, or all. Ray
+    # limits the threads of its jobs itself, and Hydra's own launcher runs one job after the other.
     is_side_by_side = "LocalLauncher" in hydra.launcher._target_
-    share_cores(hydra.sweeper.get("max_batch_size") or 1 if is_side_by_side else 1)
+    most = hydra.sweeper.get("max_batch_size") or manifest.num_jobs
+    share_cores(most if is_side_by_side else 1)
     label = manifest.label(hydra.overrides.task, settings.engine)
     output = Path(hydra.runtime.output_dir)
     job = Job(command.name, settings, output, f"[{number + 1}] {label}")
     file = SweepFile(directory, measurement(command.name).row)
 
     def record(rows: Rows, note: str) -> None:
+        """Put the job's rows into the sweep's file, and print the line about the job."""
         _print_line(manifest, file.put(number, rows), label, job_line(command.name, rows), note)
 
     rows = _measured_before(job)
@@ -186,6 +187,7 @@ def run_job(config: Any, servers: Servers) -> Sequence[RunRow]:
         rows = job.ensure_rows(error or RunError("its process wrote no row"))
     except KeyboardInterrupt as interrupt:
         rows = job.rows()
+        # After a time limit of the cluster the job counts as failed. After Ctrl-C it has no rows.
         if not rows and isinstance(interrupt, signals.TimeLimit):
             rows = job.ensure_rows(RunError(str(interrupt)))
         if rows:
@@ -233,7 +235,11 @@ def _duration(seconds: float) -> str:
 
 
 def job_line(command: str, rows: Rows) -> str:
-    """Return the result of a job in a few words, or the reason of its failure."""
+    """Return the result of a job in a few words, or the reason of its failure.
+
+    Args:
+        rows: the job's rows; may be empty.
+    """
     record = measurement(command)
     failed = [row for row in rows if row.status != "ok"]
     if failed:
@@ -327,6 +333,8 @@ def print_sweep(
     `summary.txt`.
 
     Args:
+        rows: the rows of all jobs that have ended.
+        file: the file with these rows.
         pooled: for each job that was repeated, its pooled rows. The tables show them in place of the single runs.
         is_refused: whether jobs lack rows because a setting was wrong.
         details: whether to print the tables after the answer, too.
@@ -414,6 +422,7 @@ def exit_code(command: str, rows: Rows, pooled: Sequence[Rows]) -> int:
 
 
 def _any_failed(rows: Rows) -> bool:
+    """Whether a job failed, was interrupted or does not fit. One that was refused is not among them."""
     return any(row.status not in ("ok", NO_VERDICT, REFUSED) for row in rows)
 
 

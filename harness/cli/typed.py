@@ -49,8 +49,8 @@ class Typed:
 
     Attributes:
         settings: the settings, as overrides in Hydra's grammar.
-        options: the values of Hydra's options by the options' long names, with "" for an option without a value; also
-            `dry_run`, if it is true.
+        options: what is to be done otherwise than usual. The keys are `multirun` (with the value ""), `cfg` (what to
+            print), `presets` (a directory with further presets) and `dry_run`; only those that were typed.
     """
 
     settings: list[str]
@@ -64,6 +64,7 @@ def read(words: Words, command: str) -> Typed:
         SettingError: a word cannot be understood.
     """
     record = configured(command)
+    # All settings that a run of this command may have, by their full names.
     known = setting_hints(record.settings)
     words.check()
     options: dict[str, str] = {}
@@ -107,6 +108,7 @@ def read(words: Words, command: str) -> Typed:
     if "cfg" in options and "multirun" in options:
         raise SettingError("-m", "cannot be combined with --cfg: leave one of them out")
     _check_names(settings, command, known)
+    # The last value of each setting.
     values: dict[str, str] = {}
     for setting in settings:
         name, _, value = setting.partition("=")
@@ -114,6 +116,7 @@ def read(words: Words, command: str) -> Typed:
         if values.get(name, value) != value:
             say(f"{name} is given twice: {value} is used, and {values[name]} ignored")
         values[name] = value
+    # `repeats=3` adds the sweep `repeat=1,2,3`.
     rounds = []
     repeats = values.get("repeats", "")
     # A larger number makes no sweep here; it is refused later, when the settings are checked.
@@ -130,8 +133,8 @@ def read(words: Words, command: str) -> Typed:
 
 
 def literal(text: str) -> str:
-    """Return the text with a backslash before each `${`, so that OmegaConf does not look up `${...}`. Backslashes
-    directly before a `${` are doubled; all others stay as they are.
+    r"""Return the text with a backslash before each `${`, so that OmegaConf does not look up `${...}`. Backslashes
+    directly before a `${` are doubled; all others stay as they are: `a\b ${c} \${d}` becomes `a\b \${c} \\\${d}`.
     """
     return re.sub(r"(\\*)\$\{", lambda match: 2 * match[1] + "\\${", text)
 
@@ -167,6 +170,7 @@ def _check_names(settings: Sequence[str], command: str, known: Mapping[str, Any]
     One error lists all names that are not settings of the command, of any draft or of any engine. Settings that only
     the chosen draft or engine lacks are refused later, by `conversion`.
     """
+    # Beginnings of names that are not checked here: Hydra's, those that `conversion` checks, and keys of mappings.
     takes_any_key = ["hydra", "draft.", "engine."]
     for name, hint in known.items():
         if any(typing.get_origin(kind) is Mapping for kind in alternatives(hint)):

@@ -6,8 +6,9 @@ reads the files that the worker writes. The two processes exchange these message
 
     to the worker     a `Job`
                       an exception, which is raised in the worker and ends its job
-    from the worker   `_SPENT`, just before the next message, if the worker can run no further job
-                      at the end of a job: None, or the error that ended the job early; then the worker exits
+    from the worker   `_SPENT`, if the worker can run no further job; it is sent just before the message that ends
+                      the job
+                      at the end of a job: None, or the error that ended the job early; after an error the worker exits
 """
 
 from __future__ import annotations
@@ -83,6 +84,7 @@ class Job:
 
         Raises:
             HarnessError: the error that ended the job. Rows of what was measured before are written by then.
+            KeyboardInterrupt: the job was interrupted; as above.
         """
         signals.load(measurement(self.command).module)
         if engine_of(self.settings).in_process:
@@ -111,6 +113,7 @@ class Job:
         """Return the run's rows. If the run wrote none, first write rows that state this error, without loading models.
 
         Raises:
+            SettingError: the command refuses a setting by itself; then there are no rows.
             SettingError or RunError: the rows cannot be written.
         """
         rows: Sequence[RunRow] = self.rows()
@@ -164,6 +167,7 @@ class Worker:
                     error = RunError(f"took longer than job_timeout_s={timeout_s:g} and was ended")
                     self._end(error)
                     return error
+                # `poll` accepts no infinite timeout, so an hour at a time.
                 if not self._connection.poll(min(seconds_left, 3600)):
                     continue
                 message = self._receive()
@@ -232,6 +236,7 @@ def serve(file_descriptor: int) -> None:
     errors: list[BaseException] = []
 
     def receive() -> None:
+        """Receive messages in a thread of its own: put jobs into the queue, and raise errors in the main thread."""
         try:
             while True:
                 message = connection.recv()
@@ -243,12 +248,13 @@ def serve(file_descriptor: int) -> None:
         except (EOFError, OSError):
             pass  # the user's process is gone, and nobody waits for results
         except Exception:
-            traceback.print_exc()  # such as a job whose classes cannot be imported here
+            traceback.print_exc()  # for example, the job's classes cannot be imported here
         os._exit(1)
 
     faulthandler.enable()
-    # Slurm sends SIGUSR2 to all processes of a job, but the worker gets the error from the user's process. Servers that
-    # the worker starts ignore the signal, too, so that they answer until the run has ended.
+    # Slurm sends SIGUSR2 to all processes of a job. The user's process turns it into an error (`signals.TimeLimit`) and
+    # sends this error to the worker, so the worker ignores the signal itself. Servers that the worker starts ignore the
+    # signal, too, so that they answer until the run has ended.
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     with suppress(OSError, KeyboardInterrupt, RunError):
         signals.handle(

@@ -20,8 +20,8 @@ def read_arguments(kind: type[Settings], words: Words) -> tuple[Settings, list[s
             every value that is typed for it; other settings may be typed once.
 
     Raises:
-        SettingError: for an unknown setting or option, a setting that is given twice, or a value that is not among its
-            choices.
+        SettingError: for an unknown setting or option, a setting that is given twice, a value that is not among its
+            choices, a secret key, or a `--`.
     """
     words.check()
     if words.servers:

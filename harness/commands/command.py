@@ -2,8 +2,8 @@
 
 The word after `harness` names a command, which is of one of three kinds: a `PathCommand` reads files, a `Service`
 answers requests until it is ended, and a `Command` measures and writes rows. The record of a command is in
-`commands/<name>/record.py`, or in `registry.py` for `audit` and `report`. A record names the modules that need torch by
-their paths, so that commands, settings and help need no torch.
+`commands/<name>/record.py`, or in `registry.py` for `audit` and `report`. A record names the modules of its measurement
+and of its page by their paths, so that the command line, settings and help need not import them.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Command(ConfiguredCommand[SomeSettings], Generic[SomeSettings, SomeRow]):
 
     @property
     def module(self) -> str:
-        """The name of the experiment's module, which imports torch."""
+        """The name of the experiment's module, which takes seconds to import."""
         place = self.experiment
         return place.partition(":")[0] if isinstance(place, str) else place.__module__
 
@@ -144,7 +144,7 @@ class Command(ConfiguredCommand[SomeSettings], Generic[SomeSettings, SomeRow]):
         """The error for a run that succeeded, but whose answer is bad or doubtful; None if the answer is good.
 
         Args:
-            rows: the rows of one run.
+            rows: the rows of one run, at least one; or the pooled rows of a run that was repeated.
         """
         for row in rows:
             if row.status == NO_VERDICT:
@@ -186,7 +186,10 @@ class Experiment(Protocol[SomeSettings, MadeRow]):
         return "", ""
 
     def measure(self, session: Session) -> None:
-        """Measure. If an error or an interruption ends this early, the measurements so far are kept for `rows`."""
+        """Measure. If an error or an interruption ends this early, the measurements so far are kept for `rows`.
+
+        Called at most once, before `rows`, in a process that may load models.
+        """
 
     def rows(self, session: Session) -> Sequence[MadeRow]:
         """The rows of all measurements so far; before the first measurement, rows without figures (`session.row`)."""

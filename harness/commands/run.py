@@ -66,6 +66,7 @@ def run_command(
     log.info(str(Words.noted()))
     is_mistake = False
     try:
+        # Sets `session.status` and `session.error`, which the rows then contain.
         with session.watch():
             if isinstance(settings, PromptedSettings) and (source := origin(settings.prompts)):
                 say(source)
@@ -159,6 +160,7 @@ def record_failure(
     """Write and return rows with the error that ended a run before it wrote any rows.
 
     Raises:
+        SettingError: if the experiment refuses a setting; there are no rows then.
         SettingError or RunError: if the rows cannot be written.
     """
     experiment = measurement(command).begin(settings)

@@ -24,7 +24,8 @@ class AcceptanceRule(Record):
 
     Attributes:
         name: the name in `decoding.rule=`.
-        lossless: whether the output follows the target's distribution at temperatures above 0.
+        lossless: whether the output follows the target's distribution at temperatures above 0 (and at 0, unless
+            `lossless_greedily` says otherwise).
         lossless_greedily: whether texts at temperature 0 are the target's texts; None if `lossless` decides this, too.
         tests_each_token: whether the acceptance of a token depends only on the test of this token and of those before
             it. Then the acceptance for a smaller K follows from the acceptance for K.
@@ -76,7 +77,7 @@ class _Plain(AcceptanceRule):
 
 
 class _Google(_Plain):
-    """The rule of `_Plain` with the lenience of Leviathan et al., appendix A.5."""
+    """The rule of `_Plain` with the lenience of Leviathan et al., appendix A.5: l in min(1, target / (l draft))."""
 
     takes_lenience = True
 
@@ -109,7 +110,8 @@ def changed_lenience(chosen: Any) -> float | None:
 def tests_each_token(rule: str | None) -> bool:
     """Return whether the rule with this name, from a row, tests each token by itself.
 
-    True for a user's rule that is not loaded in this process, and for None.
+    True for a user's rule that is not loaded in this process, and for None: nothing is known then, and rules that do
+    not are the exception.
     """
     record = None if rule is None else RULES.loaded(rule)
     return record is None or record.tests_each_token

@@ -113,7 +113,7 @@ def is_typed(name: str) -> bool:
     """Return whether a setting is on the command line, even with its default value.
 
     Args:
-        name: the setting's name without its group, `num_draft_tokens`.
+        name: the setting's name without its group, `num_draft_tokens`. A setting with this name in any group counts.
     """
     return any(setting_in(word).rpartition(".")[2] == name for word in Words.noted().typed)
 

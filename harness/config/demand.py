@@ -42,7 +42,9 @@ class Demand:
 
     @property
     def runner_tokens(self) -> int:
-        """The most tokens for which a runner keeps keys and values in a row."""
+        """The most tokens for which a runner keeps keys and values in a row: 200 for `eager`, and 256 plus those of the
+        prompt for the others, if the row has 200 tokens.
+        """
         if self.runner == "eager":
             return self.row_tokens
         # The prompt is first read into a separate cache and then copied from there.

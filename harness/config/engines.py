@@ -8,7 +8,8 @@ from typing import ClassVar
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSettings:
-    """Settings of every engine. An engine that has further settings has a subclass.
+    """Settings of every engine. An engine that has further settings has a subclass. The properties below are about
+    servers, and `ServerSettings` (`servers.settings`) overrides them.
 
     Attributes:
         name: the name of the engine.

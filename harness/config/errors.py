@@ -102,7 +102,7 @@ def nearest(word: str, known: Iterable[str], prefix: str = "") -> str:
     cutoff = 0.5 if len(word) <= 2 else 0.6
     # For `70B` suggest `llama2_70B`, not `7B`.
     matches = [name for name in names if name.endswith(f"_{word}")][:2]
-    matches = matches or difflib.get_close_matches(word, names, 1, cutoff)
+    matches = matches or difflib.get_close_matches(word, names, n=1, cutoff=cutoff)
     return did_you_mean([f"{prefix}{match}" for match in matches])
 
 

@@ -34,6 +34,8 @@ _CUDA = {
         " does\n(https://pytorch.org/get-started/locally)"
     ),
 }
+# In the texts below, `name` stands for the repository, `page` for its address on the hub, `line` for the first line of
+# the exception, and `nor_here` for a note that there is no such directory here either (or for nothing).
 _LOGIN = "log in with `hf auth login` (formerly `huggingface-cli login`) or set HF_TOKEN"
 _ABSENT = "{name} has not been downloaded, and HF_HUB_OFFLINE forbids fetching{nor_here}"
 _UNREACHABLE = (
@@ -82,7 +84,7 @@ def as_run_error(exception: BaseException) -> RunError | None:
     """Return an error with one or two lines for a known failure of this machine; None for any other exception.
 
     Known failures are exhausted memory, a full disk, a tokenizer library that panics, and CUDA that does not start or
-    does not support the GPU. A RunError is returned as it is.
+    does not support the GPU. A RunError is returned as it is. The caller raises the result `from` the exception.
     """
     if isinstance(exception, RunError):
         return exception

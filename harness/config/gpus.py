@@ -48,6 +48,7 @@ def gpus_named(name: str) -> list[Gpu]:
     If there are none, `name` is looked up as a name that a driver reports, such as `NVIDIA A100-SXM4-80GB`. GPUs that
     share the processor's memory are left out. The GPU with the least memory comes first. Empty for an unknown name.
     """
+    # Also `RTX4090` as `rtx 4090`, in two words like the names of the table.
     words = set(re.split(r"[\s_-]+", re.sub(r"(?i)\b(rtx|gtx)(?=\d)", r"\1 ", name).lower()))
     named = [gpu for gpu in known_gpus() if words <= {*gpu.name.lower().split()}]
     if not named and (known := known_gpu(name)):

@@ -42,9 +42,11 @@ def cpu_name() -> str | None:
 
 
 def gpu_names() -> list[str]:
-    """Return the names of the GPUs that this process may use, in CUDA's order; empty if there are none.
+    """Return the names of the GPUs that this process may use, in the order of CUDA_VISIBLE_DEVICES or, if it is not
+    set, of the driver; empty if there are none.
 
-    If the driver's names are unknown, the entries of CUDA_VISIBLE_DEVICES are returned.
+    For an entry of CUDA_VISIBLE_DEVICES that is a GPU's UUID, or if the driver's names are unknown, the entry itself is
+    returned in place of a name. The rest of the list after an entry that names no GPU is ignored, as CUDA does.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = _all_gpus()
@@ -58,7 +60,7 @@ def gpu_names() -> list[str]:
         is_index = device.isdecimal()
         if is_index and int(device) < len(names):
             chosen.append(names[int(device)])
-        elif device.startswith("GPU-") or (is_index and are_nameless):
+        elif device.startswith(("GPU-", "MIG-")) or (is_index and are_nameless):
             chosen.append(device)
         else:
             # For CUDA, an entry that names no GPU ends the list. So -1 and NoDevFiles hide all GPUs.
@@ -124,6 +126,9 @@ def output_of(
 
 @functools.cache
 def _all_gpus() -> list[str]:
+    """Return the names of this machine's GPUs, whether this process may use them or not; empty if there are none, or
+    their names are unknown.
+    """
     try:
         pynvml.nvmlInit()
         handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
@@ -150,6 +155,7 @@ def _of_mac() -> str | None:
 
 
 def _num_visible_cores() -> int:
+    """Return how many cores this process may run on, whatever its quota is."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -160,9 +166,14 @@ def cpu_quota(
 ) -> float | None:
     """Return the CPU time per second, in cores, that the cgroups (version 1 or 2) of this process allow; None without a
     limit.
+
+    Args:
+        root: the directory in which the kernel shows all cgroups.
+        groups: the file that lists the cgroups of this process.
     """
     limits = []
     for line in _text(groups).splitlines():
+        # `0::/user.slice` in version 2, `4:cpu,cpuacct:/user.slice` in version 1.
         _, controllers, path = line.split(":", 2)
         is_version_1 = controllers != ""
         if is_version_1 and "cpu" not in controllers.split(","):

@@ -53,13 +53,15 @@ class MethodRecord(RecordWithSettings):
 
 
 class Methods(SettingsRegistry[MethodRecord]):
+    """The drafting methods. The settings of a draft name the method as `draft.method`."""
+
     key = "method"
     default = "model"
 
 
 METHODS = Methods(
-    "draft",
-    "harness.local.drafting.method:Method",
+    setting="draft",
+    base="harness.local.drafting.method:Method",
     built_in=classes_of(
         "harness.local.drafting.method",
         early_exit="EarlyExit",

@@ -1,5 +1,5 @@
 """Names of models: suffixes (`7B_8bit_4GPUs`), names that stand for models of servers, and how a draft head is
-recognised.
+recognised that was given as the target. (Drafts are recognised in `local/drafting/heads/checkpoint.py`.)
 """
 
 from __future__ import annotations
@@ -73,10 +73,10 @@ def canonical_name(name: str, quantization: str | None = None) -> str:
 
 
 def is_head(repository: str, architecture: Mapping[str, Any] | None) -> bool:
-    """Return whether a repository contains a draft head.
+    """Return whether a repository contains a draft head, which cannot be a run's target.
 
     This is judged by the architecture of a preset or, without one, by the `config.json` in a local directory. False if
-    neither is known, as for a repository on the hub that is named by path.
+    neither is known, as for a repository on the hub that no preset names, `org/model`.
     """
     if architecture is not None:
         return not _HEAD_KEYS.isdisjoint(architecture)

@@ -130,12 +130,19 @@ class Registry(Generic[AnyRecord]):
         Raises:
             SettingError: the record cannot be loaded.
         """
+        # The content is part of a run's identity: after a change of the file, no earlier rows are reused.
         if self.is_built_in(name):
             return None
         file = inspect.getsourcefile(type(self[name]))
         return Path(file).read_bytes() if file else b""
 
     def _load(self, name: str) -> AnyRecord:
+        """Return the record with this name, for the first time.
+
+        Raises:
+            SettingError: as `__getitem__`.
+        """
+        # A record, its class, or a path; a name that is not built in may itself be a path, `./file.py:Name`.
         record: Any = self._built_in.get(name, name)
         in_file = _IN_FILE.fullmatch(record) if isinstance(record, str) else None
         if not in_file and not self.is_built_in(name):
@@ -239,6 +246,9 @@ class SettingsRegistry(Registry[Chosen]):
 
         Args:
             names: the names of the records in the sweep.
+
+        Raises:
+            SettingError: a record does not exist, or cannot be loaded.
         """
         fields = names_of_fields(self.settings_class(config))
         others = {setting for name in names for setting in names_of_fields(self[name].settings)}

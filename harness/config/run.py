@@ -102,6 +102,8 @@ class RunSettings:
         if timeout is not None:
             require(timeout > 0, "job_timeout_s", "must be positive", timeout)
 
+    # `LatencySettings` overrides the following two properties.
+
     @property
     def is_until_precise(self) -> bool:
         """Whether the run ends as soon as its interval is narrow enough."""

@@ -97,6 +97,7 @@ def names_key(name: str) -> bool:
 
 
 def _is_key(name: str, value: str) -> bool:
+    """Return whether a value is a key, judged by its name, by that name in the singular, and by the value's form."""
     if _NO_KEY.fullmatch(value):
         return False
     if names_key(name):
@@ -116,6 +117,7 @@ def secrets_in(words: Sequence[str]) -> Iterator[str]:
     as in `sh -c '...'`, are searched, too.
     """
     for word, following in itertools.pairwise([*words, ""]):
+        # Some editors turn `--` into a dash.
         flag, equals, value = word.replace("—", "--").partition("=")
         if not equals and not following.startswith("-"):
             value = following

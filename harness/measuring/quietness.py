@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Sequence
 from contextlib import suppress
@@ -126,12 +127,15 @@ class Quietness:
         self._throttle_reasons |= reasons
         self._num_throttled += bool(reasons)
 
+    @functools.cached_property
     def columns(self) -> dict[str, Any]:
-        """The columns of `MachineFigures`, by name, for the time since this object was created; None for unknown
-        values.
+        """The columns of `MachineFigures`, by name; None for unknown values.
+
+        They are for the time from the creation of this object to the first use of this property, after the last answer.
+        So all rows of a run say the same, and the time for making the rows is not in it.
         """
         return {
-            "processor_share": self.processor_share,
+            "processor_share": self._processor_share(),
             "load": load_average(),
             "num_cores": num_usable_cores(),
             "other_gpu_processes": self._other_processes,
@@ -142,8 +146,7 @@ class Quietness:
             "num_throttled_units": None if self._other_processes is None else self._num_throttled,
         }
 
-    @property
-    def processor_share(self) -> float | None:
+    def _processor_share(self) -> float | None:
         """CPU time received / CPU time requested since this object was created. None if the system does not report
         these times, or if they became smaller because threads ended.
         """

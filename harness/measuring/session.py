@@ -118,7 +118,7 @@ class Session:
 
             explained = as_run_error(exception)
             self.error = _message(explained or exception)
-            if explained is None:
+            if explained is None or explained is exception:
                 raise
             raise explained from exception
 

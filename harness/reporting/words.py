@@ -120,6 +120,8 @@ def _draft_name(row: RunRow, joint: str) -> str:
         return ""
     if not row.is_elsewhere:
         return f"{joint}{called(row.draft)}"
+    if row.has_one_server or row.has_same_command:
+        return " against itself"
     # A server does not report its draft, but the user may have named it.
     if row.draft == "server":
         return " with the server's draft"

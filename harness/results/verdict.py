@@ -166,12 +166,12 @@ def _waited(row: ComparedRow) -> str:
         return ""
     if row.url is not None and not row.is_on_another_machine:
         return (
-            f"this program, not the servers, got {percent(share)} of the CPU time it wanted, and the servers' share is"
-            " unknown"
+            f"this program, not the servers, got {percent(share, 1)} of the CPU time it wanted, and the servers'"
+            " share is unknown"
         )
-    waited = f"got {percent(share)} of the CPU time they wanted"
+    waited = f"got {percent(share, 1)} of the CPU time they wanted"
     if row.server_command:
-        return f"the servers {waited}"
+        return f"harness and its servers {waited}"
     threads = row.num_threads or 1
     return "" if threads == 1 or row.engine == "server" else f"{threads} threads {waited}"
 

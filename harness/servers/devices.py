@@ -4,6 +4,7 @@ do not count.
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Collection
@@ -78,5 +79,6 @@ def _gpus_of(pids: Collection[int]) -> list[str]:
 
 def _holds_accelerator(pid: int) -> bool:
     """Whether a process has the device file of an accelerator open. Raises an OSError if this cannot be found out."""
+    # `realpath` does not fail if a file is closed meanwhile.
     files = Path(f"/proc/{pid}/fd").iterdir()
-    return any(_ACCELERATOR.match(str(file.readlink())) for file in files)
+    return any(_ACCELERATOR.match(os.path.realpath(file)) for file in files)

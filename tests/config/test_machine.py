@@ -167,7 +167,7 @@ def test_gpus_are_counted_without_nvidia_smi(
         ("GPU A\nGPU B", None, ["GPU A", "GPU B"]),
         ("GPU A\nGPU B", "1", ["GPU B"]),
         # Nobody can name them, so that what is visible stands for itself, as the ids of GPUs do.
-        (None, "1,GPU-7", ["1", "GPU-7"]),
+        (None, "1,GPU-7,MIG-8", ["1", "GPU-7", "MIG-8"]),
     ],
 )
 def test_without_its_library_a_driver_is_asked_by_torch(

@@ -367,6 +367,7 @@ ACCEPTANCES: dict[str, list[Changes]] = {
     **{name: [{"at_k": columns}] for name, columns in ENGINES.items()},
     "several": [{}, {"draft": "7B", "best": 5.0}, UNLIKELY | {"model": "30B", "text_source": "own"}],
     "of one name": [{"draft": "./a/step_100"}, {"draft": "./b/step_100", "best": 1.7}],
+    "counted, and computed": [{"text_source": "served"}, {}],
 }  # fmt: skip
 
 

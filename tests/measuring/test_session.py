@@ -121,11 +121,12 @@ def test_what_a_run_has_started_computes_for_it(monkeypatch: pytest.MonkeyPatch)
 def test_threads_that_have_ended_take_their_times_with_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    times = iter([(10, 0), (30, 80), (30, 0), (30, -1), (10, 5)])
-    monkeypatch.setattr(quietness, "_time_of_run", lambda: next(times))
-    watch = Quietness(())
-    for share in (0.2, 1.0, None, None):
-        assert watch.columns()["processor_share"] == share
+    for later, share in (((30, 80), 0.2), ((30, 0), 1.0), ((30, -1), None), ((10, 5), None)):
+        times = iter([(10, 0), later, (999, 999)])
+        monkeypatch.setattr(quietness, "_time_of_run", lambda times=times: next(times))
+        watch = Quietness(())
+        # Both rows of a run have the share that the first one asked for.
+        assert [watch.columns["processor_share"] for _ in range(2)] == [share, share]
 
 
 class Nvml:
@@ -155,7 +156,7 @@ def test_the_worst_that_a_gpu_told(monkeypatch: pytest.MonkeyPatch) -> None:
     for clock in (1980, 1200, 1980):
         nvml.clock = clock
         watch.look()
-    columns = watch.columns()
+    columns = watch.columns
     assert columns["lowest_gpu_clock_mhz"] == 1200
     assert columns["gpu_throttled"] == "temperature (hardware)"
     assert columns["num_throttled_units"] == 1
@@ -166,7 +167,7 @@ def test_the_worst_that_a_gpu_told(monkeypatch: pytest.MonkeyPatch) -> None:
         nvml.pids = (os.getpid(), *pids)
         watch = Quietness(["GPU-aaaa"])
         watch.look()
-        number: int | None = watch.columns()["other_gpu_processes"]
+        number: int | None = watch.columns["other_gpu_processes"]
         return number
 
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as server:

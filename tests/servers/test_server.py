@@ -156,7 +156,7 @@ def test_more_tokens_at_once_than_an_iteration_yields_were_held_back(
     arrivals: list[float], outcomes: list[tuple[int, int]], share: float, held_back: bool | None
 ) -> None:
     answer = RequestRecord(0, 3, arrivals=arrivals, seconds=0.81, num_tokens=30, outcomes=outcomes)
-    quietness = type("Known", (Quietness,), {"processor_share": share})(())
+    quietness = type("Known", (Quietness,), {"columns": {"processor_share": share}})(())
     answered = Answered(requests=[answer] * 3, seconds=0.81)
     found = figures(RequestFigures, [answered], quietness=quietness)
     assert found.held_back == held_back

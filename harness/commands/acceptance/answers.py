@@ -100,6 +100,7 @@ class AnswerSource:
 
     def __init__(self, settings: AcceptanceSettings) -> None:
         self.prompt_set = load_prompts(settings.prompts)
+        # The prompts that come with recorded answers.
         answered = [prompt for prompt in self.prompt_set.prompts if prompt.has_answers]
         self.kind = "given" if answered else "written"
         if not engine_of(settings).own_loop:
@@ -159,6 +160,7 @@ class AnswerSource:
         prompts = self.prompts
         if self.kind == "given":
             prompts = tuple(prompt.opening for prompt in prompts)
+        # Within the block, the session uses the condition's settings (`Session.settings`).
         experiment, session.experiment = session.experiment, condition
         try:
             encoded = session.encoder.encode_set(self.prompt_set, prompts, new_tokens)
@@ -166,16 +168,19 @@ class AnswerSource:
                 most, bos_token = condition.most_prompt_tokens, session.tokenizer.bos_token_id
                 short = [last(ids, most, bos_token) for ids in encoded.token_ids]
                 encoded = dataclasses.replace(encoded, token_ids=short, is_cut=True)
+            # The row counts the prompts that were too long in the run as typed.
             if condition.cause is None:
                 self.num_too_long.update(encoded.num_too_long)
             if settings.decoding.temperature > 0:
-                # Put the texts of a prompt next to each other, so that they are read together.
+                # Put the texts of a prompt next to each other, so that they are read together: prompts 0 and 1 with two
+                # texts each become 0, 0, 1, 1.
                 repeated = np.repeat(range(len(encoded.prompts)), settings.texts_per_prompt)
                 encoded = encoded.part(repeated.tolist())
             num_rows = min(settings.batch_size, len(encoded.prompts))
             session.place(num_rows, encoded.longest, new_tokens)
             engine = session.open(num_rows, encoded.longest)
             questions = []
+            # How often each prompt was sent so far: a prompt that is sent again has another index (`PromptSet.index`).
             num_asked: Counter[int] = Counter()
             for batch in in_batches(range(len(encoded.prompts)), settings.batch_size):
                 part = encoded.part(batch)
@@ -186,6 +191,7 @@ class AnswerSource:
                     num_asked[index] += 1
                 requests = session.requests(part.token_ids, indices, chats=part.chats)
                 questions.append(Question(requests))
+            # In this process, the regular arm writes the texts: they are the target's own.
             arms = engine.arms if self.kind == "served" else engine.arms[:1]
             records: dict[str, list[RequestRecord]] = {arm.name: [] for arm in arms}
             for answered in ask_in_turns(engine, questions, (), arms=arms):
@@ -197,7 +203,12 @@ class AnswerSource:
         return [self._whole(encoded, requests) for requests in records.values()]
 
     def _whole(self, encoded: Encoded, records: Sequence[RequestRecord]) -> Answers:
-        """The answers with two tokens or more."""
+        """The answers with two tokens or more, as `Answers`.
+
+        Args:
+            encoded: the prompts that were sent.
+            records: the record of the answer to each of them.
+        """
         kept = [
             (of_one_answer(prompt, token_ids, request.token_ids), request)
             for prompt, token_ids, request in zip(

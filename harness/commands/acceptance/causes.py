@@ -54,6 +54,9 @@ def reread_conditions(settings: AcceptanceSettings, has_template: bool) -> list[
     """Ways, other than as typed, in which an engine may have drafted the existing answers.
 
     Only conditions whose causes the settings choose are returned.
+
+    Args:
+        has_template: whether the tokenizer has a chat template.
     """
     conditions = [Condition("last", "the last draft token left out", settings, num_unused=1)]
     conditions += [Condition(cause, words, settings, fault) for cause, fault, words in _FAULTS]
@@ -92,7 +95,8 @@ def asked_conditions(
     trained: int | None,
     is_given: bool,
 ) -> list[Condition]:
-    """Conditions under which the engine gives new answers.
+    """Conditions under which the engine gives new answers: at temperature 0, with or without the chat template, to
+    shorter prompts, and in place of recorded answers.
 
     Only conditions whose causes the settings choose are returned.
 
@@ -107,6 +111,7 @@ def asked_conditions(
     if settings.decoding.temperature > 0:
         conditions.append(Condition("temperature", "with temperature 0", _at(settings, 0.0)))
     conditions.append(_template(settings, has_template))
+    # The longest prompt that, together with its answer, is as long as the texts of the training.
     trained_prompt = 0 if trained is None else trained - settings.decoding.max_new_tokens
     why = "chats are sent whole" if settings.engine.asks_chats else ""
     for most in sorted({_SHORT_PROMPT, trained_prompt}):
@@ -121,6 +126,7 @@ def asked_conditions(
 
 
 def _at(settings: AcceptanceSettings, temperature: float) -> Any:
+    """The settings with this temperature."""
     decoding = dataclasses.replace(settings.decoding, temperature=temperature)
     return dataclasses.replace(settings, decoding=decoding)
 

@@ -98,6 +98,7 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
         self.compared_k = min(typed_k, self.most)
 
     def measure(self, session: Session) -> None:
+        """Get the answers, read them with the weights (if there are any), and then measure causes of low acceptance."""
         settings = self.settings
         as_typed = Condition(None, None, settings)
         first_command: list[Answers] = []
@@ -112,8 +113,11 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
             )
             raise SettingError("prompts", rule, settings.prompts.name)
         if self.source.kind == "served":
+            # The K that was typed, in the server's command or as a setting; otherwise the longest draft that was seen.
             typed = engine_of(settings).columns(settings).get("num_draft_tokens")
-            drafted = typed or longest_of(self.answers.requests)
+            counted = longest_of(self.answers.requests)
+            # A typed K is what the weights are compared at. Without weights, the server's own counts say more.
+            drafted = (typed or counted) if settings.has_weights else (counted or typed)
             if drafted is None:
                 raise SettingError(
                     "K", "must be typed (K=4): the server does not count what it drafts"
@@ -122,6 +126,8 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
             self.most = max(settings.up_to, self.compared_k)
         placed: PlacedPair | None = None
         if settings.has_weights:
+            # With an engine in this process, the session has placed the pair, and loads it. Otherwise the pair is only
+            # needed to read a server's answers.
             placed = session.placed or self._placed_here(settings)
             self._read_as_typed(session.pair if session.placed is not None else placed.load())
             self.fits = local("engine.planning").fitting(placed, self.pair, self.answers.token_ids)
@@ -144,11 +150,11 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
         )
         prompts = [len(reading.transcript.prompt) for reading in self.answers.readings]
         demand = Demand(
-            min(TOGETHER, len(prompts)),
-            max(prompts),
-            settings.decoding.max_new_tokens,
-            settings.up_to,
-            "eager",
+            batch_size=min(TOGETHER, len(prompts)),
+            prompt_tokens=max(prompts),
+            new_tokens=settings.decoding.max_new_tokens,
+            num_draft_tokens=settings.up_to,
+            runner="eager",
         )
         return planned.place(demand, force=settings.force)
 
@@ -189,6 +195,7 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
         return self.source.kind == "served" and draws and settings.decoding.temperature > 0
 
     def _finding(self, session: Session) -> AcceptanceFinding:
+        """What the measurements so far show about the acceptance."""
         row = row_in_question(self.rows(session))
         return finding_of(row, self.causes)
 
@@ -277,6 +284,7 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
                     figures["served"] = wilson_interval(round(total.part), round(total.whole))
             if answers.read:
                 is_used = offset is None or offset < num_used
+                # Without the engine's counts, the tests are assumed to be as many as the weights predict.
                 num_tested = total.whole if figures else np.inf
                 figures["weights"] = (
                     limits(answers.read, num_used, offset, num_tested) if is_used else _NEVER
@@ -307,15 +315,18 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
         shares = answers.shares(num_draft_tokens, offset)
         typed = self.answers.shares(self.compared_k, offset)
         both = [(*shares[index], *typed[index]) for index in sorted(shares.keys() & typed.keys())]
+        # [4, num_prompts]: in each column the part and the whole of one prompt's share here, and then as typed.
         totals = np.array(both).T
         if not both or not totals.sum(axis=1).all():
             return Interval()
         part, whole, typed_part, typed_whole = totals
-        # At a single position, a prompt may have no accepted draft token.
+        # (part / whole) / (typed_part / typed_whole) is computed as a product of totals over a product of totals. At a
+        # single position, a prompt may have no accepted draft token.
         with np.errstate(divide="ignore", invalid="ignore"):
             return ratio_of_totals([part, typed_whole], [whole, typed_part])
 
     def _text_rows(self, session: Session) -> list[AcceptanceTextRow]:
+        """A row for each answer. Its `num_tokens` leaves out the first token, which no iteration decides."""
         rows = []
         # Texts of equal prompts get the index of the first such prompt, because they are one unit of an interval.
         first_index: dict[str, int] = {}
@@ -377,6 +388,9 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
         return read
 
     def rows(self, session: Session) -> list[AcceptanceRow]:
+        """With weights, one row for each K up to `most`; otherwise a single row, with the counts of a server if it has
+        answered.
+        """
         common: dict[str, Any] = {
             "prompts_digest": self.source.prompt_set.digest,
             "text_source": self.source.kind,
@@ -387,6 +401,7 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
         token_ids = self.answers.token_ids
         num_tokens = sum(text.num_tokens or 0 for text in self.texts) or None
         common |= {"num_texts": len(token_ids), "num_tokens": num_tokens, "fits": self.fits}
+        common["batch_size"] = min(self.settings.batch_size, len(token_ids))
         known_ids = [text.token_ids for text in self.texts if text.token_ids]
         common["repeated_share"] = repeated_share(known_ids) if known_ids else None
         if not self.answers.read:

@@ -119,6 +119,7 @@ def _page_of_draft(draft: Draft) -> Page:
     texts = texts_of(draft.run, k)
     tokens = row.tokens_per_iteration or Interval()
     bounds = tokens.bounds()
+    # After the figure: its interval, or the reason why it has none, or why there is no figure.
     about = (tokens.covers or Coverage(0, "prompt")).why_no_interval
     if bounds:
         about = f"95 % interval {bounds}, {tokens.covers}"
@@ -130,6 +131,7 @@ def _page_of_draft(draft: Draft) -> Page:
     why = _reasons(row, found)
     shown = [each for each in rows if each.num_draft_tokens in SHOWN or each is row]
     tables = [Table.of("by_k", "By K", shown, _BY_K)]
+    # The rows of the run as typed, and then of each cause, with the interval that may be stated about it.
     conditions = [*found.typed]
     for statement in found.causes:
         cause = statement.subject
@@ -139,6 +141,7 @@ def _page_of_draft(draft: Draft) -> Page:
         title = f"Accepted by condition and draft token, K={k}"
         tables.append(Table.of("causes", title, conditions, _CONDITIONS))
     tables.append(figures_table([row], lambda _: f"K={k}"))
+    # Groups by turn, context and category, in this order: `Turn: 1 3.21 · 2 to 3 3.05`.
     in_order = sorted(texts, key=lambda text: (text.turn or 0, text.context or 0))
     for name, group_of in _GROUPS.items():
         groups = grouped(in_order, group_of)
@@ -149,10 +152,11 @@ def _page_of_draft(draft: Draft) -> Page:
     read = f"{counted(len(texts), unit)} " if texts else ""
     settings = [f"{read}{row.text_source}", f"{row.num_tokens or 0:,} tokens"]
     settings += filter(None, (in_words(row, name) for name in ("temperature", "top_k", "top_p")))
-    return Page(heading(row, " · ".join(settings)), findings, (), tables, why)
+    return Page(heading(row, " · ".join(settings)), finding=findings, tables=tables, why=why)
 
 
 def _finding(draft: Draft) -> AcceptanceFinding:
+    """What the run's row and its rows about conditions show."""
     return finding_of(draft.row, rows_of(draft.run, AcceptanceCauseRow))
 
 
@@ -290,6 +294,12 @@ def _tokens_of(k: int, texts: Sequence[AcceptanceTextRow]) -> float:
     return sum(text.num_tokens or 0 for text in texts) / sum(text.iterations(k) for text in texts)
 
 
+def _origin(row: AcceptanceRow) -> str:
+    """Where a row's tokens per iteration come from: only rows without weights have nothing that the weights predict."""
+    is_counted = row.text_source == "served" and row.weights_tokens_per_iteration is None
+    return "counted by the server" if is_counted else "computed from probabilities"
+
+
 def _page_of_drafts(drafts: Sequence[Draft]) -> Page:
     """The page of several drafts: a table with one row for each."""
     columns = (
@@ -298,5 +308,7 @@ def _page_of_drafts(drafts: Sequence[Draft]) -> Page:
         _TOKENS.at("row"),
     )
     title = title_of_many([_asked(draft.row) for draft in drafts])
-    finding = Line("Computed from probabilities, not timed.", "strong")
-    return Page(title, [finding], (), [Table.of("acceptance", "", drafts, columns)])
+    origins = {_origin(draft.row): None for draft in drafts}
+    finding = Line(f"{', or '.join(origins).capitalize()}; not timed.", "strong")
+    table = Table.of("acceptance", "", drafts, columns)
+    return Page(title, finding=[finding], tables=[table])

@@ -53,6 +53,7 @@ class AcceptanceSettings(PromptedSettings):
             engine does not accept what its weights predict, if a card is missed, or if less than 20 % is accepted.
     """
 
+    # `RunSettings` explains the names in capitals.
     ASKS_SPECULATIVE_ALONE = True
 
     num_prompts: int | Literal["auto"] = "auto"

@@ -17,8 +17,8 @@ from harness.results.rows.acceptance import AcceptanceRow
 from harness.results.statistics.interval import Interval
 from harness.results.statistics.iterations import Cut
 
-# For rounding, the engine may differ from the weights by this many times the difference between two ways of computing
-# the weights' acceptance.
+# The acceptance that the weights predict is computed in two ways, which differ by rounding. The engine's acceptance may
+# differ from the prediction by this many times the difference between the two.
 _ROUNDING_ALLOWANCE = 2.0
 # The variance of the number of iterations of an answer is assumed to be at least this: engines differ in how they draft
 # at the end of an answer, and a tie between two tokens may be broken either way.
@@ -42,6 +42,9 @@ class Share(NamedTuple):
 
 def reported(requests: Sequence[RequestRecord], offset: int | None) -> list[Share]:
     """The share of each answer according to an engine's counts; [] if the engine does not report the needed counts.
+
+    With 10 iterations that drafted, of which 7 accepted the first draft token and 4 also the second, the share at
+    offset 0 is 7 / 10, and that at offset 1 is 4 / 7.
 
     Args:
         offset: position of the draft token, from 0; None for tokens over iterations.
@@ -182,7 +185,7 @@ def served_columns(
     elif counted is None and (arrived is None or weights.excludes(arrived)):
         why = "the engine does not report what it accepted"
         if impossible is not None:
-            why = f"what the engine reports cannot be: {impossible}"
+            why = f"what the engine reports cannot be true: {impossible}"
     elif counted is not None and counted < weights.low:
         is_short = _drafts_fewer(requests, num_iterations, num_draft_tokens)
         why = f"the engine drafts fewer than K={num_draft_tokens}" if is_short else None
@@ -199,6 +202,7 @@ def _drafts_fewer(
 ) -> bool:
     """Whether an engine drafts fewer than K tokens in some iterations before the last ones of an answer."""
     num_drafted = sum(request.counts.proposed or 0 for request in requests)
-    # In the last iterations of an answer, up to K, K - 1, ... and 1 draft tokens may be missing.
+    # Each of the last K iterations of an answer may draft fewer tokens than K: the last one up to K fewer, the one
+    # before it up to K - 1 fewer, and so on.
     most_lost = len(requests) * num_draft_tokens * (num_draft_tokens + 1) / 2
     return 0 < num_drafted < num_iterations * num_draft_tokens - most_lost

@@ -51,8 +51,11 @@ class Check(NamedTuple):
         `least` or `most` is nan   nothing to check, as with an unknown K
 
     Attributes:
+        row: the row of the claim.
+        claim: the name and the printed text of the figure that is checked.
         compared: the quantities that are compared, such as `speed-up with tokens per iteration`.
         least: the least value that rounds to the claim, or the least value that follows from it.
+        most, limit, nearly: the bounds of the table above, which follow from the other figures.
         reason: the reason why the claim is not consistent, as the rest of a sentence that begins with the claim.
     """
 
@@ -70,6 +73,7 @@ class Check(NamedTuple):
 
     @property
     def verdict(self) -> Verdict:
+        """The verdict by the table above; it has no meaning if there is nothing to check."""
         if self.least > self.limit:
             return "impossible"
         if self.least > self.most:
@@ -81,10 +85,15 @@ def judge(row: PrintedRow) -> list[Check]:
     """For each claim of a row that can be checked, the check with the worst verdict."""
     stated = [check for check in _checks(row) if not math.isnan(check.least + check.most)]
     stated.sort(key=lambda check: VERDICTS.index(check.verdict))
+    # Of several checks of one claim, the dictionary keeps the last, which has the worst verdict.
     return [*{check.claim: check for check in stated}.values()]
 
 
 def _checks(row: PrintedRow) -> Iterator[Check]:
+    """Yield the checks of a row. Those in which a figure is unknown have `nan` as a bound.
+
+    For example, with K=4 a length of 5.3 is above 5, but at most 5 * 16 / 15 = 5.33: unlikely. And 5.4 is impossible.
+    """
     k = row.figure("num_draft_tokens").low
     most = k + 1
     above = f"is above {most:g}: K={k:g} draft tokens and the target's own"
@@ -163,6 +172,7 @@ def _unlike_lengths(row: PrintedRow, length: PrintedFigure) -> str:
 
 
 _EXAMPLE = "audit baseline=22.7 speed=40.6 acceptance=73.9% K=3"
+# The names of figures, each once: a figure may be typed several times, once for each row.
 _LISTS = dict.fromkeys((*SHORT_NAMES, *NUMBERS, "k"))
 _Tool = Literal["llama.cpp", "vllm", "dflash"]
 _ARGUMENTS: type[Any] = make_dataclass(
@@ -207,10 +217,12 @@ def main(words: Words) -> None:
 
 
 def _printed(name: str) -> Callable[[PrintedRow], str]:
+    """A function that returns a row's figure of this name as it was printed."""
     return lambda row: row.figure(name).text
 
 
 def _other_speedups(row: PrintedRow) -> str:
+    """The speed-ups after the first, which has a column of its own: `1.95× as printed, 1.88× by latency`."""
     texts = [f"{ratio:×} {what}" for what, ratio in row.speedups.items()]
     return ", ".join(texts[1:])
 

@@ -20,7 +20,10 @@ from harness.config.errors import SettingError
 
 # Figures about speed, which a row may have for each arm. Those about a single user come first.
 SPEEDS = ("ms_per_token", "user_tokens_per_second", "tokens_per_second", "latency_s")
+# Figures that are whole numbers.
 _COUNTS = ("num_draft_tokens", "topk")
+# The names of all figures. `topk` is the width of a draft tree, and `p_min` a setting that makes an engine draft fewer
+# than K tokens.
 NUMBERS = (
     *("tokens_per_iteration", "acceptance_rate", "speedup", *SPEEDS),
     *(f"regular_{name}" for name in SPEEDS),
@@ -104,6 +107,7 @@ class PrintedFigure(NamedTuple):
         return format(self)
 
     def over(self, other: PrintedFigure) -> PrintedFigure:
+        """This figure divided by another one."""
         value = self.value / other.value
         return PrintedFigure(value, self.low / other.high, self.high / other.low)
 
@@ -117,6 +121,7 @@ class PrintedFigure(NamedTuple):
 
     @classmethod
     def exactly(cls, number: float, text: str = "") -> PrintedFigure:
+        """A number that was not rounded."""
         return cls(number, number, number, text)
 
     @classmethod
@@ -162,6 +167,11 @@ class PrintedFigure(NamedTuple):
 
     @classmethod
     def _rounded(cls, name: str, digits: str) -> PrintedFigure:
+        """The number that these digits print, without its unit, and the limits of rounding.
+
+        Raises:
+            ValueError: if no figure of this name can have this value.
+        """
         number = _decimal(digits)
         largest = _LARGEST_K if name == "num_draft_tokens" else _LARGEST
         is_0 = not number and name not in _MAY_BE_0
@@ -182,6 +192,7 @@ NOISE = 0.05
 # Costs of an iteration, in regular steps, that better implementations may reach.
 _ROUND_STEPS = (1.5, 1.2, 1)
 PRINTED = "as printed"
+# The sources of a speed-up, the most reliable first: its words, and the two figures whose ratio it is. `itself` is 1.
 _SPEEDUPS = (
     ("by ms/token", "regular_ms_per_token", "ms_per_token"),
     ("by tokens/s per user", "user_tokens_per_second", "regular_user_tokens_per_second"),
@@ -191,6 +202,7 @@ _SPEEDUPS = (
 )
 
 
+# The names of figures by the short names that may be typed.
 SHORT_NAMES = {
     "baseline": "regular_tokens_per_second",
     "speed": "tokens_per_second",
@@ -220,6 +232,7 @@ class PrintedRow:
     tool: str = ""
 
     def figure(self, name: str) -> PrintedFigure:
+        """The figure of this name; `UNKNOWN` if the row does not have it."""
         return self.figures.get(name, UNKNOWN)
 
     @property
@@ -243,6 +256,7 @@ class PrintedRow:
 
     @property
     def k(self) -> float:
+        """The number of draft tokens per iteration: the printed K, or one less if it is a width; NaN if unknown."""
         return self.figure("num_draft_tokens").low - self.is_width
 
     @property
@@ -254,6 +268,7 @@ class PrintedRow:
 
     @property
     def _is_limit(self) -> bool:
+        """Whether K does not say how many tokens an iteration drafts: it drafts a tree, or stops at unlikely tokens."""
         return self.figure("topk").low > 1 or self.figure("p_min").low > 0.01
 
     @property
@@ -265,6 +280,12 @@ class PrintedRow:
         return self._readings(self.figure("num_draft_tokens").low)
 
     def _readings(self, k: float) -> dict[str, PrintedFigure]:
+        """The `readings` for a K.
+
+        With K=3, a rate of 60 % gives 1 + 3 * 0.6 = 2.8 tokens per iteration if it is a share of the proposed tokens;
+        1 / (1 - 0.6) = 2.5 if it is a share of the emitted tokens, of which one per iteration is the target's own; and
+        1 + 0.6 + 0.36 + 0.216 = 2.18 if each tested token is accepted with this probability.
+        """
         rate = self.figure("acceptance_rate")
         if self._is_limit or not (k >= 1 and rate.low <= 1):
             return {}
@@ -347,6 +368,7 @@ class PrintedRow:
 
     @property
     def speedup(self) -> PrintedFigure:
+        """The speed-up from the first source in `_SPEEDUPS` that the row has; `UNKNOWN` if it has none."""
         return next(iter(self.speedups.values()), UNKNOWN)
 
 

@@ -53,7 +53,8 @@ class Lane:
 
     Args:
         prompt: token ids of the prompt. They determine how the first token is written: with or without a space.
-        legend: whether to explain the colours; false if the arm does not report the origins of tokens.
+        legend: whether to explain the colours; false if the arm does not report the origins of tokens. The regular arm
+            never has a legend, because all its tokens are the target's.
     """
 
     def __init__(
@@ -121,6 +122,7 @@ class Lane:
         return Text(" · ".join(parts), style="dim")
 
     def _append(self, text: str) -> None:
+        """Append text in the style of the last token's origin."""
         self._text.append_text(_token(text, self._origin, self._marks))
 
 
@@ -174,6 +176,8 @@ def show_race(
 
     Args:
         laps: the answer of each arm, one or two.
+        prompt: token ids of the prompt.
+        legend: as for `Lane`.
     """
     lanes = [Lane(console, lap.arm, tokenizer, prompt, legend) for lap in laps]
 

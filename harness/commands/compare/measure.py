@@ -54,6 +54,7 @@ class CompareExperiment(Experiment[CompareSettings, CompareRow]):
         """Race the prompt of the settings, or the prompts that are typed or come from a pipe."""
         prompt = self.settings.prompt
         if prompt is not None:
+            # Only to check, before the weights are loaded, that the prompt fits into the context.
             session.encode([Prompt(prompt)], "prompt")
         session.place(1, _LONGEST_FAST_PROMPT)
         try:
@@ -84,12 +85,11 @@ class CompareExperiment(Experiment[CompareSettings, CompareRow]):
         return [session.row(CompareRow, prompt=self.settings.prompt)]
 
     def _take_lines(self, session: Session, lines: Iterable[str]) -> None:
-        """Race prompts until the lines end. On a terminal, errors are only printed.
-
+        """Race prompts until the lines end. Errors are printed, and the next line is read.
 
         Raises:
             SettingError: if a pipe has only empty lines.
-            RunError: if any line of a pipe failed; raised at the end.
+            RunError: if any line of a pipe failed; raised at the end. On a terminal, nothing is raised for it.
             KeyboardInterrupt: for Ctrl-C in a pipe, and for a signal that ends the process.
         """
         num_lines = num_failed = 0
@@ -168,12 +168,13 @@ class CompareExperiment(Experiment[CompareSettings, CompareRow]):
         finally:
             self._num_races += 1
             row = session.row(CompareRow, measurement=identify(settings).digest, **columns)
+            # Without a verdict the row has no speed-up, but the sentences below need it for the reason.
             has_verdict = row.why_no_verdict is None
             recorded = row if has_verdict else dataclasses.replace(row, speedup=None)
             self._written = session.write_rows([recorded])
-        reports_drafts = engine.arms[-1].traits.reports_drafts
+        legend = engine.arms[-1].traits.reports_drafts
         if view == "race":
-            show_race(self._console, laps, session.tokenizer, token_ids, reports_drafts)
+            show_race(self._console, laps, session.tokenizer, token_ids, legend)
         log = rejections(rejected) if view == "log" and settings.draft is not None else []
         document = [*log, *verdict(row)]
         if document:
@@ -186,7 +187,8 @@ class CompareExperiment(Experiment[CompareSettings, CompareRow]):
         """Print an arm's whole text after it has ended."""
         if arm.name != "regular":
             self._console.print()
-        lane = Lane(self._console, arm.name, tokenizer, token_ids, arm.traits.reports_drafts)
+        legend = arm.traits.reports_drafts
+        lane = Lane(self._console, arm.name, tokenizer, token_ids, legend)
         lane.show(lap)
         print_lanes([lane])
 
@@ -210,6 +212,7 @@ class CompareExperiment(Experiment[CompareSettings, CompareRow]):
             timed_answer(engine, arm, Question(requests))
 
     def _say(self, text: str, style: str = "") -> None:
+        """Print a line on stdout, in place of a progress line on the terminal."""
         show("")
         self._console.print(visible(text), style=style, soft_wrap=not self._console.is_terminal)
 
@@ -241,6 +244,8 @@ def typed_lines(history_file: Path, examples: Sequence[str]) -> Iterator[str]:
     from prompt_toolkit.output import create_output
 
     class History(FileHistory):
+        """The lines in the file and, before them, the examples."""
+
         def load_history_strings(self) -> Iterator[str]:  # the newest first
             yield from super().load_history_strings()
             yield from examples

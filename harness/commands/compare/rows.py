@@ -15,6 +15,7 @@ from harness.results.verdict import ArmEvidence, refusal
 class CompareRow(DecodedRow):
     """`compare.csv`: one row per prompt that was typed."""
 
+    # `results.schema.RunRow` and `results.row.Row` explain these class attributes.
     kind = "compare"
     filled_if_measured = ("regular_ms_per_token",)
     recognised_by = ("prompt", "num_rejections", "regular_ms_per_token", "speculative_ms_per_token")
@@ -61,8 +62,10 @@ class CompareRow(DecodedRow):
 
     @property
     def why_no_verdict(self) -> str | None:
-        """The reason why the arms cannot be compared; None if they can, or if an arm is missing."""
+        """The reason why the arms cannot be compared; None if they can, or if an arm is missing.
 
+        Needs the speed-up as it was measured. A row in a file has none if there is a reason, which then may be another.
+        """
         speedup = self.speedup if self.speedup is not None else math.nan
         regular = self.regular_num_tokens
         speculative = self.speculative_num_tokens

@@ -82,6 +82,7 @@ def rejections(rejected: Sequence[Rejection] | None) -> Document:
         return [Line("The engine does not report which draft tokens were rejected.", "dim")]
     if not rejected:
         return [Line("No draft token was rejected.", "dim")]
+    # The arguments of a column are its heading, the function that makes a cell's text, and the attribute to read.
     columns = (
         Column("at", of="position"),
         Column("rejected", _quoted, "rejected", text=True),
@@ -94,8 +95,8 @@ def rejections(rejected: Sequence[Rejection] | None) -> Document:
 
 
 def races_page(runs: Sequence[Run[CompareRow]]) -> Page | None:
-    """A page with a table that has a row for each race that was timed. A single race shows little, so the page draws no
-    conclusion. None without races.
+    """A page with a table that has a row for each race in which the regular arm was timed. A single race shows little,
+    so the page draws no conclusion. None without such races.
     """
     timed = [(run, row) for run in runs for row in run.rows if row.regular_ms_per_token is not None]
     if not timed:
@@ -104,6 +105,7 @@ def races_page(runs: Sequence[Run[CompareRow]]) -> Page | None:
     names = distinct_names(rows)
     races = [Named(name, run, row) for name, (run, row) in zip(names, timed, strict=True)]
     columns = (
+        # `varies` leaves the column out if all races have the same pair; `once` leaves equal cells below empty.
         Column("pair", text=True, of="name.cell", once=True, varies=True),
         Column("K", of="name.num_draft_tokens"),
         Column("prompt", lambda text: textwrap.shorten(text, 40), "row.prompt", text=True),

@@ -77,11 +77,13 @@ class EvalExperiment(Experiment[EvalSettings, EvalRow]):
         self.resumed: set[tuple[int, int]] = set()
 
     def measure(self, session: Session) -> None:
+        """Reuse the answers of earlier runs, and ask the questions that have none."""
         settings = self.settings
         problems = self.problems
         token_ids = session.encode([Prompt(problem.prompt) for problem in problems], "operands")
         check_answer_length(session.tokenizer, problems, settings.decoding.max_new_tokens)
         session.place(settings.batch_size, max(map(len, token_ids)))
+        # A digest of all that determines an answer and its time. Rows with an equal digest can be reused.
         self._measurement = identify(session.original_settings, leaving_out=_NOT_OF_AN_ANSWER)
         if settings.resume:
             self._resume(session)
@@ -91,7 +93,8 @@ class EvalExperiment(Experiment[EvalSettings, EvalRow]):
     def rows(self, session: Session) -> list[EvalRow]:
         """One row per seed and arm, then one per arm over all seeds, with `seed=all`.
 
-        A seed has no rows if the run ended before any of its questions was answered.
+        A seed has no rows if the run ended before any of its questions was answered. The rows with `seed=all` are there
+        in any case, if need be without figures.
         """
         if not self.answers:
             # If the process of this run died, another process makes the rows, from the answers that were written.
@@ -127,6 +130,7 @@ class EvalExperiment(Experiment[EvalSettings, EvalRow]):
         """
         settings = self.settings
         is_greedy = settings.decoding.temperature == 0
+        # For each text of a question, the question that was asked first: `reversed` makes it overwrite the later ones.
         first_asked = {problem.prompt: problem for problem in reversed(answered)}
         # If a question is asked again, its greedy answer is a copy, which adds no evidence.
         different = [problem for problem in answered if problem is first_asked[problem.prompt]]
@@ -145,7 +149,8 @@ class EvalExperiment(Experiment[EvalSettings, EvalRow]):
             if arm != "regular" and has_regular and session.status != "failed":
                 expected = [self.answers[problem.key]["regular"].correct for problem in evidence]
                 # If questions were asked several times, the interval does not cover other questions.
-                covers = Coverage(len(evidence), "question", len(evidence) > len(different))
+                same_texts = len(evidence) > len(different)
+                covers = Coverage(len(evidence), "question", same_texts)
                 difference = difference_of_paired_proportions(expected, correct)
                 figures["difference"] = dataclasses.replace(difference, covers=covers)
                 figures["mcnemar_p_value"] = mcnemar_p_value(expected, correct)
@@ -200,10 +205,12 @@ class EvalExperiment(Experiment[EvalSettings, EvalRow]):
         problems = {problem.key: problem for problem in self.problems}
         pending = self._pending(session, token_ids)
         rows: list[AnswerRow] = []
-        for answered in ask_in_turns(engine, pending, pending[:1]):
+        # The first batch is also the warm-up, whose answers are not counted.
+        for answered in ask_in_turns(engine, pending, warmups=pending[:1]):
             assert answered.question is not None
             batch = [problems[asked.seed, asked.index] for asked in answered.question.requests]
             rows += self._answer_rows(session, batch, answered)
+            # Wait for the other arm's answers to this batch.
             if len(rows) < len(batch) * len(engine.arms):
                 continue
             session.append(PROMPTS_FILE, rows)
@@ -290,6 +297,7 @@ class EvalExperiment(Experiment[EvalSettings, EvalRow]):
 
 
 def _by_question(rows: Sequence[AnswerRow]) -> StoredAnswers:
+    """The rows by question and arm; of several for one question and arm the last."""
     answers: StoredAnswers = {}
     for row in rows:
         answers.setdefault((row.seed, row.prompt_index), {})[row.arm] = row

@@ -68,12 +68,19 @@ def eval_page(runs: Sequence[Run[EvalRow]]) -> Page | None:
             for member, finding in zip(named, findings, strict=True)
         ]
         title = title_of_many([run.last for run in measured])
-        return Page(title, findings, (), [table], (), steps[:1], statements)
+        return Page(title, finding=findings, tables=[table], next=steps[:1], statements=statements)
     (run,), (row,) = measured, rows
     merged = merged_rows(run.rows)
     tables = [table, figures_table(merged, arm_name, [*_notes(merged)])]
     title = heading(row, settings_line(run.rows))
-    return Page(title, findings, _doubts(row), tables, (), steps, statements)
+    return Page(
+        title,
+        finding=findings,
+        doubts=_doubts(row),
+        tables=tables,
+        next=steps,
+        statements=statements,
+    )
 
 
 def _finding(row: EvalRow, statement: Statement) -> Line:
@@ -97,6 +104,7 @@ def _finding(row: EvalRow, statement: Statement) -> Line:
 
 
 def _doubts(row: EvalRow) -> list[str]:
+    """Sentences that weaken the result over all seeds; [] if there are none."""
     doubts = []
     if row.status != "ok":
         doubts.append(
@@ -130,8 +138,10 @@ def _next_steps(rows: Sequence[EvalRow], statement: Statement) -> list[NextStep]
         return []
     low, high = map(int, operands.groups())
     num_possible = (high - low + 1) ** 2
+    # Half of the interval's width in margins. The width shrinks with the root of the number of questions.
     margins = width / 2 / (row.margin or MARGIN)
     growth = max(2.0, _ENDING * margins**2)
+    # For each seed: the rows of single seeds come first. The number that is suggested is for each seed, too.
     num_asked = rows[0].num_prompts or 0
     number = min(num_asked * growth, num_possible)
     changes = ""
@@ -139,9 +149,10 @@ def _next_steps(rows: Sequence[EvalRow], statement: Statement) -> list[NextStep]
         number = num_asked * growth
     elif row.replacement:
         # Only different questions count for greedy answers. So draw until this share of all possible questions was
-        # never drawn; draws with replacement repeat some.
+        # never drawn. After n draws with replacement from N questions, the share is (1 - 1 / N)^n.
         share_left = 1 - growth * (row.num_different_prompts or 0) / num_possible
         if share_left > 0:
+            # Over all seeds together.
             draws = math.log(share_left) / math.log1p(-1 / num_possible)
             number = draws * num_asked / (row.num_prompts or 1)
         else:
@@ -204,6 +215,7 @@ def accuracy_table(runs: Sequence[Named[EvalRow]], statements: Sequence[Statemen
 
 
 def _percent(share: float) -> str:
+    """`42.5` for 0.425."""
     return f"{100 * share:.1f}"
 
 
@@ -222,18 +234,25 @@ def _num_parsed(row: EvalRow) -> int | None:
 
 
 def _wilson(row: EvalRow) -> str | None:
+    """`39.4 to 45.7`, in percent; None if unknown."""
     if row.wilson_low is None or row.wilson_high is None:
         return None
     return f"{_percent(row.wilson_low)} to {_percent(row.wilson_high)}"
 
 
 def _difference(found: Statement | Interval) -> str:
+    """The difference in percentage points and, in a second line, its bounds if it has any: `+1.2`, `-0.8 to 3.1`."""
     difference = found.interval if isinstance(found, Statement) else found
     lines = [f"{100 * difference.estimate:+.1f}", difference.bounds(".1%")]
     return "\n".join(filter(None, lines))
 
 
 def _notes(merged: Sequence[EvalRow]) -> Iterator[str]:
+    """Yield notes about equal answers (unless a doubt mentions them) and about answers of earlier runs.
+
+    Args:
+        merged: the row of each arm over all seeds.
+    """
     row = merged[-1]
     if row.identical_prompts is not None and not _differs_beyond_ties(row):
         yield _identity(row)
@@ -245,6 +264,7 @@ def _notes(merged: Sequence[EvalRow]) -> Iterator[str]:
 
 
 def _identity(row: EvalRow) -> str:
+    """A sentence that says how many greedy answers are the same in both arms, and how many should be."""
     identical = (
         f"{row.identical_prompts} of {row.num_prompts} greedy answers are the same in both arms"
     )

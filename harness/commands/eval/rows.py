@@ -14,6 +14,7 @@ from harness.results.statistics.interval import Interval
 class EvalRow(DecodedRow):
     """`eval.csv`: one row per seed and arm, then one per arm with `seed=all`."""
 
+    # `results.schema.RunRow` and `results.row.Row` explain these class attributes.
     kind = "eval"
     filled_if_measured = ("accuracy",)
     recognised_by = ("arm", "accuracy", "wald_low", "mcnemar_p_value")
@@ -52,6 +53,7 @@ class EvalRow(DecodedRow):
 
     @property
     def questions_in_words(self) -> str | None:
+        """`multiplication of 1 to 99`, in place of the name of a prompt set."""
         operands = f" of {self.operands.replace('-', ' to ')}" if self.operands else ""
         return f"multiplication{operands}"
 

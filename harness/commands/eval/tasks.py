@@ -48,6 +48,7 @@ class Problem:
 
     @property
     def key(self) -> tuple[int, int]:
+        """The seed and the index, which identify the question."""
         return self.seed, self.index
 
     @property
@@ -84,7 +85,7 @@ def _pairs(
     """Draw pairs of operands without end.
 
     Args:
-        num_at_once: how many pairs are drawn in one call of the generator, which does not change the sequence.
+        num_at_once: how many pairs are drawn in one call of the generator. The sequence does not depend on it.
     """
     low, high = operands
     num_different = (high - low + 1) ** 2

@@ -93,8 +93,10 @@ def result_line(row: LatencyRow) -> str:
 def reasons(run: Run[LatencyRow], verdict: Statement) -> list[str]:
     """Sentences about acceptance and the cost of an iteration; if decoding became slower, also about its main limit.
 
-    [] if nothing is known about either, for example for a run without a draft.
+    If neither acceptance nor tokens per iteration are known, the only sentence says why, or there is none, for example
+    for a run without a draft.
     """
+    # For a single arm, both are the same row.
     regular, row = run.rows[0], run.last
     if row.acceptance_rate is None and row.tokens_per_iteration is None:
         # With two commands, neither server has to draft.
@@ -158,6 +160,7 @@ def _not_reported(row: LatencyRow) -> str:
 
 def end(row: LatencyRow) -> list[str]:
     """The reason why a run with `precision` or `budget` ended, and its precision; [] for any other run."""
+    # Other runs end when all questions are answered, which needs no words.
     if row.stopped_by is None or row.speedup is None:
         return []
     ends = {

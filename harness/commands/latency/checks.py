@@ -60,8 +60,10 @@ class Check(NamedTuple):
     """A check for something that may spoil the figures of a run.
 
     Attributes:
-        find: returns the finding in a run; None if a figure that it depends on is unknown, and any other falsy value if
-            nothing was found. The run's rows are those of the regular arm and, with a draft, of the speculative arm.
+        consequence: what a finding means for the figures; the comment above explains the values.
+        find: returns the finding in a run. If nothing was found, it returns a falsy value. In a check with `held`, None
+            means that a figure is unknown on which the finding depends; other checks may return None if nothing was
+            found. The run's rows are those of the regular arm and, with a draft, of the speculative arm.
         text: the sentence about a finding: a template with `row`, the last row of the run, and `found`. Empty if the
             verdict, or another check, states the finding.
         held: the words in the line *Checked* if nothing is found; empty to leave the check out of that line.
@@ -136,16 +138,19 @@ def _each_arm(find: Callable[[LatencyRow], str | None]) -> Callable[[_Run], str 
 
 
 def _unequal_work(run: _Run) -> bool | None:
+    """Whether the arms generated different numbers of tokens; None if a number is unknown."""
     numbers = [row.num_tokens for row in run.rows]
     return None if None in numbers else len(set(numbers)) > 1
 
 
 def _unequal_texts(run: _Run) -> bool | None:
+    """Whether the arms wrote different texts for any prompt; None if texts were not compared."""
     row = run.last
     return None if row.identical_prompts is None else row.identical_prompts != row.num_prompts
 
 
 def _regular_drafts(run: _Run) -> bool | None:
+    """Whether the regular arm drafted, or the speculative arm did not; None if this is unknown."""
     regular, row = run.rows[0], run.last
     # Tokens that arrive several at a time were drafted, or held back so that nobody can see whether they were.
     if None in (regular.drafted, row.drafted) or regular.held_back:
@@ -163,6 +168,7 @@ def _finished(row: LatencyRow) -> str | None:
 
 @_each_arm
 def _failed(row: LatencyRow) -> str | None:
+    """How many of an arm's requests failed; None if none did."""
     return f"{row.num_failed} of {row.num_prompts} {row.arm}" if row.num_failed else None
 
 
@@ -180,6 +186,7 @@ def _empty(row: LatencyRow) -> str | None:
 
 
 def _has_a_slower_runner(run: _Run) -> bool:
+    """Whether the draft is compiled, but the target is not. `draft_runner` is None if both have the same runner."""
     draft_runner = run.last.draft_runner
     return run.last.runner in _SLOW_RUNNERS and draft_runner not in (None, *_SLOW_RUNNERS)
 
@@ -246,6 +253,7 @@ def _busy_gpus(run: _Run) -> str | None:
 
 @_each_arm
 def _slow_here(row: LatencyRow) -> str | None:
+    """The times to the first token here and by the server's clock, if the difference is large; otherwise None."""
     here = row.time_to_first_token_ms
     there = row.server_time_to_first_token_ms
     if not here or not there or row.foreign_tokens or here <= _SLOW_HERE * there + _NEAR_MS:
@@ -255,12 +263,14 @@ def _slow_here(row: LatencyRow) -> str | None:
 
 @_each_arm
 def _impossible(row: LatencyRow) -> str | None:
+    """What cannot be true of a server's counts, in words; None if nothing is wrong with them."""
     counts = row.impossible_counts
     return f"{counts} in the {row.arm} arm" if counts else None
 
 
 @_each_arm
 def _held_back(row: LatencyRow) -> str | None:
+    """How many tokens arrive together, if the server holds tokens back; otherwise None."""
     if not row.held_back:
         return None
     return f"{row.tokens_per_arrival:.1f} at a time in the {row.arm} arm"
@@ -288,6 +298,9 @@ def _foreign_tokens(row: LatencyRow) -> str | None:
 
 @_each_arm
 def _other_prompts(row: LatencyRow) -> str | None:
+    """The numbers of prompt tokens that were sent and that the server read, if they differ by more than one per prompt
+    and `MOST_READ_OTHERWISE` of all; otherwise None.
+    """
     sent = row.num_prompt_tokens or 0
     read = sent if row.read_prompt_tokens is None else row.read_prompt_tokens
     if abs(read - sent) <= (row.num_prompts or 0) + MOST_READ_OTHERWISE * sent:
@@ -296,6 +309,7 @@ def _other_prompts(row: LatencyRow) -> str | None:
 
 
 def _after_the_end(run: _Run) -> str | None:
+    """The share of tokens after the ends of their texts, if it is large; otherwise None."""
     row = run.last
     share = row.share_after_end or 0.0
     return percent(share) if row.ignore_eos and share > _MOST_AFTER_END else None
@@ -315,17 +329,20 @@ def _otherwise_by_answer(run: _Run) -> str | None:
 
 
 def _same_prompts(run: _Run) -> str | None:
+    """`9 of 15`, if more than half of the prompts are equal; otherwise None."""
     num_different = run.last.num_different_prompts
     if num_different is None:
         return None
     texts = Counter(prompt.prompt for prompt in run.prompt_rows if prompt.arm == "regular")
-    # Different conversations may end with the same message, so their number limits how many prompts can be equal.
+    # A row has the last message of a conversation, and different conversations may end with the same one. Of 15 prompts
+    # of which 7 are different, at most 9 can be equal.
     most = min(max(texts.values(), default=0), texts.total() - num_different + 1)
     return None if 2 * most <= texts.total() else f"{most} of {texts.total()}"
 
 
 @_each_arm
 def _unseen(row: LatencyRow) -> str | None:
+    """How many of an arm's tokens the server's counters include, if some are missing there; otherwise None."""
     if not row.unseen_tokens:
         return None
     return f"{row.server_tokens} of {row.num_tokens} tokens of the {row.arm} arm"

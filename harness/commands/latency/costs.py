@@ -68,7 +68,8 @@ def share_of_predicted(row: LatencyRow) -> float | None:
 
 
 def held_back(regular: LatencyRow | None, row: LatencyRow) -> str | None:
-    """The strongest limit of the speed-up, in the words of `main_limit`, or that the draft seldom proposes.
+    """The strongest limit of the speed-up, in the words of `main_limit`, or that the draft seldom proposes. (A row's
+    `held_back` is something else: that a server holds tokens back.)
 
     None if a cost or the predicted speed-up is unknown, or if other programs kept the machine busy.
     """
@@ -92,6 +93,7 @@ def share_of_iteration(run: Run[LatencyRow]) -> float | None:
     ms_per_token, tokens = row.ms_per_token_after_first, row.tokens_per_iteration
     if row.arm != "speculative" or not (step_ms and ms_per_token and tokens):
         return None
+    # 10 ms for a regular step, and 5 ms per token at 3 tokens per iteration, give a share of 10 / 15.
     share = step_ms / (ms_per_token * tokens)
     return share if 0 < share <= 1 / _LEAST_STEPS else None
 

@@ -2,7 +2,10 @@
 of conversations, and published figures next to ours.
 
 In the paths of columns, `row.acceptance_rate` of a `RankedRun` reads the row of the speculative arm (without a draft
-the regular one), and `regular.ms_per_token` the row of the regular arm.
+the regular one), and `regular.ms_per_token` the row of the regular arm. The arguments of a `Column` are its heading,
+the function that makes a cell's text from a value, and the path or the function that reads the value.
+`Column(…, "conditional_acceptance_rate").at(_tested).at("row")` reads `pair.row`, passes it to `_tested`, and reads the
+column from the result. If a step gives None, the cell is empty.
 """
 
 from __future__ import annotations
@@ -87,7 +90,11 @@ _PAIRS = (
 
 
 def pairs_table(pairs: Sequence[RankedRun]) -> Table:
-    """The speed-up of each pair and K, with the settings in which they differ."""
+    """The speed-up of each pair and K, with the settings in which they differ.
+
+    Args:
+        pairs: at least one.
+    """
     speedup = replace(_SPEEDUP, heading=f"speed-up\n({certainty(pairs)})")
     columns = [speedup if column is _SPEEDUP else column for column in _PAIRS]
     notes = tuple(caveats(pair.run for pair in pairs))
@@ -100,6 +107,7 @@ def _positions(rates: Sequence[float | None]) -> str:
 
 
 def _costs(pair: RankedRun) -> StepCosts | None:
+    """The costs `draft` and `verify` of a pair; None if one is unknown."""
     return costs_in_steps(pair.regular, pair.row)
 
 
@@ -187,8 +195,10 @@ class Category:
     """The prompts of one category, or of one turn, that the speculative arm finished.
 
     Attributes:
+        name: the category, or the number of the turn.
         num_prompts: number of different prompts; a prompt that was sent again counts once.
         speedup: over the prompts that both arms finished; None for fewer than four prompts.
+        acceptance_rate, tokens_per_iteration: of the speculative arm; None if unknown.
         pair: name of the pair; empty if there is only one.
     """
 
@@ -249,6 +259,7 @@ def categories_of(
     for name, prompts in grouped(named, name_of).items():
         drafted = [prompt for prompt in prompts if prompt.arm == row.arm and prompt.is_timed]
         num_prompts = len({prompt.place for prompt in drafted})
+        # For each unit, the time and the number of tokens of both arms (`BothArms`).
         waits = waits_by_unit(pairs_by_unit(prompts), is_batched=False)
         speedup = None
         if waits and num_prompts >= _FEWEST_PROMPTS:
@@ -271,7 +282,9 @@ def categories_of(
 
 
 class _Counterparts(NamedTuple):
-    """A published figure, and the row of our own measurement of the same pair or target."""
+    """A published figure, the row of our own measurement of the same pair or target, and the name of this pair or
+    target.
+    """
 
     name: str
     theirs: Published

@@ -47,7 +47,7 @@ from harness.results.statistics.stopping import (
 )
 from harness.results.verdict import ArmEvidence, judged, too_many_failures
 
-# At the beginning and end of a lap, fewer requests are in flight than intended. So laps are long: a lap has up to
+# At the beginning and end of a lap, fewer requests are in flight than intended. So laps are long: a lap has up to about
 # _LONGEST_LAP times as many requests as are in flight, as long as there remain _MANY_LAPS laps, which are the units of
 # the interval.
 _MANY_LAPS = 16
@@ -57,7 +57,8 @@ _LONGEST_LAP = 4
 def choose_num_laps(num_prompts: int, batch_size: int) -> int:
     """Return the number of laps for this many prompts. With one request in flight, each prompt is a lap.
 
-    For example, 128 prompts with batch_size=4 make 16 laps with 8 prompts each.
+    For example, 128 prompts with batch_size=4 make 16 laps with 8 prompts each. Prompts that remain after the division
+    make some laps longer by one: 130 prompts make 16 laps, too.
 
     Args:
         batch_size: number of requests in flight. A lap has at least this many, if there are enough prompts.
@@ -127,7 +128,7 @@ class Conversations:
 
     Args:
         longest: the most tokens of a prompt for a model in this process. If a later turn has more, its oldest turns are
-            left out. Servers get all turns.
+            left out; if even the last turn by itself is longer, it keeps its last tokens. Servers get all turns.
     """
 
     def __init__(self, encoder: Encoder, prompt_set: PromptSet, longest: int) -> None:
@@ -183,7 +184,8 @@ class Conversations:
     def _so_far(self, index: int, arm: str) -> tuple[Prompt, list[int]]:
         """The conversation up to a turn, with an arm's answers, and its token ids.
 
-        The tokenizer may split an answer's text into more tokens than were generated.
+        The tokenizer may split an answer's text into more tokens than were generated, so turns may have to be left out
+        although room was planned for all (`Conversations`).
         """
         occurrence = self._prompt_set.occurrence(index)
         conversation = self._prompt_set.prompts[occurrence.place]
@@ -192,12 +194,14 @@ class Conversations:
             for turn in range(occurrence.turn)
         ]
         answers = [self._answers[arm, index] for index in before]
+        # Leave out no turn, then the oldest one, then the two oldest ones, until the rest is short enough.
         for left_out in range(occurrence.turn + 1):
             prompt = conversation.after(answers, left_out)
             [ids] = self._encoder.encode([prompt])
             if not self._is_limited or len(ids) <= self._longest:
                 break
         else:
+            # Even the last turn alone is too long.
             ids = last(ids, self._longest, self._tokenizer.bos_token_id)
         if left_out and not self._said_cut:
             self._said_cut = True
@@ -213,8 +217,9 @@ class LatencyExperiment(Experiment[LatencySettings, LatencyRow]):
     flight (`Abilities.queues`).
 
     Attributes:
-        run: everything that has been measured so far; the figures of the rows are computed from it. Each step of
-            `measure` replaces it, so that a run that ends early has the figures of the steps before.
+        run: everything that has been measured so far; the figures of the rows are computed from it. It is empty until
+            the engine is open. Each answer is then added to its arm in place, so that a run that ends early has the
+            figures of the answers before.
         num_too_long: how many prompts of the set were too long, by column.
         unwritten: answers to the present question, by arm. They are measured already, but their rows are only made when
             both arms have answered.
@@ -233,6 +238,10 @@ class LatencyExperiment(Experiment[LatencySettings, LatencyRow]):
         self.unwritten: dict[str, Answered] = {}
 
     def outlook(self) -> tuple[str, str]:
+        """What will be sent, and the reason why this is too little for an interval, if it is known to be.
+
+        An interval needs enough units, and how many there are depends on how the prompts are sent.
+        """
         settings, engine, size = self.settings, self.settings.engine, self.settings.batch_size
         num_different = num_asked = len(self.prompts)
         asked = counted(num_different, "prompt")
@@ -240,8 +249,11 @@ class LatencyExperiment(Experiment[LatencySettings, LatencyRow]):
             num_asked = settings.num_asked
             asked = f"{num_asked} requests of {asked}"
         is_server_alone = engine.url is not None and not engine.has_two
+        # Only engine=server has these settings. Its class is in `servers`, which this module need not import.
         is_started = bool(vars(engine).get("start_command"))
         blocks = vars(engine)["blocks"] if is_started else 0
+        # A single arm has no speed-up, and so no interval. On GPUs, `blocks=auto` gives enough blocks if the servers do
+        # not fit side by side, which is only known once they are started.
         if settings.draft is None or is_server_alone or (blocks == "auto" and gpu_names()):
             return asked, ""
         enough = f"num_prompts={FEWEST_FOR_INTERVAL * size}"
@@ -262,6 +274,12 @@ class LatencyExperiment(Experiment[LatencySettings, LatencyRow]):
         return asked, f"{covers.why_no_interval}: {enough} has one"
 
     def measure(self, session: Session) -> None:
+        """Encode the prompts, open the engine, and ask both arms all questions.
+
+        Raises:
+            SettingError: for prompts that are too long or too few, and for `precision` with a single arm.
+            RunError: if the pair does not fit, the engine fails, or too many requests fail for a verdict.
+        """
         self.settings = settings = decide_ignore_eos(self.settings, session.tokenizer)
         new_tokens = settings.decoding.max_new_tokens
         encoder = session.encoder
@@ -271,6 +289,7 @@ class LatencyExperiment(Experiment[LatencySettings, LatencyRow]):
         self.num_too_long = encoded.num_too_long
         # Checked again, because prompts that are too long may have been skipped.
         self._check_batch(len(encoded.prompts))
+        # The longest prompt; of conversations, with room for the answers to the turns before the last one.
         longest = encoded.longest_turn
         conversations = Conversations(encoder, self.prompt_set, longest)
         session.place(settings.batch_size, longest)
@@ -339,6 +358,7 @@ class LatencyExperiment(Experiment[LatencySettings, LatencyRow]):
                 stopped_by = _why_stop(run, settings, time.monotonic() - started)
             if stopped_by is not None:
                 break
+        # All questions were answered, so neither the precision nor the budget has ended the run.
         if settings.precision is not None and num_answered == len(questions):
             has_asked_all = settings.num_asked == len(self.prompt_set.prompts)
             stopped_by = "prompts" if has_asked_all else "num_prompts"
@@ -433,6 +453,7 @@ def prompt_rows(run: MeasuredRun, generation: Answered, session: Session) -> lis
         prompt = run.prompt_set.at(request.index)
         occurrence = run.prompt_set.occurrence(request.index)
         divergence = run.arms[generation.arm].divergences.get(request.index)
+        # Values that mean "does not apply" (0, False, empty text) become None, an empty cell of the file.
         row = session.row(
             LatencyPromptRow,
             request.counts,

@@ -44,7 +44,11 @@ _BAR = 16
 
 
 def latency_page(runs: Sequence[Run[LatencyRow]]) -> Page | None:
-    """The page of one run or of many; None if nothing was measured."""
+    """The page of one run or of many; None if nothing was measured.
+
+    If some of several runs have a verdict, only these have rows in the tables and names from among themselves. The
+    others are listed (`Page.without_verdict`).
+    """
     pairs = ranked_runs(runs)
     judged = pairs
     if len(pairs) > 1:
@@ -79,22 +83,22 @@ def _page_of_run(pair: RankedRun) -> Page:
     run, verdict = pair.run, pair.verdict
     return Page(
         heading(run.last, settings_line(run.rows)),
-        [headline(verdict)] if has_verdict(run.rows) else [],
-        doubts(run),
-        [
+        finding=[headline(verdict)] if has_verdict(run.rows) else [],
+        doubts=doubts(run),
+        tables=[
             _bars(run.rows),
             reasons_table([pair]),
             *divided_tables([pair]),
             published_table([pair] if run.status == "ok" else []),
             figures_table(run.rows, arm_name, [f"Run {run.id}.", *notes(run)]),
         ],
-        [
+        why=[
             *(("Why", reason) for reason in reasons(run, verdict)),
             *(("Checked", held) for held in checked(run)),
             *(("Ended", ended) for ended in end(run.last)),
         ],
-        steps_after_run(run.last, verdict),
-        [verdict] if has_verdict(run.rows) else [],
+        next=steps_after_run(run.last, verdict),
+        statements=[verdict] if has_verdict(run.rows) else [],
     )
 
 
@@ -142,9 +146,9 @@ def _part(group: Sequence[RankedRun], noun: str = "run") -> Page:
     shown = [pair for pair in pairs if pair.is_best_of_draft or pair.speedup is None]
     return Page(
         " · ".join(dict.fromkeys(title)),
-        answers(pairs),
-        doubts,
-        [
+        finding=answers(pairs),
+        doubts=doubts,
+        tables=[
             pairs_table(pairs),
             *divided_tables(pairs),
             reasons_table(pairs),

@@ -196,6 +196,7 @@ def answers(pairs: Sequence[RankedRun]) -> list[Line]:
         said = [(_with_time(pair), headline(pair.verdict)) for pair in compared]
         return [replace(line, text=f"{name}: {line.text}") for name, line in said]
     others.sort(key=lambda pair: -(pair.speedup or 0.0))
+    # The words of a standing are keys of `_STANDINGS`, such as `gains less`.
     by_words = grouped(others, attrgetter("standing.words"))
     if first.series.is_reference_best and first.is_shown:
         beginning = "Fastest"
@@ -207,6 +208,7 @@ def answers(pairs: Sequence[RankedRun]) -> list[Line]:
     else:
         beginning = "None is significantly faster; the highest"
     answer = headline(first.verdict)
+    # Bold only for a conclusion: `cannot tell` must not look like one.
     style = answer.style if first.verdict.is_conclusion else "plain"
     lines = [Line(f"{beginning}: {_with_time(first)}: {answer.text}", style, answer.more)]
     for words, sentence in _STANDINGS.items():

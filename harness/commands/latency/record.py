@@ -40,6 +40,7 @@ class LatencySettings(PromptedSettings, RepeatedSettings):
     budget: str | None = None
     num_warmup: int = 1
 
+    # `RunSettings` and `PromptedSettings` explain the names in capitals.
     COMPARES_TIMES = True
     GPU_RUNNER = "compiled"
     ANSWERS_TURNS = True
@@ -96,6 +97,9 @@ class LatencySettings(PromptedSettings, RepeatedSettings):
 
     @property
     def num_over_starts(self) -> int:
+        """The number of prompts that may be divided among several starts of the servers; 0 with `precision`, because it
+        is not known before how many are sent.
+        """
         return 0 if self.is_until_precise else self.num_asked
 
     @property

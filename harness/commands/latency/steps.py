@@ -48,13 +48,16 @@ def _better_interval(row: LatencyRow, verdict: Statement) -> list[NextStep]:
     The first condition that applies decides:
 
         interval that is not judged, or from a busy machine    measure again, reusing nothing
-        identical arms                                         nothing
+        identical arms, or it is unknown what is covered       nothing
         nothing was drafted                                    another draft
         the budget ended the run                               no budget
-        interval over several runs, or over blocks             twice as many of these
+        interval over several runs, or over blocks             twice as many of these, but at least 4 blocks
         interval over batches or laps                          more prompts
         interval over prompts, and the set has more            more prompts
         interval over all prompts of the set                   repeated runs
+        no interval, and the set has too few prompts for one   nothing
+
+    In the lines about what an interval is over, it may also be the interval that the run does not have yet.
     """
     coverage = Coverage.of(row.speedup)
     has_bounds = verdict.interval.has_bounds
@@ -102,7 +105,18 @@ def _free_draft(rows: Sequence[LatencyRow]) -> list[NextStep]:
 
 
 def steps_after_runs(pairs: Sequence[RankedRun]) -> list[NextStep]:
-    """The most useful step after many runs; [] if there is none. The first condition that applies decides."""
+    """The most useful step after many runs; [] if there is none.
+
+    The first condition that applies decides:
+
+        the regular arms of a series differ too much to rank runs    repeated runs
+        no run can be the best                                       nothing
+        a run on a busy machine has a higher speed-up                measure again, reusing nothing
+        every run is slower than regular decoding                    a free draft
+        the best run is not significantly faster                     a better interval for it
+        the best K is the largest that was measured                  twice this K
+        no run was repeated                                          repeated runs
+    """
     if any(pair.series.why_not for pair in pairs):
         return [_OTHER_RUNS]
     best = best_of(pairs)

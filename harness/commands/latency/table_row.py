@@ -31,6 +31,9 @@ def _line(cells: Iterable[str]) -> str:
 
 
 def _draft(row: LatencyRow) -> str:
+    """The draft's name, and its method if the name is neither that of the method nor of a model: `early_exit_8
+    (early_exit)`.
+    """
     if row.draft == "server":
         return "the server's own"
     draft = called(row.draft or "none")
@@ -39,12 +42,16 @@ def _draft(row: LatencyRow) -> str:
 
 
 def _settings(row: LatencyRow) -> str:
+    """A lossy rule, and the settings that differ from their defaults and have no column, without those that start
+    servers, which the last cell shows; a dash if there are none.
+    """
     typed = [name for name in row.settings or () if name not in STARTS_SERVERS]
     words = [lossy_rule(row), *(in_words(row, f"settings.{name}") for name in typed)]
     return ", ".join(filter(None, words)) or DASH
 
 
 def _speedup(row: LatencyRow) -> str:
+    """`2.31× (2.18 to 2.42) over 15 prompts`, with the reasons not to rely on it, if there are any."""
     if row.status == NO_VERDICT:
         return "no verdict"
     text = result_line(row)

@@ -42,6 +42,7 @@ class PlanExperiment(Experiment[PlanSettings, PlanRow]):
         self.settings = replace(settings, decoding=decoding)
 
     def measure(self, session: Session) -> None:
+        """Compute the columns. A pair that does not fit raises no error; the row's status says so."""
         settings = self.settings
         machine: Machine = local("engine.planning").find_machine(settings, settings.pretended)
         session.devices = [machine.name]
@@ -85,7 +86,8 @@ def _limits(reads: PassBytes, num_draft_tokens: int) -> dict[str, Any]:
     """The columns about the bytes that must be read per token, and about the largest possible speed-up.
 
     In the best case, every draft token is accepted, and a verification only takes the time for reading its weights and
-    caches. It reads more than a step if its tokens use different experts.
+    caches. It reads more than a step if its tokens use different experts. If an iteration reads as much as 1.5 steps
+    and yields up to 5 tokens, the speed-up is at most 5 / 1.5, and 1.5 tokens per iteration are needed to break even.
     """
     figures: dict[str, Any] = {"read_bytes": round(reads.step)}
     if num_draft_tokens == 0:

@@ -16,6 +16,7 @@ from harness.config.run import RunSettings
 from harness.config.settings import require, require_at_least
 from harness.engines.door.plans import PretendedGpus
 
+# Matches an amount of memory: `40GB`, `80 GiB`, `1.5t`.
 _AMOUNT = re.compile(r"(\d+(?:\.\d*)?) ?([mgt])(i?)b?", re.IGNORECASE)
 
 
@@ -36,6 +37,7 @@ class PlanSettings(RunSettings):
             the rate accepted ÷ proposed, `56%@4`.
     """
 
+    # A preset may have settings of other commands (`RunSettings`).
     IGNORES_OTHERS = True
 
     gpus: int | str | None = None
@@ -68,6 +70,11 @@ class PlanSettings(RunSettings):
             self._check_acceptance(self.acceptance)
 
     def _check_acceptance(self, typed: str | tuple[float | str, ...]) -> None:
+        """Raise a SettingError unless `acceptance` has one of its forms, and there is a draft.
+
+        Args:
+            typed: the value, which is not None; a list, which has none of the forms, gets advice if it may be of rates.
+        """
         rule = "must be null without a draft: nothing is accepted"
         require(self.draft is not None, "acceptance", rule, typed)
         if self.length_at_k is not None:
@@ -110,6 +117,7 @@ class PlanSettings(RunSettings):
             return None
         number, name, gpus = self._chosen_gpus
         size = None if gpus else name
+        # Several products may have the smallest memory that is sold under this name, with different bandwidths.
         smallest = [gpu for gpu in gpus if gpu.memory_gb == gpus[0].memory_gb]
         return PretendedGpus(number, self.gpu_memory_bytes, size, smallest)
 

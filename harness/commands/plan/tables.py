@@ -44,6 +44,7 @@ def plan_page(runs: Sequence[Run[PlanRow]]) -> Page | None:
     runs = [*{str(_IDENTITY(run.last)): run for run in runs}.values()]
     rows = [run.last for run in runs]
     fitting = [row for row in rows if row.status == "ok"]
+    # The next step is about the pair with the largest speed-up among those that fit or, if none fits, among all.
     fastest = max(
         fitting or rows, key=lambda row: row.predicted_speedup or row.highest_speedup or 0.0
     )
@@ -52,6 +53,7 @@ def plan_page(runs: Sequence[Run[PlanRow]]) -> Page | None:
         programs = sorted({f"in {row.program.partition(',')[0]}" for row in rows if row.program})
         num_fitting = f"{len(fitting)} of {len(rows)} fit"
         finding = Line(num_fitting, "good" if fitting else "bad", " or ".join(programs))
+        # The names of the GPUs or memories for which the table's times hold.
         slowest = sorted({_rates(row)[-1][0] for row in rows if row.bandwidths})
         least = f"the least time for reading the weights on {' or '.join(slowest)}"
         if any((row.num_gpus or 0) > 1 for row in rows):
@@ -62,21 +64,30 @@ def plan_page(runs: Sequence[Run[PlanRow]]) -> Page | None:
         why = [("Time", least)] if slowest else []
         title, tables = title_of_many(rows), [_plans(runs)]
         notes = dict.fromkeys(note for row in rows for note in _notes(row))
-        return Page(title, [finding], [*notes], tables, why, steps)
+        return Page(title, finding=[finding], doubts=[*notes], tables=tables, why=why, next=steps)
     (row,) = rows
     if not row.devices_bytes:
         return None
     doubts = [] if row.num_gpus else [_NO_GPU]
     doubts += _notes(row)
     title, tables = heading(row, _settings(row)), [_devices(row), _models(row)]
-    return Page(title, [_finding(row)], doubts, tables, [*_why(row)], steps)
+    return Page(
+        title,
+        finding=[_finding(row)],
+        doubts=doubts,
+        tables=tables,
+        why=[*_why(row)],
+        next=steps,
+    )
 
 
 def _notes(row: PlanRow) -> list[str]:
+    """The notes of a plan as sentences."""
     return [f"{capitalised(note)}." for note in row.note or []]
 
 
 def _settings(row: PlanRow) -> str:
+    """`batch 4 · 128 prompt + 64 new tokens · K=4`, for the title."""
     settings = [
         f"batch {row.batch_size}" if (row.batch_size or 1) > 1 else "",
         f"{row.prompt_length} prompt + {row.max_new_tokens} new tokens",
@@ -87,6 +98,7 @@ def _settings(row: PlanRow) -> str:
 
 
 def _finding(row: PlanRow) -> Line:
+    """Whether the pair fits, and how much memory is left on the device that has least to spare."""
     tightest, used, free = min(_uses(row), key=lambda use: use[2] - use[1])
     where = "in main memory" if tightest == "cpu" else f"on {_device(tightest)}"
     stays = f"{amount(free - used)} remain free {where}"
@@ -134,12 +146,15 @@ def _why(row: PlanRow) -> Iterator[tuple[str, str]]:
     yield "Time", f"one forward pass must read {about}{amount(row.read_bytes)}{batch}{reader}"
     num_gpus = row.num_gpus or 1
     at_a_time = ", with one GPU working at a time" if num_gpus > 1 else ""
+    # The highest first. GPUs that are sold under one name may have different bandwidths.
     rates = _rates(row) or [("assuming 100 GB/s: bandwidth= says it", 100.0)]
     for name, rate in rates:
         least = f"regular decoding takes at least {least_ms(row.read_bytes, rate):.2f} ms/token{at_a_time}"
         if row.speculative_read_bytes is not None:
             with_draft = least_ms(row.speculative_read_bytes, rate)
-            least += f"; speculative decoding at least {with_draft:.2f} if all draft tokens are accepted"
+            least += (
+                f"; speculative decoding at least {with_draft:.2f} if all draft tokens are accepted"
+            )
         basis = f"{name}, {rate:g} GB/s" if row.bandwidths else name
         yield "Time", f"{least} ({basis})"
     if num_gpus > 1:
@@ -196,6 +211,7 @@ def _steps(row: PlanRow, num_plans: int) -> Iterator[NextStep]:
 
 
 def _remedies(row: PlanRow) -> list[Remedy]:
+    """Changes with which the pair would fit, in the order of the plan; [] if none is known."""
     return [Remedy(**change) for change in row.instead or []]
 
 
@@ -221,6 +237,7 @@ def _plans(runs: Sequence[Run[PlanRow]]) -> Table:
 
 
 def _fits(row: PlanRow) -> str:
+    """`yes`, `no; model=65B_4bit`, or `weights only` if the size of the KV cache is unknown."""
     if row.status == "ok":
         return "yes" if row.needed_bytes is not None else "weights only"
     if row.status != "does_not_fit":
@@ -307,10 +324,12 @@ def least_ms(num_bytes: float, rate: float) -> float:
 
 
 def _device(name: str) -> str:
+    """`GPU 0` for `cuda:0`, `main memory` for `cpu`."""
     return "main memory" if name == "cpu" else name.replace("cuda:", "GPU ")
 
 
 def gigabytes(size: float) -> str:
+    """A number of bytes in units of 10^9, without the unit."""
     return f"{size / 1e9:.1f}"
 
 

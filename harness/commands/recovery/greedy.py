@@ -17,6 +17,7 @@ class GreedyScore(NamedTuple):
     """A greedy answer of n tokens, compared with the reference's logits before each token.
 
     Attributes:
+        answer: the request, and the record of its answer.
         largest: [n], the largest logit at each place.
         margins: [n], the largest logit minus the logit of the answer's token; 0 if that token has the largest logit.
         differs: whether, at any place, the answer's token is not the first of the tokens with the largest logit.
@@ -91,6 +92,7 @@ class GreedyTexts:
     def _add(
         self, divergence: Divergence | None, request: PlannedRequest, *texts: RequestRecord
     ) -> None:
+        """Note the result of a comparison, and whether one of its texts was cut short."""
         # A text that may end early has no expected length, so it never counts as cut short: a server may end texts at
         # tokens that are not known here.
         num_asked = 0 if request.ends else request.num_tokens
@@ -107,10 +109,10 @@ class GreedyTexts:
         The first condition that applies decides:
 
         condition                                                     verdict      divergence
-        a margin exceeds what rounding explains (`excess` above 1)    lossy        the one with the largest excess
+        a margin exceeds what rounding explains (`excess` above 1)    lossy        the largest excess
         a margin is unknown: no reference, or a text ended earlier    undecided    the first one without a margin
-        a text was cut short, or no token was compared                undecided    the largest tie (not the reason)
-        otherwise                                                     lossless     the largest tie
+        a text was cut short, or no token was compared                undecided    the largest excess, not the reason
+        otherwise                                                     lossless     the largest excess, at most 1: a tie
         """
         differing = [divergence for divergence in self.divergences if divergence is not None]
         measured = [divergence for divergence in differing if divergence.logit_margin is not None]
@@ -124,6 +126,7 @@ class GreedyTexts:
         return "lossless" if is_whole else "undecided", worst
 
     def columns(self) -> Columns:
+        """The columns of the check."""
         verdict, worst = self.judged()
         return {
             "check": "greedy",

@@ -97,10 +97,11 @@ def _ask(asking: Asking, arm: Arm, reference: Reference, scores: Scores) -> None
     """
     settings = asking.settings
     num_in_flight = settings.batch_size
+    # The mean number of tokens of a drawn text that is not at the one place (`most_drawn`).
     mean_length = (1 + most_drawn(settings.decoding.max_new_tokens)) / 2
     length_at_place = tokens_at_place(settings.decoding)
-    # The number of texts per drawn token. It is also the share of tokens that are not tested, because speculation does
-    # not decide the first token of a text.
+    # The number of texts per drawn token: 0.5 / 16.5 + 0.5 / 6 = 0.11 with K=4. It is also the share of tokens that are
+    # not tested, because speculation does not decide the first token of a text.
     num_texts = (1 - _SHARE_AT_PLACE) / mean_length + _SHARE_AT_PLACE / length_at_place
 
     def num_needed(rounding: float) -> int:
@@ -118,6 +119,7 @@ def _ask(asking: Asking, arm: Arm, reference: Reference, scores: Scores) -> None
         num_settings = counted(len(asking.samplings), "sampling setting")
         tested += f" and {num_tokens:,} drawn tokens over {num_settings}"
     say(f"testing the {arm.name} arm with {tested}, {num_in_flight} in flight{too_few}")
+    # For each of the two rounds, the number of drawn texts that are not at the one place.
     num_mixed = math.ceil((1 - _SHARE_AT_PLACE) * num_tokens / mean_length / 2)
     workload = Workload(asking)
     first = asking.ask(arm, workload.first_turns(num_mixed), num_in_flight, "asking")
@@ -133,7 +135,7 @@ def _ask(asking: Asking, arm: Arm, reference: Reference, scores: Scores) -> None
     scores.add([answer for answer in first if answer.request.is_greedy])
     scores.look()
     at_place: Sequence[PlannedRequest] = []
-    # The place is chosen from texts with the run's own sampling setting.
+    # The place is chosen from texts with the first sampling setting, with which it is then continued.
     drawn = [text for text in scores.drawn if text.answer.request.sampling in asking.samplings[:1]]
     if drawn:
         place = choose_place(drawn)
@@ -149,9 +151,11 @@ def _ask(asking: Asking, arm: Arm, reference: Reference, scores: Scores) -> None
             break
         scores.add(asking.ask(arm, requests, num_in_flight, "asking, second turns"))
         scores.look()
+    # The check of drawn tokens is the last one, if there is any.
     last = scores.so_far[-1]
     if last["verdict"] == "undecided" and last["check"] == "sampled":
         num_enough = num_needed(last["rounding"])
+        # With some evidence of a loss, even enough power gives no verdict. Twice as many draws confirm or refute it.
         if last["evidence"] >= NOTABLE_EVIDENCE:
             num_enough = max(num_enough, 2 * last["num_draws"])
         if num_enough > max(num_tokens, last["num_draws"]):
@@ -162,7 +166,8 @@ def _reference_check(arm: Arm, checks: Sequence[Columns]) -> Columns:
     """A check of whether a regular arm's texts follow the log-probabilities that it reports for them.
 
     Args:
-        checks: the check of greedy texts; then that of drawn tokens, if the run has sampling settings.
+        checks: the checks of `Scores` for this arm: that of greedy texts; then that of drawn tokens, if the run has
+            sampling settings. A regular arm has no check of kernels.
     """
     greedy, *drawn = checks
     columns = dict(greedy)
@@ -253,10 +258,11 @@ class RecoveryExperiment(Experiment[RecoverySettings, RecoveryRow]):
         )
         self.num_too_long = encoded.num_too_long
         prompts = encoded.token_ids
-        # A variant of a prompt may have one token more (`Workload`), and a prompt of the second round also contains an
-        # answer and a second turn.
+        # A variant of a prompt may have one token more (`Workload.first_turns`), and a prompt of the second round also
+        # contains an answer and a second turn.
         longest = encoded.longest + 1 + most + FOLLOW_UP
         session.place(settings.batch_size, longest)
+        # All of them, also those that the user leaves out: the engine prepares its calls for these settings.
         tried = [sampling.decoding for sampling in samplings(settings.decoding)]
         greedy = dataclasses.replace(settings.decoding, temperature=0)
         engine = session.open(settings.batch_size, longest, [*tried, greedy])
@@ -273,6 +279,7 @@ class RecoveryExperiment(Experiment[RecoverySettings, RecoveryRow]):
                 shown = f"top_logprobs={settings.top_logprobs}"
                 say(f"not tested, because {shown} is not enough: {names}")
             taken = [sampling for sampling in taken if sampling not in unknown]
+        # Both arms get the same requests.
         can_end = all(each.traits.stops_at_tokens for each in engine.arms)
 
         def keep(name: str, answers: Sequence[Answer]) -> None:
@@ -356,6 +363,7 @@ class RecoveryExperiment(Experiment[RecoverySettings, RecoveryRow]):
 
 
 def _text_row(session: Session, name: str, answer: Answer) -> RecoveryTextRow:
+    """The row of an answer. `name` is the name of the arm."""
     request, record = answer
     return session.row(
         RecoveryTextRow,

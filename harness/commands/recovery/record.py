@@ -49,6 +49,7 @@ class RecoverySettings(PromptedSettings):
             different sampling settings, and some are left midway; 1 sends them one at a time.
     """
 
+    # The runner that `latency` times by default, so that its kernels are tested (`RunSettings`).
     GPU_RUNNER = "compiled"
 
     num_prompts: int = 15
@@ -143,7 +144,9 @@ class Recovery(Command[RecoverySettings, RecoveryRow]):
         return Checks(rows).verdict
 
     def bad_answer(self, rows: Sequence[RecoveryRow]) -> VerdictError | None:
-        """The error if the pair is lossy, or nothing can be concluded; None if it is lossless."""
+        """The error if the pair is lossy, or nothing can be concluded; None if it is lossless, and for an unfinished
+        run that has found no loss.
+        """
         from harness.commands.recovery.tables import Checks
 
         checks = Checks(rows)

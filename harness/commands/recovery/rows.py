@@ -30,6 +30,7 @@ class RecoveryTextRow(Row):
 class RecoveryRow(PromptedRow):
     """`recovery.csv`: one row per check."""
 
+    # `results.schema.RunRow` and `results.row.Row` explain these class attributes.
     kind = "recovery"
     filled_if_measured = ("verdict",)
     recognised_by = ("check", "verdict", "p_value")

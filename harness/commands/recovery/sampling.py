@@ -40,7 +40,8 @@ class Sampling:
         probabilities = exact_probabilities(values, self.decoding)
         # A server's reference (`ReportedReference`) gives all tokens that the server does not report one logit, the
         # lowest. These tokens share the probability that top-k and top-p leave them together, because it is unknown
-        # which of them the server kept.
+        # which of them the server kept: (0.6, 0.4, 0) with logits (2, 1, 1) becomes (0.6, 0.2, 0.2). Logits of weights
+        # have a single lowest token, whose probability stays.
         lowest = np.where(np.isinf(values), np.inf, values).min(-1, keepdims=True)
         alike = values == lowest
         mass = (probabilities * alike).sum(-1, keepdims=True)
@@ -60,7 +61,7 @@ class Sampling:
             logits: [n, V], the model's logits before each token, without temperature and truncation.
             text: the n tokens.
             places: the places to examine, whose tokens have a probability of 0.
-            tolerances: [n], the largest difference between two logits that rounding explains.
+            tolerances: [n], the largest difference between two logits that rounding explains, at each place.
         """
         explained = []
         for place in places:

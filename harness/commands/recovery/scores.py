@@ -30,7 +30,7 @@ from harness.results.statistics.drawn_tokens import DrawnText, Recovered, TokenR
 
 # The most texts that are scored together.
 _TOGETHER = 8
-# The most logits that are computed together. In float32 they take 128 MiB.
+# The most logits that are computed together, unless one text alone has more. In float32 they take 128 MiB.
 _MOST_LOGITS = 2**25
 # This share of the log-probabilities may differ by more than rounding, for example at ties. A difference of more than
 # `_MOST_ROUNDING` nats in the others is not taken for rounding.
@@ -54,6 +54,8 @@ class ScoredText(NamedTuple):
     """A drawn answer of n tokens, as it is tested.
 
     Attributes:
+        answer: the request, and the record of its answer.
+        text: the tokens with their probabilities, for the bets of `results.statistics.drawn_tokens`.
         entropies: [n], the entropy of the distribution from which each token was drawn, in nats.
     """
 
@@ -67,9 +69,9 @@ class Scores:
 
     Attributes:
         so_far: the columns of the checks at the last `look`; empty before the first.
-        answers: all answers.
+        answers: all answers, also those that were left midway.
         greedy: the comparison of greedy texts with the likeliest tokens.
-        drawn: the drawn texts.
+        drawn: the drawn texts of at least one token.
     """
 
     def __init__(self, reference: Reference, asking: Asking) -> None:
@@ -92,7 +94,8 @@ class Scores:
         self.answers += answers
         waited_for = [answer for answer in answers if answer.request.is_compared]
         require_token_ids([answer.record for answer in waited_for if answer.record.token_ids])
-        # Texts that differ only in their last token have the same logits, and are scored once.
+        # Texts that differ only in their last token have the same logits, and are scored once: after the same prompt,
+        # `a b c` and `a b d` are both scored by the logits before `a`, `b` and the last token.
         by_context: dict[object, list[Answer]] = defaultdict(list)
         for answer in waited_for:
             request = answer.request
@@ -128,7 +131,7 @@ class Scores:
         # Greedy texts are added last, so that all texts that were read twice decide the tolerances.
         for score in greedy:
             self.greedy.add_scored(score, self._rounding.tolerances(score.largest))
-        # The bets continue from one text to the next, so the order of the texts must not depend on the tokens drawn.
+        # The test bets on one text after the other (`drawn_tokens`), so their order must not depend on what was drawn.
         asked = {answer.request.index: number for number, answer in enumerate(answers)}
         added = sorted(self.drawn[num_before:], key=lambda text: asked[text.answer.request.index])
         self.drawn[num_before:] = added
@@ -137,8 +140,10 @@ class Scores:
         self, prompts: Sequence[Sequence[int]], texts: Sequence[Sequence[int]]
     ) -> Floats | None:
         """The draft's logits; None if the reference has no draft, or if under this rule the distribution of recovered
-        tokens does not follow from the target's and the draft's.
+        tokens does not follow from the target's and the draft's at the same place.
         """
+        # `tests_each_token`: a token is accepted by a test of its own, so what replaces it depends on this place alone.
+        # `rule=block` judges several draft tokens together.
         rule = RULES[self._asking.settings.decoding.rule]
         if not (rule.lossless and rule.tests_each_token):
             return None
@@ -189,6 +194,7 @@ class Scores:
         """
         tokens = record.token_ids
         values = logits.astype(np.float64)
+        # [n], the logit of each token of the answer.
         own_logits = values[range(len(tokens)), tokens]
         # All tokens that a regular arm does not report share one logit, so their log-probabilities are unknown.
         is_known = (values == own_logits[:, np.newaxis]).sum(-1) == 1
@@ -245,6 +251,7 @@ def _prompt_and_length(alike: Sequence[Answer]) -> tuple[tuple[int, ...], int]:
 
 
 def is_lossy(checks: Sequence[Columns]) -> bool:
+    """Whether one of the checks has found a loss."""
     return any(check["verdict"] == "lossy" for check in checks)
 
 
@@ -261,7 +268,12 @@ class VerifiedPlaces(NamedTuple):
 
 
 def verified_places(record: RequestRecord) -> VerifiedPlaces | None:
-    """The places of the tokens that the target decided after the proposals of a text; None if they are unknown."""
+    """The places of the tokens that the target decided after the proposals of a text; None if they are unknown.
+
+    `outcomes` has, for each iteration, the numbers of proposed and of accepted tokens. After the first token, the
+    outcomes (4, 2) and (4, 4) give two accepted tokens (places 1 and 2), a recovered one (3), four accepted ones (4 to
+    7) and a bonus token (8).
+    """
     places = VerifiedPlaces([], [])
     # The first token is decided without a proposal.
     index = 1
@@ -288,13 +300,15 @@ def choose_place(texts: Sequence[ScoredText]) -> tuple[int, ...]:
     value above 0.
 
     Args:
-        texts: texts with one sampling setting, at least one. If it is unknown which tokens were recovered, all count.
+        texts: texts with one sampling setting, at least one. If it is unknown which tokens of a text were recovered,
+            all count except the first.
     """
     best = texts[0].text.prompt
     most = 0.0
     for answer, text, entropies in texts:
         places = verified_places(answer.record)
         for recovered in range(1, len(text.tokens)) if places is None else places.recovered:
+            # `widths` has the probability of the token before the recovered one, with that of equally likely tokens.
             expected_entropy = float(text.widths[recovered - 1]) * float(entropies[recovered])
             if expected_entropy > most:
                 most = expected_entropy

@@ -36,7 +36,8 @@ _REFUSALS = (400, 404, 422, 501)
 # The most tokens of a drawn text. Longer texts would leave time for fewer prompts. With shorter texts, more of the
 # drawn tokens would be first tokens, which speculation does not decide and which are not tested.
 _MOST_DRAWN = 32
-# In the second round, this many tokens of another prompt follow an answer, as the user's next turn.
+# In the second round, the last tokens of one of the run's prompts, at most this many, follow an answer as the user's
+# next turn.
 FOLLOW_UP = 8
 # For this many requests whose whole answers are read, one more request is left midway.
 _READ_FOR_ONE_LEFT = 7
@@ -60,6 +61,7 @@ class PlannedRequest:
 
     Attributes:
         prompt: token ids.
+        sampling: the sampling setting, which may be greedy.
         num_tokens: the most tokens of its text; without `ends`, the exact number.
         index: determines the random numbers together with the seed, if the engine uses these.
         leave_after: number of tokens after which the request is left midway, so that its text is not compared; None to
@@ -78,6 +80,7 @@ class PlannedRequest:
 
     @property
     def is_compared(self) -> bool:
+        """Whether the whole text is read, so that it can be tested."""
         return self.leave_after is None
 
     @property
@@ -115,6 +118,76 @@ class Answer(NamedTuple):
     def passes_its_end(self) -> bool:
         """Whether a token before the last one should have ended the text."""
         return not self.request.ends.isdisjoint(self.record.token_ids[:-1])
+
+
+@dataclass(frozen=True)
+class Asking:
+    """The settings for the requests of a run, and the function that sends them.
+
+    Attributes:
+        prompts: token ids of each prompt; none is empty.
+        samplings: the sampling settings to test, in the order of `samplings=`, without those that the engine refuses or
+            that the reference cannot test. The first one is used at the one place. Empty for greedy decoding.
+        end_tokens: the tokens at which the target ends a text.
+        can_end: whether the engine can end texts at given tokens. Each request then has such tokens with a probability
+            of one half, except those at the one place and those that are left midway.
+        with_logprobs: whether to request the log-probabilities of drawn tokens.
+        keep: stores answers; called by `ask` with the name of the arm and its answers. By default nothing is stored.
+    """
+
+    settings: RecoverySettings
+    prompts: Sequence[Sequence[int]]
+    samplings: Sequence[Sampling]
+    end_tokens: frozenset[int]
+    can_end: bool = False
+    with_logprobs: bool = False
+    keep: Callable[[str, Sequence[Answer]], object] = lambda name, answers: None
+
+    @property
+    def token_test(self) -> TokenTest:
+        return TokenTest(self.settings.false_alarm_rate, self.settings.shift)
+
+    def ask(
+        self, arm: Arm, planned: Sequence[PlannedRequest], num_in_flight: int, doing: str
+    ) -> list[Answer]:
+        """Send requests to an arm, and return the answers in the order of the requests.
+
+        Args:
+            doing: the words for the progress line and for an error, such as `asking`.
+
+        Raises:
+            RunError: if any request failed.
+        """
+        requests = [request.request(self.settings.seed, self.with_logprobs) for request in planned]
+        num_noted = 0
+        with progress(doing, len(requests)) as advance, quick_garbage_collections():
+            # `number` is how many requests have ended. It may grow by more than one.
+            def note_ended(number: int) -> None:
+                nonlocal num_noted
+                while num_noted < number:
+                    num_noted += 1
+                    advance(None)
+
+            records = arm.answer(requests, num_in_flight, note_ended=note_ended).requests
+        failed = [record for record in records if record.error is not None]
+        if failed:
+            number = f"{len(failed)} of {len(requests)} requests"
+            raise RunError(f"{number} failed {doing}: {failed[0].error}")
+        answers = [Answer(*answered) for answered in zip(planned, records, strict=True)]
+        self.keep(arm.name, answers)
+        return answers
+
+    def sampled_check(self, result: TokenResult, records: Sequence[RequestRecord]) -> Columns:
+        """The columns of the check of all drawn tokens.
+
+        Args:
+            result: the result of the test.
+            records: all answers, greedy ones included, for the columns about acceptance.
+        """
+        names = ", ".join(sampling.name for sampling in self.samplings)
+        # A reader needs the acceptance, because without rejections most of the algorithm never ran.
+        acceptance = drafts_of(records)
+        return {**vars(result), "check": "sampled", "sampling": names, "acceptance": acceptance}
 
 
 def taken_samplings(
@@ -206,8 +279,8 @@ class Workload:
         at_place: Sequence[PlannedRequest] = (),
         num_in_flight: int = 1,
     ) -> list[PlannedRequest]:
-        """The requests of the second round: some continue greedy answers to the run's prompts, and others continue the
-        one place.
+        """The requests of the second round: some continue greedy answers to the run's prompts, others continue the one
+        place, and further ones are left midway. Each of these answers is also continued by one greedy request.
 
         The requests at the one place come in groups among the others, so that several of them begin together, and their
         prompt is read once.
@@ -229,6 +302,7 @@ class Workload:
                 texts.append((*request.prompt, *text, *next_turn[-FOLLOW_UP:]))
         answered = [answer.record.token_ids for answer in answers]
         others = self._shuffled(self._mixed(texts, num_drawn, answered))
+        # With the others x, y and three requests p at the place in groups of 2, the groups are [x], [y], [p, p], [p].
         groups = [[request] for request in others] + in_batches(at_place, num_in_flight)
         order = self._generator.permutation(len(groups))
         return [request for number in order for request in groups[number]]
@@ -257,10 +331,15 @@ class Workload:
         num_drawn: int,
         known_texts: Sequence[Sequence[int]],
     ) -> list[PlannedRequest]:
-        """A greedy request for each prompt, and `num_drawn` drawn requests, each with a random one of the prompts.
+        """A greedy request for each prompt, and `num_drawn` drawn requests, each with a random one of the prompts. No
+        drawn ones without sampling settings.
 
-        If the engine can end texts at given tokens, a random half of these requests has end tokens. Models seldom
-        generate the target's end token this early, so a random token of `known_texts` is made an end token, too.
+        If the engine can end texts at given tokens, each of these requests has end tokens with a probability of one
+        half. Models seldom generate the target's end token this early, so a random token of `known_texts` is made an
+        end token, too.
+
+        Args:
+            known_texts: texts whose tokens are likely to occur in the answers.
         """
         requests = []
         for prompt in prompts:
@@ -279,6 +358,7 @@ class Workload:
         return requests
 
     def _plan(self, prompt: tuple[int, ...], sampling: Sampling, num_tokens: int) -> PlannedRequest:
+        """A request with an index of its own, and so with its own random numbers."""
         self._num_made += 1
         return PlannedRequest(prompt, sampling, num_tokens, self._num_made)
 
@@ -287,71 +367,3 @@ class Workload:
 
     def _length(self, most: int) -> int:
         return int(self._generator.integers(1, most + 1))
-
-
-@dataclass(frozen=True)
-class Asking:
-    """The settings for the requests of a run, and the function that sends them.
-
-    Attributes:
-        prompts: token ids of each prompt; none is empty.
-        samplings: the sampling settings to test, with the run's own first; empty for greedy decoding.
-        end_tokens: the tokens at which the target ends a text.
-        can_end: whether the engine can end texts at given tokens; half of the requests then have such tokens.
-        with_logprobs: whether to request the log-probabilities of drawn tokens.
-        keep: stores answers; called by `ask` with the name of the arm and its answers.
-    """
-
-    settings: RecoverySettings
-    prompts: Sequence[Sequence[int]]
-    samplings: Sequence[Sampling]
-    end_tokens: frozenset[int]
-    can_end: bool = False
-    with_logprobs: bool = False
-    keep: Callable[[str, Sequence[Answer]], object] = lambda name, answers: None
-
-    @property
-    def token_test(self) -> TokenTest:
-        return TokenTest(self.settings.false_alarm_rate, self.settings.shift)
-
-    def ask(
-        self, arm: Arm, planned: Sequence[PlannedRequest], num_in_flight: int, doing: str
-    ) -> list[Answer]:
-        """Send requests to an arm, and return the answers in the order of the requests.
-
-        Args:
-            doing: the words for the progress line and for an error, such as `asking`.
-
-        Raises:
-            RunError: if any request failed.
-        """
-        requests = [request.request(self.settings.seed, self.with_logprobs) for request in planned]
-        num_noted = 0
-        with progress(doing, len(requests)) as advance, quick_garbage_collections():
-
-            def note_ended(number: int) -> None:
-                nonlocal num_noted
-                while num_noted < number:
-                    num_noted += 1
-                    advance(None)
-
-            records = arm.answer(requests, num_in_flight, note_ended=note_ended).requests
-        failed = [record for record in records if record.error is not None]
-        if failed:
-            number = f"{len(failed)} of {len(requests)} requests"
-            raise RunError(f"{number} failed {doing}: {failed[0].error}")
-        answers = [Answer(*answered) for answered in zip(planned, records, strict=True)]
-        self.keep(arm.name, answers)
-        return answers
-
-    def sampled_check(self, result: TokenResult, records: Sequence[RequestRecord]) -> Columns:
-        """The columns of the check of all drawn tokens.
-
-        Args:
-            result: the result of the test.
-            records: all answers, greedy ones included, for the columns about acceptance.
-        """
-        names = ", ".join(sampling.name for sampling in self.samplings)
-        # A reader needs the acceptance, because without rejections most of the algorithm never ran.
-        acceptance = drafts_of(records)
-        return {**vars(result), "check": "sampled", "sampling": names, "acceptance": acceptance}

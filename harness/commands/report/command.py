@@ -110,7 +110,7 @@ class _Reader:
         # `latency.csv`, `latency_prompts.csv`, and `latency-2.csv`, which `append_rows` begins if the first file has
         # other columns.
         self._file_name = re.compile(rf"({'|'.join(self._run_kinds)})(-\d+|_prompts)?\.csv")
-        # Rows of prompts files, by the id of the run that wrote them.
+        # The rows of all files `latency_prompts.csv`, by the id of the run that wrote them.
         self._prompts: dict[str | None, list[LatencyPromptRow]] = {}
         for path in paths:
             if path.is_dir():
@@ -133,6 +133,11 @@ class _Reader:
                 run.prompt_rows = self._prompts[run.last.run]
 
     def _read_directory(self, directory: Path) -> None:
+        """Add the files below a directory that may contain measurements.
+
+        Raises:
+            SettingError: if there are none.
+        """
         files = [file for file in self._files(directory) if self._is_worth_reading(file, directory)]
         if not files:
             rule = f"holds no CSV file of {', '.join(self._run_kinds)}"
@@ -148,6 +153,7 @@ class _Reader:
             yield from (Path(folder, name) for name in sorted(names))
 
     def _note(self, error: OSError) -> None:
+        """Add a note about a file or a directory that cannot be read."""
         self.findings.notes.append(f"{error.filename} cannot be read: {error.strerror}")
 
     def _is_worth_reading(self, file: Path, directory: Path) -> bool:
@@ -169,8 +175,9 @@ class _Reader:
         """Add a file's contents to the findings.
 
         Returns:
-            False for a file that harness did not write. True otherwise, even if the file cannot be read; a note then
-            says so.
+            False for a file that harness did not write, or whose rows are not those of a command that measures. True
+            otherwise, even if the file cannot be read, or was saved by a spreadsheet in another form; a note then says
+            so.
         """
         findings = self.findings
         try:
@@ -198,6 +205,7 @@ _MOST_LISTED = 3
 
 def environment_table(runs: Sequence[Run]) -> Table:
     """A table of the runs' devices and versions, with a row for each combination."""
+    # The first cells of a row, in the order of the columns.
     where = attrgetter("devices", "server", "num_threads", *_VERSIONS)
     columns = (
         Column("devices", text=True),
@@ -237,6 +245,7 @@ _DEFAULT = Path("results")
 _RUN_ID = re.compile(r"\d{8}(T[\w.-]*)?")
 
 
+# The most notes that a report shows, because a damaged file may have one for each of its rows.
 _MOST_NOTES = 20
 
 
@@ -251,6 +260,7 @@ def build(paths: Sequence[str | Path], ids: Sequence[str] = ()) -> ReportContent
     """
     findings = read([Path(path) for path in paths], ids)
     found = [*dict.fromkeys([*findings.runs, *findings.failures])]
+    # A single run gets the page that it printed, not a page about many.
     command = measurement(found[0].command)
     single = command.page(found) if len(found) == 1 and found[0].status != "incomplete" else None
     if single is None:
@@ -268,7 +278,8 @@ def build(paths: Sequence[str | Path], ids: Sequence[str] = ()) -> ReportContent
         title += f": {models[0] if len(models) == 1 else counted(len(models), 'model')}"
     about = [counted(len(rows), "measurement"), days_of(rows), *common_settings(rows).split(" · ")]
     sources = [environment_table(runs), files_table(findings.files)]
-    return ReportContents(title, [*filter(None, about)], pages, sources, notes, single is not None)
+    is_single = single is not None
+    return ReportContents(title, [*filter(None, about)], pages, sources, notes, is_single)
 
 
 @dataclass(frozen=True)
@@ -349,6 +360,7 @@ def write(report: ReportContents, output: Path) -> list[Path]:
         SettingError: if no file can be written there.
         RunError: if the disk fails or is full.
     """
+    # The plots of each page, by the page's question and then by the kind of plot: pairs of a title and an SVG.
     drawn: dict[str, dict[str, list[tuple[str, str]]]] = {}
     drawing = _optional_plots()
     note = f"Plots need matplotlib: {install_command('report')}"
@@ -368,6 +380,7 @@ def write(report: ReportContents, output: Path) -> list[Path]:
         for kind, plots in kinds.items():
             for number, (title, svg) in enumerate(plots, 1):
                 said = " · ".join(filter(None, [html.escape(title), about]))
+                # A file by itself has no page around it, so it gets a title, after the `>` that ends `<svg …>`.
                 whole = svg.replace(">", f"><title>{said}</title>", 1)
                 contents[output / f"report-{kind}-{number}.svg"] = whole.encode()
     try:

@@ -51,6 +51,7 @@ class Guard:
     """Middleware that refuses requests without the right host, key or length.
 
     Attributes:
+        app: the application that answers all other requests.
         local: whether to answer only requests whose Host is a loopback address. Otherwise a web page whose domain name
             points to this machine could use the service (DNS rebinding).
         key: the API key that requests must send; None if they need none.
@@ -63,6 +64,7 @@ class Guard:
     max_bytes: int
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Called by the server for each request: pass the request on to the application, or refuse it."""
         answer: ASGIApp = self.app
         if scope["type"] == "http":
             headers = {
@@ -72,6 +74,7 @@ class Guard:
         await answer(scope, receive, send)
 
     def _refusal(self, path: str, headers: dict[str, str]) -> JSONResponse | None:
+        """The response that refuses a request; None if nothing is wrong with it."""
         try:
             host = urlsplit(f"//{headers.get('host', '')}").hostname
         except ValueError:
@@ -96,6 +99,7 @@ class Guard:
 
 
 def error_response(status: int, message: str, member: str | None = None) -> JSONResponse:
+    """A response with an `error_body`, and the headers that belong to its status."""
     headers = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "1"}}
     return JSONResponse(error_body(status, message, member), status, headers.get(status))
 
@@ -189,6 +193,7 @@ def _add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+        """Name the parameter and what is wrong with it: `temperature: Input should be a valid number`."""
         errors = error.errors()
         # If a member may have several types, there is an error for each type. The error deepest in the body is about
         # the type that the client meant. The locations of errors contain the types in brackets.
@@ -209,7 +214,7 @@ def _add_error_handlers(app: FastAPI) -> None:
 
 
 def _generation(served: ServedModel, arm: str) -> APIRouter:
-    """The endpoints that generate with one arm, `regular` or `speculative`."""
+    """The endpoints of OpenAI's API (and `/predict`), which generate with one arm, `regular` or `speculative`."""
     router = APIRouter()
 
     async def tokens_of(prompts: Sequence[str | list[int]]) -> list[list[int]]:
@@ -220,7 +225,11 @@ def _generation(served: ServedModel, arm: str) -> APIRouter:
     async def respond(
         request: Request, body: GenerationBody, prompts: list[list[int]], chat: bool = False
     ) -> Any:
-        """The response to a request: a stream of events, or one JSON object."""
+        """The response to a request: a stream of events, or one JSON object.
+
+        Raises:
+            Refusal: for a wrong request, or if generating fails. In a stream that has begun, it becomes an event.
+        """
         queue: asyncio.Queue[Piece] = asyncio.Queue()
         answers = served.ask(arm, prompts, body, queue)
         pieces = _pieces(request, answers, queue)
@@ -294,7 +303,9 @@ class _Shape:
         return {**self._head, "choices": choices, **self._sums()}
 
     async def chunks(self, pieces: AsyncIterator[Piece]) -> AsyncIterator[dict[str, Any]]:
-        """The chunks of the response to a request with a stream, one for each piece."""
+        """The chunks of the response to a request with a stream: one for each piece and, if the request asks for it, a
+        last one with the usage.
+        """
         head = {**self._head, "object": "chat.completion.chunk"} if self._chat else self._head
         options = self._body.stream_options
         begun: set[int] = set()
@@ -331,10 +342,12 @@ class _Shape:
         }
 
     def _sums(self) -> dict[str, Any]:
+        """The members about all answers together, which are known once these have ended."""
         num_new = sum(len(answer.token_ids) for answer in self._answers)
         return {"usage": self._usage(num_new), "metrics": _metrics(self._answers)}
 
     def _usage(self, num_new: int) -> dict[str, int]:
+        """The numbers of tokens of all prompts and, so far, of all answers."""
         num_prompt = sum(len(answer.request.prompt) for answer in self._answers)
         return {
             "prompt_tokens": num_prompt,

@@ -43,6 +43,9 @@ _NEUTRAL: dict[str, Any] = {
 
 
 def _changes_nothing(name: str, value: Any) -> bool:
+    """Whether this value of a parameter may be ignored. Always true for null, and false for parameters without a
+    neutral value.
+    """
     if value is None or name in _IRRELEVANT or (name in _OFF and not value):
         return True
     if name in ("function_call", "tool_choice"):
@@ -53,6 +56,7 @@ def _changes_nothing(name: str, value: Any) -> bool:
 
 
 def _encodable(text: str) -> str:
+    """Return the text, or raise a ValueError, which pydantic reports as the reason for a refusal."""
     # JSON can contain one half of a surrogate pair, which UTF-8 cannot encode.
     if any("\ud800" <= character <= "\udfff" for character in text):
         raise ValueError("must be text, without half characters")
@@ -82,6 +86,7 @@ class Body(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _leave_out_what_changes_nothing(cls, body: Any) -> Any:
+        """Called by pydantic before it checks the members."""
         if not isinstance(body, dict):
             return body
         return {name: value for name, value in body.items() if not _changes_nothing(name, value)}
@@ -143,6 +148,9 @@ class Completion(GenerationBody):
 
     @property
     def prompts(self) -> Sequence[str | list[int]]:
+        """The prompts in a list: `"a"` and `[1, 2]` are one prompt; `["a", "b"]` and `[[1, 2], [3]]` are two. An empty
+        list is one prompt without tokens, which is refused later.
+        """
         prompt: Any = self.prompt
         if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
             return prompt
@@ -162,11 +170,15 @@ class Prediction(Body):
 
 
 class ContentPart(Body):
+    """A part of a message. Only texts are supported, no images."""
+
     type: Literal["text"]
     text: Text
 
 
 class ChatMessage(Body):
+    """A message of a chat, with the members that chat templates read."""
+
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Text | list[ContentPart] | None = None
     name: Text | None = None

@@ -52,7 +52,7 @@ def run(
     try:
         keeper = PairKeeper()
         demand = Demand(
-            1,
+            batch_size=1,
             prompt_tokens=settings.max_prompt_tokens,
             new_tokens=settings.max_new_tokens,
             num_draft_tokens=settings.most_draft_tokens,
@@ -63,6 +63,7 @@ def run(
         keeper.load()
         with loading():
             served = ServedModel(keeper, settings, say)
+        # What exists now stays until the end, so later garbage collections need not search it.
         gc.collect()
         gc.freeze()
     except BaseException as error:
@@ -104,6 +105,7 @@ class _Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         self.loop.call_later(_REQUEST_S, self._close_if_half)
 
     def _close_if_half(self) -> None:
+        """Close the connection if a request is incomplete; otherwise look again later. `cycle` is the last request."""
         last = self.cycle
         # uvicorn has a timer that closes idle connections. The first bytes of a request cancel it, so without the timer
         # after a complete response, the next request is incomplete.

@@ -33,6 +33,7 @@ class ServeSettings(RunSettings):
     max_prompt_tokens: int = 256
     max_new_tokens: int = 256
 
+    # K=0 is allowed (`RunSettings`): the draft is loaded, and requests are answered without it.
     MAY_IDLE = True
 
     def __post_init__(self) -> None:

@@ -56,6 +56,7 @@ class ServedModel:
         self.arm_names = settings.arms
         self.started = int(time.time())
         self._pair = pair
+        # The most tokens of a prompt with its answer that every model can read; None if no model states a limit.
         self._context = keeper.plan(settings).room(0)
         self.service: LocalService = local("serving").LocalService(
             functools.partial(_open_engine, keeper, settings, say),
@@ -127,8 +128,11 @@ class ServedModel:
     ) -> Sequence[ServedAnswer]:
         """Start to answer prompts with an arm.
 
+        Called in the event loop of `app`. The thread of the service generates the pieces, and this loop puts them into
+        the queue.
+
         Args:
-            queue: receives the pieces of all answers.
+            queue: receives the pieces of all answers, mixed.
 
         Returns:
             The answers, in the order of the prompts. They are still being generated.
@@ -142,6 +146,7 @@ class ServedModel:
             with suppress(RuntimeError):  # the loop is closed, so nobody waits for the piece
                 loop.call_soon_threadsafe(queue.put_nowait, piece)
 
+        # A request may have a negative seed; the engine's seeds are from 0 to 2^64 - 1.
         seed = secrets.randbits(63) if body.seed is None else body.seed % 2**64
         requests = [
             self._request(prompt, body, seed, index) for index, prompt in enumerate(prompts)
@@ -150,6 +155,9 @@ class ServedModel:
 
     def race(self, body: Race) -> Future[dict[str, Any]]:
         """Run both arms on one prompt for the web page, one after the other. No other request is answered then.
+
+        Returns:
+            What the web page shows, once both arms have ended.
 
         Raises:
             Refusal: if the request exceeds a limit.
@@ -215,7 +223,10 @@ class ServedModel:
 
 
 def _open_engine(keeper: PairKeeper, settings: ServeSettings, say: Callable[[str], None]) -> Engine:
-    """Open the engine, and warm up its arms with a short answer each."""
+    """Open the engine, and warm up its arms with a short answer each.
+
+    Called in the thread of the service, which alone runs the models.
+    """
     decoding = dataclasses.replace(settings.decoding, max_new_tokens=settings.max_new_tokens)
     preparation = Preparation(
         decoding=decoding,

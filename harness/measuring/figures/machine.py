@@ -36,4 +36,4 @@ class MachineFigures(Group):
 
     @classmethod
     def measured(cls, run: MeasuredRun, arm: MeasuredArm) -> Group:
-        return cls() if run.quietness is None else cls(**run.quietness.columns())
+        return cls() if run.quietness is None else cls(**run.quietness.columns)

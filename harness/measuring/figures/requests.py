@@ -219,7 +219,7 @@ def were_held_back(run: MeasuredRun, arm: MeasuredArm) -> bool | None:
     counted singly, unless the whole answer came at once. The result is None if tokens were held back by the first count
     and not by the second.
     """
-    share = None if run.quietness is None else run.quietness.processor_share
+    share = None if run.quietness is None else run.quietness.columns["processor_share"]
     is_late = share is not None and share < QUIET
     answered = [request for request in arm.answered if request.arrivals]
     num_tokens = sum(request.num_tokens for request in answered)

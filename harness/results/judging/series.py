@@ -48,7 +48,7 @@ _OF_THE_DRAFT = (
     "decoding.",
     "engine.start_command",
     "engine.first_command",
-    "engine.vary",
+    "vary.",
 )
 # Whole names of settings of the simulated engine that describe its draft, with the same effect.
 _PLANTED_DRAFT = (
@@ -282,9 +282,9 @@ def load_of(member: Member) -> int:
 def schedule_of(members: Sequence[Member]) -> tuple[Sequence[Range], str]:
     """The K to use at each measured load, and an empty reason; or [] and the reason why there is no schedule.
 
-    At each load, the best K is used if it is significantly faster than regular decoding. If no K is, the K of the next
-    smaller load is kept. The exception is that this K, or every K, is significantly slower: then the schedule has no
-    draft (K=0), which is assumed to cost nothing.
+    At each load, the best K (by `Member.rank`) is used if it is significantly faster than regular decoding. If no K is,
+    the K of the next smaller load is kept. The exception is that this K, or every K, is significantly slower: then the
+    schedule has no draft (K=0), which is assumed to cost nothing.
 
     For example:
 
@@ -323,7 +323,9 @@ def _shown(members: Sequence[Member], smaller: int | None) -> int | None:
     if best is not None and best.verdict.pays:
         return int(best.run.last.num_draft_tokens)
     losing = [
-        member.run.last.num_draft_tokens for member in members if member.verdict.relation == "below"
+        member.run.last.num_draft_tokens
+        for member in members
+        if member.verdict.relation == "below" and member.is_judged
     ]
     if len(losing) == len(members) or smaller in losing:
         return 0

@@ -105,11 +105,15 @@ def test_a_server_alone_is_counted_by_position(harness: Harness, dialect: Any) -
             "tokens=13",
             "causes=none",
             "T=0",
+            "K=8",
         )
     assert mentions(outcome.stdout, "Missing", "the weights: model=")
     is_by_position = dialect == "vllm"
     assert ("by draft token: batch_size=1 reads it" in outcome.stdout) != is_by_position
     [row] = results("acceptance").to_dict("records")
+    # The server drafts four tokens, whatever is typed, and was sent eight requests.
+    assert (row["num_draft_tokens"], row["batch_size"]) == (4, 8)
+    assert "at K=4" in outcome.stdout
     # Nobody here knows the tokens of a text: they are the server's, 12 behind the first of each answer.
     assert row["num_tokens"] == 8 * 12
     texts = pd.read_csv(only("acceptance_texts.csv"))

@@ -71,6 +71,7 @@ def test_runs_over_the_same_regular_measurement_are_a_series() -> None:
         ({"draft": "1B", "num_draft_tokens": 8}, True),
         ({"rule": "block", "placement": "cpu"}, True),
         ({"settings": {"draft.sampling": "greedy", "engine.acceptance": 0.5}}, True),
+        ({"settings": {"vary.pmin": 0.5}}, True),
         ({"settings": {"engine.first_ms": 200.0}}, False),
         ({"num_prompts": 8}, False),
         ({"prompts_digest": "ba9876543210"}, False),

@@ -99,6 +99,9 @@ def test_a_range_ends_at_a_measured_load() -> None:
     # As the page of the runs at one load does, it takes one that ran quietly.
     busy = replace(row(1, 8, 3.0), drifted=True)
     assert schedule(busy, row(1, 4, 2.0), row(4, 4, 1.5)) == [([1, 4], 4)]
+    # Neither does a run that was stopped end speculation at a load.
+    stopped = replace(row(4, 4, 0.7), status="interrupted")
+    assert schedule(row(1, 4, 2.0), stopped) == [([1, 4], 4)]
     unknown = [replace(row(load, 4, 2.0), num_draft_tokens=None) for load in (1, 4)]
     assert schedule(*unknown) == "the server's K is not known: type K="
 
