@@ -13,6 +13,7 @@ from harness.config.methods import METHODS
 from harness.config.settings import DecodingSettings
 from harness.engines.registry import ENGINES
 from harness.local.drafting.heads.checkpoint import KINDS
+from harness.measuring.rows import LatencyRow
 from harness.reporting.page import lossless_again
 from harness.reporting.words import arm_name, in_words, lossy_warning
 from harness.results.drafts import PRINTED
@@ -65,6 +66,20 @@ def test_what_is_said_of_a_rule_is_what_its_record_says(name: str) -> None:
     assert (lossy_warning(row) is not None) == settings.lossy
     again = lossless_again(row)
     assert (again.changes if again else None) == ("rule=deepmind" if settings.lossy else None)
+
+
+def test_the_rule_of_every_column_of_a_pooled_row_is_documented() -> None:
+    rules = {}
+    for line in section("numbers.md", "Pooled rows").splitlines():
+        rule, columns = line.strip("| ").partition(" | ")[::2]
+        rules[rule.partition(" (")[0]] = set(re.findall(r"`(\w+)`", columns))
+    described = LatencyRow.columns().items()
+    for name, column in described:
+        rule = f"{column.pools}, weighted by `{column.per}`" if column.per else column.pools
+        if column.part in ("", "estimate") and rule not in (None, "mean"):
+            assert name in ("speedup", "pooled_runs") or rules[rule].remove(name) is None
+    rules["mean"] -= {name for name, column in described if column.pools == "mean"}
+    assert not set().union(*rules.values())
 
 
 # Words that several settings end with: these are typed with their group.

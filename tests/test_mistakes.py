@@ -43,6 +43,7 @@ MISTAKES = {
     " submitit_slurm; pip install hydra-joblib-launcher brings it",
     "latency -m K=2, 4": "K=2,: ends in a comma: type no spaces between values, K=2,4",
     "latency -m repeats=1,3": "repeats=1,3: has one value for all jobs of a sweep",
+    "latency repeats=5 repeat=2 dry_run=true": "repeats=5: must be typed as repeats=NUMBER, without repeat=",
     "latency -m 'draft=glob(nothing_*)' dry_run=true": "-m: there are no jobs, because glob(...) matches no preset",
     "latency -- llama-server -m a.gguf":
         "the command after --: no flag of it makes llama.cpp speculate: "
@@ -50,7 +51,7 @@ MISTAKES = {
     "latency -m K=2,4 -- sh -c 'exec vllm serve A --port {port} --n {K} --api-key X'":
         "the command after --: --api-key: what is typed is written into files: leave it out, or set it in the"
         " environment; engine.api_key_variable names",
-    "report nowhere": "nowhere: no such file or directory",
+    "report 2026": "2026: no such file or directory, and no id of a run (8 digits or more)",
     "report empty": "empty: holds no CSV file of latency",
     "report notes.csv": "notes.csv: is no CSV file of latency",
     "report latency.csv output=notes.csv": "output=notes.csv: cannot be written to",

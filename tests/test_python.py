@@ -65,37 +65,42 @@ def test_a_regular_arm_has_the_k_of_its_run() -> None:
 
 
 def test_the_documented_tables_have_one_row_per_pair(capsys: pytest.CaptureFixture[str]) -> None:
-    """Of a failed run, two runs and their pool, and a run of another temperature."""
+    """Of a failed run, two runs and their pool, a lossy run, and made-up ones."""
     shared: dict[str, Any] = {"arm": "speculative", "model": "a_b", "draft": "d", "status": "ok"}
+    greedy = {"temperature": 0.0, "num_draft_tokens": 4, **shared}
+    lossy = {"temperature": 0.5, "num_draft_tokens": 2, "rule": "google", "lenience": 0.5}
+    made_up = [{"engine": "simulated"}, {"weights": "random"}, {"synthetic_acceptance": 0.9}]
     rows = [
-        LatencyRow(run="run 1", temperature=0.0, **shared | {"status": "failed"}),
-        LatencyRow(run="run 2", temperature=0.0, num_draft_tokens=4, **shared),
-        LatencyRow(run="run 3", temperature=0.0, num_draft_tokens=4, **shared),
-        LatencyRow(
-            run="run 4",
-            temperature=0.0,
-            num_draft_tokens=4,
-            pooled_runs=["run 2", "run 3"],
-            **shared,
-        ),
-        LatencyRow(run="run 5", temperature=0.5, num_draft_tokens=2, **shared | {"model": "c"}),
+        LatencyRow(run="run 1", **greedy | {"status": "failed"}),
+        LatencyRow(run="run 2", **greedy),
+        LatencyRow(run="run 3", **greedy),
+        LatencyRow(run="run 4", pooled_runs=["run 2", "run 3"], **greedy),
+        LatencyRow(run="run 5", **shared | lossy | {"model": "c"}),
+        *(LatencyRow(run=f"run {6 + n}", **greedy, **made_up[n]) for n in range(3)),
     ]
     append_rows("results/latency.csv", rows)
     docs = Path(__file__).parents[1] / "docs"
     (table,) = re.findall(
         r"```python\n(.*?)```", (docs / "numbers.md").read_text("utf-8"), re.DOTALL
     )
-    exec(table, {})
-    assert [line.split(" & ")[:3] for line in capsys.readouterr().out.splitlines()[4:6]] == [
-        ["a\\_b", "4", "0.00"],
-        ["c", "2", "0.50"],
+    found: dict[str, Any] = {}
+    exec(table, found)
+    assert [line.split(" & ")[:5] for line in capsys.readouterr().out.splitlines()[4:7]] == [
+        ["a\\_b", "4", "0.00", "", ""],
+        ["c", "2", "0.50", "google", "0.50"],
+        ["\\bottomrule"],
     ]
+    # Rows differ in these only together with others, or are left out.
+    named = {*found["settings"], "lossy", "draft_method", "prompts_file", "url", "regular_url"}
+    named |= set("weights synthetic_acceptance repeats repeat repository draft_repository".split())
+    columns = LatencyRow.columns().items()
+    assert {name for name, column in columns if column.kind == "setting"} <= named
     (pivot,) = re.findall(
         r"(^pairs = .*)^by_k.plot",
         (docs / "python.md").read_text("utf-8"),
         re.DOTALL | re.MULTILINE,
     )
-    found: dict[str, Any] = {"sweep": frame(rows[1:])}
+    found = {"sweep": frame(rows[1:5])}
     exec(pivot, found)
     assert list(found["by_k"].index) == [2, 4]
 

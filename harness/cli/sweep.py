@@ -374,7 +374,9 @@ def print_sweep(
     elif rows:
         print_document(full if details else short, plain_console(WIDE))
 
-    line = f"  Saved  {num_done} of {counted(num_jobs, 'job')}{_unfinished(rows)} in {file}"
+    line = f"  Saved  {num_done} of {counted(num_jobs, 'job')}{_unfinished(rows)}"
+    if rows:
+        line += f" in {file}"
     # If the start of the server is unknown, it may have been replaced since, and its figures are only reused with
     # resume=always. One row with the server's start is enough, because the rows of jobs that did not reach the server
     # have none.

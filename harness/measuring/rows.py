@@ -34,7 +34,9 @@ class _LatencySettings(PromptedRow, ComparedRow):
         "number of the run among its repetitions; `all` for the pooled row",
         "repeat",
     )
-    pooled_runs: list[str] | None = pooled("none", "ids of the pooled runs")
+    pooled_runs: list[str] | None = pooled(
+        "none", "ids of the pooled runs; settings, such as `seed`, are those of the first of them"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -67,7 +67,7 @@ def as_svgs(
 
 
 def curve_plots(
-    panels: Sequence[tuple[str, Curves]],
+    panels: Sequence[tuple[str, str, Curves]],
     x_label: str,
     *,
     doubling: bool = False,
@@ -76,26 +76,26 @@ def curve_plots(
     `MOST_PLOTS` such panels are drawn, and only the first `_MOST_CURVES` curves of each.
 
     Args:
-        panels: the title and the curves of each plot.
+        panels: the title, the label of the speed-ups' axis, and the curves of each plot.
         doubling: whether x has a logarithmic scale (base 2).
     """
     drawn = []
     ends = [1.0]
-    for title, curves in panels:
+    for title, y_label, curves in panels:
         shown = [(name, points) for name, points in curves.items() if points][:_MOST_CURVES]
         if shown:
-            drawn.append((title, shown))
+            drawn.append((title, y_label, shown))
         for _, points in shown:
             for _, value in points:
                 ends += [value.estimate, value.high]
     top = 1.08 * np.nanmax(ends)
     plots = []
-    for title, shown in drawn[:MOST_PLOTS]:
+    for title, y_label, shown in drawn[:MOST_PLOTS]:
         num_lines = sum(wrapped(name).count("\n") + 1 for name, _ in shown)
         figure = Figure(figsize=(_WIDTH, 2.7 + 0.2 * num_lines), layout="constrained")
         # `Any`, because matplotlib's type annotations differ between its versions.
         axes: Any = figure.subplots()
-        axes.set(xlabel=x_label, ylabel="speed-up, 95 % interval")
+        axes.set(xlabel=x_label, ylabel=y_label)
         xs = sorted({x for _, points in shown for x, _ in points})
         axes.set(ylim=(0, top), xlim=(0.5, xs[-1] + 0.5))
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -81,6 +81,8 @@ def test_pairs_and_failures_are_printed(tmp_path: Path, capsys: pytest.CaptureFi
     assert out.count("1.50×") == 1
     assert mentions(error, "5 of 6 jobs", "4 measured", "1 failed")
     assert mentions(error, "multirun/latency.csv", "the same command again")
+    print_sweep("latency", [], tmp_path / "latency.csv", 6, [])
+    assert "  Saved  0 of 6 jobs\n" in capsys.readouterr().err, "no row, and so no file"
 
 
 def test_rows_of_an_earlier_sweep_go_and_those_of_single_runs_stay(tmp_path: Path) -> None:

@@ -40,7 +40,12 @@ _STYLES = {
 }
 # The marks around a token if there is no colour.
 _MARKS = {Origin.RECOVERED: ("[", "]"), Origin.BONUS: ("{", "}")}
-_LEGEND = {Origin.DRAFT: "accepted draft", Origin.RECOVERED: "recovered", Origin.BONUS: "bonus"}
+_LEGEND = {
+    Origin.TARGET: "nothing drafted",
+    Origin.DRAFT: "accepted draft",
+    Origin.RECOVERED: "recovered",
+    Origin.BONUS: "bonus",
+}
 
 
 class Lane:

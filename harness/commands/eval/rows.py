@@ -40,7 +40,10 @@ class EvalRow(DecodedRow):
     mcnemar_p_value: MaybeFloat = figure("exact two-sided p-value of McNemar's test")
     identical_prompts: MaybeInt = figure("greedy completions equal to the regular arm's")
     published_accuracy: MaybeFloat = figure("accuracy that others published")
-    ms_per_answer: MaybeFloat = figure("mean time per answer, a share of its batch's", "ms")
+    ms_per_answer: MaybeFloat = figure(
+        "mean over answers of the time of the answer's batch / answers in the batch",
+        "ms",
+    )
     num_tokens: MaybeInt = figure("tokens generated over all questions", "tokens")
     num_resumed: MaybeInt = figure("answers taken from earlier runs")
     operands: MaybeText = setting("lowest and highest operand, `1-99`")

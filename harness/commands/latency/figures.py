@@ -24,7 +24,7 @@ from harness.commands.latency.costs import (
     held_back,
     share_of_predicted,
 )
-from harness.commands.latency.ranking import RankedRun
+from harness.commands.latency.ranking import RankedRun, certainty
 from harness.config.acceptance_rules import tests_each_token
 from harness.config.amounts import percent
 from harness.measuring.rows import LatencyRow
@@ -65,7 +65,7 @@ _PAIR = Column("pair", text=True, of="name.cell", once=True, varies=True)
 _K = Column("K", of="k", optional=True)
 
 
-_SPEEDUP = Column("speed-up\n(95 % interval)", stated, _known_verdict, reference=1)
+_SPEEDUP = Column("speed-up", stated, _known_verdict, reference=1)
 _PAIRS = (
     Column("pair", text=True, of="name.pair", once=True, varies=True),
     Column("settings", text=True, of=lambda pair: " · ".join(pair.name.details), optional=True),
@@ -95,10 +95,7 @@ def pairs_table(pairs: Sequence[RankedRun]) -> Table:
     Args:
         pairs: at least one.
     """
-    speedup = _SPEEDUP
-    family = max(pair.verdict.family for pair in pairs)
-    if family > 1:
-        speedup = replace(_SPEEDUP, heading=f"speed-up (95 %\nfor {family} at once)")
+    speedup = replace(_SPEEDUP, heading=f"speed-up\n({certainty(pairs)})")
     columns = [speedup if column is _SPEEDUP else column for column in _PAIRS]
     notes = tuple(caveats(pair.run for pair in pairs))
     return Table.of("pairs", "How much faster?", pairs, columns, strong="is_first", notes=notes)
@@ -149,7 +146,13 @@ _REASONS = (
         meaning="time of a verification, in regular steps",
     ).at(_costs),
     Column("predicted", times, "row.predicted_speedup", optional=True),
-    Column("of\npredicted", percent, share_of_predicted, optional=True).at("row"),
+    Column(
+        "of\npredicted",
+        percent,
+        share_of_predicted,
+        optional=True,
+        meaning="decode-only speed-up divided by the predicted one",
+    ).at("row"),
     Column(
         "held back most",
         text=True,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from operator import attrgetter
 
-from harness.commands.latency.ranking import RankedRun, shared_details
+from harness.commands.latency.ranking import RankedRun, certainty, shared_details
 from harness.reporting.drawing import (
     Curves,
     Plot,
@@ -23,14 +23,16 @@ def latency_plots(pairs: Sequence[RankedRun]) -> dict[str, list[Plot]]:
     for group in targets:
         numbered = [pair for pair in group if isinstance(pair.k, int) and pair.k > 0]
         title = " · ".join([group[0].model, *shared_details(group)])
-        by_k.append((title, _curves(numbered, "name.group", "name.k_order")))
+        curves = _curves(numbered, "name.group", "name.k_order")
+        by_k.append((title, f"speed-up, {certainty(group)}", curves))
     # A damaged file may hold any number as the load.
     loaded = [pair for pair in complete if pair.load > 0]
     by_load: list[Plot] = []
     by_prompts = grouped(loaded, attrgetter("row.prompts"))
     for prompts, alike in by_prompts.items():
         title = f"prompts {prompts}" if len(by_prompts) > 1 else ""
-        panel = (title, _curves(alike, "curve_of_k", "load"))
+        curves = _curves(alike, "curve_of_k", "load")
+        panel = (title, f"speed-up, {certainty(alike)}", curves)
         by_load += curve_plots([panel], "requests in flight, or rows of a batch", doubling=True)
     return {
         "num_draft_tokens": curve_plots(by_k, "K, draft tokens per iteration"),

@@ -175,6 +175,12 @@ def shared_details(pairs: Sequence[RankedRun]) -> list[str]:
     return details
 
 
+def certainty(pairs: Sequence[RankedRun]) -> str:
+    """What the bounds of these speed-ups are: `95 % interval`, or `95 % for 3 at once` in a series of three runs."""
+    family = min(pair.verdict.family for pair in pairs)
+    return f"95 % for {family} at once" if family > 1 else "95 % interval"
+
+
 def answers(pairs: Sequence[RankedRun]) -> list[Line]:
     """Sentences about one series, or about single runs.
 
@@ -278,7 +284,7 @@ def schedules(pairs: Sequence[RankedRun]) -> list[Schedule]:
 
 
 def schedules_in_words(schedules: Sequence[Schedule]) -> Iterator[tuple[str, str]]:
-    """Each schedule as a heading and words, `("Use", "K=3 at 1 to 4; none at 16")`, and then as an option of vLLM."""
+    """Each schedule as a heading and words, `("Use", "K=3 at 1, 4; none at 16")`, and then as an option of vLLM."""
     for whose, ranges, why_none in schedules:
         if not ranges:
             yield "Use", f"{whose}no schedule: {why_none}"

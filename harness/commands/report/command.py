@@ -116,7 +116,9 @@ class _Reader:
             if path.is_dir():
                 self._read_directory(path)
             elif not path.exists():
-                raise SettingError(str(path), "no such file or directory, and no id of a run")
+                raise SettingError(
+                    str(path), "no such file or directory, and no id of a run (8 digits or more)"
+                )
             elif path not in findings.files and not self._read_file(path):
                 raise SettingError(str(path), f"is no CSV file of {', '.join(self._run_kinds)}")
         if not findings.runs:
@@ -361,8 +363,12 @@ def write(report: ReportContents, output: Path) -> list[Path]:
     drawing = _optional_plots()
     note = f"Plots need matplotlib: {install_command('report')}"
     if drawing is not None:
-        note = "The plots are in report.html, and in SVG files next to it."
         drawn = {question: drawing.as_svgs(page.plots) for question, page in report.pages.items()}
+        note = (
+            "The plots are in report.html, and in SVG files next to it."
+            if any(drawn.values())
+            else ""
+        )
     texts = {"report.md": markdown(report, note), "report.html": html_page(report, drawn)}
     contents = {
         output / name: text.encode("utf-8", "backslashreplace") for name, text in texts.items()
@@ -371,7 +377,7 @@ def write(report: ReportContents, output: Path) -> list[Path]:
     for kinds in drawn.values():
         for kind, plots in kinds.items():
             for number, (title, svg) in enumerate(plots, 1):
-                said = " · ".join(filter(None, [html.escape(title), about, "95 % intervals"]))
+                said = " · ".join(filter(None, [html.escape(title), about]))
                 # A file by itself has no page around it, so it gets a title, after the `>` that ends `<svg …>`.
                 whole = svg.replace(">", f"><title>{said}</title>", 1)
                 contents[output / f"report-{kind}-{number}.svg"] = whole.encode()

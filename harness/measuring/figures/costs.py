@@ -17,7 +17,8 @@ class CostFigures(Group):
 
     predicted_speedup: MaybeFloat = pooled(
         "mean",
-        "tokens per iteration / (K c + v); c, v: measured times of a draft token and of verification, in regular steps",
+        "tokens per iteration / (mean_num_draft_tokens c + v); c, v: times of a draft token and of verification, in"
+        " regular steps",
         per="iteration_ms",
     )
     draft_ms: MaybeFloat = pooled("mean", "drafting per iteration", "ms", per="num_iterations")

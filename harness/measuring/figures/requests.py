@@ -48,7 +48,9 @@ class AnswerFigures(Group):
         per="num_tokens",
     )
     ms_per_token_per_answer: MaybeFloat = pooled(
-        "mean", "mean over answers of the answer's time per token", "ms"
+        "mean",
+        "mean over answers of the answer's time per token; a batch counts as one answer of mean length",
+        "ms",
     )
     ms_per_token_std: MaybeFloat = pooled(
         "quadratic mean", "standard deviation of the time per token, over prompts or batches", "ms"

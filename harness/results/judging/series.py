@@ -263,16 +263,14 @@ def _common_times(members: Sequence[Member]) -> tuple[Floats, Floats] | None:
 
 
 class Range(NamedTuple):
-    """Neighbouring measured loads at which the runs show the same K, or no draft, to be best; or a single load at which
-    they show nothing.
+    """Neighbouring measured loads at which the same K, or no draft, is to be used.
 
     Attributes:
-        first, last: the smallest and the largest of these loads, as batch sizes or numbers of requests in flight.
+        loads: the measured loads, ascending, as batch sizes or numbers of requests in flight.
         k: the K to use at these loads; 0 for no draft.
     """
 
-    first: int
-    last: int
+    loads: list[int]
     k: int
 
 
@@ -286,13 +284,12 @@ def schedule_of(members: Sequence[Member]) -> tuple[Sequence[Range], str]:
 
     At each load, the best K (by `Member.rank`) is used if it is significantly faster than regular decoding. If no K is,
     the K of the next smaller load is kept. The exception is that this K, or every K, is significantly slower: then the
-    schedule has no draft (K=0), which is assumed to cost nothing. Loads between two ranges were not measured, so
-    nothing is said about them. For the same reason, a load at which nothing is shown is a range by itself.
+    schedule has no draft (K=0), which is assumed to cost nothing.
 
     For example:
 
-        K=5 is best at loads 1 and 4, K=2 at 16, and every K is slower at 64:    [(1, 4, 5), (16, 16, 2), (64, 64, 0)]
-        K=3 is best at loads 1 and 16, and nothing is shown at 8:                [(1, 1, 3), (8, 8, 3), (16, 16, 3)]
+        K=5 is best at loads 1 and 4, K=2 at 16, and every K is slower at 64:    [([1, 4], 5), ([16], 2), ([64], 0)]
+        K=3 is best at loads 1 and 16, and nothing is shown at 8:                [([1, 8, 16], 3)]
 
     Args:
         members: the runs of one pair, which differ only in load and K.
@@ -300,16 +297,16 @@ def schedule_of(members: Sequence[Member]) -> tuple[Sequence[Range], str]:
     if not all(member.run.last.num_draft_tokens for member in members):
         return [], "the server's K is not known: type K="
     ranges: list[Range] = []
-    before: int | None = None
     for load, at_load in grouped(sorted(members, key=load_of), load_of).items():
-        shown = _shown(at_load, ranges[-1].k if ranges else None)
-        if shown is None and not ranges:
+        smaller = ranges[-1].k if ranges else None
+        shown = _shown(at_load, smaller)
+        k = smaller if shown is None else shown
+        if k is None:
             return [], f"nothing is shown at the smallest load, {load}"
-        if shown is not None and shown == before:
-            ranges[-1] = ranges[-1]._replace(last=load)
+        if k == smaller:
+            ranges[-1].loads.append(load)
         else:
-            ranges.append(Range(load, load, ranges[-1].k if shown is None else shown))
-        before = shown
+            ranges.append(Range([load], k))
     if not any(entry.k for entry in ranges):
         return [], "no K is significantly faster at any load"
     return ranges, ""
@@ -336,20 +333,12 @@ def _shown(members: Sequence[Member], smaller: int | None) -> int | None:
 
 
 def in_words(schedule: Sequence[Range]) -> str:
-    """A schedule in words: `K=3 at 1 to 4; 5 to 15 not measured; none at 16`."""
+    """A schedule in words: `K=3 at 1, 4; none at 16`. Nothing is said about loads that were not measured."""
     texts: list[str] = []
-    last = 0
     for entry in schedule:
-        if texts and entry.first > last + 1:
-            texts.append(f"{_loads(last + 1, entry.first - 1)} not measured")
         choice = f"K={entry.k}" if entry.k else "none"
-        texts.append(f"{choice} at {_loads(entry.first, entry.last)}")
-        last = entry.last
+        texts.append(f"{choice} at {', '.join(map(str, entry.loads))}")
     return "; ".join(texts)
-
-
-def _loads(first: int, last: int) -> str:
-    return f"{first}" if first == last else f"{first} to {last}"
 
 
 def for_vllm(schedule: Sequence[Range]) -> str:
@@ -357,15 +346,15 @@ def for_vllm(schedule: Sequence[Range]) -> str:
     out.
 
     vLLM needs a K for every load from 1 on. A load that was not measured gets the K of the next larger measured load:
-    speculation gains less at larger loads, so this K is safe. For example, the ranges (1, 4, 5) and (16, 16, 2) become
-    the entries [1, 4, 5] and [5, 16, 2].
+    speculation gains less at larger loads, so this K is safe. For example, the ranges ([1, 4], 5) and ([16], 2)
+    become the entries [1, 4, 5] and [5, 16, 2].
     """
-    lasts = [0, *(entry.last for entry in schedule)]
+    lasts = [0, *(entry.loads[-1] for entry in schedule)]
     config = {
         "num_speculative_tokens": max(entry.k for entry in schedule),
         "num_speculative_tokens_per_batch_size": [
-            [before + 1, entry.last, entry.k]
-            for before, entry in zip(lasts, schedule, strict=False)
+            [before + 1, last, entry.k]
+            for before, last, entry in zip(lasts, lasts[1:], schedule, strict=False)
         ],
     }
     return json.dumps(config)

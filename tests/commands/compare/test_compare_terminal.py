@@ -149,7 +149,7 @@ def test_forty_columns_without_colour(open_terminal: Open) -> None:
     terminal.wait_for("… Malta")
     ask(terminal, "", "identical, token for token")
     assert f"{MARKED.replace(' {end}', '')}" in terminal.text
-    assert "accepted draft · [recovered]" in terminal.prose
+    assert "nothing drafted · accepted draft · [recovered]" in terminal.prose
     assert max(map(len, terminal.text.splitlines())) <= 40
 
     assert '1 " won"' in terminal.prose

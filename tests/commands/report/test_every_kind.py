@@ -4,6 +4,7 @@ import csv
 import itertools
 import json
 import re
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -250,6 +251,12 @@ def test_a_figure_that_is_not_that_of_the_answers_is_found(
     assert "0 rows with answers of several runs" in printed
     for name in ("num_iterations", "num_accepted", "acceptance_histogram", "per_user"):
         assert name not in printed
+    assert "latency.directory" in printed
+    # A sweep that reuses a run has its rows alone.
+    Path("reusing").mkdir()
+    shutil.copy(file, "reusing")
+    assert recompute.main(["reusing"]) == 0
+    assert capsys.readouterr().out == printed
     rows = pd.read_csv(file)
     rows.assign(acceptance_rate=rows.acceptance_rate + 1e-6).to_csv(file, index=False)
     assert recompute.main(["outputs"]) == 1
@@ -267,6 +274,9 @@ def test_a_figure_that_is_not_that_of_the_answers_is_found(
     capsys.readouterr()
     assert recompute.main(["outputs"]) == 0
     assert "1 rows with answers of several runs" in capsys.readouterr().out
+    file.with_name("latency_prompts.csv").unlink()
+    assert recompute.main(["reusing"]) == 1
+    assert "regular: its answers are not found" in capsys.readouterr().out
 
 
 def test_single_runs_are_asked_for_by_their_ids(harness: Harness) -> None:
@@ -277,6 +287,7 @@ def test_single_runs_are_asked_for_by_their_ids(harness: Harness) -> None:
     assert ("7B with" in shown, "13B with" in shown, "30B" in shown) == (True, True, False)
     # The report of a file is next to it.
     assert "results/report.md" in harness("report", "results/latency.csv").stderr
+    assert "plots" not in Path("results/report.md").read_text(), "no pair has several K"
     assert "13B" in harness("report", second, "format=row").stdout
     assert len(harness("report", "format=row").stdout.splitlines()) == 2 + 3
     for run in ("20200101T000000", "20200101"):

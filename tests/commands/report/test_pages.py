@@ -67,7 +67,9 @@ def test_each_plot_is_a_file_that_names_its_settings(
     for file, title in zip(files, titles, strict=True):
         named = ElementTree.parse(file).getroot()[0].text or ""
         assert named.startswith(title)
-        assert named.endswith("temperature 0.5 · float16 · on NVIDIA A100 · 95 % intervals")
+        assert named.endswith("temperature 0.5 · float16 · on NVIDIA A100")
+        assert "speed-up, 95 % for 3 at once" in file.read_text(encoding="utf-8")
+    assert "\nThe plots are in" in (tmp_path / "report.md").read_text(encoding="utf-8")
 
 
 def test_the_page_needs_nothing_from_elsewhere(html: str) -> None:
