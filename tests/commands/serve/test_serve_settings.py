@@ -31,9 +31,8 @@ def test_a_port_in_use(harness: Harness) -> None:
 
 
 def test_other_machines_need_a_key(harness: Harness) -> None:
-    for key in ([], ["api_key_variable="]):
-        asked = harness("serve", "host=0.0.0.0", "port=0", *key, code=2)
-        assert "must name a variable with a key" in asked.complaint
+    asked = harness("serve", "host=0.0.0.0", "port=0", "api_key_variable=", code=2)
+    assert "must name a variable with a key" in asked.complaint
 
 
 def test_no_piece_of_an_answer_waits_for_the_one_before() -> None:

@@ -227,9 +227,8 @@ def test_unlike_lengths_are_no_rare_rejections() -> None:
     # Nine of 15 units of equal lengths had any, of which one had most; then three had any.
     shortest = np.full(15, 20.0)
     assert Rejections(20 + np.r_[np.ones(8), np.zeros(6), 20], shortest).noted_in(covers) == covers
-    # 7 of 15 are less than half.
-    seven = Rejections(20 + np.r_[np.zeros(8), np.ones(7)], shortest).noted_in(covers)
-    assert seven.num_rejecting == 7
+    most_of_few = Rejections(20 + np.r_[np.zeros(8), np.ones(7)], shortest)
+    assert most_of_few.noted_in(covers).num_rejecting == 7
     few = Rejections(20 + np.r_[np.zeros(12), 2, 3, 1], shortest).noted_in(covers)
     assert (
         str(few) == "15 prompts (holds if the 3 in which rejections added iterations are typical)"
