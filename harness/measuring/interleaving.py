@@ -39,6 +39,8 @@ def ask_in_turns(
     Raises:
         RunError: if an arm reports that further requests would fail (`Arm.failure`). It is raised once all arms have
             answered the current question.
+        SettingError, RunError: those of `timed_answer`, at once: a RunError also for a failed request, unless
+            `allow_failures`.
     """
     arms = arms or engine.arms
     # The names of the arms that have answered the warm-ups since they were started.

@@ -62,7 +62,7 @@ def weights_identity(model: ModelSettings) -> str | None:
 def files_digest(directory: Path) -> str:
     """Return 16 hex digits that identify the weights, configuration and tokenizer in a directory.
 
-    They cover the name and size of each file, its first MiB, and 64 samples of 4 KiB spread evenly over
+    They cover the name and size of each file, its first MiB, and about 64 samples of 4 KiB, spread evenly over
     the rest. A change of only a few tensors may fall between the samples and go unnoticed.
 
     Raises:
@@ -228,13 +228,14 @@ def _digest(
 
 def further_settings(settings: object, kind: type[RunRow]) -> dict[str, Any] | None:
     """The settings that differ from their defaults and have no column in rows of this kind, by name; None if there are
-    none.
+    none. A setting whose default is made by a function (`default_factory`) is never listed.
     """
     columns = kind.columns().items()
     in_columns = set()
     for name, column in columns:
         if column.kind != "circumstance":
-            # The column's name is needed, too: users set `precision`, while the column's path is `half_width`.
+            # A column's path names the property that its value is read from. The column's own name is needed, too:
+            # users set `precision`, while the column is read from `half_width`.
             in_columns |= {name, column.path}
     return _departures(settings, in_columns, "") or None
 

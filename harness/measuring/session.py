@@ -102,8 +102,8 @@ class Session:
     def watch(self) -> Iterator[None]:
         """Record the error that ends the block, as `status` and `error`, and raise it.
 
-        A known failure is raised as a RunError that explains it; any other error is raised unchanged. `BaseException`
-        is caught because a panic in a library written in Rust is not an `Exception`.
+        A known failure is raised as a RunError that explains it; any other error is raised unchanged, and so is a
+        RunError. `BaseException` is caught because a panic in a library written in Rust is not an `Exception`.
         """
         try:
             yield
@@ -374,7 +374,9 @@ class Session:
         return f"{line} and {file}{why}"
 
     def end_tokens(self) -> frozenset[int]:
-        """Return the ids of the tokens that end a text of the target; empty if none is known."""
+        """Return the ids of the tokens that end a text of the target; empty if none is known. Loads a local pair's
+        weights, which `place` must have placed.
+        """
         if engine_of(self.settings).loads_pair:
             return self._keeper.load().stop_tokens()
         ends = self.tokenizer.eos_token_id
@@ -382,7 +384,7 @@ class Session:
 
     def _circumstances(self) -> dict[str, Any]:
         """The columns about the run's status, machine, weights and servers, by name; what is unknown so far is None or
-        left out.
+        left out. Also updates `devices`.
         """
         measurement = self.identify()
         if self.engine is not None and self.engine.servers is not None:

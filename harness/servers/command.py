@@ -29,7 +29,7 @@ CONTAINERS = ("docker", "podman", "nerdctl")
 # Flags of these programs that are refused, with the reasons.
 _REFUSED_OF_CONTAINERS = {
     "--detach": "detaches: leave it out",
-    "--name": "cannot be both arms': leave it out",
+    "--name": "would name two containers, one for each arm: leave it out",
     "--cidfile": "names the file by which the harness ends it: leave it out",
 }
 # The flag `-d` (detach) of these programs, alone or combined with other letters, as in `-itd`.
@@ -129,12 +129,14 @@ class ServerCommand:
         return flags
 
     def values(self, names: Sequence[str]) -> dict[str, str]:
-        """The last value of each of these flags, by name, in the order in which these values are in the command.
+        """The last value of each of these flags, by the flag's name.
 
-        For a JSON flag, the last value of each of its entries is included.
+        The values are in the order in which they are in the command, apart from entries of a JSON flag, which keep the
+        place of the first one. For example, vLLM's `--speculative-config '{"method": "x"}' --spec-method y` becomes
+        {"--speculative-config": '{"method": "x"}', "--speculative-config.method": "x", "--spec-method": "y"}.
         """
         json_flags = self.startup.json_flags
-        # If one name of the JSON flag is asked for, all of its names are read. Their values get its main name.
+        # If one name of the JSON flag is asked for, all of its names are read. Their entries get its main name.
         roots = [name.partition(".")[0] for name in names]
         if not set(json_flags).isdisjoint(roots):
             roots += json_flags
@@ -261,9 +263,11 @@ class ServerCommand:
         before = self.words[: self.start] if self.is_known else self.words
         launchers = {PurePosixPath(word.rpartition("=")[2]).name for word in before}
         is_container = not launchers.isdisjoint(CONTAINERS)
+        # `docker exec` and `docker start` use a container that goes on when they end; `docker run` does not.
         if (is_container and "run" not in launchers) or not launchers.isdisjoint(_ELSEWHERE):
             rule = f"its server runs on when the harness ends it: {START_BOTH}"
             raise SettingError(SETTING, rule)
+        # A shell may start a program that is not known, if the port's place is marked.
         reads_words = any(re.fullmatch("-[a-z]*c", word) for word in self.words)
         if reads_words and not launchers.isdisjoint(_SHELLS) and (self.is_known or not has_port):
             rule = "a shell starts the server: type the server's own words after --"
@@ -394,6 +398,8 @@ def _locate_program(words: Sequence[str], dialects: Sequence[Dialect]) -> Server
             startup = dialect.startup
             for program in startup.programs:
                 first, *others = program.split()
+                # `-m vllm.entrypoints.openai.api_server` begins with a flag. Of a program, only the file's name counts,
+                # and a variant such as `llama-server-vulkan` is the same program.
                 name = word if first.startswith("-") else PurePosixPath(word).name
                 is_named = name == first or (not others and name.startswith(f"{first}-"))
                 end = index + 1 + len(others)

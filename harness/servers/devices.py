@@ -25,7 +25,8 @@ def devices_of(url: str, starter: int | None) -> list[str]:
     """The names of the GPUs on which a server's processes compute, or the name of the processor if they are known to
     use no GPU.
 
-    Empty if this cannot be found out: for a server on another machine, in a container, or of another user.
+    Empty if this cannot be found out: for a server on another machine, in a container, or of another user, for an
+    address without a port, and for a server that was already running and uses no GPU.
 
     Args:
         url: address of the server's API.
@@ -37,7 +38,7 @@ def devices_of(url: str, starter: int | None) -> list[str]:
         return []
     processor = [cpu_name() or "unknown CPU"]
     if starter is not None and sys.platform == "darwin":
-        # On Macs, the GPU is on the same chip as the processor.
+        # On Macs, processor and GPU are one chip, so its name says both, whichever of them computes.
         return processor
     try:
         started = [] if starter is None else psutil.Process(starter).children(recursive=True)
@@ -54,8 +55,10 @@ def devices_of(url: str, starter: int | None) -> list[str]:
         gpus = _gpus_of({process.pid for process in processes})
         # A process on the port that harness did not start may only forward requests, to a container or to another
         # machine.
-        is_all = bool(listening) and set(listening) <= set(started)
-        may_use_gpus = not is_all or any(_holds_accelerator(process.pid) for process in processes)
+        all_started_here = bool(listening) and set(listening) <= set(started)
+        may_use_gpus = not all_started_here or any(
+            _holds_accelerator(process.pid) for process in processes
+        )
     except (psutil.Error, OSError):
         return []
     return gpus if gpus or may_use_gpus else processor

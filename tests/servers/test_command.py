@@ -132,7 +132,7 @@ def test_methods_that_learn_from_all_requests(typed: str, has_pool: bool) -> Non
         ("HF_TOKEN=secret vllm serve A -sc {}", "HF_TOKEN: what is typed is written into files"),
         ("sudo -E docker run -itd -p {port}:80 vllm/vllm-openai --model A -sc {}", "-itd: detaches: leave it out"),
         ("docker run --cidfile=f -p {port}:80 vllm/vllm-openai --model A -sc {}", "--cidfile: names the file by which"),
-        ("docker run --name=v -p {port}:80 vllm/vllm-openai --model A -sc {}", "--name: cannot be both arms'"),
+        ("docker run --name=v -p {port}:80 vllm/vllm-openai --model A -sc {}", "--name: would name two containers"),
         ("vllm serve A --uds /s -sc {}", "--uds: it would listen on no port"),
     ],
 )  # fmt: skip

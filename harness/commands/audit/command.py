@@ -54,8 +54,10 @@ class Check(NamedTuple):
         row: the row of the claim.
         claim: the name and the printed text of the figure that is checked.
         compared: the quantities that are compared, such as `speed-up with tokens per iteration`.
-        least: the least value that rounds to the claim, or the least value that follows from it.
-        most, limit, nearly: the bounds of the table above, which follow from the other figures.
+        least: the least value that rounds to the claim, or the least value that follows from it, such as the factor
+            between the claim and another figure.
+        most, limit, nearly: the bounds of the table above, which follow from the other figures. `nearly` is infinite,
+            which is above `most`, for a claim that can only be consistent, unlikely or impossible.
         reason: the reason why the claim is not consistent, as the rest of a sentence that begins with the claim.
     """
 
@@ -73,7 +75,7 @@ class Check(NamedTuple):
 
     @property
     def verdict(self) -> Verdict:
-        """The verdict by the table above; it has no meaning if there is nothing to check."""
+        """The verdict by the table above, tested from its end; it has no meaning if there is nothing to check."""
         if self.least > self.limit:
             return "impossible"
         if self.least > self.most:
@@ -105,7 +107,7 @@ def _checks(row: PrintedRow) -> Iterator[Check]:
         below = "is below 1: it leaves out the target's own token, so that 1 is to be added to all lengths"
         if length.high < 1:
             # These values of `most` and `limit` make the claim unlikely, but not impossible.
-            yield Check(row, claim, compared, 1, 0, 1, below)
+            yield Check(row, claim, compared, least=1, most=0, limit=1, reason=below)
     if rate:
         claim = f"acceptance rate {rate.text}"
         # Without other figures, a rate can only be checked for being a share.

@@ -40,8 +40,8 @@ from harness.results.statistics import Floats
 # and a vocabulary of 128,000, the logits of such a pass take 0.3 GB in float32.
 _WIDEST = 64
 
-# The rounding that a margin allows for is measured at this many positions at the end of a text, and at the position
-# after them.
+# The rounding that a margin allows for is measured at the last positions of a text, of which this many are read, and at
+# the position after the text.
 NUM_POSITIONS = 4
 # The tolerance for rounding, in standard deviations. Texts diverge at that token, among thousands in a run, at which
 # rounding is largest. If errors are normally distributed, one in two million is larger than 5 standard deviations.
@@ -82,10 +82,10 @@ class ModelReference:
         prompt = token_ids[: len(token_ids) - num_read]
         text = [*token_ids[len(prompt) :], wanted]
         [logits] = self.logits_along([prompt], [text])
-        again = self.logits_by_another_route(prompt, text)
+        other_route = self.logits_by_another_route(prompt, text)
         eager = self._eager_logits(prompt, text)
         rounded = self._eager_logits(prompt, text, is_changed=True)
-        deviation = max(margin_deviation(logits, again), margin_deviation(eager, rounded))
+        deviation = max(margin_deviation(logits, other_route), margin_deviation(eager, rounded))
         # The logits before `wanted`, which are those after the given text.
         pair = logits[-1, [wanted, other]]
         tolerance = self.tolerance(np.abs(pair).max(), deviation)
@@ -118,8 +118,8 @@ class ModelReference:
         width = self._verification_width
         if width is None:
             return self._eager_logits(prompt, text, is_changed=True)
-        # The text is read in a batch with other texts (itself backwards), and each token is at another place in its
-        # pass than before.
+        # The text is read in a batch with other texts (itself backwards). The first pass has half as many tokens, so
+        # that each token is at another place in its pass than before.
         texts = [text[::-1]] * (self._num_rows - 1) + [text]
         prompts = [prompt] * self._num_rows
         return self._logits_along(prompts, texts, width, first_kept=(width + 1) // 2)[-1]

@@ -234,7 +234,7 @@ class StaticRunner(Runner):
         self._options = options
         self._device = model.device
         self._forward = SlotForward(model, options)
-        # This sets all other attributes: a new runner has no slots, like a closed one.
+        # This sets all other attributes (`name`, caches, the pass): a new runner has no slots, like a closed one.
         self.close()
 
     def close(self) -> None:
@@ -262,6 +262,7 @@ class StaticRunner(Runner):
         steps = []
         for group in [[prompt] for prompt in distinct] if alone else [distinct]:
             states, step = self._read_prompts(group)
+            # `sources` are indices within this group, whose first prompt is at `first`.
             first = distinct.index(group[0])
             rows = [row for row, place in enumerate(places) if distinct[place] in group]
             self._cache.write(states, rows, sources=[places[row] - first for row in rows])
@@ -298,8 +299,8 @@ class StaticRunner(Runner):
         only.
         """
         assert self._cache is self._fixed_cache, "the batch has other slots than were prepared"
-        # The pass is a part of its own. So it has the same code, and gives the same numbers, within a larger call and
-        # by itself.
+        # The pass is a part of its own: `compiled.end_part` ends the part before it, and then the pass. So it has the
+        # same code, and gives the same numbers, within a larger call and by itself.
         end_part()
         outputs: Sequence[Tensor] = self._pass(tokens, starts)
         end_part()

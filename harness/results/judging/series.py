@@ -41,8 +41,9 @@ _CONDITIONS = (
     "model quantization dtype devices engine server url regular_url temperature top_k top_p batch_size"
     " max_new_tokens ignore_eos prompts prompts_digest chat_template seed weights num_threads runner"
 ).split()
-# Beginnings of the names of settings that have no column and do not change the regular arm. Either they belong to the
-# draft, or the regular server's command already contains their values.
+# Beginnings of the names of settings that have no column and do not change the regular arm, as
+# `measurement.further_settings` writes them. Either they belong to the draft, or the regular server's command, which is
+# compared by itself, already contains their values.
 _OF_THE_DRAFT = (
     "draft.",
     "decoding.",
@@ -221,11 +222,13 @@ def _ranked(members: list[Member]) -> Series:
         member.standing = Statement("compared", "open", why=why, subject=member.run.last, **about)
     is_fair = not why_not and all(member.run.last.was_quiet for member in ranked)
     times_of_ranked = _common_times(ranked) if is_fair else None
-    shares = [_share_of_bounds(member, first) for member in ranked]
-    if times_of_ranked is not None:
+    # `ranked[0]` is the reference. Each share is the speed-up of a run divided by that of the reference.
+    if times_of_ranked is None:
+        shares = [_share_of_bounds(member, first) for member in ranked]
+    else:
         coverages = [Coverage.of(member.run.last.speedup) for member in ranked]
+        # The effect of rejections that a run's prompts may have missed (`Rejections.noted_in`).
         unseen = [coverage.unseen if coverage else 0.0 for coverage in coverages]
-        # `ranked[0]`, the first of the alternatives, is the reference.
         shares = relative_to(0, *times_of_ranked, family=first.verdict.family, unseen=unseen)
     for member, share in zip(ranked[1:], shares[1:], strict=True):
         member.standing = Statement.ordered("compared", share, subject=member.run.last, **about)
