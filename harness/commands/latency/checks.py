@@ -433,11 +433,6 @@ CHECKS = (
         "The speed-up changed during the run: that of the second half is {found:.2f} times that of the first.",
         held="no drift",
     ),
-    Check(
-        "comparison",
-        lambda run: run.last.rare_units,
-        "{found}: they cause most of the interval's width.",
-    ),
     Check("no verdict", _unequal_work, "", held="equal token counts"),
     Check("no verdict", _unequal_texts, "", held="equal texts"),
     Check("note", _cached, "Prompt tokens from a cache: {found}.", held="caches cold"),

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import NamedTuple
 
-from harness.config.amounts import counted
 from harness.measuring.figures.measured import Group, MeasuredArm, MeasuredRun
 from harness.results.prompt_times import Pair, places_by_unit, share_prompts
 from harness.results.row import pooled, setting
@@ -19,7 +18,6 @@ from harness.results.statistics.ratios import (
     Rejections,
     drift,
     drift_matters,
-    rare_units,
     ratio_of_totals,
 )
 
@@ -41,9 +39,6 @@ class SpeedupFigures(Group, WithSpeedup):
         "mean",
         "the speed-up without the time until the first tokens",
         per="ms_per_token_after_first",
-    )
-    rare_units: MaybeText = pooled(
-        "none", "one or two units that cause most of the speed-up's variance, in words"
     )
     drift: MaybeFloat = pooled(
         "mean",
@@ -80,7 +75,6 @@ class SpeedupFigures(Group, WithSpeedup):
             speedup=speedup,
             stopped_by=run.stopped_by,
             decode_speedup=decode_speedup,
-            rare_units=times.rare_in_words(),
             drift=change.estimate if change.is_known else None,
             drifted=drift_matters(change) if change.has_bounds else None,
             # With a single unit, the second arm simply follows the first.
@@ -117,20 +111,6 @@ class PairedTimes(NamedTuple):
             lengths=self.lengths,
             rejections=self.rejections,
         )
-
-    def rare_in_words(self) -> str | None:
-        """A sentence about one or two units that cause most of the variance; None if the variance is not due to so few
-        units.
-
-        For example, `1 of 8 prompts took 5.1 times as long as the others in the regular arm`.
-        """
-
-        rare = rare_units(self.regular, self.speculative, self.lengths)
-        if rare is None:
-            return None
-        arm = "regular" if rare.is_numerator else "speculative"
-        units = counted(self.regular.size, self.unit)
-        return f"{rare.number} of {units} took {rare.times:.1f} times as long as the others in the {arm} arm"
 
 
 def paired_times(

@@ -32,12 +32,6 @@ from harness.results.statistics.interval import (
 _NUM_SUBSETS = 10_000
 # The most numbers that are in memory at once. With it, subsets of thousands of prompts take less than about 100 MB.
 _NUMBERS_AT_ONCE = 2_000_000
-# Smaller values are rounding errors of floating-point numbers.
-_ROUNDING = 1e-9
-# One or two units are reported as rare if they cause this share of the variance, and took this many times as long as
-# the others.
-_MOST_OF_THE_VARIANCE = 0.7
-_MUCH_LONGER = 2
 # The halves of a run are compared if each has at least this many units, and this many effective units
 # (`effective_units`).
 _FEWEST_IN_HALF = 3
@@ -91,21 +85,6 @@ class RatioEstimate:
         low = math.exp(self.log_ratio - math.hypot(half_width, self.covers.unseen))
         high = math.exp(self.log_ratio + half_width)
         return Interval(math.exp(self.log_ratio), low, high, self.covers)
-
-
-@dataclass(frozen=True)
-class Rare:
-    """One or two units that cause most of the variance.
-
-    Attributes:
-        number: number of these units, 1 or 2.
-        times: how many times as long as the other units they took, in the arm in which they stand out more.
-        is_numerator: whether the times of that arm are the numerators.
-    """
-
-    number: int
-    times: float
-    is_numerator: bool
 
 
 class Rejections(NamedTuple):
@@ -388,39 +367,6 @@ def at_equal_lengths(times: ArrayLike, tokens: ArrayLike) -> Floats:
         values = np.maximum(values, least)
         values *= per_token / values.mean(axis=1, keepdims=True)
     return np.asarray(values)
-
-
-def rare_units(
-    numerators: ArrayLike, denominators: ArrayLike, lengths: ArrayLike = 1.0
-) -> Rare | None:
-    """Find one or two units that cause most of the variance of a ratio of totals, and that took much longer per length
-    than the others in one of the arms, such as answers that stalled. None if there are no such units, fewer than
-    `FEWEST_FOR_INTERVAL` units in all, or a numerator of 0.
-
-    Args:
-        numerators, denominators: [num_units], such as ms of both arms.
-        lengths: [num_units], the lengths of the units' answers; a single number if all are equal.
-    """
-    tops, bottoms = np.array([numerators, denominators], dtype=np.float64)
-    relative = np.asarray(lengths, dtype=np.float64)
-    arms = (tops / relative, bottoms / relative)
-    if tops.size < FEWEST_FOR_INTERVAL or not tops.all():
-        return None
-    shares = np.square(influences([tops], [bottoms]))
-    if shares.sum() < _ROUNDING:
-        return None
-    order = np.argsort(-shares)
-    for number in (1, 2):
-        rare = order[:number]
-        if shares[rare].sum() < _MOST_OF_THE_VARIANCE * shares.sum():
-            continue
-        others = order[number:]
-        times = [float(arm[rare].mean() / np.median(arm[others])) for arm in arms]
-        slower = int(np.argmax(times))
-        if times[slower] < _MUCH_LONGER:
-            return None
-        return Rare(number, times[slower], is_numerator=slower == 0)
-    return None
 
 
 def drift(numerators: ArrayLike, denominators: ArrayLike, unit: str = "prompt") -> Interval:

@@ -291,7 +291,6 @@ SAID: list[tuple[Changes, Changes, str]] = [
     ({}, {"gpu_throttled": "heat", "other_gpu_processes": 2}, "computed on them and clocks were"),
     ({}, DRIFT | {"drifted": True}, "of the second half is 0.80 times"),
     ({}, DRIFT, ""),
-    ({}, {"rare_units": "2 of 8 prompts"}, "2 of 8 prompts: they cause most"),
     ({"foreign_tokens": 5}, {}, "Other clients used the servers: 5 tokens on the regular server."),
     ({}, SLOW, "170 ms in the speculative arm, 100 ms by the server's clock: this"),
     ({}, SLOW | {"time_to_first_token_ms": 160.0}, ""),
@@ -346,7 +345,7 @@ def test_what_is_said_of_a_run(regular: Changes, speculative: Changes, said: str
 
 
 def test_a_run_that_is_not_compared_has_no_doubt_about_the_arms() -> None:
-    found = {"interleaved": False, "rare_units": "2 of 8"} | DRIFT
+    found = {"interleaved": False} | DRIFT
     found |= AFTER | READ | {"read_prompt_tokens": 1, "cached_tokens": 900, "drifted": True}
     regular, row = latency_run(**found, url="http://a/v1", regular_url="http://a/v1")
     assert doubts(Run([regular, replace(row, speedup=None)])) == []

@@ -12,11 +12,9 @@ from scipy import stats
 from harness.results.statistics import Floats
 from harness.results.statistics.interval import Interval
 from harness.results.statistics.ratios import (
-    Rare,
     at_equal_lengths,
     drift,
     drift_matters,
-    rare_units,
     ratio_estimate,
     ratio_of_totals,
 )
@@ -118,23 +116,6 @@ def test_intervals_hold_where_long_answers_are_accepted_more_often(
     intervals = [ratio_of_totals(*([arm] for arm in times(num_prompts))) for _ in range(500)]
     held = [interval.low <= truth <= interval.high for interval in intervals]
     assert np.mean(held) > 0.92
-
-
-def test_units_that_hold_most_of_the_variance_are_found() -> None:
-    usual = np.linspace(0.95, 1.05, 8)
-    assert rare_units(usual, usual[::-1]) is None
-    two = usual.copy()
-    two[[1, 5]] = 5.0
-    assert rare_units(two, usual) == Rare(2, pytest.approx(5.0, rel=0.02), is_numerator=True)
-    one = usual.copy()
-    one[3] = 4.0
-    for lengths in (1.0, np.linspace(1, 2, 8)):
-        for arms in ((usual, one), (one, usual)):
-            found = rare_units(arms[0] * lengths, arms[1] * lengths, lengths)
-            assert found == Rare(1, pytest.approx(4.0, rel=0.05), is_numerator=arms[0] is one)
-    # A prompt that takes both arms as long says nothing about their ratio, and seven units are too few.
-    assert rare_units(one, one) is None
-    assert rare_units(usual[:7], one[:7]) is None
 
 
 def test_a_small_drift_does_not_matter() -> None:
