@@ -147,6 +147,7 @@ MISTAKES = {
     "latency url=http://h/v1/chat/completions":
         "engine.url=http://h/v1/chat/completions: must be the base address, http://h/v1",
     "latency -- 'llama-server -m a.gguf'": "the command after --: is one quoted word: type it without quotes, -- ll",
+    "audit baseline=8.76 speed=8.04ms": "speed: must have the same unit as baseline=",
     "audit speed=36 tok/s": "tok/s: is typed after a space: a figure and its unit are one word",
     "latency 'engine.url=http://h\n/v1'": r"engine.url='http://h\n/v1': must be an address such as",
     f"latency {URL} engine.dialect=vlm": "engine.dialect=vlm: no such name (did you mean vllm?)",

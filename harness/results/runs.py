@@ -33,6 +33,11 @@ def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list
 AnyRunRow = TypeVar("AnyRunRow", bound=RunRow)
 
 
+def _num_covered(row: RunRow) -> int:
+    """How many prompts the figures of a row cover: failed requests are among its prompts, but not in its figures."""
+    return (getattr(row, "num_prompts", None) or 0) - (getattr(row, "num_failed", None) or 0)
+
+
 @dataclass(eq=False)
 class Run(Generic[AnyRunRow]):
     """One run of a command, with the rows that it wrote. `Run[LatencyRow]` is a run of `latency`.
@@ -100,10 +105,10 @@ class Run(Generic[AnyRunRow]):
         reason = self.last.error or unknown
         num_prompts = getattr(self.last, "num_prompts", None)
         if self.has_figures and num_prompts and not is_incomplete:
-            prompts = counted(int(num_prompts), "prompt")
-            arms = {getattr(row, "arm", ""): getattr(row, "num_prompts", 0) for row in self.rows}
+            arms = {getattr(row, "arm", ""): _num_covered(row) for row in self.rows}
+            prompts = counted(_num_covered(self.last), "prompt")
             if len(set(arms.values())) > 1:
-                prompts = " and ".join(f"{number or 0} {arm}" for arm, number in arms.items())
+                prompts = " and ".join(f"{number} {arm}" for arm, number in arms.items())
                 prompts += " prompts"
             reason += f" (the figures cover {prompts})"
         return f"{reason} ({self.times} times)" if self.times > 1 else reason

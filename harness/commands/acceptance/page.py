@@ -226,7 +226,7 @@ def _reasons(row: AcceptanceRow, found: AcceptanceFinding) -> list[tuple[str, st
     is_batched = row.text_source == "served" and (row.batch_size or 1) > 1
     places = [place.served for place in found.typed if place.position]
     if is_batched and places and not any(places):
-        counts = "the engine's acceptance by draft token: batch_size=1 reads it from counters"
+        counts = "the engine's acceptance by draft token: batch_size=1 details=true shows it"
         reasons.append(("Missing", counts))
     if found.engine is None and row.text_source == "served":
         reasons.append(
@@ -306,6 +306,7 @@ def _page_of_drafts(drafts: Sequence[Draft]) -> Page:
         Column("pair", text=True, of="name.cell"),
         Column("K", of="row.num_draft_tokens"),
         _TOKENS.at("row"),
+        Column("", text=True, of="row", form=_origin, varies=True),
     )
     title = title_of_many([_asked(draft.row) for draft in drafts])
     origins = {_origin(draft.row): None for draft in drafts}

@@ -159,7 +159,7 @@ def _unlike_lengths(row: PrintedRow, length: PrintedFigure) -> str:
     tokens = row.readings.get(row.reading, UNKNOWN)
     gives = f"of {row.reading} tokens gives {tokens} per iteration"
     if not row.tool:
-        gives += ", of tested or emitted ones other lengths"
+        gives += " (a rate of tested or emitted tokens would give another length)"
     if row.is_width:
         return (
             f"{gives}; with K={row.k:g} both agree: a width or block counts the target's own token"
@@ -169,8 +169,8 @@ def _unlike_lengths(row: PrintedRow, length: PrintedFigure) -> str:
             f"{gives}; with 1 added to the length both agree: it leaves out the target's own token"
         )
     if length.low > tokens.high:
-        return f"{gives}: one of both is a mean over prompts"
-    return f"{gives}: fewer than K were drafted, or one of both is a mean over prompts"
+        return f"{gives}: one of both may be a mean over prompts"
+    return f"{gives}: fewer than K may have been drafted, or one of both may be a mean over prompts"
 
 
 _EXAMPLE = "audit baseline=22.7 speed=40.6 acceptance=73.9% K=3"

@@ -105,7 +105,9 @@ def reasons(run: Run[LatencyRow], verdict: Statement) -> list[str]:
         was_measured = row.is_elsewhere or row.speedup is not None
         if row.draft == SECOND_COMMAND and not any(arm.drafted is not False for arm in run.rows):
             return ["neither server drafted anything"]
-        return [_not_reported(row)] if may_draft and was_measured else []
+        # If the servers were swapped, the verdict says so.
+        is_swapped = regular is not None and regular.drafted
+        return [_not_reported(row)] if may_draft and was_measured and not is_swapped else []
     # If other programs kept the machine busy, the measured cost of an iteration includes waiting for them.
     is_quiet = not any(arm.was_starved for arm in run.rows)
     costs = costs_in_steps(regular, row) if is_quiet else None

@@ -289,7 +289,7 @@ class RecoveryExperiment(Experiment[RecoverySettings, RecoveryRow]):
                     arm=name,
                     sampling=request.sampling.name,
                     prompt_token_ids=[*request.prompt],
-                    token_ids=[*record.token_ids],
+                    token_ids=None if record.from_text else [*record.token_ids],
                     is_tested=request.is_compared,
                 )
                 for request, record in answers
