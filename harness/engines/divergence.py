@@ -10,9 +10,8 @@ import numpy as np
 
 from harness.config.amounts import length_in_common
 from harness.config.errors import RunError
-from harness.engines.detokenizer import BROKEN, Detokenizer
 from harness.engines.door.reading import Reference
-from harness.engines.tokenizer import Tokenizer, tokens_behind
+from harness.engines.tokenizer import BROKEN, Detokenizer, Tokenizer, tokens_behind
 from harness.results.statistics import Floats
 
 # To compare two computations of the logits, the margins between this many likeliest tokens are compared.
