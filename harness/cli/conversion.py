@@ -23,7 +23,7 @@ from harness.config.methods import METHODS
 from harness.config.registry import SettingsRegistry
 from harness.config.run import RunSettings
 from harness.config.settings import DraftSettings
-from harness.engines.registry import ENGINES
+from harness.engines.record import ENGINES
 from harness.results.row import strict
 
 SettingsType = TypeVar("SettingsType")

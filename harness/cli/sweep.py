@@ -35,7 +35,7 @@ from harness.config.amounts import counted
 from harness.config.errors import HarnessError, RunError
 from harness.config.machine import share_cores
 from harness.config.run import PromptedSettings, RepeatedSettings, RunSettings
-from harness.engines.registry import engine_of, pair_key
+from harness.engines.record import engine_of, pair_key
 from harness.measuring.measurement import identify, measured_rows
 from harness.measuring.progress import say
 from harness.reporting.page import below_each_other, in_full, in_short

@@ -35,7 +35,7 @@ from harness.commands.registry import measurement
 from harness.config.errors import HarnessError, RunError, in_one_line
 from harness.config.run import RunSettings
 from harness.engines.door import SLOWEST_MODULE
-from harness.engines.registry import engine_of
+from harness.engines.record import engine_of
 from harness.measuring.progress import live_on, note
 from harness.results.environment import new_run_id
 from harness.results.files import read_rows

@@ -33,7 +33,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from harness.engines.protocol import Question, Request
-from harness.engines.registry import engine_of
+from harness.engines.record import engine_of
 from harness.measuring.prompts.encoding import Encoded
 from harness.measuring.prompts.sets import Occurrence, PromptSet
 from harness.measuring.session import Session

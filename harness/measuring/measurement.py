@@ -26,8 +26,7 @@ from harness.config.machine import cpu_name, gpu_names, num_usable_cores
 from harness.config.methods import METHODS
 from harness.config.run import RunSettings
 from harness.config.settings import ModelSettings, PromptSettings
-from harness.engines.record import ServerSetup
-from harness.engines.registry import ENGINES, engine_of
+from harness.engines.record import ENGINES, ServerSetup, engine_of
 from harness.results.environment import package_version
 from harness.results.files import read_rows
 from harness.results.row import Row

@@ -26,8 +26,7 @@ from harness.engines.divergence import Divergence, check_known, text_divergence
 from harness.engines.door import local
 from harness.engines.door.reading import Margin, Reference
 from harness.engines.protocol import Arm, Engine, Likeliest
-from harness.engines.record import Preparation
-from harness.engines.registry import engine_of
+from harness.engines.record import Preparation, engine_of
 from harness.engines.tokenizer import AnyPair, ServedPair, tokens_as_served
 from harness.measuring.progress import say
 from harness.results.statistics import Floats

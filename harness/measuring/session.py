@@ -16,8 +16,7 @@ from harness.config.run import RunSettings
 from harness.config.settings import DecodingSettings
 from harness.engines.keeper import PairKeeper
 from harness.engines.protocol import Chat, Engine, Request, Servers
-from harness.engines.record import Preparation
-from harness.engines.registry import engine_of
+from harness.engines.record import Preparation, engine_of
 from harness.engines.tokenizer import AnyPair, Tokenizer
 from harness.measuring.measurement import Measurement, further_settings, identify
 from harness.measuring.progress import note, say
