@@ -136,7 +136,7 @@ def prompt_text(
 
 def tokens_as_served(tokenizer: Tokenizer, prompt: Sequence[int]) -> list[int]:
     """Return the tokens that a server reads if the prompt is sent to it as text."""
-    return list(tokenizer(prompt_text(tokenizer, prompt))["input_ids"])
+    return tokenizer.encode(prompt_text(tokenizer, prompt))
 
 
 def tokens_behind(tokenizer: Tokenizer, text: str) -> list[int]:
@@ -144,13 +144,13 @@ def tokens_behind(tokenizer: Tokenizer, text: str) -> list[int]:
 
     The text is encoded after a line break, because some tokenizers add a space before a text that is encoded alone.
     """
-    line_break = list(tokenizer("\n", add_special_tokens=False)["input_ids"])
-    token_ids = list(tokenizer("\n" + text, add_special_tokens=False)["input_ids"])
+    line_break = tokenizer.encode("\n", add_special_tokens=False)
+    token_ids = tokenizer.encode("\n" + text, add_special_tokens=False)
     if token_ids[: len(line_break)] == line_break:
         return token_ids[len(line_break) :]
     # A single token contains the line break and the beginning of the text, so that they cannot be separated. The text
     # is encoded alone.
-    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    return tokenizer.encode(text, add_special_tokens=False)
 
 
 # The largest number of tokens whose text is held back until a character is whole. A character has at most four bytes,

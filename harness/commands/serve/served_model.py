@@ -107,9 +107,7 @@ class ServedModel:
         Raises:
             Refusal: if the prompt has no token, or a token that is not in the vocabulary.
         """
-        ids: Any = (
-            self._pair.tokenizer(prompt)["input_ids"] if isinstance(prompt, str) else list(prompt)
-        )
+        ids: Any = self._pair.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         if not ids:
             raise Refusal(400, "prompt: has no tokens")
         if max(ids) >= self._pair.vocabulary_size:

@@ -310,8 +310,8 @@ def completion_ids(tokenizer: Tokenizer, prompt: Prompt) -> list[int]:
         return list(completion or ())
     if prompt.messages is None:
         # Encoded by itself, the answer might get a leading space from the tokenizer. So it is encoded after its prompt.
-        before = tokenizer(prompt.text)["input_ids"]
-        whole = tokenizer(prompt.text + completion)["input_ids"]
+        before = tokenizer.encode(prompt.text)
+        whole = tokenizer.encode(prompt.text + completion)
         if whole[: len(before)] == before:
-            return list(map(int, whole[len(before) :]))
-    return list(map(int, tokenizer(completion, add_special_tokens=False)["input_ids"]))
+            return whole[len(before) :]
+    return tokenizer.encode(completion, add_special_tokens=False)
