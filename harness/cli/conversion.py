@@ -88,7 +88,7 @@ def setting_hints(kind: type) -> dict[str, Any]:
     The settings of every draft and of every engine are included, because the classes of the groups `draft` and `engine`
     depend on what the user chooses.
     """
-    hints = dict(_hints(kind))
+    hints = _hints(kind)
     for name, hint in _hints(kind).items():
         group = _group_of(hint)
         classes = [group] if group else []
