@@ -147,7 +147,6 @@ def text_divergence(
     # Servers differ in whether they send an incomplete last character.
     text = text.rstrip(BROKEN)
     written: list[int] = []
-    position = 0
     # Each pass finds at least one more token. (If rounding makes a pass find fewer than the pass before, the loop may
     # end without a result.)
     for _ in range(num_tokens + 1):

@@ -251,7 +251,6 @@ class References:
         except SettingError as error:
             say(f"no exact distribution: {error}")
             return None
-        in_process = engine_of(settings).in_process
         demand = Demand(
             batch_size=REFERENCE_BATCH,
             prompt_tokens=REFERENCE_TOKENS,
@@ -267,7 +266,7 @@ class References:
                 )
             pair = planned.place(demand, force=settings.force).load()
         except HarnessError as error:
-            if in_process:
+            if engine_of(settings).in_process:
                 raise
             say(f"model={settings.model.name} cannot be loaded here: {error}")
             return None

@@ -246,11 +246,10 @@ class Session:
             longest_prompt: length of the longest prompt.
             samplings: further decoding settings whose temperature, top-k and top-p requests may have.
         """
-        decoding = self.settings.decoding
         # Frees the caches of an open engine before the next engine allocates its own.
         self.close()
         preparation = Preparation(
-            decoding=decoding,
+            decoding=self.settings.decoding,
             runner=self.settings.runner,
             gpu_runner=self.settings.GPU_RUNNER,
             batch_size=batch_size,
@@ -375,7 +374,7 @@ class Session:
     def end_tokens(self) -> frozenset[int]:
         """Return the ids of the tokens that end a text of the target; empty if none is known."""
         if engine_of(self.settings).loads_pair:
-            return self._keeper.load().stop_tokens()
+            return self.pair.stop_tokens()
         ends = self.tokenizer.eos_token_id
         return frozenset() if ends is None else frozenset({int(ends)})
 

@@ -14,7 +14,7 @@ from harness.results.prompt_times import Pair, places_by_unit, share_prompts
 from harness.results.row import pooled, setting
 from harness.results.schema import MaybeBool, MaybeFloat, MaybeText, WithSpeedup
 from harness.results.statistics import Floats
-from harness.results.statistics.interval import CONFIDENCE, Interval
+from harness.results.statistics.interval import Interval
 from harness.results.statistics.ratios import (
     Rejections,
     drift,
@@ -106,7 +106,7 @@ class PairedTimes(NamedTuple):
     lengths: Floats
     rejections: Rejections | None
 
-    def speedup(self, confidence: float = CONFIDENCE) -> Interval:
+    def speedup(self, confidence: float) -> Interval:
         """The speed-up: the ratio of the totals of both arms' values, with an interval over units."""
 
         return ratio_of_totals(
