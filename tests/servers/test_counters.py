@@ -249,7 +249,7 @@ def traffic(
     counted: Counts, requests: list[RequestRecord], between: Counts | None
 ) -> dict[str, Any]:
     """The columns of an arm whose server counted this growth during and between questions."""
-    lap = Answered(requests, seconds=1.0, counted=counted)
+    lap = Answered(requests=requests, seconds=1.0, counted=counted)
     return traffic_columns(MeasuredArm("regular", [lap], between=between))
 
 
