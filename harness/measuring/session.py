@@ -184,10 +184,9 @@ class Session:
                 `Encoder.encode` refuses.
         """
         token_ids = self.encoder.encode(prompts)
-        new_tokens = new_tokens or self.settings.decoding.max_new_tokens
         longest = max(map(len, token_ids))
         # A sentence about the context that is too small; None if all contexts are large enough.
-        rule = self.planned.excess(longest, new_tokens)
+        rule = self.planned.excess(longest, new_tokens or self.settings.decoding.max_new_tokens)
         if rule is not None:
             raise SettingError(setting, f"it has {longest} tokens; {rule}")
         return token_ids
@@ -197,19 +196,16 @@ class Session:
         batch_size: int,
         prompt_tokens: int,
         new_tokens: int | None = None,
-    ) -> PlacedPair | None:
+    ) -> None:
         """Decide where the pair and its caches are placed, show the devices, and write `environment.json`.
 
-        Only the first call of a run decides, so it must state the largest demand of the run. Later calls return the
-        same result.
+        Only the first call of a run decides, so it must state the largest demand of the run. Later calls change
+        nothing.
 
         Args:
             batch_size: number of rows that are decoded together.
             prompt_tokens: length of the longest prompt.
             new_tokens: the most tokens that follow a prompt, at least 1; None for `decoding.max_new_tokens`.
-
-        Returns:
-            The pair with its devices; None if the engine loads no pair here.
 
         Raises:
             RunError: if the pair does not fit.
@@ -233,7 +229,6 @@ class Session:
             note(self.placed.describe())
             self.devices = self.placed.device_names()
         write_environment(self.directory, self.devices)
-        return self.placed
 
     def open(
         self, batch_size: int, longest_prompt: int, samplings: Sequence[DecodingSettings] = ()

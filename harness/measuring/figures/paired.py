@@ -58,8 +58,7 @@ class SpeedupFigures(Group, WithSpeedup):
 
     @classmethod
     def measured(cls, run: MeasuredRun, arm: MeasuredArm) -> Group:
-        pair = run.pair(arm)
-        if pair is None:
+        if run.pair(arm) is None:
             return cls()
 
         times = paired_times(run)

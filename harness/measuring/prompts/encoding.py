@@ -175,8 +175,11 @@ class Encoder:
             others = [prompt for prompt in prompt_set.prompts if prompt.index not in measured]
             others = others[: _MOST_WARMUP * num_others]
             unmeasured = Encoded(tuple(others), self.encode(others))
-            lengths = [len(ids) for ids in unmeasured.token_ids]
-            short = [place for place, length in enumerate(lengths) if length <= encoded.longest]
+            short = [
+                place
+                for place, ids in enumerate(unmeasured.token_ids)
+                if len(ids) <= encoded.longest
+            ]
             encoded = dataclasses.replace(encoded, others=unmeasured.part(short))
         if prompt_set.num_left_out:
             say(f"{counted(prompt_set.num_left_out, 'row')} without a question left out")
