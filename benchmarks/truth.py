@@ -59,7 +59,7 @@ from harness.commands.latency.ranking import ranked_runs
 from harness.commands.registry import measurement
 from harness.commands.report.command import build, read, statements_in_json
 from harness.config.errors import VerdictError
-from harness.engines.registry import ENGINES
+from harness.engines.record import ENGINES
 from harness.measuring.rows import LatencyRow
 from harness.reporting.page import Page
 from harness.results.drafts import Drafts

@@ -24,7 +24,7 @@ from harness.commands.command import ConfiguredCommand
 from harness.commands.registry import commands, configured, with_settings
 from harness.config.errors import as_typed
 from harness.config.methods import METHODS
-from harness.engines.registry import ENGINES
+from harness.engines.record import ENGINES
 from recipes.described import (
     Setting,
     columns_by_topic,

@@ -14,7 +14,7 @@ from harness.commands.registry import configured, row_kinds, with_settings
 from harness.config.errors import as_typed
 from harness.config.methods import METHODS
 from harness.config.run import RunSettings
-from harness.engines.registry import ENGINES
+from harness.engines.record import ENGINES
 from recipes.described import (
     GROUPS,
     Setting,

@@ -11,7 +11,7 @@ from harness.commands.registry import COMMANDS, configured, with_settings
 from harness.config.acceptance_rules import RULES
 from harness.config.methods import METHODS
 from harness.config.settings import DecodingSettings
-from harness.engines.registry import ENGINES
+from harness.engines.record import ENGINES
 from harness.local.drafting.heads.checkpoint import KINDS
 from harness.measuring.rows import LatencyRow
 from harness.reporting.page import lossless_again

@@ -83,7 +83,7 @@ def test_the_door_and_registries_alone_name_the_other_wing() -> None:
         if is_elsewhere and '"harness.local' in file.read_text(encoding="utf-8"):
             naming.add(str(file.relative_to(ROOT / PACKAGE)))
     registries = {f"config/{name}.py" for name in ("acceptance_rules", "methods")}
-    assert naming == {"engines/door/__init__.py", "engines/registry.py", *registries}
+    assert naming == {"engines/door/__init__.py", "engines/record.py", *registries}
 
 
 def test_no_command_is_imported_by_another_one_or_by_any_room() -> None:

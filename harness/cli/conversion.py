@@ -23,7 +23,7 @@ from harness.config.methods import METHODS
 from harness.config.registry import SettingsRegistry
 from harness.config.run import RunSettings
 from harness.config.settings import DraftSettings
-from harness.engines.registry import ENGINES
+from harness.engines.record import ENGINES
 from harness.results.row import strict
 
 SettingsType = TypeVar("SettingsType")
@@ -88,7 +88,7 @@ def setting_hints(kind: type) -> dict[str, Any]:
     The settings of every draft and of every engine are included, because the classes of the groups `draft` and `engine`
     depend on what the user chooses.
     """
-    hints = dict(_hints(kind))
+    hints = _hints(kind)
     for name, hint in _hints(kind).items():
         group = _group_of(hint)
         classes = [group] if group else []

@@ -23,7 +23,7 @@ from harness.config.errors import SettingError, VerdictError
 from harness.config.installation import require_local
 from harness.config.repositories import check_place
 from harness.config.run import PromptedSettings, RunSettings
-from harness.engines.registry import engine_of
+from harness.engines.record import engine_of
 from harness.measuring.prompts.sets import load_prompts
 
 Servers = Sequence[Sequence[str]]

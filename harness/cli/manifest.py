@@ -31,7 +31,7 @@ from harness.config.command_line import check_settings_have_no_key
 from harness.config.engines import EngineSettings
 from harness.config.errors import SettingError
 from harness.config.methods import METHODS
-from harness.engines.registry import ENGINES
+from harness.engines.record import ENGINES
 from harness.measuring.measurement import OF_THE_DRAFT
 from harness.results.files import append_rows, as_csv, rows_in
 from harness.results.locked_files import LOCKS, locked, replace_file

@@ -41,7 +41,7 @@ from harness.config.methods import METHODS
 from harness.config.model_names import SERVED, split_suffixes, without_suffixes
 from harness.config.run import PromptedSettings, RunSettings
 from harness.config.settings import PROMPT_FILES, PromptSettings
-from harness.engines.registry import ENGINES, default_draft
+from harness.engines.record import ENGINES, default_draft
 
 
 def drafts() -> list[str]:

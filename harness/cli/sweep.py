@@ -35,7 +35,7 @@ from harness.config.amounts import counted
 from harness.config.errors import HarnessError, RunError
 from harness.config.machine import share_cores
 from harness.config.run import PromptedSettings, RepeatedSettings, RunSettings
-from harness.engines.registry import engine_of, pair_key
+from harness.engines.record import engine_of, pair_key
 from harness.measuring.measurement import identify, measured_rows
 from harness.measuring.progress import say
 from harness.reporting.page import below_each_other, in_full, in_short
@@ -105,14 +105,13 @@ class Crew:
         Returns:
             The error that ended the job early; None if there was none.
         """
-        settings = job.settings
-        pair = repr(pair_key(settings))
+        pair = repr(pair_key(job.settings))
         if self._worker is None or pair != self._pair:
             self.dismiss()
             self._worker = Worker()
             self._pair = pair
         worker = self._worker
-        error = worker.run(job, settings.job_timeout_s)
+        error = worker.run(job)
         if error is not None or worker.is_spent:
             # A failed job may have left its process in a bad state.
             self.dismiss()
@@ -264,10 +263,7 @@ def finish(
     Raises:
         SettingError or RunError: a file cannot be written.
     """
-    global _crew
     _crew.dismiss()
-    # A new crew, which has no memory of failed pairs: the next sweep of this process (from Python) tries them again.
-    _crew = Crew()
     directory = Path(config.hydra.sweep.dir)
     file = SweepFile(directory, measurement(command).row)
     rows = file.job_rows()

@@ -35,7 +35,7 @@ from harness.commands.registry import measurement
 from harness.config.errors import HarnessError, RunError, in_one_line
 from harness.config.run import RunSettings
 from harness.engines.door import SLOWEST_MODULE
-from harness.engines.registry import engine_of
+from harness.engines.record import engine_of
 from harness.measuring.progress import live_on, note
 from harness.results.environment import new_run_id
 from harness.results.files import read_rows
@@ -144,11 +144,9 @@ class Worker:
         # From now on only the worker's process has this end open, so that its death closes the connection.
         end_of_worker.close()
 
-    def run(self, job: Job, timeout_s: float | None = None) -> HarnessError | None:
-        """Run a job to its end. Afterwards the rows that the job wrote, if any, are in its directory.
-
-        Args:
-            timeout_s: the seconds after which the job is ended; None for no limit.
+    def run(self, job: Job) -> HarnessError | None:
+        """Run a job to its end, or for as long as its `job_timeout_s`. Afterwards the rows that the job wrote, if any,
+        are in its directory.
 
         Returns:
             The error that ended the job early, after which the process takes no more jobs; None if there was none.
@@ -156,6 +154,7 @@ class Worker:
         Raises:
             KeyboardInterrupt: this process was interrupted. The job was ended and the worker killed before.
         """
+        timeout_s = job.settings.job_timeout_s
         deadline = time.monotonic() + (timeout_s or math.inf)
         try:
             # If the process has died, `_receive` reports why.

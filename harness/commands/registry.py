@@ -8,7 +8,7 @@ from harness.commands.command import Command, CommandRecord, ConfiguredCommand, 
 from harness.config.methods import METHODS
 from harness.config.registry import Registry, names_of_fields
 from harness.config.run import RunSettings
-from harness.engines.registry import engine_of
+from harness.engines.record import engine_of
 from harness.results.row import Row
 
 

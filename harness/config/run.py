@@ -131,7 +131,7 @@ class RunSettings:
         """Everything that determines which weights are loaded, and where.
 
         Runs with equal values can share a loaded pair, if their engines hold the same models
-        (`engines.registry.pair_key`).
+        (`engines.record.pair_key`).
         """
         return self.model, self.draft, self.placement, self.dtype, self.weights, self.force
 

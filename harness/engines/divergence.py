@@ -10,9 +10,8 @@ import numpy as np
 
 from harness.config.amounts import length_in_common
 from harness.config.errors import RunError
-from harness.engines.detokenizer import BROKEN, Detokenizer
 from harness.engines.door.reading import Reference
-from harness.engines.tokenizer import Tokenizer, tokens_behind
+from harness.engines.tokenizer import BROKEN, Detokenizer, Tokenizer, tokens_behind
 from harness.results.statistics import Floats
 
 # To compare two computations of the logits, the margins between this many likeliest tokens are compared.
@@ -148,7 +147,6 @@ def text_divergence(
     # Servers differ in whether they send an incomplete last character.
     text = text.rstrip(BROKEN)
     written: list[int] = []
-    position = 0
     # Each pass finds at least one more token. (If rounding makes a pass find fewer than the pass before, the loop may
     # end without a result.)
     for _ in range(num_tokens + 1):

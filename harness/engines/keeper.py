@@ -21,8 +21,7 @@ from harness.config.model_names import SERVED
 from harness.config.run import RunSettings
 from harness.engines.door import local
 from harness.engines.protocol import Engine
-from harness.engines.record import Opening, Preparation
-from harness.engines.registry import engine_of, pair_key
+from harness.engines.record import Opening, Preparation, engine_of, pair_key
 from harness.engines.tokenizer import AnyPair, ServedPair, TextTokenizer
 
 if TYPE_CHECKING:

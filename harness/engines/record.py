@@ -1,4 +1,5 @@
-"""The records of engines. A record contains everything that commands need to know about an engine before they open it.
+"""The records of engines, and the registry that finds them by name. A record contains everything that commands need to
+know about an engine before they open it.
 
 Each engine has a subclass of `EngineRecord`, in the folder with the engine's code or in a file that a user wrote
 (`engine=./my_engine.py:MyEngine`). Records import torch only inside functions, so that names, settings and help need no
@@ -14,8 +15,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from harness.config.demand import Demand
 from harness.config.engines import Abilities, EngineSettings
-from harness.config.installation import require_local
-from harness.config.registry import RecordWithSettings
+from harness.config.errors import SettingError
+from harness.config.installation import CONF, require_local
+from harness.config.registry import RecordWithSettings, SettingsRegistry
 from harness.config.settings import require
 
 if TYPE_CHECKING:
@@ -179,3 +181,42 @@ class EngineRecord(RecordWithSettings, Abilities):
             RunError: the engine does not start.
         """
         raise NotImplementedError
+
+
+class Engines(SettingsRegistry[EngineRecord]):
+    """The registry of engines. The setting `engine.name` names one; without it, the engine is `local`."""
+
+    key = "name"
+    default = "local"
+
+
+# For each engine's name, the place of its record. The simulated engine is in a file, like an engine that a user wrote.
+_BUILT_IN = {
+    "huggingface": "harness.local.engine.records:HuggingFace",
+    "local": "harness.local.engine.records:Local",
+    "server": "harness.servers.record:ServerRecord",
+    "simulated": f"{CONF / 'engine' / 'simulated_engine.py'}:Simulated",
+}
+ENGINES = Engines("engine", EngineRecord, _BUILT_IN)
+
+
+def engine_of(settings: RunSettings) -> EngineRecord:
+    """Return the record of the engine that a run uses."""
+    return ENGINES[settings.engine.name]
+
+
+def default_draft(engine: str) -> str | None:
+    """Return the draft that an engine uses if the user names none; None if the model's preset decides.
+
+    The result is also None for an unknown engine. Its name is refused later.
+    """
+    try:
+        return ENGINES[engine].default_draft
+    except SettingError:
+        return None
+
+
+def pair_key(settings: RunSettings) -> tuple[object, ...]:
+    """Return a key that is equal for two runs if one process can carry out both with the same loaded models."""
+    engine = engine_of(settings)
+    return *settings.pair_identity, engine.loads_pair, engine.in_process

@@ -233,8 +233,8 @@ class RequestRecord:
         if not self.outcomes:
             return
         num_decided = 1 + sum(1 + num_accepted for _, num_accepted in self.outcomes)
-        num_undrafted = max(0, self.num_tokens - num_decided)
-        if num_undrafted:
+        num_undrafted = self.num_tokens - num_decided
+        if num_undrafted > 0:
             self.outcomes += [(0, 0)] * num_undrafted
             self.outcomes_in_order = False
 

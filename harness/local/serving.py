@@ -18,10 +18,9 @@ import torch
 
 from harness.config.errors import in_one_line
 from harness.config.failures import as_run_error
-from harness.engines.detokenizer import Detokenizer
 from harness.engines.door.serving import ENDING, Piece, Refusal
 from harness.engines.protocol import Engine, Request
-from harness.engines.tokenizer import Tokenizer
+from harness.engines.tokenizer import Detokenizer, Tokenizer
 from harness.local.decoding.loop import RowStep
 from harness.local.engine.engine import LocalArm
 

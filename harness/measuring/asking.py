@@ -33,7 +33,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from harness.engines.protocol import Question, Request
-from harness.engines.registry import engine_of
+from harness.engines.record import engine_of
 from harness.measuring.prompts.encoding import Encoded
 from harness.measuring.prompts.sets import Occurrence, PromptSet
 from harness.measuring.session import Session
@@ -195,14 +195,13 @@ def first_turns(
         warmup: the question of the warm-up. If several requests are in flight, its requests, with another salt, also
             keep up the load until the last answer of a question has ended.
     """
-    settings = session.settings
     extra: list[Request] = []
     in_flight: int | None = None
     # An engine with a queue gets laps. Its warm-up has as many requests as are then in flight.
-    if engine_of(settings).queues:
+    if engine_of(session.settings).queues:
         in_flight = len(warmup.requests)
-    if in_flight and in_flight > 1:
-        extra = [dataclasses.replace(request, salt="extra") for request in warmup.requests]
+        if in_flight > 1:
+            extra = [dataclasses.replace(request, salt="extra") for request in warmup.requests]
     questions = []
     for moment, part in enumerate(parts):
         places, repeats = zip(*part.prompts, strict=True)

@@ -26,8 +26,7 @@ from harness.config.machine import cpu_name, gpu_names, num_usable_cores
 from harness.config.methods import METHODS
 from harness.config.run import RunSettings
 from harness.config.settings import ModelSettings, PromptSettings
-from harness.engines.record import ServerSetup
-from harness.engines.registry import ENGINES, engine_of
+from harness.engines.record import ENGINES, ServerSetup, engine_of
 from harness.results.environment import package_version
 from harness.results.files import read_rows
 from harness.results.row import Row
@@ -157,9 +156,8 @@ class Measurement:
     any_start: bool = False
 
     def includes(self, row: Any) -> bool:
-        """Whether the figures of a row with the same digest may be reused."""
-        same_start = self.any_start or row.server_started == self.server_started
-        return self.reusable and same_start
+        """Whether the figures of a row with the same digest may be reused, if any may be (`reusable`)."""
+        return self.any_start or row.server_started == self.server_started
 
 
 def identify(settings: RunSettings, leaving_out: Collection[str] = ()) -> Measurement:
@@ -303,8 +301,8 @@ def _prompts(prompts: dict[str, Any]) -> dict[str, Any]:
     named = ("name", "file", "repository", "revision", "licence", "source")
     asked = {setting: value for setting, value in prompts.items() if setting not in named}
     if settings.repository is None:
-        contents: list[str | None] = [_contents(Path(file).expanduser()) for file in settings.files]
-        return asked | {"contents": contents}
+        files = [Path(file).expanduser() for file in settings.files]
+        return asked | {"contents": [*map(_contents, files)]}
     commit = hub_commit(settings.repository, settings.revision, "dataset")
     on_hub = (settings.repository, commit or settings.revision, settings.file)
     return asked | {"contents": on_hub}

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from harness.engines.arrivals import Origin
-from harness.engines.detokenizer import Detokenizer
 from harness.engines.divergence import first_divergence
 from harness.engines.protocol import Answered, Question, Weights
-from harness.engines.tokenizer import Tokenizer
+from harness.engines.tokenizer import Detokenizer, Tokenizer
 from harness.measuring.acceptance import drafts_of
 from harness.results.drafts import Rejection
 

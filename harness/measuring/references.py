@@ -26,8 +26,7 @@ from harness.engines.divergence import Divergence, check_known, text_divergence
 from harness.engines.door import local
 from harness.engines.door.reading import Margin, Reference
 from harness.engines.protocol import Arm, Engine, Likeliest
-from harness.engines.record import Preparation
-from harness.engines.registry import engine_of
+from harness.engines.record import Preparation, engine_of
 from harness.engines.tokenizer import AnyPair, ServedPair, tokens_as_served
 from harness.measuring.progress import say
 from harness.results.statistics import Floats
@@ -252,7 +251,6 @@ class References:
         except SettingError as error:
             say(f"no exact distribution: {error}")
             return None
-        in_process = engine_of(settings).in_process
         demand = Demand(
             batch_size=REFERENCE_BATCH,
             prompt_tokens=REFERENCE_TOKENS,
@@ -268,7 +266,7 @@ class References:
                 )
             pair = planned.place(demand, force=settings.force).load()
         except HarnessError as error:
-            if in_process:
+            if engine_of(settings).in_process:
                 raise
             say(f"model={settings.model.name} cannot be loaded here: {error}")
             return None

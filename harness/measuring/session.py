@@ -16,8 +16,7 @@ from harness.config.run import RunSettings
 from harness.config.settings import DecodingSettings
 from harness.engines.keeper import PairKeeper
 from harness.engines.protocol import Chat, Engine, Request, Servers
-from harness.engines.record import Preparation
-from harness.engines.registry import engine_of
+from harness.engines.record import Preparation, engine_of
 from harness.engines.tokenizer import AnyPair, Tokenizer
 from harness.measuring.measurement import Measurement, further_settings, identify
 from harness.measuring.progress import note, say
@@ -185,10 +184,9 @@ class Session:
                 `Encoder.encode` refuses.
         """
         token_ids = self.encoder.encode(prompts)
-        new_tokens = new_tokens or self.settings.decoding.max_new_tokens
         longest = max(map(len, token_ids))
         # A sentence about the context that is too small; None if all contexts are large enough.
-        rule = self.planned.excess(longest, new_tokens)
+        rule = self.planned.excess(longest, new_tokens or self.settings.decoding.max_new_tokens)
         if rule is not None:
             raise SettingError(setting, f"it has {longest} tokens; {rule}")
         return token_ids
@@ -198,19 +196,16 @@ class Session:
         batch_size: int,
         prompt_tokens: int,
         new_tokens: int | None = None,
-    ) -> PlacedPair | None:
+    ) -> None:
         """Decide where the pair and its caches are placed, show the devices, and write `environment.json`.
 
-        Only the first call of a run decides, so it must state the largest demand of the run. Later calls return the
-        same result.
+        Only the first call of a run decides, so it must state the largest demand of the run. Later calls change
+        nothing.
 
         Args:
             batch_size: number of rows that are decoded together.
             prompt_tokens: length of the longest prompt.
             new_tokens: the most tokens that follow a prompt, at least 1; None for `decoding.max_new_tokens`.
-
-        Returns:
-            The pair with its devices; None if the engine loads no pair here.
 
         Raises:
             RunError: if the pair does not fit.
@@ -234,7 +229,6 @@ class Session:
             note(self.placed.describe())
             self.devices = self.placed.device_names()
         write_environment(self.directory, self.devices)
-        return self.placed
 
     def open(
         self, batch_size: int, longest_prompt: int, samplings: Sequence[DecodingSettings] = ()
@@ -247,11 +241,10 @@ class Session:
             longest_prompt: length of the longest prompt.
             samplings: further decoding settings whose temperature, top-k and top-p requests may have.
         """
-        decoding = self.settings.decoding
         # Frees the caches of an open engine before the next engine allocates its own.
         self.close()
         preparation = Preparation(
-            decoding=decoding,
+            decoding=self.settings.decoding,
             runner=self.settings.runner,
             gpu_runner=self.settings.GPU_RUNNER,
             batch_size=batch_size,
@@ -378,7 +371,7 @@ class Session:
         weights, which `place` must have placed.
         """
         if engine_of(self.settings).loads_pair:
-            return self._keeper.load().stop_tokens()
+            return self.pair.stop_tokens()
         ends = self.tokenizer.eos_token_id
         return frozenset() if ends is None else frozenset({int(ends)})
 

@@ -225,17 +225,18 @@ class DraftColumns:
             drafting, accepted = sum(histogram), sum(positions(histogram))
             proposed = round(drafting * (row.mean_proposed or 0))
         # Iterations are known, but no drafts: nothing was drafted.
-        is_idle = iterations is not None and proposed is None and rate is None
+        if proposed is None and rate is None:
+            return Drafts(answers=1, decoded=decoded, iterations=iterations)
         return Drafts(
             answers=1,
             decoded=decoded,
             iterations=iterations,
-            drafting=0 if is_idle else drafting,
-            proposed=0 if is_idle else proposed,
-            accepted=0 if is_idle else accepted,
+            drafting=drafting,
+            proposed=proposed,
+            accepted=accepted,
             # Without a histogram, the positions are known only if nothing was accepted: then there are none.
             accepted_at=positions(histogram) if histogram or not accepted else None,
-            tested_at=() if is_idle else self.tested_by_position,
+            tested_at=self.tested_by_position,
             k=(proposed or 0) / drafting if drafting else 0,
         )
 

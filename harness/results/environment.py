@@ -43,7 +43,7 @@ def new_run_id() -> str:
     return f"{datetime.now(UTC):%Y%m%dT%H%M%S.%f}-{secrets.token_hex(3)}"
 
 
-def environment(devices: Sequence[str] = ()) -> dict[str, Any]:
+def environment(devices: Sequence[str]) -> dict[str, Any]:
     """Describe the environment of this process, as values that JSON can represent.
 
     Args:

@@ -152,13 +152,12 @@ def read_file(path: Path, kinds: Iterable[type[Row]]) -> Contents:
 
 
 def read_kind(path: Path, kinds: Iterable[type[Row]]) -> type[Row] | None:
-    """The kind of row that a CSV file contains, according to its columns; None if the file is of another kind, or does
-    not exist.
+    """The kind of row that a CSV file contains, according to its columns; None if the file is of another kind.
 
     Raises:
         OSError: if the file cannot be read.
     """
-    return kind_of(_header(path), kinds) if path.is_file() else None
+    return kind_of(_header(path), kinds)
 
 
 def check_appendable(path: str | Path) -> None:

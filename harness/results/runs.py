@@ -70,7 +70,7 @@ class Run(Generic[AnyRunRow]):
 
     @property
     def command(self) -> str:
-        return str(self.last.kind)
+        return self.last.kind
 
     @property
     def id(self) -> str:

@@ -135,23 +135,22 @@ def verdict_of(row: ComparedRow, family: int = 1) -> Statement:
         family: number of intervals that a reader sees together. The interval is widened so that all of them hold
             simultaneously.
     """
-    return replace(_judged_speedup(row, family), subject=row, family=family)
+    speedup = Interval()
+    if row.status != NO_VERDICT:
+        speedup = _at_once(_interval_of(row), family, row)
+    why = _why_open(row, speedup)
+    return Statement.ordered("pays", speedup, why, subject=row, family=family)
 
 
-def _judged_speedup(row: ComparedRow, family: int) -> Statement:
-    """The statement of `verdict_of`, without the row and the family. The first reason to conclude nothing is stated."""
+def _why_open(row: ComparedRow, speedup: Interval) -> str:
+    """The first reason to conclude nothing from a speed-up; empty if there is none."""
     if row.status == NO_VERDICT:
-        return Statement.ordered("pays", Interval(), row.error or "the arms cannot be compared")
-    speedup = _at_once(_interval_of(row), family, row)
-    if math.isnan(speedup.estimate):
-        return Statement.ordered("pays", speedup, "no speed-up was measured")
+        return row.error or "the arms cannot be compared"
+    if not speedup.is_known:
+        return "no speed-up was measured"
     if row.weights == "random" and not row.synthetic:
-        return Statement.ordered(
-            "pays", speedup, "random weights accept by chance; the texts mean nothing"
-        )
-    if speedup.has_bounds:
-        return Statement.ordered("pays", speedup, _waited(row))
-    return Statement.ordered("pays", speedup, why_no_interval(row))
+        return "random weights accept by chance; the texts mean nothing"
+    return _waited(row) if speedup.has_bounds else why_no_interval(row)
 
 
 def _waited(row: ComparedRow) -> str:

@@ -215,7 +215,7 @@ async def connect(
     client = new_client(url, key, settings.timeout_s)
     sender = Sender(client, tokenizer, settings, asked.dialect.counts_within)
     decoding = DecodingSettings(max_new_tokens=_PROBE_TOKENS, temperature=0)
-    probe = Request(tokenizer("a")["input_ids"], decoding, seed=0, index=0, salt="form")
+    probe = Request(tokenizer.encode("a"), decoding, seed=0, index=0, salt="form")
     error: RequestError | None = None
     try:
         for form in _forms(opening, asked):

@@ -16,7 +16,7 @@ from harness.commands.command import ConfiguredCommand
 from harness.commands.registry import commands, configured, with_settings
 from harness.config.methods import METHODS
 from harness.config.run import RunSettings
-from harness.engines.registry import ENGINES
+from harness.engines.record import ENGINES
 from in_process import Harness
 from recipes import described
 from recipes.described import Setting

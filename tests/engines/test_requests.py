@@ -20,7 +20,6 @@ from harness.config.errors import RunError
 from harness.config.settings import DecodingSettings
 from harness.engines.arrivals import Origin, origins
 from harness.engines.counts import Counts, DraftCounts, added
-from harness.engines.detokenizer import Detokenizer
 from harness.engines.divergence import Divergence, first_divergence, text_divergence
 from harness.engines.door.plans import Machine, PassBytes
 from harness.engines.door.reading import Margin, num_together
@@ -28,7 +27,7 @@ from harness.engines.protocol import Answered, Arm, BatchTimes, Engine, Request,
 from harness.engines.record import Preparation
 from harness.engines.requests import RequestError, RequestRecord
 from harness.engines.timing import timed_answer
-from harness.engines.tokenizer import TextTokenizer, prompt_text
+from harness.engines.tokenizer import Detokenizer, TextTokenizer, prompt_text
 from some_questions import question_of
 from tiny_checkpoints import make_tokenizer
 

@@ -7,7 +7,7 @@ import pytest
 
 from harness.config.errors import SettingError
 from harness.config.settings import DecodingSettings
-from harness.engines.registry import ENGINES
+from harness.engines.record import ENGINES
 from in_process import Harness, results
 from some_questions import question_of
 

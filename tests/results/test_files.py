@@ -380,7 +380,6 @@ def test_cells_that_cannot_be_read_are_noted(tmp_path: Path) -> None:
     # A spreadsheet's other form.
     path.write_text(path.read_text().replace(",", ";"))
     assert read_file(path, row_kinds()).kind is None
-    assert read_kind(tmp_path / "absent.csv", row_kinds()) is None
     # Neither may have an end.
     os.mkfifo(tmp_path / "pipe.csv")
     for endless in (Path("/dev/zero"), tmp_path / "pipe.csv"):

@@ -13,6 +13,7 @@ from harness.engines.protocol import Answered
 from harness.engines.requests import Load, RequestError, RequestRecord
 from harness.measuring.acceptance import counted_acceptance
 from harness.measuring.figures.acceptance import AcceptanceFigures
+from harness.measuring.figures.measured import MeasuredArm
 from harness.measuring.figures.server import ServerFigures, counter_columns, traffic_columns
 from harness.results.drafts import as_printed
 from harness.servers import counters
@@ -244,31 +245,39 @@ def test_a_restart_is_a_new_start_or_else_a_counter_that_fell(tmp_path: Path) ->
     assert growth(Counts(generated=3, restarts=1), Counts(generated=1)) == Counts(restarts=1)
 
 
+def traffic(
+    counted: Counts, requests: list[RequestRecord], between: Counts | None
+) -> dict[str, Any]:
+    """The columns of an arm whose server counted this growth during and between questions."""
+    lap = Answered(requests=requests, seconds=1.0, counted=counted)
+    return traffic_columns(MeasuredArm("regular", [lap], between=between))
+
+
 def test_traffic_of_others_is_what_is_not_ours() -> None:
     ours = requests(100, 100)
     for generated, foreign, unseen in ((204, 0, 0), (205, 5, 0), (196, 0, 0), (100, None, 100)):
-        columns = traffic_columns(Counts(generated=generated), ours, Counts())
+        columns = traffic(Counts(generated=generated), ours, Counts())
         assert columns["server_tokens"] == generated
         assert (columns["foreign_tokens"], columns["unseen_tokens"]) == (foreign, unseen)
-    assert traffic_columns(Counts(), ours, Counts()) == {}
+    assert traffic(Counts(), ours, Counts()) == {}
     # Nobody knows what those did that were not waited for, or that came while this run asked nothing.
     for running, between, foreign in (
         (1.0, Counts(), None), (0.0, None, None), (0.0, Counts(generated=4), 0), (0.0, Counts(generated=5), 5),
     ):  # fmt: skip
-        columns = traffic_columns(Counts(generated=200, running=running), ours, between)
+        columns = traffic(Counts(generated=200, running=running), ours, between)
         assert columns["foreign_tokens"] == foreign
     # Of prompts only those are compared that the server counted in its answers, too.
     for read, foreign in (([50, 50], 500), ([50, None], 0), ([300, 300], 0)):
         for request, number in zip(ours, read, strict=True):
             request.num_read = number
-        columns = traffic_columns(Counts(generated=202, read=600), ours, Counts())
+        columns = traffic(Counts(generated=202, read=600), ours, Counts())
         assert columns["foreign_tokens"] == foreign
     # A request that timed out may be answered on, and an answer that arrived is ours whatever it counts.
     late = RequestRecord(0, 1, num_tokens=10, max_new_tokens=50, error=RequestError(408, ""))
     halved = RequestRecord(0, 1, num_tokens=10, arrivals=[0.1] * 20)
     for request, most in ((late, 51), (halved, 21)):
         for generated, is_foreign in ((most, False), (most + 1, True)):
-            columns = traffic_columns(Counts(generated=generated), [request], Counts())
+            columns = traffic(Counts(generated=generated), [request], Counts())
             assert (columns["foreign_tokens"] > 0) == is_foreign
     first_tokens = counter_columns(Counts(first_tokens=4, first_token_s=2))
     assert first_tokens == {"server_time_to_first_token_ms": 500}

@@ -14,7 +14,7 @@ from torch import nn
 from harness.config.methods import METHODS
 from harness.config.run import RunSettings
 from harness.engines import keeper
-from harness.engines.registry import engine_of, pair_key
+from harness.engines.record import engine_of, pair_key
 from harness.local.engine.pair import PlannedPair
 from harness.local.models.loading import LoadedModel, PlacedModel
 from shipped_copies import ONE_LAYER, SHIPPED

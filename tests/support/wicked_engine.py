@@ -6,8 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from harness.engines.record import Opening
-from harness.engines.registry import ENGINES
+from harness.engines.record import ENGINES, Opening
 
 FATAL = 7
 FILE = Path(__file__)

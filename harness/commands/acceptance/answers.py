@@ -17,7 +17,7 @@ from harness.config.amounts import counted
 from harness.engines.counts import ImpossibleCounts
 from harness.engines.door.reading import ReadText, Transcript, num_together
 from harness.engines.protocol import Answered, Question, in_batches
-from harness.engines.registry import engine_of
+from harness.engines.record import engine_of
 from harness.engines.requests import RequestRecord
 from harness.measuring.acceptance import counted_drafts
 from harness.measuring.interleaving import ask_in_turns

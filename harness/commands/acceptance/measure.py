@@ -33,7 +33,7 @@ from harness.config.errors import SettingError
 from harness.engines.divergence import check_known
 from harness.engines.door import local
 from harness.engines.door.reading import TOGETHER, ReadText
-from harness.engines.registry import engine_of
+from harness.engines.record import engine_of
 from harness.measuring.acceptance import drafts_of, longest_of, tokens_in_burst
 from harness.measuring.progress import progress, say
 from harness.measuring.prompts.encoding import Encoder

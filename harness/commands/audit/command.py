@@ -14,7 +14,6 @@ from harness.commands.audit.rows import (
     NUMBERS,
     PRINTED,
     SHORT_NAMES,
-    UNKNOWN,
     PrintedFigure,
     PrintedRow,
     stated_rows,
@@ -156,7 +155,7 @@ def _checks(row: PrintedRow) -> Iterator[Check]:
 
 def _unlike_lengths(row: PrintedRow, length: PrintedFigure) -> str:
     """Words about the length that the printed rate implies, and about why the printed length may differ from it."""
-    tokens = row.readings.get(row.reading, UNKNOWN)
+    tokens = row.readings[row.reading]
     gives = f"of {row.reading} tokens gives {tokens} per iteration"
     if not row.tool:
         gives += " (a rate of tested or emitted tokens would give another length)"

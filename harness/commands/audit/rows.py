@@ -382,7 +382,7 @@ def stated_rows(typed: Mapping[str, Sequence[str]], tool: str = "") -> list[Prin
     Raises:
         SettingError: if a text is not a number of this kind, or if figures have different numbers of texts.
     """
-    number = max(map(len, typed.values()), default=1)
+    number = max(map(len, typed.values()))
     rows = []
     for place in range(number):
         row = PrintedRow("the figure" if number == 1 else f"row {place + 1}", tool=tool)

@@ -15,9 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.engines.arrivals import Origin
-from harness.engines.detokenizer import Detokenizer
 from harness.engines.protocol import Answered
-from harness.engines.tokenizer import Tokenizer
+from harness.engines.tokenizer import Detokenizer, Tokenizer
 from harness.reporting.table import visible
 
 # A replay lasts as long as the slower arm took, within these limits. Outside the limits, both arms are slowed down or

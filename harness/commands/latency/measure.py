@@ -16,7 +16,7 @@ from harness.config.errors import RunError
 from harness.config.machine import gpu_names
 from harness.config.settings import require
 from harness.engines.protocol import Answered, Engine, Question
-from harness.engines.registry import engine_of
+from harness.engines.record import engine_of
 from harness.engines.tokenizer import text_of
 from harness.measuring.asking import batches_to_ask, first_turns, laps_to_ask, warmup_question
 from harness.measuring.figures.measured import MeasuredArm, MeasuredRun, StoppedBy, figures_of

@@ -296,8 +296,7 @@ class RecoveryExperiment(Experiment[RecoverySettings, RecoveryRow]):
             ]
             session.append(TEXTS_FILE, rows)
 
-        end_tokens = session.end_tokens()
-        asking = Asking(settings, prompts, taken, end_tokens, can_end, keep=keep)
+        asking = Asking(settings, prompts, taken, session.end_tokens(), can_end, keep=keep)
         regular = engine.arms[0] if len(engine.arms) > 1 else None
         if reference is not None:
             self.has_weights = not isinstance(reference, ReportedReference)

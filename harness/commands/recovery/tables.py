@@ -100,12 +100,11 @@ def recovery_page(runs: Sequence[Run]) -> Page | None:
             finding = _finding(run)
             name = run.name.label() if run.name else ""
             findings.append(dataclasses.replace(finding, text=f"{name}: {finding.text}"))
-        steps = _next_steps(neediest)
         return Page(
             title,
             finding=findings,
             tables=[verdicts_table(every)],
-            next=steps,
+            next=_next_steps(neediest),
             statements=statements,
         )
     (run,) = every
@@ -117,14 +116,13 @@ def recovery_page(runs: Sequence[Run]) -> Page | None:
     figures = figures_table(run.deciding, attrgetter("check"), _notes(run))
     tables = [_checks_table(run), figures]
     why = [("Kernels", _kernel_findings(run.kernels))] if run.kernels else []
-    steps = _next_steps(run)
     return Page(
         title,
         finding=[_finding(run)],
         doubts=_doubts(run),
         tables=tables,
         why=why,
-        next=steps,
+        next=_next_steps(run),
         statements=statements,
     )
 

@@ -21,7 +21,7 @@ from harness.commands.recovery.sampling import Sampling, samplings
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import DecodingSettings
 from harness.engines.protocol import Arm, Request, in_batches
-from harness.engines.registry import engine_of
+from harness.engines.record import engine_of
 from harness.engines.requests import RequestRecord
 from harness.engines.timing import quick_garbage_collections
 from harness.measuring.progress import progress, say

@@ -276,8 +276,7 @@ def build(paths: Sequence[str | Path], ids: Sequence[str] = ()) -> ReportContent
         title += f": {models[0] if len(models) == 1 else counted(len(models), 'model')}"
     about = [counted(len(rows), "measurement"), days_of(rows), *common_settings(rows).split(" · ")]
     sources = [environment_table(runs), files_table(findings.files)]
-    is_single = single is not None
-    return ReportContents(title, [*filter(None, about)], pages, sources, notes, is_single)
+    return ReportContents(title, [*filter(None, about)], pages, sources, notes, single is not None)
 
 
 @dataclass(frozen=True)

@@ -147,7 +147,7 @@ def make_app(served: ServedModel, key: str | None) -> FastAPI:
     )
     app.add_middleware(Guard, local=is_loopback(settings.host), key=key, max_bytes=max_bytes)
     # `/regular` generates without the draft. Without a draft, both prefixes use the same arm.
-    app.include_router(_generation(served, served.arm_names[-1]))
+    app.include_router(_generation(served, settings.arms[-1]))
     app.include_router(_generation(served, "regular"), prefix="/regular", include_in_schema=False)
     _add_pages(app, served)
     _add_error_handlers(app)
@@ -282,7 +282,6 @@ class _Shape:
     def __init__(
         self, served: ServedModel, body: GenerationBody, answers: Sequence[ServedAnswer], chat: bool
     ) -> None:
-        self._served = served
         self._body = body
         self._answers = answers
         self._chat = chat

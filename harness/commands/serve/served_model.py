@@ -42,7 +42,6 @@ class ServedModel:
 
     Attributes:
         name: the target's name, which clients send as `model`.
-        arm_names: `regular`, and `speculative` if there is a draft.
         started: when the service was started, in seconds since 1970.
         service: answers the requests.
     """
@@ -50,17 +49,15 @@ class ServedModel:
     def __init__(
         self, keeper: PairKeeper, settings: ServeSettings, say: Callable[[str], None]
     ) -> None:
-        pair = keeper.load()
         self.settings = settings
         self.name = settings.model.name
-        self.arm_names = settings.arms
         self.started = int(time.time())
-        self._pair = pair
+        self._pair = keeper.load()
         # The most tokens of a prompt with its answer that every model can read; None if no model states a limit.
         self._context = keeper.plan(settings).room(0)
         self.service: LocalService = local("serving").LocalService(
             functools.partial(_open_engine, keeper, settings, say),
-            pair.tokenizer,
+            self._pair.tokenizer,
             settings.max_waiting,
         )
 
@@ -107,9 +104,7 @@ class ServedModel:
         Raises:
             Refusal: if the prompt has no token, or a token that is not in the vocabulary.
         """
-        ids: Any = (
-            self._pair.tokenizer(prompt)["input_ids"] if isinstance(prompt, str) else list(prompt)
-        )
+        ids: Any = self._pair.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         if not ids:
             raise Refusal(400, "prompt: has no tokens")
         if max(ids) >= self._pair.vocabulary_size:

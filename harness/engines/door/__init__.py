@@ -4,7 +4,7 @@ the module is needed.
     planned = local("engine.pair").plan_pair(model, draft, placement)
 
 The modules of this package define the classes of the values that come back. Types of `harness.local` are imported under
-TYPE_CHECKING only. There is one other way in, for classes that import no torch: `engines/registry.py`,
+TYPE_CHECKING only. There is one other way in, for classes that import no torch: `engines/record.py`,
 `config/methods.py` and `config/acceptance_rules.py` contain the names of some classes in `harness.local`, and import
 these classes when they are looked up.
 """

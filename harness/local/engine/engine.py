@@ -82,8 +82,7 @@ class LocalArm(Arm):
                         if note_ended is not None:
                             note_ended(num_begun - loop.num_running)
                 self.runners.num_decided.update(loop.num_decided)
-        is_batch = len(requests) <= in_flight
-        return clock.answered(timer.phases, as_batch=is_batch, drafts=self.drafts)
+        return clock.answered(timer.phases, as_batch=len(requests) <= in_flight, drafts=self.drafts)
 
     def loop_request(self, request: Request) -> RowRequest:
         """Return a request in the form that the loop needs, with its random numbers.

@@ -23,7 +23,7 @@ from harness.config.machine import cpu_name
 from harness.config.run import RunSettings
 from harness.config.settings import PlacementSettings
 from harness.engines.door.plans import Machine, PairPlan, PassBytes, PretendedGpus
-from harness.engines.registry import engine_of
+from harness.engines.record import engine_of
 from harness.local.engine.pair import PlannedPair, sketch_pair
 from harness.local.models.devices import check_gpu_numbers, free_memory, visible_gpus
 from harness.local.models.fit import (

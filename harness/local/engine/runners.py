@@ -177,13 +177,12 @@ def open_runners(pair: Pair, preparation: Preparation) -> PairRunners:
         "vocabulary_size": pair.vocabulary_size,
         "hidden_layers": layers,
     }
-    demand = preparation.demand
     takes_back = settings is not None
-    target = _build("model", pair.target, preparation, options, demand.slots, takes_back=takes_back)
+    target = _build("model", pair.target, preparation, options, takes_back=takes_back)
     draft: StaticRunner | SnapshotRunner | None = None
     if pair.draft is not None:
         options = {"vocabulary_size": pair.vocabulary_size}
-        draft = _build("draft", pair.draft, preparation, options, demand.slots, takes_back=True)
+        draft = _build("draft", pair.draft, preparation, options, takes_back=True)
     return PairRunners(
         pair=pair,
         target=target,
@@ -199,7 +198,6 @@ def _build(
     loaded: LoadedModel,
     preparation: Preparation,
     options: Options,
-    num_slots: int,
     *,
     takes_back: bool,
 ) -> StaticRunner | SnapshotRunner:
@@ -208,7 +206,6 @@ def _build(
 
     Args:
         role: `model` for the target, or `draft`, for errors.
-        num_slots: the number of slots of a row (`Demand.slots`).
         takes_back: whether the runner will be rolled back. Then it also reads several tokens at once.
 
     Raises:
@@ -216,6 +213,7 @@ def _build(
     """
     model = loaded.model
     name = loaded.settings.name
+    num_slots = preparation.demand.slots
     if preparation.runner != "eager":
         try:
             if is_recurrent(model.config):

@@ -64,7 +64,7 @@ def reported_drafts(run: MeasuredRun, arm: MeasuredArm) -> tuple[Drafts, str | N
         return reported, None
     if arm.counted is None or impossible_counts(arm):
         return reported, None
-    traffic = traffic_columns(arm.counted, arm.counted_requests, arm.between)
+    traffic = traffic_columns(arm)
     own = sum(request.num_tokens + request.num_prompt_tokens for request in arm.answered)
     if traffic.get("unseen_tokens") or (traffic.get("foreign_tokens") or 0) > MOST_FOREIGN * own:
         return reported, None

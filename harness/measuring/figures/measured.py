@@ -100,18 +100,14 @@ class MeasuredArm:
         """The requests of `counted_requests` that the server began to answer: those answered, and those that were left
         unfinished.
         """
-        requests = self.counted_requests
-        return [request for request in requests if request.answered or request.was_left]
+        return [
+            request for request in self.counted_requests if request.answered or request.was_left
+        ]
 
     @property
     def keeps_up_load(self) -> bool:
         """Whether some requests only kept up the load."""
         return any(lap.load is not None and lap.load.extra for lap in self.generations)
-
-    @property
-    def num_restarts(self) -> int:
-        """How often the server was restarted while the arm was measured, as its counters show."""
-        return 0 if self.counted is None else round(self.counted.restarts)
 
 
 # Why a run with `precision` or `budget` ended. `precision`: the interval was narrow enough. `budget`: the time was used

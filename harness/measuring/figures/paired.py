@@ -13,7 +13,7 @@ from harness.results.prompt_times import Pair, places_by_unit, share_prompts
 from harness.results.row import pooled, setting
 from harness.results.schema import MaybeBool, MaybeFloat, MaybeText, WithSpeedup
 from harness.results.statistics import Floats
-from harness.results.statistics.interval import CONFIDENCE, Interval
+from harness.results.statistics.interval import Interval
 from harness.results.statistics.ratios import (
     Rejections,
     drift,
@@ -53,8 +53,7 @@ class SpeedupFigures(Group, WithSpeedup):
 
     @classmethod
     def measured(cls, run: MeasuredRun, arm: MeasuredArm) -> Group:
-        pair = run.pair(arm)
-        if pair is None:
+        if run.pair(arm) is None:
             return cls()
 
         times = paired_times(run)
@@ -100,7 +99,7 @@ class PairedTimes(NamedTuple):
     lengths: Floats
     rejections: Rejections | None
 
-    def speedup(self, confidence: float = CONFIDENCE) -> Interval:
+    def speedup(self, confidence: float) -> Interval:
         """The speed-up: the ratio of the totals of both arms' values, with an interval over units."""
 
         return ratio_of_totals(

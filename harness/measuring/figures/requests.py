@@ -170,11 +170,10 @@ class RequestFigures(Group):
         if not arm.was_sent:
             return cls()
         requests = arm.requests
-        answered = arm.answered
         loads = [generation.load for generation in arm.generations if generation.load is not None]
         load_s = sum(load.seconds for load in loads)
         is_held_back = were_held_back(run, arm)
-        latencies = (request.inter_token_latencies_ms for request in answered)
+        latencies = (request.inter_token_latencies_ms for request in arm.answered)
         asked = run.rows_of(arm)
         rows = [row for row in asked if row.is_answered]
         per_output_token = [row.time_per_output_token_ms for row in rows]

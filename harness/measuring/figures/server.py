@@ -98,8 +98,8 @@ class ServerFigures(Group):
         if drafted:
             columns["drafted"] = any(drafted)
         if arm.counted is not None:
-            columns["num_restarts"] = arm.num_restarts
-            traffic = traffic_columns(arm.counted, arm.counted_requests, arm.between)
+            columns["num_restarts"] = round(arm.counted.restarts)
+            traffic = traffic_columns(arm)
             columns |= traffic
             if not traffic.get("unseen_tokens"):
                 # The right side of `|` takes precedence: counters only fill in what answers do not report.
@@ -150,7 +150,7 @@ def impossible_counts(arm: MeasuredArm) -> str | None:
         return f"{impossible[0]} in {len(impossible)} of {counted(len(arm.answered), 'answer')}"
     if arm.counted is None:
         return None
-    traffic = traffic_columns(arm.counted, arm.counted_requests, arm.between)
+    traffic = traffic_columns(arm)
     if traffic.get("unseen_tokens"):
         return None
     try:
@@ -162,9 +162,7 @@ def impossible_counts(arm: MeasuredArm) -> str | None:
     return None
 
 
-def traffic_columns(
-    counts: Counts, requests: Sequence[RequestRecord], between: Counts | None
-) -> dict[str, Any]:
+def traffic_columns(arm: MeasuredArm) -> dict[str, Any]:
     """The columns about a server's traffic, by name: `server_tokens`, `foreign_tokens` and `unseen_tokens`.
 
     `foreign_tokens` counts tokens of other clients' prompts and answers. It is None if the counters missed tokens of
@@ -174,17 +172,13 @@ def traffic_columns(
     For example, the server counted 1300 tokens, 1000 tokens of our 4 answers arrived, and no request was left
     unfinished. A difference of 4 + 1 % of 1000 = 14 tokens is tolerated, so 300 tokens are foreign. Had the server
     counted only 900, 100 of ours would be unseen.
-
-    Args:
-        counts: growth of the server's counters during our questions.
-        requests: our requests that the counters include.
-        between: growth of the counters while this run sent the server nothing; None if it is not known.
     """
-    if counts.generated is None:
+    counts, requests = arm.counted, arm.counted_requests
+    if counts is None or counts.generated is None:
         return {}
     ours = sum(request.num_tokens for request in requests)
     num_missed = ours - counts.generated
-    whole = added(counts, between or Counts())
+    whole = added(counts, arm.between or Counts())
     foreign = (whole.generated or 0.0) - ours
     # `most - ours` is how many more tokens of ours the server may have generated than arrived: it may have continued a
     # request that we left unfinished. (`was_left` counts as 1 or 0 in the product.)
@@ -200,7 +194,7 @@ def traffic_columns(
     # Counters that missed our tokens may have missed other clients' tokens, too. And if other clients' requests were
     # running before ours (`Counts.running`), it is not known how many of their tokens were generated during our
     # measurement.
-    is_unknown = num_unseen or (not num_foreign and (counts.running or between is None))
+    is_unknown = num_unseen or (not num_foreign and (counts.running or arm.between is None))
     return {
         "server_tokens": round(counts.generated),
         "foreign_tokens": None if is_unknown else num_foreign,

@@ -82,7 +82,7 @@ class Template:
         else:
             is_plain = len(chat.messages) == 1
             text = chat.messages[0]["content"] if is_plain else self.text(chat, asks=True)
-            tokens = self.tokenizer(text)["input_ids"]
+            tokens = self.tokenizer.encode(text)
         if not tokens:
             last = chat.messages[-1]["content"]
             raise SettingError("prompts", f"the prompt {last!r} has no tokens")

@@ -175,8 +175,11 @@ class Encoder:
             others = [prompt for prompt in prompt_set.prompts if prompt.index not in measured]
             others = others[: _MOST_WARMUP * num_others]
             unmeasured = Encoded(tuple(others), self.encode(others))
-            lengths = [len(ids) for ids in unmeasured.token_ids]
-            short = [place for place, length in enumerate(lengths) if length <= encoded.longest]
+            short = [
+                place
+                for place, ids in enumerate(unmeasured.token_ids)
+                if len(ids) <= encoded.longest
+            ]
             encoded = dataclasses.replace(encoded, others=unmeasured.part(short))
         if prompt_set.num_left_out:
             say(f"{counted(prompt_set.num_left_out, 'row')} without a question left out")
@@ -310,8 +313,8 @@ def completion_ids(tokenizer: Tokenizer, prompt: Prompt) -> list[int]:
         return list(completion or ())
     if prompt.messages is None:
         # Encoded by itself, the answer might get a leading space from the tokenizer. So it is encoded after its prompt.
-        before = tokenizer(prompt.text)["input_ids"]
-        whole = tokenizer(prompt.text + completion)["input_ids"]
+        before = tokenizer.encode(prompt.text)
+        whole = tokenizer.encode(prompt.text + completion)
         if whole[: len(before)] == before:
-            return list(map(int, whole[len(before) :]))
-    return list(map(int, tokenizer(completion, add_special_tokens=False)["input_ids"]))
+            return whole[len(before) :]
+    return tokenizer.encode(completion, add_special_tokens=False)

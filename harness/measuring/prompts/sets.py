@@ -37,6 +37,7 @@ from harness.config.settings import PROMPT_COLUMNS, PromptSettings
 from harness.engines.protocol import Chat, Message
 from harness.measuring.prompts.messages import completion_of, messages_of, text_of, tools_of
 from harness.measuring.prompts.prompt_files import BadFile, NoQuestion, local_files, read_rows
+from harness.results.runs import grouped
 
 # If a licence forbids copying a text, SPEED-Bench publishes a line in capitals that says where to fetch the text. Only
 # lines in capitals match, because "Data should be fetched ..." may be a real prompt.
@@ -184,9 +185,7 @@ class PromptSet:
             raise SettingError(
                 "num_prompts", f"the prompt set {self.name} has only {len(self.prompts)}", count
             )
-        members: dict[str | None, list[Prompt]] = {}
-        for prompt in self.prompts:
-            members.setdefault(prompt.category, []).append(prompt)
+        members = grouped(self.prompts, lambda prompt: prompt.category)
         if self.seed is not None:
             shuffler = random.Random(self.seed)
             for category_prompts in members.values():

@@ -76,7 +76,7 @@ def readings_of(prompt: Prompt, template: Template) -> list[Reading]:
 
     def tokens_of(text: str) -> list[int]:
         # The template has already written the special tokens.
-        return list(tokenizer(text, add_special_tokens=not template.is_used)["input_ids"])
+        return tokenizer.encode(text, add_special_tokens=not template.is_used)
 
     answers = [
         index

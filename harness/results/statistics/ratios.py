@@ -396,8 +396,8 @@ def drift(numerators: ArrayLike, denominators: ArrayLike, unit: str = "prompt") 
     in_effect = min(effective_units(bottom) for _, bottom in halves)
     if half < _FEWEST_IN_HALF or in_effect < _FEWEST_IN_EFFECT:
         return Interval(math.exp(change), covers=covers)
-    added = [influences([top], [bottom]) for top, bottom in halves]
-    low, high = _welch_interval(added[0], added[1], change)
+    first, second = (influences([top], [bottom]) for top, bottom in halves)
+    low, high = _welch_interval(first, second, change)
     return Interval(math.exp(change), math.exp(low), math.exp(high), covers)
 
 

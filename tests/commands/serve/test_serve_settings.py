@@ -64,7 +64,7 @@ def test_a_wrong_length_is_told_from_a_large_one(length: str, status: int, reaso
 def test_a_request_has_room_for_its_prompts(max_prompt_tokens: int, status: int) -> None:
     settings = settings_of(ServeSettings, max_prompt_tokens=max_prompt_tokens)
     service = SimpleNamespace()
-    served: Any = SimpleNamespace(settings=settings, arm_names=["regular"], service=service)
+    served: Any = SimpleNamespace(settings=settings, service=service)
     client = TestClient(make_app(served, None), base_url="http://localhost")
     body = {"prompt": "a" * 2_000_000, "unknown": 1}
     assert client.post("/v1/completions", json=body).status_code == status

@@ -34,7 +34,6 @@ def test_intervals_of_a_proportion_equal_newcombes() -> None:
 
 def test_a_proportion_of_nothing_is_not_a_number() -> None:
     for interval in (
-        wald_interval(0, 0),
         wilson_interval(0, 0),
         difference_of_paired_proportions([], []),
     ):
