@@ -183,12 +183,15 @@ def explained_by_rounding(excess: float | None) -> str:
 
 
 def disturbed_runs(runs: Sequence[Run[Any]]) -> str | None:
-    """`1 of 5 runs drifted and 2 of 5 runs shared the processor with other programs`; None if neither."""
-    num_drifted = sum(bool(run.last.drifted) for run in runs)
-    num_starved = sum(run.last.was_starved for run in runs)
+    """`1 of 5 runs drifted and 2 of 5 runs shared the processor with other programs`; None if neither. Of a pooled run,
+    each of its runs counts.
+    """
+    measured = [part for run in runs for part in run.parts or [run]]
+    num_drifted = sum(bool(run.last.drifted) for run in measured)
+    num_starved = sum(run.last.was_starved for run in measured)
     happened = {"drifted": num_drifted, "shared the processor with other programs": num_starved}
     parts = [
-        f"{number} of {counted(len(runs), 'run')} {verb}"
+        f"{number} of {counted(len(measured), 'run')} {verb}"
         for verb, number in happened.items()
         if number
     ]

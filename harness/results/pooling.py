@@ -214,9 +214,14 @@ def _speedup(runs: Sequence[Sequence[AnyRow]]) -> dict[str, Any]:
     coverage = Coverage.of(last.speedup)
     unit_name = "prompt" if coverage is None else coverage.unit
     estimate = ratio_over_runs(regular, speculative, unit_name)
+    # Of the runs, the one in which most rejections were seen shows what the runs together may have missed.
+    coverages = [Coverage.of(rows[-1].speedup) or estimate.covers for rows in runs]
+    seen = min(coverages, key=attrgetter("unseen"))
     covers = dataclasses.replace(
         coverage or estimate.covers,
         num_units=estimate.covers.num_units,
+        num_rejecting=seen.num_rejecting,
+        unseen=seen.unseen,
         num_runs=estimate.covers.num_runs,
         # With `repeats=`, each run has another seed, so sampled texts vary between runs, too.
         own_seeds=len({getattr(rows[-1], "seed", None) for rows in runs}) == len(runs),

@@ -30,6 +30,7 @@ from harness.commands.latency.steps import (
     steps_after_runs,
     steps_without_interval,
 )
+from harness.config.amounts import counted
 from harness.measuring.rows import LatencyRow
 from harness.reporting.page import Page, figures_table, heading, title_of_many
 from harness.reporting.table import Column, Line, Table, number
@@ -136,6 +137,10 @@ def _part(group: Sequence[RankedRun], noun: str = "run") -> Page:
     pairs = among_themselves(group)
     title = title_of_many([pair.row for pair in pairs], noun).split(" · ")
     title += shared_details(group)
+    if noun != "run" and len(pairs) > 1:
+        number_of_runs = counted(len(pairs), noun)
+        title = [part for part in title if part != number_of_runs]
+        title.insert(0, f"{number_of_runs}, not compared with each other")
     doubts = []
     for members in grouped(group, attrgetter("series")).values():
         why_not = members[0].series.why_not

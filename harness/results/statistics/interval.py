@@ -86,8 +86,9 @@ class Coverage:
             text += f" and {counted(self.num_runs, 'run')}"
         if self.own_seeds:
             text += " with a seed each"
+        of_run = "" if self.num_runs is None else " of one run"
         if self.num_rejecting:
-            text += f" (holds if the {self.num_rejecting} in which rejections added iterations are typical)"
+            text += f" (holds if the {self.num_rejecting}{of_run} in which rejections added iterations are typical)"
         elif self.num_rejecting is not None:
             text += " (holds if it is typical that rejections added no iteration)"
         return text

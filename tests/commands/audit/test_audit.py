@@ -258,8 +258,8 @@ def audit(capsys: pytest.CaptureFixture[str]) -> Audit:
         ("speedup=1.251x acceptance=0.792 length=1.792 K=2", 3, "1.79 1.43 1.25× cost 1.40×"),
         ("acceptance=39.5% length=3.762 K=8", 3, "with K=7 both agree: a width or block counts the target's own token"),
         ("acceptance=27% length=1.08 K=4", 3, "with 1 added to the length both agree: it leaves out the target's own"),
-        ("acceptance=0.55 length=2.90 K=4", 3, "of tested or emitted tokens would give another length): fewer than K may have"),
-        ("tool=dflash acceptance=60% length=3.4 K=4", 3, "emitted tokens gives 2.50 per iteration: one of both may be a"),
+        ("acceptance=0.55 length=2.90 K=4", 3, "would give another length): fewer than K may have"),
+        ("tool=dflash acceptance=60% length=3.4 K=4", 3, "tokens gives 2.50 per iteration: one of both may be a"),
         # A tool's own reading alone counts, and no line has others.
         ("tool=vllm acceptance=60% length=3.1 K=4", 3, "rate 60% of proposed tokens gives 3.40 per iteration: fewer"),
         ("acceptance=60% length=2.5 K=4", 0, "2 consistent (tokens per iteration with K, acceptance rate with tokens"),
