@@ -386,7 +386,6 @@ def stated_rows(typed: Mapping[str, Sequence[str]], tool: str = "") -> list[Prin
     rows = []
     for place in range(number):
         row = PrintedRow("the figure" if number == 1 else f"row {place + 1}", tool=tool)
-        names: dict[str, str] = {}
         for short, texts in typed.items():
             if len(texts) not in (1, number):
                 rule = f"must have one value, or one for each of {number} rows"
@@ -396,7 +395,6 @@ def stated_rows(typed: Mapping[str, Sequence[str]], tool: str = "") -> list[Prin
             unit = re.search(r"\d\s*(ms|s)\b", text)
             if unit and short in ("baseline", "speed"):
                 name = name.replace("tokens_per_second", _SPEEDS_BY_UNIT[unit[1]])
-            names[short] = name
             try:
                 row.figures[name] = PrintedFigure.read(name, text)
             except ValueError as error:
@@ -406,8 +404,8 @@ def stated_rows(typed: Mapping[str, Sequence[str]], tool: str = "") -> list[Prin
                     raise SettingError(short, length, text) from error
                 forms = "write 40.6, 24.6ms, 73.9%, 1.79x or +79%, and type a name again for another row"
                 raise SettingError(short, f"{error}; {forms}", text[:40]) from error
-        speed, baseline = names.get("speed"), names.get("baseline")
-        if speed and baseline and baseline != f"regular_{speed}":
+        are_both_typed = {"speed", "baseline"} <= typed.keys()
+        if are_both_typed and not any(f"regular_{name}" in row.figures for name in row.figures):
             raise SettingError("speed", "must have the same unit as baseline=")
         rows.append(row)
     return rows

@@ -15,7 +15,6 @@ from harness.results.schema import NO_VERDICT, ComparedRow
 from harness.results.statistics.interval import Coverage, Interval
 from harness.results.statistics.stopping import half_width
 from harness.results.verdict import verdict_of
-from harness.servers.dialects import DIALECTS
 
 # If iterations of harness's own loop draft this share of K or more on average, the page does not state how many tokens
 # they draft.
@@ -105,9 +104,7 @@ def reasons(run: Run[LatencyRow], verdict: Statement) -> list[str]:
         was_measured = row.is_elsewhere or row.speedup is not None
         if row.draft == SECOND_COMMAND and not any(arm.drafted is not False for arm in run.rows):
             return ["neither server drafted anything"]
-        # If the servers were swapped, the verdict says so.
-        is_swapped = regular is not None and regular.drafted
-        return [_not_reported(row)] if may_draft and was_measured and not is_swapped else []
+        return [_not_reported(row)] if may_draft and was_measured else []
     # If other programs kept the machine busy, the measured cost of an iteration includes waiting for them.
     is_quiet = not any(arm.was_starved for arm in run.rows)
     costs = costs_in_steps(regular, row) if is_quiet else None
@@ -153,12 +150,7 @@ def _not_reported(row: LatencyRow) -> str:
     if row.num_tokens == 0:
         return f"no {row.arm} answer was measured"
     if row.drafted is False or row.is_simulated or not row.is_elsewhere:
-        examples = {kind.title: kind.startup.example for kind in DIALECTS.known()}
-        # The name of a server is followed by its version.
-        flags = examples.get(str(row.server).partition(" ")[0], "")
-        is_typed = flags.partition(" ")[0] in str(row.server_command)
-        nothing = "nothing was drafted"
-        return nothing if is_typed else f"{nothing}; flags that make it draft: {flags}"
+        return f"the {row.arm} arm drafted nothing"
     if row.impossible_counts:
         return "acceptance is unknown: the server's counts cannot be true"
     if row.foreign_tokens:

@@ -58,8 +58,8 @@ class PassBytes:
         step: the bytes that the target reads in a pass over one token of each row.
         verification: the bytes that the target reads in a pass over K + 1 tokens of each row.
         drafting: the bytes that the draft reads in all of its passes; 0 if drafting reads no weights.
-        most_draft_tokens: the largest number of tokens that the draft proposes, whatever K is, if it is a head that
-            drafts blocks. None for any other draft. (The number of Medusa's heads is not taken into account.)
+        most_draft_tokens: the largest number of tokens that the draft proposes, whatever K is, if it is a head with
+            such a limit: the block of a head that drafts blocks, or the number of Medusa's heads. None otherwise.
     """
 
     step: float

@@ -403,15 +403,6 @@ def test_a_check_whose_figures_are_unknown_has_no_tick() -> None:
         assert (found == held) != is_needed, name
 
 
-@pytest.mark.parametrize(("flag", "is_named"), [("-md b", True), ("--spec-type draft-mtp", False)])
-def test_flags_that_draft_are_named_where_none_is_typed(flag: str, is_named: bool) -> None:
-    served = {"engine": "server", "server": "llama.cpp b1", "server_command": ["", flag]}
-    unknown = {"drafted": False, "acceptance_rate": None, "tokens_per_iteration": None}
-    run = Run(latency_run(**served, **unknown))
-    [why] = reasons(run, verdict_of(run.last))
-    assert ("--spec-type draft-simple -md DRAFT" in why) == is_named
-
-
 def test_equal_work_of_several_runs_is_that_of_each() -> None:
     """Means over runs are equal here, and no run had equal work."""
 
