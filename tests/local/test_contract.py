@@ -73,7 +73,7 @@ def test_greedy_texts_with_every_draft_are_those_of_generate(name: str) -> None:
 def test_regular_texts_are_those_of_generate(name: str) -> None:
     model = random_model(name)
     expected = [generated(model, prompt, LENGTH) for prompt in PROMPTS]
-    runner: Runner = SnapshotRunner(model, takes_back=False)
+    runner: Runner = SnapshotRunner(model, rolls_back=False)
     if name in ARCHITECTURES and name not in NOT_STATIC:
         runner = StaticRunner(model)
     number = 1 if name in ONE_BY_ONE else len(PROMPTS)

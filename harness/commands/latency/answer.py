@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.commands.latency.costs import costs_in_steps, held_back, share_of_iteration
+from harness.commands.latency.costs import costs_in_steps, share_of_iteration, strongest_limit
 from harness.config.amounts import counted, percent
 from harness.config.model_names import SECOND_COMMAND
 from harness.measuring.rows import LatencyRow
@@ -120,7 +120,7 @@ def reasons(run: Run[LatencyRow], verdict: Statement) -> list[str]:
         yielded += f"; a regular step takes {percent(share)} of an iteration's time"
     if row.draft == SECOND_COMMAND and regular.acceptance_rate is not None:
         return [f"first: {_yielded(regular, 'per iteration')}", f"second: {yielded}"]
-    limit = held_back(regular, row) if verdict.relation == "below" else None
+    limit = strongest_limit(regular, row) if verdict.relation == "below" else None
     return [yielded, *filter(None, [limit])]
 
 

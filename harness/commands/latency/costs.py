@@ -67,9 +67,8 @@ def share_of_predicted(row: LatencyRow) -> float | None:
     return measured.estimate / row.predicted_speedup
 
 
-def held_back(regular: LatencyRow | None, row: LatencyRow) -> str | None:
-    """The strongest limit of the speed-up, in the words of `main_limit`, or that the draft seldom proposes. (A row's
-    `held_back` is something else: that a server holds tokens back.)
+def strongest_limit(regular: LatencyRow | None, row: LatencyRow) -> str | None:
+    """The strongest limit of the speed-up, in the words of `main_limit`, or that the draft seldom proposes.
 
     None if a cost or the predicted speed-up is unknown, or if other programs kept the machine busy.
     """

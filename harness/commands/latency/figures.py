@@ -21,8 +21,8 @@ from harness.commands.latency.checks import caveats
 from harness.commands.latency.costs import (
     StepCosts,
     costs_in_steps,
-    held_back,
     share_of_predicted,
+    strongest_limit,
 )
 from harness.commands.latency.ranking import RankedRun, certainty
 from harness.config.acceptance_rules import tests_each_token
@@ -156,7 +156,7 @@ _REASONS = (
     Column(
         "held back most",
         text=True,
-        of=lambda pair: held_back(pair.regular, pair.row),
+        of=lambda pair: strongest_limit(pair.regular, pair.row),
         optional=True,
         meaning="what limits the speed-up most, and the speed-up without it",
     ),

@@ -177,12 +177,12 @@ def open_runners(pair: Pair, preparation: Preparation) -> PairRunners:
         "vocabulary_size": pair.vocabulary_size,
         "hidden_layers": layers,
     }
-    takes_back = settings is not None
-    target = _build("model", pair.target, preparation, options, takes_back=takes_back)
+    rolls_back = settings is not None
+    target = _build("model", pair.target, preparation, options, rolls_back=rolls_back)
     draft: StaticRunner | SnapshotRunner | None = None
     if pair.draft is not None:
         options = {"vocabulary_size": pair.vocabulary_size}
-        draft = _build("draft", pair.draft, preparation, options, takes_back=True)
+        draft = _build("draft", pair.draft, preparation, options, rolls_back=True)
     return PairRunners(
         pair=pair,
         target=target,
@@ -199,14 +199,14 @@ def _build(
     preparation: Preparation,
     options: Options,
     *,
-    takes_back: bool,
+    rolls_back: bool,
 ) -> StaticRunner | SnapshotRunner:
     """Build and check a runner for a model: a `SnapshotRunner` if `runner=eager`, or if the model does not support a
     `StaticRunner`; otherwise a `StaticRunner`.
 
     Args:
         role: `model` for the target, or `draft`, for errors.
-        takes_back: whether the runner will be rolled back. Then it also reads several tokens at once.
+        rolls_back: whether the runner will be rolled back. Then it also reads several tokens at once.
 
     Raises:
         SettingError: neither runner can run the model in the way that the run needs.
@@ -227,14 +227,14 @@ def _build(
         else:
             return static
 
-    snapshot = SnapshotRunner(model, takes_back=takes_back, keeps_first=role == "model", **options)
+    snapshot = SnapshotRunner(model, rolls_back=rolls_back, keeps_first=role == "model", **options)
     # The first check has a single row. If only the second check fails, a smaller batch size helps.
     try:
         snapshot.check(1, num_slots)
     except UnsupportedModelError as reason:
-        tokens = "several tokens at once" if takes_back else "token by token"
+        tokens = "several tokens at once" if rolls_back else "token by token"
         advice = "choose another"
-        if role == "model" and takes_back:
+        if role == "model" and rolls_back:
             advice = "draft=none measures it alone"
         rule = f"cannot be used: reading {tokens}, it {reason}; {advice}"
         raise SettingError(role, rule, name) from reason

@@ -66,7 +66,7 @@ def check_runner(
     num_rows: int = 2,
     *,
     num_slots: int,
-    takes_back: bool = True,
+    rolls_back: bool = True,
     by_influence: bool = False,
 ) -> None:
     """Compare the outputs of a runner's `extend` with those of plain passes of the model. Rows of different lengths are
@@ -76,7 +76,7 @@ def check_runner(
         runner: a runner of `model` with `options`.
         num_rows: the number of rows that the runner can have, at least 1. At most two are tested.
         num_slots: the largest number of tokens in a row. Windows of at least this length are not tested.
-        takes_back: whether the runner can be rolled back.
+        rolls_back: whether the runner can be rolled back.
         by_influence: whether the influence of earlier tokens on the logits is compared, instead of the outputs
             themselves. This finds a state that loses earlier tokens, even if their influence is small compared with the
             logits. Hidden states are then not compared.
@@ -117,7 +117,7 @@ def check_runner(
             runner.start(texts, max(map(len, texts)) + _NUM_BEHIND)
             rows = fitted(_EXTENSIONS[0])
             compare(texts, rows)
-            counts = _KEPT[:num_rows] if takes_back else [len(row) for row in rows]
+            counts = _KEPT[:num_rows] if rolls_back else [len(row) for row in rows]
             kept = zip(texts, rows, counts, strict=True)
             texts = [[*text, *row[:count]] for text, row, count in kept]
             compare(texts, fitted(_EXTENSIONS[1]))

@@ -82,7 +82,7 @@ class SnapshotRunner(Runner):
         self,
         model: PreTrainedModel,
         *,
-        takes_back: bool = True,
+        rolls_back: bool = True,
         keeps_first: bool = False,
         **options: Unpack[Options],
     ) -> None:
@@ -90,7 +90,7 @@ class SnapshotRunner(Runner):
 
         Args:
             model: the model.
-            takes_back: whether a pass may begin before the end of the last one. If False, as for a target without a
+            rolls_back: whether a pass may begin before the end of the last one. If False, as for a target without a
                 draft, the state is never copied, and tokens are read one by one, which every model can do.
             keeps_first: whether the first token of every pass is always kept, as in the passes of a target. Then a pass
                 of one token, as in regular decoding, needs no copy of the state.
@@ -98,7 +98,7 @@ class SnapshotRunner(Runner):
         """
         self._model = model
         self._options = options
-        self._takes_back = takes_back
+        self._takes_back = rolls_back
         self._keeps_first = keeps_first
         self._device = model.device
         self._parameters = inspect.signature(model.forward).parameters
@@ -219,7 +219,7 @@ class SnapshotRunner(Runner):
             self._options,
             num_rows,
             num_slots=num_slots,
-            takes_back=self._takes_back,
+            rolls_back=self._takes_back,
             by_influence=True,
         )
 

@@ -59,7 +59,7 @@ def test_wrong_passes_over_several_tokens_are_found(name: str) -> None:
     for dtype in (torch.float32, torch.bfloat16):
         with pytest.raises(UnsupportedModelError, match="influence of earlier tokens wrong"):
             SnapshotRunner(random_model(name).to(dtype)).check(1)
-    SnapshotRunner(random_model(name), takes_back=False).check(1)
+    SnapshotRunner(random_model(name), rolls_back=False).check(1)
 
 
 @pytest.mark.parametrize(
@@ -79,10 +79,10 @@ def test_a_state_that_goes_wrong_with_padding_is_found(overflows: bool, message:
         return output
 
     model.forward = broken
-    for takes_back in (True, False):
-        SnapshotRunner(model, takes_back=takes_back).check(1)
+    for rolls_back in (True, False):
+        SnapshotRunner(model, rolls_back=rolls_back).check(1)
         with pytest.raises(UnsupportedModelError, match=message):
-            SnapshotRunner(model, takes_back=takes_back).check(2)
+            SnapshotRunner(model, rolls_back=rolls_back).check(2)
 
 
 def test_accepted_tokens_cost_no_pass_of_their_own() -> None:
@@ -99,7 +99,7 @@ def test_accepted_tokens_cost_no_pass_of_their_own() -> None:
 def test_a_check_that_keeps_all_tokens_stays_within_the_context() -> None:
     """Behind a window of 24 it reads 5 + 3 + 1 tokens, one more than there are positions."""
     model = random_model("gpt_neo", window_size=24, max_position_embeddings=32)
-    SnapshotRunner(model, takes_back=False).check(1)
+    SnapshotRunner(model, rolls_back=False).check(1)
 
 
 def test_a_single_token_of_a_target_needs_no_copy() -> None:
