@@ -15,7 +15,7 @@ from harness.engines.record import ENGINES
 from harness.local.drafting.heads.checkpoint import KINDS
 from harness.measuring.rows import LatencyRow
 from harness.reporting.page import lossless_again
-from harness.reporting.words import arm_name, in_words, lossy_warning
+from harness.reporting.words import arm_name, lossy_warning, setting_in_words
 from harness.results.drafts import PRINTED
 from harness.servers.dialects import DIALECTS
 from recipes.reference_pages import PAGES
@@ -62,7 +62,7 @@ def test_what_is_said_of_a_rule_is_what_its_record_says(name: str) -> None:
     assert settings.lossy != rule.lossless
     row = latency_run(rule=name, temperature=0.5, lossy=settings.lossy)[-1]
     assert ("(lossy)" in arm_name(row)) == settings.lossy
-    assert ("(lossy)" in (in_words(row, "rule") or "")) == settings.lossy
+    assert ("(lossy)" in (setting_in_words(row, "rule") or "")) == settings.lossy
     assert (lossy_warning(row) is not None) == settings.lossy
     again = lossless_again(row)
     assert (again.changes if again else None) == ("rule=deepmind" if settings.lossy else None)

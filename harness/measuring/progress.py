@@ -137,7 +137,7 @@ def progress(description: str, total: int) -> Iterator[Callable[[str | None], No
 def _draw(description: str, num_done: int, total: int, left: float | None) -> None:
     """Show the bar; `left` is the number of seconds left, or None if not known."""
     length = round(_BAR * num_done / max(1, total))
-    time_left = "" if left is None else f" · about {in_words(left)} left"
+    time_left = "" if left is None else f" · about {duration_in_words(left)} left"
     bar = "━" * length + "─" * (_BAR - length)
     show(f"{bar} {num_done}/{total} · {description}{time_left}")
     is_silent = time.monotonic() - _last_line >= _SILENT_S
@@ -145,7 +145,7 @@ def _draw(description: str, num_done: int, total: int, left: float | None) -> No
         _print(f"{description}: {num_done} of {total}{time_left}")
 
 
-def in_words(seconds: float) -> str:
+def duration_in_words(seconds: float) -> str:
     """A duration in words: `40 s`, `12 minutes`, `3.5 hours`."""
     if seconds < 100:
         return f"{seconds:.0f} s"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Generic, NamedTuple
 
 from harness.config.model_names import SECOND_COMMAND
-from harness.reporting.words import FIRST_SETTINGS, in_words, pair_name
+from harness.reporting.words import FIRST_SETTINGS, pair_name, setting_in_words
 from harness.results.runs import AnyRunRow, Run, grouped
 from harness.results.schema import RunRow
 
@@ -249,7 +249,7 @@ def _differing(
     """
     # None stands for a value that is not known, and is not compared. An empty text stands for a default, which differs
     # from other values.
-    words = [in_words(row, column) for row in rows]
+    words = [setting_in_words(row, column) for row in rows]
     words_of_group: dict[Hashable, set[str]] = {}
     for group, text in zip(groups, words, strict=True):
         if text is not None:

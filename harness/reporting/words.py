@@ -27,7 +27,7 @@ def settings_line(rows: Sequence[RunRow]) -> str:
     # The status is set to `ok` so that the number of prompts is shown even if the run ended early; it is then the
     # number of prompts that were answered.
     row = replace(rows[-1], status="ok")
-    texts = {column: in_words(row, column) for column in _LINE}
+    texts = {column: setting_in_words(row, column) for column in _LINE}
     texts["max_new_tokens"] = _lengths(rows)
     return " · ".join(filter(None, texts.values()))
 
@@ -84,7 +84,7 @@ def _lengths(rows: Sequence[RunRow]) -> str | None:
     least = min(filter(None, shortest), default=None)
     most = max(filter(None, longest), default=None)
     if least is None or most is None:
-        return in_words(rows[-1], "max_new_tokens")
+        return setting_in_words(rows[-1], "max_new_tokens")
     return counted(most, "new token") if least == most else f"{least} to {most} new tokens"
 
 
@@ -212,7 +212,7 @@ def common_settings(rows: Sequence[RunRow]) -> str:
     """The settings that all rows share, in one line. A setting whose value is not known for some row is left out."""
     shared: list[str] = []
     for column in FIRST_SETTINGS:
-        texts = {in_words(row, column) for row in rows}
+        texts = {setting_in_words(row, column) for row in rows}
         if len(texts) == 1:
             shared += filter(None, texts)
     return " · ".join(shared)
@@ -223,7 +223,7 @@ def short_commit(commit: str) -> str:
     return commit[:9] + ("-dirty" if commit.endswith("-dirty") else "")
 
 
-def in_words(row: RunRow, column: str) -> str | None:
+def setting_in_words(row: RunRow, column: str) -> str | None:
     """A setting or circumstance of a row in words: `64 new tokens`, `greedy`, `commit 17a8ca98e`.
 
     Args:
@@ -277,7 +277,7 @@ def _as_text(value: Any) -> str:
 
 
 def _prompts(row: RunRow) -> str | None:
-    """The prompts in words, such as `15 prompts (english)`; None and empty as for `in_words`."""
+    """The prompts in words, such as `15 prompts (english)`; None and empty as for `setting_in_words`."""
     if row.questions_in_words is not None:
         return row.questions_in_words
     if row.status not in (None, "ok"):

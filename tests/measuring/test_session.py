@@ -17,7 +17,7 @@ from harness.config.errors import RunError
 from harness.engines.protocol import Traits
 from harness.measuring import progress as progress_module
 from harness.measuring import quietness
-from harness.measuring.progress import in_words, progress
+from harness.measuring.progress import duration_in_words, progress
 from harness.measuring.quietness import Quietness, processor_time
 from harness.measuring.references import References
 from harness.measuring.session import Session
@@ -70,7 +70,11 @@ def test_the_bar_says_what_is_left_after_the_step_behind_the_warm_up(
     assert "1/22 · drawing" in shown
     assert shown.count("left") == 1
     assert "2/22 · drawing · about 10 minutes left" in shown
-    assert [in_words(seconds) for seconds in (40, 600, 9000)] == ["40 s", "10 minutes", "2.5 hours"]
+    assert [duration_in_words(seconds) for seconds in (40, 600, 9000)] == [
+        "40 s",
+        "10 minutes",
+        "2.5 hours",
+    ]
 
 
 URL = "http://localhost:8000/v1"

@@ -13,7 +13,7 @@ from harness.config.command_line import is_typed
 from harness.reporting.names import Named, named_runs
 from harness.reporting.page import NextStep, Page, figures_table, heading, title_of_many
 from harness.reporting.table import Column, Line, Table
-from harness.reporting.words import in_words, typed_again
+from harness.reporting.words import setting_in_words, typed_again
 from harness.results.files import rows_in
 from harness.results.judging.acceptance import (
     AcceptanceFinding,
@@ -153,7 +153,9 @@ def _page_of_draft(draft: Draft) -> Page:
     unit = "turn" if any(text.turn for text in texts) else "text"
     read = f"{counted(len(texts), unit)} " if texts else ""
     settings = [f"{read}{row.text_source}", f"{row.num_tokens or 0:,} tokens"]
-    settings += filter(None, (in_words(row, name) for name in ("temperature", "top_k", "top_p")))
+    settings += filter(
+        None, (setting_in_words(row, name) for name in ("temperature", "top_k", "top_p"))
+    )
     return Page(heading(row, " · ".join(settings)), finding=findings, tables=tables, why=why)
 
 

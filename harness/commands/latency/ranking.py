@@ -18,9 +18,9 @@ from harness.results.judging.series import (
     Series,
     best_of,
     for_vllm,
-    in_words,
     judged_at_once,
     load_of,
+    schedule_in_words,
     schedule_of,
     series_of,
 )
@@ -289,5 +289,5 @@ def schedules_in_words(schedules: Sequence[Schedule]) -> Iterator[tuple[str, str
         if not ranges:
             yield "Use", f"{whose}no schedule: {why_none}"
             continue
-        yield "Use", f"{whose}{in_words(ranges)} (requests in flight, or rows of a batch)"
+        yield "Use", f"{whose}{schedule_in_words(ranges)} (requests in flight, or rows of a batch)"
         yield "vLLM", f"--speculative-config '{for_vllm(ranges)}'"

@@ -9,7 +9,14 @@ from harness.config.model_names import SECOND_COMMAND
 from harness.measuring.rows import LatencyRow
 from harness.reporting.files import escape
 from harness.reporting.names import STARTS_SERVERS, name_of
-from harness.reporting.words import called, device_of, in_words, labels, lossy_rule, short_commit
+from harness.reporting.words import (
+    called,
+    device_of,
+    labels,
+    lossy_rule,
+    setting_in_words,
+    short_commit,
+)
 from harness.results.runs import Run
 from harness.results.schema import NO_VERDICT
 from harness.results.statistics.interval import DASH
@@ -46,7 +53,7 @@ def _settings(row: LatencyRow) -> str:
     servers, which the last cell shows; a dash if there are none.
     """
     typed = [name for name in row.settings or () if name not in STARTS_SERVERS]
-    words = [lossy_rule(row), *(in_words(row, f"settings.{name}") for name in typed)]
+    words = [lossy_rule(row), *(setting_in_words(row, f"settings.{name}") for name in typed)]
     return ", ".join(filter(None, words)) or DASH
 
 

@@ -16,7 +16,7 @@ from harness.config.demand import Remedy
 from harness.reporting.names import named_runs
 from harness.reporting.page import NextStep, Page, heading, title_of_many
 from harness.reporting.table import Column, Line, Table, TableRow, number, times
-from harness.reporting.words import in_words, typed_again
+from harness.reporting.words import setting_in_words, typed_again
 from harness.results.runs import Run
 
 _NO_GPU = "Which GPU? This machine has none, so main memory is planned for: give gpu_memory=4xA100, or 40GB."
@@ -91,7 +91,7 @@ def _settings(row: PlanRow) -> str:
     settings = [
         f"batch {row.batch_size}" if (row.batch_size or 1) > 1 else "",
         f"{row.prompt_length} prompt + {row.max_new_tokens} new tokens",
-        in_words(row, "num_draft_tokens"),
+        setting_in_words(row, "num_draft_tokens"),
         "" if row.placement == "auto" else f"placement {row.placement}",
     ]
     return " · ".join(filter(None, settings))

@@ -335,7 +335,7 @@ def _shown(members: Sequence[Member], smaller: int | None) -> int | None:
     return None
 
 
-def in_words(schedule: Sequence[Range]) -> str:
+def schedule_in_words(schedule: Sequence[Range]) -> str:
     """A schedule in words: `K=3 at 1, 4; none at 16`. Nothing is said about loads that were not measured."""
     texts: list[str] = []
     for entry in schedule:

@@ -12,7 +12,13 @@ from harness.commands.recovery.rows import RecoveryRow
 from harness.measuring.rows import LatencyRow
 from harness.results.judging.acceptance import AcceptanceFinding, excluded, finding_of
 from harness.results.judging.answers import judged_differences, judged_output
-from harness.results.judging.series import Range, for_vllm, in_words, judged_at_once, schedule_of
+from harness.results.judging.series import (
+    Range,
+    for_vllm,
+    judged_at_once,
+    schedule_in_words,
+    schedule_of,
+)
 from harness.results.judging.statement import Statement
 from harness.results.rows.acceptance import AcceptanceCauseRow, AcceptanceRow
 from harness.results.runs import Run
@@ -122,7 +128,7 @@ def test_a_load_at_which_nothing_is_shown_keeps_the_k_of_the_next_smaller_one() 
 
 def test_words_name_only_measured_loads_and_vllm_gets_every_load() -> None:
     ranges = [Range([1, 4], 3), Range([6], 2), Range([16], 0)]
-    assert in_words(ranges) == "K=3 at 1, 4; K=2 at 6; none at 16"
+    assert schedule_in_words(ranges) == "K=3 at 1, 4; K=2 at 6; none at 16"
     assert json.loads(for_vllm(ranges)) == {
         "num_speculative_tokens": 3,
         "num_speculative_tokens_per_batch_size": [[1, 4, 3], [5, 6, 2], [7, 16, 0]],
