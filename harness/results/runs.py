@@ -33,7 +33,7 @@ def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list
 AnyRunRow = TypeVar("AnyRunRow", bound=RunRow)
 
 
-def _num_covered(row: RunRow) -> int:
+def num_covered(row: RunRow) -> int:
     """How many prompts the figures of a row cover: failed requests are among its prompts, but not in its figures."""
     return (getattr(row, "num_prompts", None) or 0) - (getattr(row, "num_failed", None) or 0)
 
@@ -105,8 +105,8 @@ class Run(Generic[AnyRunRow]):
         reason = self.last.error or unknown
         num_prompts = getattr(self.last, "num_prompts", None)
         if self.has_figures and num_prompts and not is_incomplete:
-            arms = {getattr(row, "arm", ""): _num_covered(row) for row in self.rows}
-            prompts = counted(_num_covered(self.last), "prompt")
+            arms = {getattr(row, "arm", ""): num_covered(row) for row in self.rows}
+            prompts = counted(num_covered(self.last), "prompt")
             if len(set(arms.values())) > 1:
                 prompts = " and ".join(f"{number} {arm}" for arm, number in arms.items())
                 prompts += " prompts"

@@ -169,8 +169,7 @@ class CompareExperiment(Experiment[CompareSettings, CompareRow]):
             self._num_races += 1
             row = session.row(CompareRow, measurement=identify(settings).digest, **columns)
             # Without a verdict the row has no speed-up, but the sentences below need it for the reason.
-            has_verdict = row.why_no_verdict is None
-            recorded = row if has_verdict else dataclasses.replace(row, speedup=None)
+            recorded = row if row.why_no_verdict is None else dataclasses.replace(row, speedup=None)
             self._written = session.write_rows([recorded])
         legend = engine.arms[-1].traits.reports_drafts
         if view == "race":

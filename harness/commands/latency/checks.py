@@ -23,7 +23,7 @@ from harness.reporting.words import (
     too_long,
 )
 from harness.results.judging.acceptance import LITTLE
-from harness.results.runs import Run
+from harness.results.runs import Run, num_covered
 from harness.results.schema import NO_VERDICT
 from harness.results.verdict import MOST_READ_OTHERWISE
 
@@ -163,7 +163,7 @@ def _finished(row: LatencyRow) -> str | None:
     """How many prompts an arm answered, if the run ended early; otherwise None."""
     if row.status in ("ok", NO_VERDICT):
         return None
-    return f"{(row.num_prompts or 0) - (row.num_failed or 0)} {row.arm}"
+    return f"{num_covered(row)} {row.arm}"
 
 
 @_each_arm

@@ -98,7 +98,7 @@ class SnapshotRunner(Runner):
         """
         self._model = model
         self._options = options
-        self._takes_back = rolls_back
+        self._rolls_back = rolls_back
         self._keeps_first = keeps_first
         self._device = model.device
         self._parameters = inspect.signature(model.forward).parameters
@@ -143,7 +143,7 @@ class SnapshotRunner(Runner):
         assert not isinstance(starts, Tensor), "a state has no fixed slots"
         if not goes_on:
             self._keep(starts)
-        if self._takes_back:
+        if self._rolls_back:
             return Step(*self._extend(tokens))
         outputs = [self._extend(column) for column in tokens.split(1, dim=1)]
         return Step(*(torch.cat(parts, dim=1) for parts in zip(*outputs, strict=True)))
@@ -163,7 +163,7 @@ class SnapshotRunner(Runner):
         assert state is not None
         lengths = list(map(len, self._unread))
         is_kept_first = self._keeps_first and max(lengths) == 1
-        if self._takes_back and not is_kept_first:
+        if self._rolls_back and not is_kept_first:
             state = state.copied()
         else:
             # `_forward` may overwrite the state.
@@ -219,7 +219,7 @@ class SnapshotRunner(Runner):
             self._options,
             num_rows,
             num_slots=num_slots,
-            rolls_back=self._takes_back,
+            rolls_back=self._rolls_back,
             by_influence=True,
         )
 
