@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from accelerate import dispatch_model
 from transformers import PreTrainedModel
 
 from architectures import random_pair
@@ -65,3 +66,12 @@ def lookup_drafter(**settings: Any) -> TextDrafter:
     """A drafter as `draft=lookup` makes it."""
     chosen = LookupSettings(name="lookup", method="lookup", **settings)
     return TextDrafter(lambda: LookupText(chosen.max_ngram))
+
+
+def spread(model: PreTrainedModel, first: str, second: str) -> PreTrainedModel:
+    """All that comes after the first layer goes to the second device."""
+    layers = [f"layers.{number}" for number in range(len(model.model.layers))]
+    places = {f"model.{name}": first for name in ("embed_tokens", "rotary_emb", layers[0])}
+    places |= {f"model.{name}": second for name in (*layers[1:], "norm")} | {"lm_head": second}
+    skipped = model._skip_keys_device_placement
+    return dispatch_model(model, places, main_device=first, skip_keys=skipped, force_hooks=True)

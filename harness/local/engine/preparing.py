@@ -2,7 +2,7 @@
 with `runner=compiled`, their parts are compiled before.
 
 If a call cannot be prepared, both arms use plain calls, and the user sees a line with the reason. Possible reasons are
-a model with 8-bit weights or on several devices, a recurrent state, and a user's rule that reads a value on the host.
+a model with 8-bit weights, a recurrent state, and a user's rule that reads a value on the host.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.fx.node import map_arg
 from torch.fx.passes.split_module import split_module
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from harness.local.runners.base import UnsupportedModelError
 from harness.local.runners.checks import last_line
@@ -180,6 +180,9 @@ def compile_call(call: Callable[..., Any], inputs: Sequence[Tensor | None]) -> C
     for node in whole.graph.find_nodes(op="call_module"):
         part = whole.get_submodule(node.target)
         assert isinstance(part, fx.GraphModule)
+        if len(part.graph.output_node().prev.meta["gpus"]) > 1:
+            # Copies between GPUs are not compiled.
+            continue
         signature = _signature(part.graph)
         if signature not in _compiled:
             _compiled[signature] = _compile(part)
@@ -219,18 +222,30 @@ def _tensors_to_inputs(traced: fx.GraphModule) -> None:
 
 
 def _split_by_layer(traced: fx.GraphModule) -> fx.GraphModule:
-    """Split a graph into parts. Each part consists of consecutive nodes that have the same mark (`_mark`).
+    """Split a graph into parts. Each part consists of consecutive nodes that have the same mark (`_mark`), and are on
+    the same GPU. Copies between devices are parts of their own.
 
     Nodes with the marks None, a, a, None, b become four parts: [None], [a, a], [None] and [b].
     """
     calls = [node for node in traced.graph.nodes if node.op == "call_function"]
-    runs = itertools.groupby(calls, lambda node: node.meta.get("layer"))
+    gpus: list[torch.device] = []
+    for node in calls:
+        # Operations without tensors, such as the beginning of `torch.no_grad`, begin no part.
+        gpus = node.meta["gpus"] = _gpus(node) or gpus
+    runs = itertools.groupby(calls, lambda node: (node.meta.get("layer"), node.meta["gpus"]))
     part_of: dict[fx.Node, int] = {}
     for number, (_, run) in enumerate(runs):
         for node in run:
             part_of[node] = number
     # `split_module` calls the function for each node, and returns a graph with one node for each number.
     return split_module(traced, traced, part_of.__getitem__)
+
+
+def _gpus(node: fx.Node) -> list[torch.device]:
+    """Return the GPUs of a node's output and inputs: one for a kernel, two for a copy between GPUs, none on a CPU."""
+    values = tree_leaves([each.meta.get("val") for each in (node, *node.all_input_nodes)])
+    tensors = [value for value in values if isinstance(value, Tensor) and value.is_cuda]
+    return list(dict.fromkeys(tensor.device for tensor in tensors))
 
 
 def _compile(part: fx.GraphModule) -> Callable[..., Any]:
@@ -244,6 +259,7 @@ def _compile(part: fx.GraphModule) -> Callable[..., Any]:
     for node in products:
         node.target = _PRODUCTS[node.target]
     output = part.graph.output_node()
+    gpus = output.prev.meta["gpus"]
     is_single = not isinstance(output.args[0], tuple)
     if is_single:
         # inductor accepts only a tuple of outputs.
@@ -258,6 +274,9 @@ def _compile(part: fx.GraphModule) -> Callable[..., Any]:
         raise UnsupportedModelError(f"cannot be compiled: {reason}") from error
 
     def run(*inputs: Tensor) -> Any:
+        for gpu in gpus:
+            # This does nothing, but tells `Graphs` which GPU executes the kernels.
+            torch.empty(0, device=gpu)
         outputs = code(*inputs)
         return outputs[0] if is_single else outputs
 

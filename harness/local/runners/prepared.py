@@ -8,15 +8,17 @@ tensors. So the inputs must be in tensors that are never moved, and the outputs 
 from __future__ import annotations
 
 import functools
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from harness.local.decoding.iteration import BatchSize, Calls, Decided, moved
+from harness.local.decoding.iteration import BatchSize, Calls, Decided
 from harness.local.decoding.protocols import Proposal, Step, TensorDrafter
 from harness.local.decoding.state import RowState
 from harness.local.runners.base import UnsupportedModelError
@@ -85,47 +87,15 @@ class PreparedCalls(Calls):
             return
         proposal = nothing_proposed(rows, count)
         if isinstance(self.drafter, TensorDrafter):
-            propose = self._prepared_proposal(rows, preparer)
+            # Prepared proposals need no limits.
+            draft = functools.partial(super().propose, rows, count, limits=())
+            propose = preparer(draft, [], device)
             self._prepared["propose", kind] = propose
             proposal = propose()
         # The fields of `proposal` are the tensors that every later proposal overwrites. For a drafter on the host, they
         # have the shapes of its proposals.
         decide = functools.partial(self._decide_fields, rows)
         self._prepared[_given(proposal), kind] = preparer(decide, proposal, device)
-
-    def _prepared_proposal(self, rows: RowState, preparer: Preparer) -> Callable[[], Proposal]:
-        """Prepare the call that makes a proposal for these rows.
-
-        If the drafter is on another device, its call is prepared on that device. Before each call, its inputs are then
-        copied to that device: the random numbers, and those tensors of the rows that a drafter reads (`RowState.on`).
-        After the call, the proposal is copied back.
-        """
-        drafter, count = self.drafter, self.num_draft_tokens
-        assert isinstance(drafter, TensorDrafter)
-        device = rows.numbers.device
-        there = drafter.device or device
-        if there == device:
-            return preparer(functools.partial(super().propose, rows, count, limits=()), [], device)
-        uniforms = preparer(functools.partial(self.drafting_uniforms, rows, count), [], device)
-        rows_there = rows.on(there)
-
-        def draft(numbers: Tensor, decided: Tensor, uniforms: Tensor) -> Proposal:
-            return drafter.draft(replace(rows_there, numbers=numbers, decided=decided), uniforms)
-
-        inputs = [rows_there.numbers, rows_there.decided, uniforms().to(there)]
-        # A `Preparer` that captures returns a function that copies what it is given into these inputs.
-        draft_there = preparer(draft, inputs, there)
-        # Every call returns these tensors, because the decision is prepared for them.
-        proposal = moved(draft_there(*inputs), device)
-
-        def propose() -> Proposal:
-            drawn = draft_there(rows.numbers, rows.decided, uniforms())
-            for here, tensor in zip(proposal, drawn, strict=True):
-                if isinstance(here, Tensor):
-                    here.copy_(tensor)
-            return proposal
-
-        return propose
 
     def judged(self, rows: RowState, logits: Tensor, proposal: Proposal | None) -> Tensor:
         if self._judging is None:
@@ -180,8 +150,16 @@ def _given(fields: Sequence[object]) -> tuple[bool, ...]:
     return tuple(field is not None for field in fields)
 
 
-class Graphs:
+# The operations of torch that copy a tensor to a device.
+_COPIES = (torch.ops.aten.to, torch.ops.aten._to_copy)
+
+
+class Graphs(TorchDispatchMode):
     """Captures calls as CUDA graphs. Graphs on one device share their memory, because they run one after the other.
+
+    A graph contains kernels of one GPU only. So the call of a model whose layers are on several GPUs becomes several
+    graphs: when an operation is on another GPU than the one before, one graph ends and the next begins. Copies between
+    GPUs are made between two graphs. For this, `__torch_dispatch__` is called for each operation of a captured call.
 
     Attributes:
         is_capturing: whether a capture has begun and not ended. It stays True after a capture has failed. Then torch
@@ -189,8 +167,17 @@ class Graphs:
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.is_capturing = False
-        self._pools: dict[torch.device, Any] = {}
+        # The memory of the graphs, by their device.
+        self._pools: dict[torch.device, Any] = defaultdict(torch.cuda.graph_pool_handle)
+        # The capture of the present graph, and its GPU; None if the graph has ended.
+        self._graph = ExitStack()
+        self._gpu: torch.device | None = None
+        # Of the present call: its replays and copies, in order, and the copy of each tensor on a device. Tensors are
+        # hashed by identity.
+        self._steps: list[Callable[[], object]] = []
+        self._copied: dict[tuple[Tensor, torch.device], Tensor] = {}
 
     def __call__(
         self, call: Callable[..., Any], inputs: Sequence[Any], device: torch.device
@@ -201,9 +188,10 @@ class Graphs:
         Raises:
             UnsupportedModelError: the call waits for the device. Other exceptions of torch pass unchanged.
         """
-        if device not in self._pools:
-            self._pools[device] = torch.cuda.graph_pool_handle()
-        graph = torch.cuda.CUDAGraph()
+        steps: list[Callable[[], object]] = []
+        self._steps = steps
+        self._gpu = None
+        self._copied.clear()
         stream = _capture_stream(device)
         with torch.cuda.device(device):
             stream.wait_stream(torch.cuda.current_stream())
@@ -214,7 +202,7 @@ class Graphs:
                 with _waits_refused():
                     call(*inputs)
                 self.is_capturing = True
-                with torch.cuda.graph(graph, pool=self._pools[device], stream=stream):
+                with self._graph, self:
                     outputs = call(*inputs)
                 self.is_capturing = False
             torch.cuda.current_stream().wait_stream(stream)
@@ -225,10 +213,38 @@ class Graphs:
                 # graph of the decision was captured. An input that is None is not copied either.
                 if tensor is not captured:
                     captured.copy_(tensor)
-            graph.replay()
+            for step in steps:
+                step()
             return outputs
 
         return replay
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        here = next((tensor.device for tensor in tensors if tensor.is_cuda), None)
+        device = kwargs.get("device") or here
+        # The operations of "prim" only describe tensors.
+        if device is None or device.type != "cuda" or func.namespace == "prim":
+            return func(*args, **kwargs)
+        if here not in (None, device) and func.overloadpacket in _COPIES:
+            # accelerate copies masks and embedded positions again for each layer. Here they are copied only once.
+            key = (args[0], device)
+            if key not in self._copied:
+                self._graph.close()
+                self._gpu = None
+                self._copied[key] = func(*args, **kwargs)
+                self._steps.append(functools.partial(self._copied[key].copy_, args[0]))
+            return self._copied[key]
+        if device != self._gpu:
+            self._graph.close()
+            self._gpu = device
+            graph = torch.cuda.CUDAGraph()
+            stream = _capture_stream(device)
+            capture = torch.cuda.graph(graph, pool=self._pools[device], stream=stream)
+            self._graph.enter_context(capture)
+            self._steps.append(graph.replay)
+        return func(*args, **kwargs)
 
 
 @functools.cache

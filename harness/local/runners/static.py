@@ -349,15 +349,12 @@ class StaticRunner(Runner):
             widths: the widths of the passes, in tokens.
 
         Raises:
-            UnsupportedModelError: the model's passes read values on the host (8-bit weights), or the model is on
-                several devices.
+            UnsupportedModelError: the model's passes read values on the host (8-bit weights).
         """
         if getattr(self._model, "is_loaded_in_8bit", False):
             raise UnsupportedModelError(
                 "is held in 8 bit: which of its columns are outliers is decided on the host"
             )
-        if len(set(getattr(self._model, "hf_device_map", {}).values())) > 1:
-            raise UnsupportedModelError("is on several devices")
         # Reading any token shows the shapes of each layer's keys and values.
         states, _ = self._read_prompts([[0]])
         cache = SlotCache(batch_size, round_up(num_slots))

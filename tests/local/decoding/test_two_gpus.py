@@ -4,12 +4,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from accelerate import dispatch_model
-from transformers import PreTrainedModel
 
 from architectures import random_model
 from chains import requests, row_steps, speculative
-from drafts import DRAFTS, lookup_drafter
+from drafts import DRAFTS, lookup_drafter, spread
 from harness.local.decoding.loop import RowStep
 from harness.local.decoding.protocols import Drafter, Runner
 from harness.local.decoding.warp import AnyWarp, Warp
@@ -21,15 +19,6 @@ from small_heads import block_head, head_drafter, target_model
 WARP = Warp(1.0)
 NUM_DRAFT_TOKENS = 3
 PROMPTS = [[5, 9, 3, 4, 7], [5, 9, 3], [5, 9, 10, 1, 2, 3]]
-
-
-def spread(model: PreTrainedModel, first: str, second: str) -> PreTrainedModel:
-    """All but its first layer goes to the second device."""
-    names = ["embed_tokens", "layers.0", "layers.1", "layers.2", "norm", "rotary_emb"]
-    places = {f"model.{name}": first if number < 2 else second for number, name in enumerate(names)}
-    places["lm_head"] = second
-    skipped = model._skip_keys_device_placement
-    return dispatch_model(model, places, main_device=first, skip_keys=skipped, force_hooks=True)
 
 
 def drafting(kind: str, warp: AnyWarp, first: str, second: str) -> tuple[Runner, Drafter]:

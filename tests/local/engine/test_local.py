@@ -82,10 +82,6 @@ def hold_in_8_bit(pair: Pair, gpus: Any) -> None:
     pair.target.model.is_loaded_in_8bit = True
 
 
-def spread(pair: Pair, gpus: Any) -> None:
-    pair.target.model.hf_device_map = {"model": 0, "lm_head": 1}
-
-
 def read(*_: Any) -> None:
     float(torch.ones(1, device="cuda:0"))
 
@@ -112,7 +108,6 @@ def let_the_draft_make_positions(pair: Pair, gpus: Any) -> None:
 
 FAILURES: dict[str, tuple[Callable[[Pair, Any], None], str]] = {
     "8 bit": (hold_in_8_bit, "is held in 8 bit"),
-    "several GPUs": (spread, "is on several devices"),
     "target": (
         read_in_the_target,
         "llama cannot be captured: it reads a value (test_local.py, line",

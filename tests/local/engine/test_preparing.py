@@ -5,6 +5,7 @@ the host or brings from there.
 """
 
 import dataclasses
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 from chains import decoded, row_steps
-from drafts import DRAFTS
+from drafts import DRAFTS, spread
 from harness.config.acceptance_rules import RULES
 from harness.config.settings import DecodingSettings
 from harness.engines.protocol import in_batches
@@ -79,6 +80,7 @@ def calls_of(
     device: str = "cpu",
     second: str = "",
     *,
+    spreads: bool = False,
     compiles: bool = False,
     drafts: bool = True,
     rule: Any = None,
@@ -88,11 +90,16 @@ def calls_of(
 
     Args:
         second: the device of the draft, where that is another.
+        spreads: whether the second device has layers of the target instead.
         known: as of `BatchWarp`.
     """
     second = second or device
     warp = BatchWarp(ROWS, {device, second}, known)
-    target, drafter = DRAFTS[name](warp, device, second)
+    if spreads:
+        target, drafter = DRAFTS[name](warp, "cpu", device)
+        target = spread(target, device, second)
+    else:
+        target, drafter = DRAFTS[name](warp, device, second)
     runner = StaticRunner(target, hidden_layers=drafter.layers)
     preparation = dataclasses.replace(PREPARATION, decoding=decoding)
     runners = [(runner, [1, K + 1])]
@@ -180,8 +187,14 @@ def test_captured_calls_decide_what_plain_calls_decide(
         assert play(calls, requests(decoding, "cuda:0"), num_rows) == expected
 
 
-# Of an iteration: its parts on GPUs and between them, and the one wait of the host.
-ITERATIONS = {"model on another GPU": {"replay": 3, "between": 5, "to host": 1}}
+# Of an iteration and of a regular step: their parts on GPUs and between them, beside the one wait of the host.
+ONE_GPU = Counter(replay=2), Counter(replay=1)
+ITERATIONS = {
+    "model on another GPU": (Counter(replay=3, between=5), Counter(replay=1)),
+    "model of a target on two GPUs": (Counter(replay=6, between=7), Counter(replay=5, between=7)),
+    # Hidden states are copied back, too.
+    "DFlash of a target on two GPUs": (Counter(replay=7, between=8), Counter(replay=6, between=8)),
+}
 
 
 @pytest.mark.parametrize("compiles", [False, True])
@@ -195,23 +208,24 @@ def test_an_iteration_is_a_few_replays_and_one_wait(
         pytest.skip("counts what a pretended GPU does")
     run_untraced(monkeypatch)
     decoding = dataclasses.replace(DECODING, max_new_tokens=30)
-    draft = name.removesuffix(" on another GPU")
-    second = "" if draft == name else "cuda:1"
-    calls = calls_of(draft, decoding, "cuda:0", second, compiles=compiles)
-    regular = calls_of(draft, decoding, "cuda:0", compiles=compiles, drafts=False)
+    draft = name.split(" ")[0]
+    two: dict[str, Any] = {"second": "cuda:1" if name in ITERATIONS else ""}
+    two["spreads"] = name.endswith("two GPUs")
+    calls = calls_of(draft, decoding, "cuda:0", compiles=compiles, **two)
+    regular = calls_of(draft, decoding, "cuda:0", compiles=compiles, drafts=False, **two)
     asked = [
         dataclasses.replace(each, prompt=[5, 6, 7] * 3, max_new_tokens=30, stop_tokens=frozenset())
         for each in requests(decoding, "cuda:0")[:ROWS]
     ]
-    expected = ITERATIONS.get(name, {"replay": 2, "to host": 1})
-    for arm, counts in ((calls, expected), (regular, {"replay": 1, "to host": 1})):
+    expected = ITERATIONS.get(name, ONE_GPU)
+    for arm, counts in zip((calls, regular), expected, strict=True):
         loop = Loop(arm)
         loop.start(asked)
         loop.step()
         for _ in range(3):
             gpus.counts.clear()
             loop.step()
-            assert gpus.counts == counts
+            assert gpus.counts == counts + Counter({"to host": 1})
     what = requests(DECODING, "cuda:0")
     assert play(calls, what) == play(plain(draft, DECODING), requests(DECODING, "cpu"))
 

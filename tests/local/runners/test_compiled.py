@@ -133,15 +133,11 @@ def test_tokens_that_fill_up_a_pass_stay_within_the_context(
     assert written(*fast, what) == written(SnapshotRunner(model), SnapshotRunner(model), what)
 
 
-def test_8_bit_and_several_devices_are_refused() -> None:
-    for attribute, value, message in [
-        ("is_loaded_in_8bit", True, "8 bit"),
-        ("hf_device_map", {"model": 0, "lm_head": 1}, "on several devices"),
-    ]:
-        model = random_model("llama")
-        setattr(model, attribute, value)
-        with pytest.raises(UnsupportedModelError, match=message):
-            compiled(model, (1,))
+def test_8_bit_is_refused() -> None:
+    model = random_model("llama")
+    model.is_loaded_in_8bit = True
+    with pytest.raises(UnsupportedModelError, match="8 bit"):
+        compiled(model, (1,))
 
 
 def test_wrong_compiled_passes_are_refused_and_the_runner_goes_on_without(
