@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from operator import attrgetter
 
 from harness.config.errors import RunError
 from harness.engines.protocol import Answered, Arm, Engine, Question
@@ -26,8 +27,9 @@ def ask_in_turns(
     so on. The order of the arms is reversed with every question (ABBA). The caller's own work between two answers is
     not timed. If the caller leaves the loop early, the remaining questions are not asked.
 
-    If the engine starts each arm several times (`Engine.blocks`), an arm is started and warmed up again before the
-    first question of each `Question.moment`.
+    If the engine starts each arm several times (`Engine.blocks`), consecutive questions with the same `Question.moment`
+    are a block. Each arm is started and warmed up again, and answers all questions of the block, before the next arm
+    does. With the questions p and q in one block, and r in the next, the arms A and B answer Ap Aq Bp Bq Br Ar.
 
     Args:
         warmups: unmeasured questions that each arm answers first; empty for no warm-up.
@@ -38,39 +40,44 @@ def ask_in_turns(
 
     Raises:
         RunError: if an arm reports that further requests would fail (`Arm.failure`). It is raised once all arms have
-            answered the current question.
+            answered the current question or block.
         SettingError, RunError: those of `timed_answer`, at once: a RunError also for a failed request, unless
             `allow_failures`.
     """
     arms = arms or engine.arms
     # The names of the arms that have answered the warm-ups since they were started.
     warm: set[str] = set()
-    # For each arm's name, the moment of the block for which the arm was started last.
-    begun: dict[str, int] = {}
+    blocks = engine.blocks
+    groups = [[question] for question in questions]
+    if blocks is not None:
+        # An arm answers all turns of a conversation while its server runs, because the server may have to end before
+        # the next arm's server starts, and the next server has no cache of the earlier turns.
+        groups = [list(block) for _, block in itertools.groupby(questions, attrgetter("moment"))]
     failure: str | None = None
     bar = progress("warming up" if warmups else "measuring", len(questions))
     with bar as advance, quick_garbage_collections():
         # In order, then in reverse, and so on, so that neither arm always runs after the other has warmed the caches.
         orders = itertools.cycle([arms, arms[::-1]])
-        for question, in_turn in zip(questions, orders, strict=False):
+        for group, in_turn in zip(groups, orders, strict=False):
             for arm in in_turn:
-                # An arm is started just before its question, because the devices may have room for only one arm at a
-                # time. Later turns of a conversation belong to the block of its first turn.
-                if engine.blocks is not None and begun.get(arm.name) != question.moment:
-                    engine.blocks.begin(arm)
-                    begun[arm.name] = question.moment
+                if blocks is not None:
+                    # Only now, because the devices may have room for only one arm at a time.
+                    blocks.begin(arm)
                     warm.discard(arm.name)
                 if arm.name not in warm:
                     for warmup in warmups:
                         timed_answer(engine, arm, warmup, allow_failures=allow_failures)
                     warm.add(arm.name)
-                own_question = question_for(question, arm.name)
-                yield timed_answer(engine, arm, own_question, allow_failures=allow_failures)
-                # Read now, because an arm forgets its failure when it is stopped to make room for the next arm.
-                if failure is None and arm.failure is not None:
-                    failure = f"{arm.name}: {arm.failure}"
-            advance("measuring")
-            # Raised only now, so that the other arm's answer to this question is kept. Answers to further questions
+                for question in group:
+                    own_question = question_for(question, arm.name)
+                    yield timed_answer(engine, arm, own_question, allow_failures=allow_failures)
+                    # Read now, because an arm forgets its failure when it is stopped to make room for the next arm.
+                    if arm.failure is not None:
+                        failure = failure or f"{arm.name}: {arm.failure}"
+                        break
+            for _ in group:
+                advance("measuring")
+            # Raised only now, so that the other arm's answers to these questions are kept. Answers to further questions
             # would have no counterpart.
             if failure is not None:
                 raise RunError(failure)

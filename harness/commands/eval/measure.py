@@ -201,6 +201,8 @@ class EvalExperiment(Experiment[EvalSettings, EvalRow]):
         in the file a question has the answers of all arms or of none.
         """
         engine = session.open(self.settings.batch_size, max(map(len, token_ids)))
+        # Answers are counted, and not timed, so the servers need not be started again for each block.
+        engine.blocks = None
         problems = {problem.key: problem for problem in self.problems}
         pending = self._pending(session, token_ids)
         rows: list[AnswerRow] = []

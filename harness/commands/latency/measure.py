@@ -7,7 +7,8 @@ import functools
 import itertools
 import math
 import time
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 
 from harness.commands.command import Experiment
 from harness.commands.latency.record import LatencySettings
@@ -219,8 +220,8 @@ class LatencyExperiment(Experiment[LatencySettings, LatencyRow]):
             the engine is open. Each answer is then added to its arm in place, so that a run that ends early has the
             figures of the answers before.
         num_skipped: how many prompts of the set were too long.
-        unwritten: answers to the present question, by arm. They are measured already, but their rows are only made when
-            both arms have answered.
+        unwritten: for each arm, its answers to questions that the other arm has not answered yet. They are measured
+            already, but their rows are only made when both arms have answered.
     """
 
     def __init__(self, settings: LatencySettings) -> None:
@@ -233,7 +234,7 @@ class LatencyExperiment(Experiment[LatencySettings, LatencyRow]):
         arms = {name: MeasuredArm(name) for name in settings.arms}
         self.run = MeasuredRun(self.settings, self.prompt_set, arms)
         self.num_skipped = 0
-        self.unwritten: dict[str, Answered] = {}
+        self.unwritten: defaultdict[str, list[Answered]] = defaultdict(list)
 
     def outlook(self) -> tuple[str, str]:
         """What will be sent, and the reason why this is too little for an interval, if it is known to be.
@@ -342,17 +343,20 @@ class LatencyExperiment(Experiment[LatencySettings, LatencyRow]):
             measured = run.arms[generation.arm]
             measured.generations.append(generation)
             measured.phases.add(generation.phases)
-            self.unwritten[generation.arm] = generation
+            self.unwritten[generation.arm].append(generation)
             conversations.keep(generation)
             if run.quietness is not None:
                 run.quietness.look()
-            if len(self.unwritten) < len(engine.arms):
+            waiting = [self.unwritten[arm.name] for arm in engine.arms]
+            if not all(waiting):
                 continue
-            if len(engine.arms) > 1:
-                compare_texts(run, reference, session.tokenizer, self.unwritten)
-            self._write(session)
+            # The arms answer the questions in the same order, so these are answers to the same question.
+            answers = [of_arm.pop(0) for of_arm in waiting]
+            if len(answers) > 1:
+                compare_texts(run, reference, session.tokenizer, *answers)
+            self._write(session, answers)
             num_answered += 1
-            if num_answered < len(questions):
+            if num_answered < len(questions) and not any(waiting):
                 stopped_by = _why_stop(run, settings, time.monotonic() - started)
             if stopped_by is not None:
                 break
@@ -366,13 +370,11 @@ class LatencyExperiment(Experiment[LatencySettings, LatencyRow]):
             run.arms[arm.name].between = arm.between_questions()
         self.run = dataclasses.replace(run, stopped_by=stopped_by)
 
-    def _write(self, session: Session) -> None:
-        """Make and write the rows of the answers in `unwritten`, the regular arm's first."""
+    def _write(self, session: Session, answers: Iterable[Answered]) -> None:
+        """Make and write the rows of answers."""
         rows: list[LatencyPromptRow] = []
-        for name in self.run.arms:
-            generation = self.unwritten.pop(name, None)
-            if generation is not None:
-                rows += prompt_rows(self.run, generation, session)
+        for generation in answers:
+            rows += prompt_rows(self.run, generation, session)
         self.run.prompt_rows.extend(rows)
         if rows:
             session.append(PROMPTS_FILE, rows)
@@ -399,7 +401,8 @@ class LatencyExperiment(Experiment[LatencySettings, LatencyRow]):
     def rows(self, session: Session) -> Sequence[LatencyRow]:
         """One row per arm, with None for everything that was not measured."""
         # If the run ended after only one arm had answered a question, these answers count, too.
-        self._write(session)
+        self._write(session, itertools.chain(*self.unwritten.values()))
+        self.unwritten.clear()
         rows = []
         for measured in self.run.arms.values():
             figures = figures_of(LatencyRow, self.run, measured)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from harness.config.amounts import length_in_common
@@ -64,7 +64,8 @@ def compare_texts(
     run: MeasuredRun,
     reference: Reference | None,
     tokenizer: Tokenizer,
-    answers: Mapping[str, Answered],
+    regular: Answered,
+    speculative: Answered,
 ) -> None:
     """Record where greedy texts of the speculative arm diverge from the regular ones, in the speculative arm's
     `divergences`.
@@ -75,13 +76,13 @@ def compare_texts(
 
     Args:
         reference: gives the model's own logits, for the margins; None if the engine has no weights in this process.
-        answers: both arms' answers to one question, by the name of the arm.
+        regular: the regular arm's answers to a question.
+        speculative: the speculative arm's answers to the same question.
     """
     decoding = run.settings.decoding
     if decoding.temperature > 0 or decoding.synthetic_acceptance is not None:
         return
     divergences = run.arms["speculative"].divergences
-    regular, speculative = answers["regular"], answers["speculative"]
     pairs = zip(regular.with_prompts, speculative.with_prompts, strict=True)
     for (prompt, regular_request), (speculative_prompt, speculative_request) in pairs:
         requests = regular_request, speculative_request

@@ -20,7 +20,7 @@ import pytest
 from composing import composed_line, composing
 from forked import begin
 from harness.servers import launch
-from in_process import Harness, covered, results
+from in_process import Harness, covered, only, results
 from processes import wait_for
 from wording import mentions
 
@@ -30,6 +30,7 @@ ECHO = f"{SERVER} --port {{port}}"
 STUBBORN = f"{sys.executable} {SUPPORT / 'stubborn_server.py'}"
 QUICK = ["num_prompts=9", "decoding.max_new_tokens=8", "decoding=greedy", "model=tiny"]
 QUICK += ["engine.blocks=0"]
+TALKS = ["prompts=./talks.jsonl", "prompts.turns=all", "chat_template=never"]
 # By which the harness reads the echo server's command.
 KNOWN = f"engine.dialect={SUPPORT / 'echo_dialect.py'}:ECHO"
 
@@ -137,7 +138,9 @@ def test_a_sweep_goes_on_past_servers_that_do_not_start(harness: Harness, tmp_pa
 def test_servers_that_do_not_fit_beside_each_other_take_turns(
     harness: Harness, tmp_path: Path
 ) -> None:
-    """The second finds the memory taken while the first runs; alone it starts."""
+    """The second finds the memory taken while the first runs; alone it starts. A conversation has one server, and so one
+    cache: no turn has a start of its own.
+    """
     alone = tmp_path / "alone.py"
     alone.write_text(
         "import fcntl, pathlib, runpy, sys, time\n"
@@ -149,14 +152,20 @@ def test_servers_that_do_not_fit_beside_each_other_take_turns(
         "    fcntl.flock(memory, fcntl.LOCK_EX | fcntl.LOCK_NB)\n"
         "except OSError:\n"
         "    sys.exit('out of memory')\n"
-        "taken.touch()\n"
+        "taken.open('a').write('.')\n"
         f"runpy.run_path({str(SUPPORT / 'echo_server.py')!r}, run_name='__main__')\n"
     )
     command = f"{sys.executable} {alone} --port {{port}}"
-    asked = [*QUICK, "engine.blocks=auto"]
+    talks = [{"turns": [f"{number} dogs ran.", "They slept."]} for number in range(9)]
+    Path("talks.jsonl").write_text("\n".join(map(json.dumps, talks)))
+    asked = [*QUICK, "engine.blocks=auto", *TALKS]
     outcome = harness("latency", *asked, *behind(command, f"{command} -k 3"))
     assert "it is started once more, alone" in outcome.stderr
     assert covered(results().iloc[-1]["speedup_covers"]) == "4 blocks"
+    # Four of each, after one of each to find out.
+    assert (tmp_path / "taken").read_text() == 10 * "."
+    answers = pd.read_csv(only("latency_prompts.csv"))
+    assert answers.groupby(["arm", "turn"]).size().eq(9).all()
     assert harness.as_reported(outcome)
 
 
