@@ -138,8 +138,8 @@ def test_a_sweep_goes_on_past_servers_that_do_not_start(harness: Harness, tmp_pa
 def test_servers_that_do_not_fit_beside_each_other_take_turns(
     harness: Harness, tmp_path: Path
 ) -> None:
-    """The second finds the memory taken while the first runs; alone it starts. A conversation has one server, and so one
-    cache: no turn has a start of its own.
+    """The second finds the memory taken while the first runs; alone it starts. No turn of a conversation has a start of
+    its own.
     """
     alone = tmp_path / "alone.py"
     alone.write_text(
