@@ -144,6 +144,8 @@ MISTAKES = {
     "latency regular_url=http://h/v1": "engine.regular_url: needs engine=server: name a server by url=, or type its",
     "latency engine=server": "engine.url=null: must be set, or a server's command typed last",
     "latency engine=server \"engine.url='http://h/v1?key=x'\"": "engine.url: key: what is typed is written into",
+    "latency url=http://h/v1/v1/":
+        "engine.url=http://h/v1/v1/: must be the base address, http://h/v1",
     "latency url=http://h/v1/chat/completions":
         "engine.url=http://h/v1/chat/completions: must be the base address, http://h/v1",
     "latency -- 'llama-server -m a.gguf'": "the command after --: is one quoted word: type it without quotes, -- ll",

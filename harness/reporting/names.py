@@ -205,31 +205,32 @@ def _words_of_servers(rows: Sequence[RunRow], names: Sequence[Name]) -> list[str
 def _differing_words(commands: Sequence[str], ks: Sequence[int | str | None]) -> list[list[str]]:
     """For each command, the words in which it differs from the others, each flag with its value.
 
-    For example, `serve -k 2 -a 1` and `serve -k 3 -a 5` give [["-k 2", "-a 1"], ["-k 3", "-a 5"]]. If 2 and 3 are also
-    the K of these commands, the result is [["-a 1"], ["-a 5"]].
+    Flags whose value is K are left out where K is known, because every table shows K. With K=2 and K=3, the commands
+    `serve -k 2 -a 2` and `serve -k 3 -a 2 -b` give [[], ["-b"]], and `serve -k 2 -a 1` and `serve -k 3 -a 5` give
+    [["-a 1"], ["-a 5"]].
 
     Args:
-        ks: K of each command. A word that differs only in K is left out, because every table shows K.
+        ks: K of each command.
     """
     split = [re.findall(_FLAG_OR_WORD, command) for command in commands]
-    in_all = _in_all(split)
-    for words, k in zip(split, ks, strict=True):
-        for index, word in enumerate(words):
-            if word not in in_all and k is not None:
-                words[index] = re.sub(rf"(?<![\w.]){k}(?![\w.])", "{K}", word)
-    in_all = _in_all(split)
+    # Runs without a command are ignored, because another engine ran them.
+    in_all = set.intersection(*[set(words) for words in split if words] or [set()])
+    # The flags that have another value than K in any command. `-np 4` may have the value of K by chance.
+    others = {
+        _flag_of(word)
+        for words, k in zip(split, ks, strict=True)
+        for word in words
+        if k is not None and not re.search(rf"(?<![\w.]){k}(?![\w.])", word)
+    }
     return [
-        [word.replace("{K}", str(k)) for word in words if word not in in_all]
+        [word for word in words if word not in in_all and (k is None or _flag_of(word) in others)]
         for words, k in zip(split, ks, strict=True)
     ]
 
 
-def _in_all(split: Sequence[Sequence[str]]) -> set[str]:
-    """The words that all commands have in common. Runs without a command are ignored, because another
-    engine ran them.
-    """
-    commands = [set(words) for words in split if words]
-    return set.intersection(*commands) if commands else set()
+def _flag_of(word: str) -> str:
+    """The name of a flag, without its value: `-k` for `-k 2`, and `--k` for `--k=2`."""
+    return re.split(r"[\s=]", word)[0]
 
 
 def named_runs(runs: Sequence[Run[AnyRunRow]]) -> list[Named[AnyRunRow]]:

@@ -284,7 +284,10 @@ def _other_servers(regular: ArmEvidence, speculative: ArmEvidence) -> str | None
     if speculative.drafted is False:
         is_second = speculative.draft == SECOND_COMMAND
         name = "server compared with the first" if is_second else "speculative server"
-        return f"the {name} drafted nothing; its log may say why"
+        return (
+            f"the {name} drafted nothing: its flags may select no kind of draft (llama.cpp needs --spec-type), or its"
+            " log says why"
+        )
     return _other_prompts(regular, speculative) or _other_texts(speculative)
 
 

@@ -110,7 +110,7 @@ class ServerSettings(EngineSettings):
         for name in ("url", "regular_url"):
             url = getattr(self, name)
             check_address(name, url)
-            base = re.sub("(/chat)?/completions/?$", "", url or "")
+            base = re.sub("((?<=/v1)/v1|(/chat)?/completions)/?$", "", url or "")
             require(not url or url == base, name, f"must be the base address, {base}", url)
         for page in self.metrics_url:
             check_address("metrics_url", page)

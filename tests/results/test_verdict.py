@@ -167,10 +167,7 @@ def test_one_server_must_draft_and_the_other_must_not(
     assert judged(second)[1].speedup is not None
     for asked in ({"num_draft_tokens": 4}, {"flags_draft": True}):
         [_, judgement] = judged([second[0], replace(second[1], **asked)])
-        assert (
-            judgement.error
-            == "the server compared with the first drafted nothing; its log may say why"
-        )
+        assert judgement.error.startswith("the server compared with the first drafted nothing: ")
 
 
 @pytest.mark.parametrize(

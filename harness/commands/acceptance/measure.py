@@ -29,7 +29,7 @@ from harness.commands.acceptance.served import (
 from harness.commands.command import Experiment
 from harness.config.command_line import is_typed
 from harness.config.demand import Demand
-from harness.config.errors import SettingError
+from harness.config.errors import RunError, SettingError
 from harness.engines.divergence import check_known
 from harness.engines.door import local
 from harness.engines.door.reading import TOGETHER, ReadText
@@ -116,10 +116,12 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
             counted = longest_of(self.answers.requests)
             # A typed K is what the weights are compared at. Without weights, the server's own counts say more.
             drafted = (typed or counted) if settings.has_weights else (counted or typed)
-            if drafted is None:
-                raise SettingError(
-                    "K", "must be typed (K=4): the server does not count what it drafts"
+            if counted is None and not settings.has_weights:
+                raise RunError(
+                    "the server reported no draft tokens: it drafts nothing, or does not count them"
                 )
+            if drafted is None:
+                raise SettingError("K", "must be typed (K=4): the server reported no draft tokens")
             self.compared_k = drafted
             self.most = max(settings.up_to, self.compared_k)
         placed: PlacedPair | None = None

@@ -296,6 +296,11 @@ def _foreign_tokens(row: LatencyRow) -> str | None:
     return f"{counted(row.foreign_tokens, 'token')} on the {row.arm} server"
 
 
+def _unknown_clients(run: _Run) -> bool:
+    """Whether it is unknown if other clients used a server that was already running."""
+    return run.last.url is not None and any(arm.foreign_tokens is None for arm in run.rows)
+
+
 @_each_arm
 def _other_prompts(row: LatencyRow) -> str | None:
     """The numbers of prompt tokens that were sent and that the server read, if they differ by more than one per prompt
@@ -500,6 +505,12 @@ CHECKS = (
         "setting note",
         lambda run: run.last.url,
         "The servers were already running: their share of CPU time is unknown.",
+    ),
+    Check(
+        "note",
+        _unknown_clients,
+        "Whether other clients used the servers during the run is unknown. The counters of a server show it (llama.cpp:"
+        " `--metrics`).",
     ),
     Check(
         "note",

@@ -50,7 +50,7 @@ def _better_interval(row: LatencyRow, verdict: Statement) -> list[NextStep]:
         interval that is not judged, or from a busy machine    measure again, reusing nothing
         identical arms, or it is unknown what is covered       nothing
         nothing was drafted                                    another draft
-        the budget ended the run                               no budget
+        the budget ended the run, and the set has enough       no budget
         interval over several runs, or over blocks             twice as many of these, but at least 4 blocks
         interval over batches or laps                          more prompts
         interval over prompts, and the set has more            more prompts
@@ -68,7 +68,9 @@ def _better_interval(row: LatencyRow, verdict: Statement) -> list[NextStep]:
     if row.mean_num_draft_tokens == 0:
         return _free_draft([row])
     aim = "a narrower interval" if has_bounds else "an interval"
-    if row.stopped_by == "budget":
+    num_in_set = row.num_prompts_in_set or _MOST_PROMPTS
+    has_few = coverage.unit == "prompt" and not has_bounds and num_in_set < FEWEST_FOR_INTERVAL
+    if row.stopped_by == "budget" and not has_few:
         return [NextStep(aim, "budget=null")]
     # More prompts do not reduce the variation from run to run, or from start to start.
     if has_bounds and coverage.num_runs is not None:
@@ -82,7 +84,7 @@ def _better_interval(row: LatencyRow, verdict: Statement) -> list[NextStep]:
     if coverage.unit in ("lap", "batch"):
         return [NextStep(aim, f"num_prompts={num_units * (row.batch_size or 1)}")]
     # Sending the same prompts again gives no further units.
-    num_units = min(num_units, row.num_prompts_in_set or _MOST_PROMPTS, _MOST_PROMPTS)
+    num_units = min(num_units, num_in_set, _MOST_PROMPTS)
     if num_units > coverage.num_units and (has_bounds or num_units >= FEWEST_FOR_INTERVAL):
         return [NextStep(aim, f"num_prompts={num_units}")]
     return [NextStep(aim, "repeats=5")] if has_bounds else []

@@ -254,7 +254,10 @@ def test_the_page_of_messages_explains_each_of_them_and_no_other() -> None:
 # By figures of the regular and of the speculative arm: what is said, `` for no sentence at all.
 Changes = dict[str, Any]
 SERVED = {"engine": "server", "url": "http://gpu:1/v1", "regular_url": "http://gpu:2/v1"}
-RUNNING = "The servers were already running: their share of CPU time is unknown."
+RUNNING = (
+    "The servers were already running: their share of CPU time is unknown. Whether other clients used the servers"
+    " during the run is unknown. The counters of a server show it (llama.cpp: `--metrics`)."
+)
 BUSY = {"processor_share": 0.4, "load": 9.0, "num_cores": 4}
 FAILED = {"status": "failed", "ms_per_token": 100.0, "num_prompts": 15}
 SLOW = {"time_to_first_token_ms": 170.0, "server_time_to_first_token_ms": 100.0}
