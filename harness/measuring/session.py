@@ -65,6 +65,7 @@ class Session:
             `ok`.
         placed: the pair with its devices, after `place`; None if the engine loads no pair here.
         engine: the open engine; None before `open` and after `close`.
+        servers: the servers of the engine that was opened last, also after `close`.
         devices: product names, such as ['NVIDIA A100-SXM4-40GB']; [] before `place`, and if a server runs on another
             machine.
         written: the rows that `write_rows` has written so far.
@@ -86,6 +87,7 @@ class Session:
         self.error: str | None = None
         self.placed: PlacedPair | None = None
         self.engine: Engine | None = None
+        self.servers = Servers()
         self.devices: list[str] = []
         self.written: list[RunRow] = []
         self._measurement: Measurement | None = None
@@ -143,7 +145,8 @@ class Session:
     @property
     def served_instead(self) -> Sequence[str]:
         """The names of the models that the servers report, if none of them matches `model=`; otherwise []."""
-        served = self.engine.servers.models if self.engine and self.engine.servers else []
+        self._look_at_servers()
+        served = self.servers.models
         return [] if any(map(self.settings.model.is_served_as, served)) else served
 
     @property
@@ -253,14 +256,21 @@ class Session:
             say=say,
         )
         self.engine = self._keeper.open(self.settings, preparation, self.directory)
+        self._look_at_servers()
         if self.engine.servers is not None:
-            self.devices = list(self.engine.servers.devices)
             write_environment(self.directory, self.devices)
         return self.engine
+
+    def _look_at_servers(self) -> None:
+        """Update `servers` and `devices`. If servers run alternately, the second one starts only after `open`."""
+        if self.engine is not None and self.engine.servers is not None:
+            self.servers = self.engine.servers
+            self.devices = list(self.servers.devices)
 
     def close(self) -> None:
         """Close the engine, if one is open."""
         if self.engine is not None:
+            self._look_at_servers()
             self.engine.close()
             self.engine = None
 
@@ -380,13 +390,14 @@ class Session:
         left out. Also updates `devices`.
         """
         measurement = self.identify()
-        if self.engine is not None and self.engine.servers is not None:
-            # If servers run alternately, the second server has started only after `open`.
-            self.devices = list(self.engine.servers.devices)
+        self._look_at_servers()
         columns: dict[str, Any] = {
             "status": self.status,
             "error": self.error,
             **environment_columns(self.devices),
+            "server": "; ".join(self.servers.names) or None,
+            "served_model": [*self.servers.models] or None,
+            "server_command": [*self.servers.commands] or None,
             "measurement": measurement.digest,
             "server_started": measurement.server_started,
             "directory": str(self.directory),
@@ -398,10 +409,6 @@ class Session:
             columns["runner"] = self.engine.runner
             columns["draft_runner"] = self.engine.draft_runner
             columns["setup_s"] = self.engine.setup_seconds
-            servers = self.engine.servers or Servers()
-            columns["server"] = "; ".join(servers.names) or None
-            columns["served_model"] = [*servers.models] or None
-            columns["server_command"] = [*servers.commands] or None
         if self.placed is not None:
             columns |= self.placed.columns()
         # Simulated times come from no device.
