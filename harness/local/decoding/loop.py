@@ -94,6 +94,7 @@ class BatchRow:
         """
         if self.has_ended:
             return RowStep(self.number, [])
+        # K, the number of draft tokens that the pass verified. A row is 3 + 3 K numbers long.
         count = (len(numbers) - 3) // 3
         num_accepted, next_token, num_offered = map(int, numbers[:3])
         proposed = list(map(int, numbers[3 : 3 + num_offered]))
@@ -237,6 +238,7 @@ class Loop:
             if isinstance(calls.drafter, TensorDrafter):
                 calls.drafter.make_room(rows.num_rows, calls.num_draft_tokens, rows.num_slots)
 
+        # Rows that only fill the batch up have first tokens too, but no request: they stay at rest.
         for row, (request, token) in enumerate(zip(requests, first_tokens, strict=False)):
             rows.begin(row, request.prompt, token, request.max_new_tokens, request.uniforms)
         # These are rows of `Decided.packed` for iterations without a proposal.

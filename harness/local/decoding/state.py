@@ -107,7 +107,8 @@ class RowState:
 
     def on(self, device: torch.device) -> RowState:
         """Return these rows for a draft on `device`: this object if it is on that device, otherwise a state with copies
-        of `numbers` and `decided` on the device. `uniforms` is not copied.
+        of `numbers` and `decided` on the device. `uniforms` is not copied, because a draft gets its random numbers as
+        an argument.
         """
         if device == self.numbers.device:
             return self

@@ -183,7 +183,7 @@ class Graphs(TorchDispatchMode):
         self, call: Callable[..., Any], inputs: Sequence[Any], device: torch.device
     ) -> Callable[..., Any]:
         """Capture a call with these inputs. Returns a function that copies its own inputs into these tensors, replays
-        the graph, and returns the same output tensors every time.
+        the graphs with the copies between them, and returns the same output tensors every time.
 
         Raises:
             UnsupportedModelError: the call waits for the device. Other exceptions of torch pass unchanged.
@@ -202,17 +202,19 @@ class Graphs(TorchDispatchMode):
                 with _waits_refused():
                     call(*inputs)
                 self.is_capturing = True
+                # `__torch_dispatch__` begins the graphs, and enters the capture of each into `_graph`. Leaving this
+                # block ends the last capture.
                 with self._graph, self:
                     outputs = call(*inputs)
                 self.is_capturing = False
             torch.cuda.current_stream().wait_stream(stream)
 
         def replay(*given: Any) -> Any:
-            for captured, tensor in zip(inputs, given, strict=True):
+            for held, tensor in zip(inputs, given, strict=True):
                 # A tensor may already be in place: the proposal that one graph overwrites is the input with which the
                 # graph of the decision was captured. An input that is None is not copied either.
-                if tensor is not captured:
-                    captured.copy_(tensor)
+                if tensor is not held:
+                    held.copy_(tensor)
             for step in steps:
                 step()
             return outputs
@@ -222,6 +224,8 @@ class Graphs(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        # The GPU of the inputs, and the device on which the operation makes its output. They differ only if the
+        # operation has an argument `device`, as a copy has.
         here = next((tensor.device for tensor in tensors if tensor.is_cuda), None)
         device = kwargs.get("device") or here
         # The operations of "prim" only describe tensors.
@@ -231,6 +235,7 @@ class Graphs(TorchDispatchMode):
             # accelerate copies masks and embedded positions again for each layer. Here they are copied only once.
             key = (args[0], device)
             if key not in self._copied:
+                # The copy belongs to no graph: the present one ends before it.
                 self._graph.close()
                 self._gpu = None
                 self._copied[key] = func(*args, **kwargs)
