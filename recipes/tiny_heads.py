@@ -179,7 +179,9 @@ def train(head: Head, target: Any, texts: Sequence[Text], epochs: int) -> list[f
                 group["lr"] = rate(len(losses), num_steps)
             step_texts = shuffled[starts[place] : starts[place] + TEXTS_PER_STEP]
             with torch.autocast("cpu", dtype=torch.bfloat16):
-                loss = loss_of(head, target, batch_of(target, step_texts, head.config.layers))
+                loss = loss_of(
+                    head, target, batch_of(target, step_texts, head.config.target_layers)
+                )
             loss.backward()
             nn.utils.clip_grad_norm_(head.parameters(), 1.0)
             optimizer.step()

@@ -107,6 +107,7 @@ class HeadCheckpoint:
                 will not draft.
 
         Raises:
+            SettingError: a setting of the draft, such as its revision, is wrong.
             RunError: a file cannot be read, or `d2t` (see `Head`) maps two tokens to one, or a token to one that does
                 not exist.
         """
