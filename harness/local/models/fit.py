@@ -225,6 +225,7 @@ class PlacementProblem:
         cache = sum(sum(self.cache_sizes(sketch)) for sketch in self.models)
         if cache:
             needed += f" and KV caches {amount(cache)}"
+        # The devices that `_choices` tries last: as many as the target's own settings state, otherwise all.
         own_number = self.models[0].settings.gpus or len(self.devices)
         devices = _roomiest(self.devices, self.room, own_number)
         rooms = " + ".join(amount(self.room[device]) for device in devices)

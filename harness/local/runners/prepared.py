@@ -79,6 +79,8 @@ class PreparedCalls(Calls):
         count = self.num_draft_tokens
         kind = self.warp.kind
         device = rows.numbers.device
+        # `super()` stands for the plain calls: the methods of this class look for prepared functions.
+        #
         # The speculative arm also needs a step without a proposal: if its rows lack only their last tokens, or if a
         # drafter on the host proposes nothing.
         step = functools.partial(super().decide, rows, None)

@@ -45,7 +45,7 @@ from harness.local.runners.checks import ANY_LENGTH, check_runner
 _STATE_NAMES = (*CACHES, "state")
 
 # If every row has more kept tokens than this that are read again in every pass, a separate pass reads them into the
-# state.
+# state. The number is a choice: more such tokens make every pass wider, and fewer make separate passes more frequent.
 _MOST_UNREAD = 16
 
 # The names that transformers uses for the keys and values in a state.

@@ -49,7 +49,8 @@ class HeadCheckpoint:
 
     Attributes:
         kind: the head's class.
-        settings: the draft's settings, as the user gave them.
+        settings: the draft's settings, as the user gave them. (For an MTP layer: its name, with the target's
+            repository.)
         config: the head's sizes and options, checked against the target.
         files: the files with the head's tensors; empty for random weights.
     """

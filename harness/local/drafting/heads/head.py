@@ -73,8 +73,8 @@ class Unread(NamedTuple):
         features: [B, n, L * D], the target's features. The first `counts` of each row are unread; the others are
             padding.
         following: [B, n], for each feature, the token after the one that the feature belongs to.
-        counts: [B], the number of unread features of each row. 0 for a row that rests and, when a batch begins, for a
-            prompt of one token.
+        counts: [B], the number of unread features of each row. 0 for a row that already rested in the last iteration
+            and, when a batch begins, for a prompt of one token.
         starts: [B], the slot of the head's cache at which each row's first unread feature belongs.
     """
 
