@@ -179,7 +179,6 @@ def _in_own_loop(problem: PlacementProblem) -> str:
     of a GGUF file unquantized.
     """
     weights = [amount(sketch.weight_bytes) for sketch in problem.models]
-    caches = sum(sum(problem.cache_sizes(sketch)) for sketch in problem.models)
     dtype = str(problem.models[0].dtype).removeprefix("torch.")
     try:
         fit(problem)
@@ -187,8 +186,8 @@ def _in_own_loop(problem: PlacementProblem) -> str:
     except Misfit:
         fits = "does not fit"
     return (
-        f"in {problem.program}, a GGUF file is held in {dtype}: {' + '.join(weights)} of weights and {amount(caches)}"
-        f" of KV cache, which {fits}"
+        f"in {problem.program}, a GGUF file is held in {dtype}: {' + '.join(weights)} of weights and"
+        f" {amount(problem.cache_bytes)} of KV cache, which {fits}"
     )
 
 
@@ -224,7 +223,8 @@ def _sizes(
         columns["request_caches"] = {
             sketch.role: request_cache(sketch, problem.demand) for sketch in problem.models
         }
-    # The columns are `dtype` and `draft_dtype`, and so on, but `model_bytes` and `draft_bytes`.
+    # The columns are `dtype` and `draft_dtype`, and so on, but `model_bytes` and `draft_bytes`. Without a draft there are
+    # only those of the target.
     for prefix, sketch, placement in zip(("", "draft_"), problem.models, placements, strict=False):
         cache = sum(placement.cache_per_device.values())
         columns[f"{prefix}dtype"] = sketch.stored or str(sketch.dtype).removeprefix("torch.")

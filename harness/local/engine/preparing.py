@@ -182,7 +182,7 @@ def prepare_calls(
     rows = RowState.resting(batch_size, num_random(decoding), most, device, num_slots)
     calls.rows = rows
     calls.warp.set_rows([warp_of(decoding)] * batch_size, device)
-    # Start a batch in which all rows rest.
+    # Start a batch in which all rows rest. The prompts have two tokens, because a draft reads all but the last token.
     prompts = [[0, 0]] * batch_size
     step = calls.target.start(prompts, num_slots)
     if isinstance(calls.drafter, TensorDrafter):

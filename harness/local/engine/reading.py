@@ -314,6 +314,7 @@ def draft_probabilities_by_replay(
         proposal = drafter.propose(most, wanted.unsqueeze(0))
         proposed = proposal.tokens[0].cpu()
         is_taken = proposed == wanted[: len(proposed)]
+        # A deterministic drafter proposes each of its tokens with probability 1, and so the text's token with 1 or 0.
         probabilities = is_taken.float()
         if proposal.probabilities is not None:
             distributions = proposal.probabilities[0].cpu()

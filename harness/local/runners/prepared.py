@@ -104,8 +104,7 @@ class PreparedCalls(Calls):
             judge, warp = functools.partial(self.judge, rows), self.warp
             # Each kind of warp has its own operations, and so its own compiled version.
             self._judging = Part(judge, key=lambda: warp.kind)
-        packed: Tensor = self._judging(logits, *(proposal or ()))
-        return packed
+        return self._judging(logits, *(proposal or ()))
 
     def propose(self, rows: RowState, count: int, limits: Sequence[int]) -> Proposal | None:
         """Propose as `Calls.propose` does. A prepared proposal ignores `count` and `limits`: it has K tokens for each
@@ -114,8 +113,7 @@ class PreparedCalls(Calls):
         prepared = self._prepared.get(("propose", self.warp.kind))
         if prepared is None:
             return super().propose(rows, count, limits)
-        proposal: Proposal = prepared()
-        return proposal
+        return prepared()
 
     def decide(self, rows: RowState, proposal: Proposal | None) -> Decided:
         fields = proposal or ()

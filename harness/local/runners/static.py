@@ -103,6 +103,7 @@ class SlotForward:
                 name: cache.causal_mask(window, dtype, num_copies)
                 for name, window in self._windows.items()
             }
+            # A mask for all layers is passed itself, and masks by layer type as a dictionary.
             masks = masks.get(_SHARED, masks)
         output = self._model(
             input_ids=tokens,

@@ -66,8 +66,7 @@ class HeadCheckpoint:
         # width, so that the type checker would refuse this call.
         make_head: type = self.kind
         with torch.device("meta"):
-            head: Head = make_head(self.config)
-            return head
+            return make_head(self.config)
 
     def sketch(self, dtype: torch.dtype) -> Sketch:
         """Return the sizes of the head's weights and caches.
