@@ -39,7 +39,8 @@ class ServedAnswer:
         choice: the index of this answer among the answers to the HTTP request.
         stops: texts at which the answer ends. They are not part of the answer.
         token_ids: the tokens so far.
-        outcomes: (num_proposed, num_accepted) for each iteration that drafted something, up to the end of the answer.
+        outcomes: (num_proposed, num_accepted) for each iteration that drafted something (`RowStep.outcome`). The
+            iteration in which a stop ends the answer also counts draft tokens after the stop.
         job: the job that generates the answer; None until it is queued.
         is_cancelled: whether the answer is no longer needed.
     """

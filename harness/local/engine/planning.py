@@ -223,8 +223,8 @@ def _sizes(
         columns["request_caches"] = {
             sketch.role: request_cache(sketch, problem.demand) for sketch in problem.models
         }
-    # The columns are `dtype` and `draft_dtype`, and so on, but `model_bytes` and `draft_bytes`. Without a draft there are
-    # only those of the target.
+    # The columns are `dtype` and `draft_dtype`, and so on, but `model_bytes` and `draft_bytes`. Without a draft there
+    # are only those of the target.
     for prefix, sketch, placement in zip(("", "draft_"), problem.models, placements, strict=False):
         cache = sum(placement.cache_per_device.values())
         columns[f"{prefix}dtype"] = sketch.stored or str(sketch.dtype).removeprefix("torch.")
