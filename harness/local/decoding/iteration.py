@@ -167,7 +167,7 @@ class Calls:
 
     def drafting_uniforms(self, rows: RowState, count: int) -> Tensor:
         """Return the random numbers [B, count] with which an iteration drafts."""
-        return rows.random(Purpose.DRAFT, self.judge.drafting_places(rows), count)
+        return rows.random(Purpose.DRAFT, self.judge.drafting_starts(rows), count)
 
     def judged(self, rows: RowState, logits: Tensor, proposal: Proposal | None) -> Tensor:
         """Decide with the target's logits [B, 1 + K, V], and advance the rows. Returns `Decided.packed`."""
@@ -215,12 +215,11 @@ class Judge:
         if proposal.lengths is not None:
             assert isinstance(proposal.lengths, Tensor)
             offered = torch.minimum(offered, proposal.lengths)
-        accept_places = self.drafting_places(rows)
         offer = Offer(
             target_probabilities=self.warp(logits),
             draft_tokens=tokens,
             draft_probabilities=proposal.probabilities,
-            accept_uniforms=rows.random(Purpose.ACCEPT, accept_places, count),
+            accept_uniforms=rows.random(Purpose.ACCEPT, self.drafting_starts(rows), count),
             next_uniforms=rows.random(Purpose.TARGET, rows.numbers[Column.DECIDED], count + 1),
             lengths=offered,
         )
@@ -235,7 +234,7 @@ class Judge:
         rows.advance(decided.scatter(1, num_accepted.unsqueeze(1), next_token), num_accepted)
         return packed
 
-    def drafting_places(self, rows: RowState) -> Tensor:
+    def drafting_starts(self, rows: RowState) -> Tensor:
         """Return the index [B] of the first random number with which an iteration drafts and accepts.
 
         It is the row's position or, with `redraw`, the beginning of the block that belongs to this iteration alone. The

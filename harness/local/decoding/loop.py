@@ -103,9 +103,9 @@ class BatchRow:
         # All offered tokens are checked, not only those up to the first rejection: a rule may accept a token whatever
         # its probability is (`AcceptByCoin`), so that a nan need not cause a rejection.
         for role, probabilities in (("model", target), ("draft", draft)):
-            for place, probability in enumerate(probabilities):
+            for position, probability in enumerate(probabilities):
                 if math.isnan(probability):
-                    raise NonFiniteError(role, self.num_generated + place, self.number)
+                    raise NonFiniteError(role, self.num_generated + position, self.number)
         # If weights are nan, `inverse_cdf` returns V, which is not a token of the vocabulary.
         if next_token >= vocabulary_size:
             raise NonFiniteError("model", self.num_generated + num_accepted, self.number)

@@ -150,8 +150,8 @@ class BatchWarp:
         likeliest = logits.topk(most, dim=-1).values
         # A row keeps the tokens that are at least as likely as its k-th likeliest token. Two values of top-k have no
         # effect, and are only clamped to an index that exists: 0, and a greedy row's, which may be larger than `most`.
-        place = (top_k - 1).clamp(min=0, max=most - 1).expand(*logits.shape[:-1], 1)
-        smallest_kept = likeliest.gather(-1, place)
+        index = (top_k - 1).clamp(min=0, max=most - 1).expand(*logits.shape[:-1], 1)
+        smallest_kept = likeliest.gather(-1, index)
         return logits.masked_fill((logits < smallest_kept) & (top_k > 0), -torch.inf)
 
     def _cut_top_p(self, probabilities: Tensor) -> Tensor:

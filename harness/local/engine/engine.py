@@ -134,8 +134,8 @@ class LocalArm(Arm):
         except NonFiniteError as error:
             # The caches may contain nan now. They are freed, because a mask would not hide nan from later batches.
             self.runners.close()
-            place = f"new token {error.position} of prompt {requests[error.row].index}"
-            raise not_finite(self.pair, error.role, place) from error
+            token = f"new token {error.position} of prompt {requests[error.row].index}"
+            raise not_finite(self.pair, error.role, token) from error
 
 
 class LocalEngine(Engine):

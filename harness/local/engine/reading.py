@@ -108,8 +108,8 @@ class PairReader:
                     if self._with_rounding:
                         read = self._rounded(together, read)
                 except NonFiniteError as error:
-                    position = f"token {error.position} of a text"
-                    raise not_finite(self._pair, error.role, position) from error
+                    token = f"token {error.position} of a text"
+                    raise not_finite(self._pair, error.role, token) from error
                 yield from read
 
     def _rounded(

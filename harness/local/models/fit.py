@@ -360,8 +360,8 @@ def _map_of_file(sketch: Sketch, room: Memory) -> DeviceMap:
     # If the rooms were laid end to end, the room of each GPU would end here: 2 and 3 for rooms of 2 and 1.
     ends = [*itertools.accumulate(room.values())]
     for number, layer in enumerate(layers):
-        place = bisect.bisect_right(ends, number / (len(layers) + 1) * ends[-1])
-        devices[layer] = [*room][place]
+        index = bisect.bisect_right(ends, number / (len(layers) + 1) * ends[-1])
+        devices[layer] = [*room][index]
     return devices
 
 

@@ -127,8 +127,8 @@ class HeadCheckpoint:
             tokens = state["d2t"] + torch.arange(len(state["d2t"]))
             exist = 0 <= tokens.min() <= tokens.max() < self.config.vocabulary_size
             if not exist or len(tokens.unique()) < len(tokens):
-                place = self.settings.repository
-                raise RunError(f"draft: d2t of {place} is no map into the target's vocabulary")
+                repository = self.settings.repository
+                raise RunError(f"draft: d2t of {repository} is no map into the target's vocabulary")
         placed = {}
         for name in head.state_dict():
             tensor = state[name]
