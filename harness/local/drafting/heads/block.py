@@ -105,7 +105,7 @@ class DFlash(LayeredHead):
         causal = named.get("is_causal", named.get("causal"))
         causal_windows = stored.is_speculators and not named.get("sliding_window_non_causal")
         is_dspark = stored.kind == "dspark"
-        # Only a DSpark head has a Markov head. speculators leaves its usual width, 256, out.
+        # Only a DSpark head has a Markov head. In speculators' format its width is 256 unless stated.
         markov_rank = 0
         if is_dspark:
             markov_rank = named.get("markov_rank", 256 if stored.is_speculators else 0)
