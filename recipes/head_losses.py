@@ -136,7 +136,7 @@ def block_loss(head: DFlash, batch: Batch) -> Tensor:
     """
     config = head.config
     num_rows, length = batch.tokens.shape
-    most = head.most_tokens
+    most = head.config.most_tokens
     # A block whose anchor is token a sees the features up to token a - 1, and predicts the tokens from a + 1 on. All of
     # these must be within the text.
     possible = batch.is_learned[:, 1 : 1 + length - most].float() + 1e-9

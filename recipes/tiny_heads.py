@@ -29,7 +29,7 @@ from harness.local.drafting.heads.checkpoint import read_head
 from harness.local.drafting.heads.head import Head
 from harness.local.drafting.heads.medusa import Medusa
 from harness.local.models.checkpoints import read_checkpoint
-from harness.local.runners.base import Options, captured, capturing
+from harness.local.runners.base import Options, chosen_outputs, hidden_arguments
 from recipes.head_losses import Batch, loss_of
 from recipes.tiny_pair.language import END_OF_TEXT, documents
 
@@ -127,7 +127,7 @@ def batch_of(target: Any, texts: Sequence[Text], layers: Sequence[int]) -> Batch
         tokens[row, :length] = torch.tensor(text.tokens)
         is_learned[row, text.prompt_length - 1 : length - 1] = True
     options: Options = {"hidden_layers": tuple(layers)}
-    logits, hidden = captured(options, target(input_ids=tokens, **capturing(options)))
+    logits, hidden = chosen_outputs(options, target(input_ids=tokens, **hidden_arguments(options)))
     return Batch(tokens, is_learned, logits.float().softmax(-1), hidden.flatten(2).float())
 
 
@@ -179,7 +179,9 @@ def train(head: Head, target: Any, texts: Sequence[Text], epochs: int) -> list[f
                 group["lr"] = rate(len(losses), num_steps)
             step_texts = shuffled[starts[place] : starts[place] + TEXTS_PER_STEP]
             with torch.autocast("cpu", dtype=torch.bfloat16):
-                loss = loss_of(head, target, batch_of(target, step_texts, head.config.layers))
+                loss = loss_of(
+                    head, target, batch_of(target, step_texts, head.config.target_layers)
+                )
             loss.backward()
             nn.utils.clip_grad_norm_(head.parameters(), 1.0)
             optimizer.step()

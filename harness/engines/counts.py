@@ -87,7 +87,8 @@ class DraftCounts:
             most_accepted = sum(number > 0 for number in self.accepted_at)
         elif self.steps:
             most_accepted = max(accepted for _, accepted in self.steps)
-        # All draft tokens that the last iteration of an answer accepted may be after the end of the answer.
+        # All draft tokens that the last iteration of an answer accepted may be after the end of the answer. So if two
+        # iterations accepted 3 tokens each, and made 8 tokens, the answer has at least 5 of them.
         least = (self.iterations or 0) + self.accepted - most_accepted * self.num_answers
         if least > self.num_tokens:
             tokens = f"answers have {self.num_tokens:.0f}"
@@ -105,7 +106,8 @@ class DraftCounts:
 
         If nothing was drafted for an answer, it counts as an answer that reports no drafts.
         """
-        # In `Drafts`, 0 or () means that there was nothing to count, and None that it was not counted.
+        # In `Drafts`, 0 or () means that there was nothing to count, and None that it was not counted. So `tested_at`,
+        # which no server reports, is () only if nothing was proposed.
         proposed, drafting = self.proposed, self.iterations
         return Drafts(
             answers=self.num_answers if proposed != 0 else 0,

@@ -76,7 +76,8 @@ def first_divergence(
         actual: the tokens of the other continuation.
 
     Raises:
-        RunError: a token is not in the reference's vocabulary. It is not raised if no margin is measured.
+        RunError: a token is not in the reference's vocabulary, or as from `Reference.margin`. It is not raised if no
+            margin is measured.
     """
     position = length_in_common(expected, actual)
     if position == max(len(expected), len(actual)):
@@ -143,6 +144,9 @@ def text_divergence(
         prompt: the token ids of the prompt.
         num_tokens: the number of tokens that the server was asked for. If this many tokens of the reference do not
             write the whole text, the two diverge after these tokens.
+
+    Raises:
+        RunError: as from `Reference.logits_along`.
     """
     # Servers differ in whether they send an incomplete last character.
     text = text.rstrip(BROKEN)
@@ -158,16 +162,19 @@ def text_divergence(
         likeliest = logits.argmax(-1).tolist()
         position = length_in_common(tokens, likeliest)
         if position == num_tokens:
+            # The two agree in as many tokens as were asked for.
             is_whole = len(_text_behind(tokenizer, prompt, tokens)) >= len(text)
             return None if is_whole else Divergence(position)
         token = likeliest[position]
+        # Whether the server's text has no further token here, but the reference has.
         has_ended = position == len(tokens)
         if _ends_text(tokenizer, token):
             # If the reference ends the text, the server's text must end here too.
             return None if has_ended else Divergence(position)
         written = [*tokens[:position], token]
         longer = _text_behind(tokenizer, prompt, written)
-        # Some servers omit white space at the end of a text.
+        # The reference's token writes the same characters, so it replaces the text's own. (Some servers omit white
+        # space at the end of a text.)
         if text.startswith(longer) or longer.rstrip() == text.rstrip():
             continue
         if has_ended:

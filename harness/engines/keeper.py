@@ -26,7 +26,7 @@ from harness.engines.tokenizer import AnyPair, ServedPair, TextTokenizer
 
 if TYPE_CHECKING:
     from harness.local.drafting.method import Pair
-    from harness.local.engine.pair import PlacedPair, PlannedPair
+    from harness.local.engine.pair import PlacedPair
 
 
 class PairKeeper:
@@ -141,11 +141,10 @@ def _planned_pair(settings: RunSettings) -> AnyPair:
             return ServedPair(TextTokenizer())
         local("models.quiet").quiet_libraries(loads_weights=False)
         return ServedPair(local("models.tokenizers").load_tokenizer(settings.model))
-    planned: PlannedPair = local("engine.pair").plan_pair(
+    return local("engine.pair").plan_pair(
         settings.model,
         settings.draft,
         settings.placement,
         settings.dtype,
         weights=settings.weights,
     )
-    return planned

@@ -185,7 +185,7 @@ class Phases:
     """The time and the number of calls of each phase of a decoding loop. Empty for an engine that does not time its
     phases.
 
-        prompts     the target's pass over the prompts
+        prompts     everything before the first iteration: the target and the draft read the prompts
         drafting    making a proposal
         forward     the target's pass in an iteration, and the decision after it
         host        the time between two iterations
@@ -450,8 +450,8 @@ class Engine:
 
     @property
     def prepared_share(self) -> float | None:
-        """The share (0 to 1) of all tokens so far that were decided by prepared calls (compiled or captured ones);
-        None if calls were not prepared, or if nothing was decided yet.
+        """The share (0 to 1) of all tokens so far that were decided by prepared calls (compiled or captured ones). The
+        first token of each answer does not count. None if calls were not prepared, or if nothing was decided yet.
         """
         return None
 

@@ -181,6 +181,7 @@ class Detokenizer:
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int]) -> None:
         self._tokenizer = tokenizer
         end_of_prompt = list(prompt[-_CONTEXT:])
+        # Lengthen the context until it begins with a whole character. If none does, it stays as it is.
         for size in range(_CONTEXT, _CONTEXT + _REST_OF_CHARACTER + 1):
             tokens = list(prompt[-size:])
             if not self._decode(tokens).startswith(BROKEN):

@@ -39,7 +39,8 @@ class ServedAnswer:
         choice: the index of this answer among the answers to the HTTP request.
         stops: texts at which the answer ends. They are not part of the answer.
         token_ids: the tokens so far.
-        outcomes: (num_proposed, num_accepted) for each iteration that drafted something, up to the end of the answer.
+        outcomes: (num_proposed, num_accepted) for each iteration that drafted something (`RowStep.outcome`). The
+            iteration in which a stop ends the answer also counts draft tokens after the stop.
         job: the job that generates the answer; None until it is queued.
         is_cancelled: whether the answer is no longer needed.
     """
@@ -75,13 +76,14 @@ class ServedAnswer:
         text = self._held + "".join(self._detokenizer.add(token) or "" for token in tokens)
         if finish_reason:
             text += self._detokenizer.flush()
-        places = {stop: text.find(stop) for stop in self.stops}
-        ends = [(place + len(stop), place) for stop, place in places.items() if place >= 0]
-        if ends:
+        starts = {stop: text.find(stop) for stop in self.stops}
+        # The end and the start of each stop in the text: (7, 4) for `END` and (8, 5) for `ND.` in `the END.`.
+        found = [(start + len(stop), start) for stop, start in starts.items() if start >= 0]
+        if found:
             # The stop whose last character comes first counts. So the result does not depend on the number of tokens
             # in an iteration. If two stops have the same last character, the longer one counts.
-            _, place = min(ends)
-            text = text[:place]
+            _, start = min(found)
+            text = text[:start]
             finish_reason = "stop"
         held = 0 if finish_reason else max((_overlap(text, stop) for stop in self.stops), default=0)
         text, self._held = text[: len(text) - held], text[len(text) - held :]

@@ -40,7 +40,7 @@ def block_head(
         changes |= {"draft_vocabulary_size": 60, "own_output": True}
     transformer = layer_config(style, 2, **(WINDOW if window else {}))
     usual = {
-        "layers": (1, 3), "block_size": 5, "mask_token_id": 96, "from_anchor": False, "causal": False,
+        "target_layers": (1, 3), "block_size": 5, "mask_token_id": 96, "from_anchor": False, "causal": False,
         "causal_windows": False, "windows_follow": False,
     }  # fmt: skip
     head = DFlash(config(DFlash, transformer=transformer, **(usual | changes)))
@@ -76,7 +76,7 @@ def randomize(head: torch.nn.Module) -> None:
 
 def eagle_head(transformer: PreTrainedConfig, reduced: bool = False, **changes: Any) -> Eagle3:
     usual = {
-        "layers": (1, 2, 3), "own_embedding": True, "own_output": True, "norm_before_residual": False,
+        "target_layers": (1, 2, 3), "own_embedding": True, "own_output": True, "norm_before_residual": False,
         "norm_before_fc": False, "fc_norm": False, "norm_output": False,
         "draft_vocabulary_size": 60 if reduced else VOCABULARY,
     }  # fmt: skip
@@ -90,7 +90,7 @@ def eagle_head(transformer: PreTrainedConfig, reduced: bool = False, **changes: 
 
 def medusa_head(output_per_head: bool, num_heads: int = 4, num_blocks: int = 2) -> Medusa:
     options = {"num_heads": num_heads, "num_blocks": num_blocks, "output_per_head": output_per_head}
-    head = Medusa(config(Medusa, layers=(3,), **options))
+    head = Medusa(config(Medusa, target_layers=(3,), **options))
     randomize(head)
     return head
 
@@ -98,5 +98,5 @@ def medusa_head(output_per_head: bool, num_heads: int = 4, num_blocks: int = 2) 
 def mtp_head(layers: MtpModel) -> MtpHead:
     own, size = layers.config, layers.config.vocab_size
     sizes = {"vocabulary_size": size, "draft_vocabulary_size": size}
-    head = MtpHead(config(MtpHead, layers=(2,), transformer=own, **sizes), layers)
+    head = MtpHead(config(MtpHead, target_layers=(2,), transformer=own, **sizes), layers)
     return head.eval().requires_grad_(False)

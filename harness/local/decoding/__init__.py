@@ -22,7 +22,7 @@ Letters in shapes:
     V    tokens of the vocabulary
     K    draft tokens
     n    tokens of one call
-    L    captured layers
+    L    layers whose hidden states are returned
     S    slots of a cache
     D    hidden size
 """

@@ -44,10 +44,11 @@ class Decided(NamedTuple):
                 K    their probabilities under the target
                 K    their probabilities under the drafter
 
-            With K=2, if one token is accepted and token 7 follows it, a row is
+            Here K is the number of draft tokens that the pass verified: 0 without a proposal, and at most
+            `num_draft_tokens`. With K=2, if one token is accepted and token 7 follows it, a row is
             [1, 7, 2, x1, x2, target(x1), target(x2), draft(x1), draft(x2)]. Without a proposal it is [0, 7, 0]. Token
             ids up to 2**24 are exact in float32.
-        step: the outputs of the target's pass: logits [B, 1 + K, V].
+        step: the outputs of the target's pass: logits [B, 1 + K, V], with the same K.
     """
 
     packed: Tensor
@@ -155,10 +156,10 @@ class Calls:
         """Run one pass of the target, and verify the proposal with its logits. Without a proposal, draw one token for
         each row. The state of the rows is advanced by the decided tokens.
         """
-        block = rows.last
+        tokens = rows.last
         if proposal is not None:
-            block = torch.cat([block, proposal.tokens], 1)
-        step = self.target.extend(block, rows.starts())
+            tokens = torch.cat([tokens, proposal.tokens], 1)
+        step = self.target.extend(tokens, rows.starts())
         packed = self.judged(rows, step.logits, proposal)
         if isinstance(self.drafter, TensorDrafter) and step.hidden is not None:
             self.drafter.learn(step.hidden)
@@ -166,7 +167,7 @@ class Calls:
 
     def drafting_uniforms(self, rows: RowState, count: int) -> Tensor:
         """Return the random numbers [B, count] with which an iteration drafts."""
-        return rows.random(Purpose.DRAFT, self.judge.drafting_places(rows), count)
+        return rows.random(Purpose.DRAFT, self.judge.drafting_starts(rows), count)
 
     def judged(self, rows: RowState, logits: Tensor, proposal: Proposal | None) -> Tensor:
         """Decide with the target's logits [B, 1 + K, V], and advance the rows. Returns `Decided.packed`."""
@@ -180,8 +181,8 @@ class Judge:
     Attributes:
         warp: the warp of the batch's rows.
         verification: the acceptance rule.
-        num_redrawn: the number of random numbers that only one iteration uses, for drafting and as many for accepting.
-            0 if an iteration uses the random numbers of the row's position.
+        num_redrawn: K if each iteration drafts and accepts with K random numbers of its own (`redraw` of `Calls`); 0 if
+            it uses those of the row's position.
     """
 
     warp: BatchWarp
@@ -214,12 +215,11 @@ class Judge:
         if proposal.lengths is not None:
             assert isinstance(proposal.lengths, Tensor)
             offered = torch.minimum(offered, proposal.lengths)
-        accept_places = self.drafting_places(rows)
         offer = Offer(
             target_probabilities=self.warp(logits),
             draft_tokens=tokens,
             draft_probabilities=proposal.probabilities,
-            accept_uniforms=rows.random(Purpose.ACCEPT, accept_places, count),
+            accept_uniforms=rows.random(Purpose.ACCEPT, self.drafting_starts(rows), count),
             next_uniforms=rows.random(Purpose.TARGET, rows.numbers[Column.DECIDED], count + 1),
             lengths=offered,
         )
@@ -228,12 +228,13 @@ class Judge:
         packed = torch.cat(
             [counts, tokens, offer.target_probability, offer.draft_probability], dim=1
         )
+        # `packed` keeps V for nan logits, but the state must not contain it, as in `__call__`.
         next_token = next_token.clamp(max=logits.shape[-1] - 1).unsqueeze(1)
         decided = torch.cat([tokens, next_token], 1)
         rows.advance(decided.scatter(1, num_accepted.unsqueeze(1), next_token), num_accepted)
         return packed
 
-    def drafting_places(self, rows: RowState) -> Tensor:
+    def drafting_starts(self, rows: RowState) -> Tensor:
         """Return the index [B] of the first random number with which an iteration drafts and accepts.
 
         It is the row's position or, with `redraw`, the beginning of the block that belongs to this iteration alone. The

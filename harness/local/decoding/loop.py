@@ -94,6 +94,7 @@ class BatchRow:
         """
         if self.has_ended:
             return RowStep(self.number, [])
+        # K, the number of draft tokens that the pass verified. A row is 3 + 3 K numbers long.
         count = (len(numbers) - 3) // 3
         num_accepted, next_token, num_offered = map(int, numbers[:3])
         proposed = list(map(int, numbers[3 : 3 + num_offered]))
@@ -102,9 +103,9 @@ class BatchRow:
         # All offered tokens are checked, not only those up to the first rejection: a rule may accept a token whatever
         # its probability is (`AcceptByCoin`), so that a nan need not cause a rejection.
         for role, probabilities in (("model", target), ("draft", draft)):
-            for place, probability in enumerate(probabilities):
+            for position, probability in enumerate(probabilities):
                 if math.isnan(probability):
-                    raise NonFiniteError(role, self.num_generated + place, self.number)
+                    raise NonFiniteError(role, self.num_generated + position, self.number)
         # If weights are nan, `inverse_cdf` returns V, which is not a token of the vocabulary.
         if next_token >= vocabulary_size:
             raise NonFiniteError("model", self.num_generated + num_accepted, self.number)
@@ -237,6 +238,7 @@ class Loop:
             if isinstance(calls.drafter, TensorDrafter):
                 calls.drafter.make_room(rows.num_rows, calls.num_draft_tokens, rows.num_slots)
 
+        # Rows that only fill the batch up have first tokens too, but no request: they stay at rest.
         for row, (request, token) in enumerate(zip(requests, first_tokens, strict=False)):
             rows.begin(row, request.prompt, token, request.max_new_tokens, request.uniforms)
         # These are rows of `Decided.packed` for iterations without a proposal.

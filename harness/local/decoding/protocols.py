@@ -21,7 +21,7 @@ class Step(NamedTuple):
     Attributes:
         logits: from `Runner.start`, the logits after each prompt, [B, V]; from `Runner.extend`, the logits after each
             new token, [B, n, V].
-        hidden: the hidden states of the layers that the runner captures; None if it captures none. From
+        hidden: the hidden states of the L layers that were requested when the runner was made; None if none were. From
             `Runner.extend`, they are the states at each new token, [B, n, L, D]. From `Runner.start`, they are the
             states at each token of the prompts, [B, longest, L, D]. There, prompts are aligned at the right: the last
             token of each row is at [:, -1], and the values to the left of a row's first token are undefined.
@@ -88,7 +88,8 @@ class AnyDrafter(Protocol):
 
     Attributes:
         layers: the target's layers whose hidden states the drafter reads: 0 is the embedding, i the output of layer i;
-            () for none. The target's runner captures these hidden states.
+            () for none. (For the last layer, it is the output after the final norm.) The target's runner returns these
+            hidden states.
     """
 
     layers: tuple[int, ...]
@@ -135,7 +136,8 @@ class Drafter(AnyDrafter, Protocol):
             step: the outputs of the target's pass over each row's last token and its proposed tokens. The logits are
                 [B, n, V], where n is at least 1 + the length of the longest proposal. In row b, the first
                 num_accepted[b] + 1 entries belong to tokens that were kept; the others must be ignored. The next pass
-                may overwrite the logits, but not the hidden states.
+                may overwrite the logits, but not the hidden states. While a text is replayed, n is 1, and the logits
+                are meaningless.
         """
         ...
 
@@ -174,8 +176,10 @@ class TensorDrafter(AnyDrafter):
         raise NotImplementedError
 
     def learn(self, hidden: Tensor) -> None:
-        """Read the target's hidden states [B, 1 + K, L, D]: for each token of `RowState.decided`, the states at the
-        token before it. This is called after each iteration if the target's runner captures layers.
+        """Read the target's hidden states [B, n, L, D]: for each of the first n tokens of `RowState.decided`, those at
+        the token before it. Here n is 1 + the number of draft tokens that the pass verified, so at most 1 + K.
+
+        This is called after each iteration, even if nothing was proposed, if the target's runner returns hidden states.
         """
 
 

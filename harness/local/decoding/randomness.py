@@ -91,10 +91,11 @@ def _inverse_cdf_by_blocks(weights: Tensor, uniforms: Tensor, otherwise: int) ->
 
     # [..., n, _BLOCK]: the indices of the drawn blocks' weights. The last block may be shorter: its missing weights
     # count as 0.
-    index = block.unsqueeze(-1) * _BLOCK + torch.arange(_BLOCK, device=weights.device)
-    block_weights = weights.gather(-1, index.clamp(max=size - 1).flatten(-2)).double()
-    within = block_weights.view(index.shape).where(index < size, 0).cumsum(-1)
+    members = block.unsqueeze(-1) * _BLOCK + torch.arange(_BLOCK, device=weights.device)
+    block_weights = weights.gather(-1, members.clamp(max=size - 1).flatten(-2)).double()
+    within = block_weights.view(members.shape).where(members < size, 0).cumsum(-1)
     before = cumulative.gather(-1, (block - 1).clamp(min=0)).where(block > 0, 0)
+    # [..., n, 1]: the index of the drawn weight within its block.
     index = torch.searchsorted(within, (wanted - before).unsqueeze(-1), right=True)
     # Because of rounding, a block's cumulative sum may end below the sum that drew the block. If so, the search finds
     # no index, and the block's last weight above zero is drawn.

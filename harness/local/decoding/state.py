@@ -107,7 +107,8 @@ class RowState:
 
     def on(self, device: torch.device) -> RowState:
         """Return these rows for a draft on `device`: this object if it is on that device, otherwise a state with copies
-        of `numbers` and `decided` on the device. `uniforms` is not copied.
+        of `numbers` and `decided` on the device. `uniforms` is not copied, because a draft gets its random numbers as
+        an argument.
         """
         if device == self.numbers.device:
             return self
@@ -152,11 +153,11 @@ class RowState:
 
     def random(self, purpose: Purpose, starts: Tensor, count: int) -> Tensor:
         """Return `count` random numbers of each row, [B, count], beginning at the indices `starts` [B]."""
-        places = starts.unsqueeze(1) + torch.arange(count, device=starts.device)
+        indices = starts.unsqueeze(1) + torch.arange(count, device=starts.device)
         numbers = self.uniforms[..., purpose]
         # Near the end of its stream, a row may have fewer numbers. Then the last number is repeated, but only for
         # positions that are never decided.
-        return numbers.gather(1, places.clamp(max=numbers.shape[1] - 1))
+        return numbers.gather(1, indices.clamp(max=numbers.shape[1] - 1))
 
     def advance(self, decided: Tensor, num_accepted: Tensor | None = None) -> None:
         """Append the decided tokens to the rows, in place. Rows that rest gain none.
@@ -174,8 +175,8 @@ class RowState:
         tail = torch.cat([self.last, decided], 1)
         if num_accepted is not None:
             gained = (num_accepted + 1) * running
-            place = num_accepted.unsqueeze(1)
-            tail = tail.gather(1, torch.cat([place, place + 1], 1))
+            before_last = num_accepted.unsqueeze(1)
+            tail = tail.gather(1, torch.cat([before_last, before_last + 1], 1))
         self.numbers[Column.PREVIOUS : Column.LENGTH] = tail.T
         self.numbers[Column.LENGTH : Column.MOST] += gained
         self.numbers[Column.ITERATIONS] += running

@@ -87,25 +87,25 @@ def verify(offer: Offer, *, lenience: float = 1.0) -> Verdict:
     return accepted_prefix(offer.accept_uniforms * bound < offer.target_probability, offer)
 
 
-def accepted_prefix(accepted: Tensor, offer: Offer) -> Verdict:
+def accepted_prefix(passed: Tensor, offer: Offer) -> Verdict:
     """Keep the accepted prefix of each row, and draw the token after it.
 
     For example, if three tokens are offered and their tests give [True, False, True], only the first token is accepted.
     The next token then replaces the second.
 
     Args:
-        accepted: [B, K] bool, the result of each token's test.
+        passed: [B, K] bool, whether each token passed its test. Padding after a row's offer may have any value.
         offer: the offer. Its target probabilities need not sum to 1: `verify_block` scales them, because it draws the
             next token from max(0, scaled target - draft).
     """
-    num_rows, num_draft_tokens = accepted.shape
+    num_rows, num_draft_tokens = passed.shape
     # The number of tests that passed before the first failure.
-    num_accepted = torch.minimum(accepted.cumprod(-1).sum(-1), offer.lengths)
-    rows = torch.arange(num_rows, device=accepted.device)
+    num_accepted = torch.minimum(passed.cumprod(-1).sum(-1), offer.lengths)
+    rows = torch.arange(num_rows, device=passed.device)
     # [B, V]: the target's distribution after each row's accepted prefix.
     weights = offer.target_probabilities[rows, num_accepted]
-    rejected = num_accepted < offer.lengths
-    # The index of the rejected token. In a row without a rejected token it may be any index, because `recovered` is
+    has_rejected = num_accepted < offer.lengths
+    # The index of the rejected token. In a row without a rejected token it may be any index, because `is_recovered` is
     # False there.
     index = num_accepted.clamp(max=num_draft_tokens - 1)
     if offer.draft_probabilities is None:
@@ -114,8 +114,8 @@ def accepted_prefix(accepted: Tensor, offer: Offer) -> Verdict:
         residual = (weights - offer.draft_probabilities[rows, index]).clamp_(min=0)
     # The residual is all zero if the two distributions agree up to rounding, or if `AcceptByCoin` rejected the only
     # possible token. Then the next token is drawn from the target's distribution.
-    recovered = rejected & (residual.sum(-1) > 0)
-    weights = torch.where(recovered.unsqueeze(-1), residual, weights)
+    is_recovered = has_rejected & (residual.sum(-1) > 0)
+    weights = torch.where(is_recovered.unsqueeze(-1), residual, weights)
     next_token = inverse_cdf(weights, offer.next_uniforms[rows, num_accepted])
     return Verdict(num_accepted, next_token)
 
@@ -135,7 +135,8 @@ def verify_block(offer: Offer) -> Verdict:
     probability reach_K. The longest prefix that passes is kept, even if a shorter prefix did not pass. The next token
     is drawn from the residual after the kept prefix. If the whole block is kept, it is drawn from the target.
 
-    Deterministic proposals are accepted as often as by `verify`.
+    Deterministic proposals are accepted as often as by `verify`: both rules keep at least i tokens with probability
+    reach_i, which is then the product of the target's probabilities of these tokens.
     """
     reach = _reach(offer.target_probability, offer.draft_probability)
     scaled_target = reach.unsqueeze(-1) * offer.target_probabilities
@@ -145,10 +146,10 @@ def verify_block(offer: Offer) -> Verdict:
     else:
         residual = (scaled_target[:, :-1] - offer.draft_probabilities).clamp(min=0)
         residual_mass = residual.sum(-1)
-    passed = _passes(residual_mass, reach, offer)
-    # A token is accepted if a prefix passes that contains it: [False, True, False] becomes [True, True, False].
-    accepted = passed.flip(1).cumsum(1).flip(1) > 0
-    return accepted_prefix(accepted, replace(offer, target_probabilities=scaled_target))
+    prefix_passes = _passes(residual_mass, reach, offer)
+    # A token passes if a prefix passes that contains it: [False, True, False] becomes [True, True, False].
+    passed = prefix_passes.flip(1).cumsum(1).flip(1) > 0
+    return accepted_prefix(passed, replace(offer, target_probabilities=scaled_target))
 
 
 def _reach(target_probability: Tensor, draft_probability: Tensor) -> Tensor:
@@ -200,8 +201,10 @@ class AcceptByCoin:
 
     def __call__(self, offer: Offer) -> Verdict:
         uniforms = offer.accept_uniforms
-        accepted = uniforms < self.rates[-1]
+        passed = uniforms < self.rates[-1]
         num_draft_tokens = uniforms.shape[1]
-        for place, rate in enumerate(self.rates[:-1][:num_draft_tokens]):
-            accepted[:, place] = uniforms[:, place] < rate
-        return accepted_prefix(accepted, offer)
+        # Each rate is a number in the code. A tensor of the rates would be copied from the host in every call, and such
+        # a copy cannot be captured in a CUDA graph.
+        for position, rate in enumerate(self.rates[:-1][:num_draft_tokens]):
+            passed[:, position] = uniforms[:, position] < rate
+        return accepted_prefix(passed, offer)

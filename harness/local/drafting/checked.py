@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
 
 from torch import Tensor
 
@@ -57,8 +56,7 @@ def drafters_of(draft: DraftSettings, pair: Pair, runner: Runner | None) -> Make
             drafter = make(warp)
         if isinstance(drafter, TensorDrafter):
             return drafter
-        checked: Any = CheckedDrafter(drafter, draft.name)
-        return checked
+        return CheckedDrafter(drafter, draft.name)
 
     return make_checked
 

@@ -144,7 +144,7 @@ class Method(MethodRecord):
         """Return the target's layers whose hidden states the drafters read: 0 for the embedding, i for the output of
         layer i. Empty if the drafters read none.
         """
-        return () if pair.head is None else pair.head.config.layers
+        return () if pair.head is None else pair.head.config.target_layers
 
     def drafter(self, settings: Any, pair: Pair, runner: Runner | None) -> MakeDrafter:
         """Return a function that makes a drafter, given the warp of the target's logits.
@@ -167,8 +167,8 @@ class Method(MethodRecord):
 
     def check_huggingface(self, settings: Any) -> None:
         """Raise a SettingError if the method's class does not override `huggingface`."""
-        has_words = type(self).huggingface is not Method.huggingface
-        require(has_words, "draft", FOR_HUGGINGFACE, settings.name)
+        is_supported = type(self).huggingface is not Method.huggingface
+        require(is_supported, "draft", FOR_HUGGINGFACE, settings.name)
 
 
 class TextMethod(Method):
@@ -237,6 +237,7 @@ class ModelDraftSettings(SampledDraftSettings, ModelSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        # The chain of `super()` calls ends in `DraftSettings`, before `ModelSettings`.
         ModelSettings.__post_init__(self)
         require(self.gpus in (None, 1), "gpus", "must be 1: a draft is whole on one GPU", self.gpus)
 
@@ -363,8 +364,8 @@ class EarlyExit(Method):
         total = target.config.get_text_config(decoder=True).num_hidden_layers
         layers = (max(1, total // 4),) if settings.layers is None else settings.layers
         rule = f"must be one number below the {total} layers of the target"
-        is_less = len(layers) == 1 and 1 <= layers[0] < total
-        require(is_less, "draft.layers", rule, [*layers])
+        is_possible = len(layers) == 1 and 1 <= layers[0] < total
+        require(is_possible, "draft.layers", rule, [*layers])
         return DraftPlan(dataclasses.replace(settings, layers=layers))
 
     def huggingface(self, pair: Pair, settings: Any, decoding: DecodingSettings) -> dict[str, Any]:

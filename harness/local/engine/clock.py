@@ -49,17 +49,18 @@ class LoopClock:
         # A drafter may have queued work after the last verdict. It must not slow the next question that is timed.
         self._weights.synchronize()
 
-    def note(self, row_steps: list[RowStep], first: int = 0) -> None:
+    def note(self, row_steps: list[RowStep], first_request: int = 0) -> None:
         """Record the result of an iteration that has just been decided, with the present time.
 
         The tokens in `row_steps` are numbers on the host. So the host has already waited until the device decided them,
         but it has not waited for work that was queued later.
 
         Args:
-            first: the index of the first request of the iteration's batch.
+            first_request: the index of the first request of the iteration's batch.
         """
-        self._began.setdefault(first, self._noted[-1][0] if self._noted else 0.0)
-        self._noted.append((time.perf_counter() - self._started, first, row_steps))
+        # A batch begins at the time of the last note, which is that of the previous batch's end.
+        self._began.setdefault(first_request, self._noted[-1][0] if self._noted else 0.0)
+        self._noted.append((time.perf_counter() - self._started, first_request, row_steps))
 
     def answered(self, phases: Phases, *, as_batch: bool, drafts: bool) -> Answered:
         """Return the answers, after the block of `running` has ended.
@@ -68,17 +69,19 @@ class LoopClock:
             as_batch: whether all requests were decoded together as one batch. Then the answers contain the times of the
                 batch as a whole.
             drafts: whether the arm drafts. If so, each iteration after the first token has an outcome, and the outcome
-                is (0, 0) if nothing was proposed. If not, only iterations with a proposal have outcomes.
+                is (0, 0) if nothing was proposed. The pass that decides the first token has an outcome only if it
+                verifies a proposal too, as with engine=huggingface. The regular arm has no outcomes.
         """
         records = [request.record() for request in self._requests]
         arrivals = []
-        for decided, first, row_steps in self._noted:
-            seconds = decided - self._began[first]
+        for decided, first_request, row_steps in self._noted:
+            seconds = decided - self._began[first_request]
             for row_step in row_steps:
-                number = first + row_step.row
+                number = first_request + row_step.row
                 record = records[number]
+                is_first_token = not record.arrivals
                 record.add(row_step.tokens, seconds)
-                if row_step.proposed or (drafts and len(record.arrivals) > 1):
+                if row_step.proposed or (drafts and not is_first_token):
                     record.outcomes.append(row_step.outcome)
                 # If the text ended with an accepted token, it does not contain the token that was rejected later.
                 was_rejected = len(row_step.tokens) > row_step.num_accepted

@@ -72,13 +72,13 @@ class LocalArm(Arm):
         num_begun = 0
         with torch.inference_mode(), clock.running():
             for batch in in_batches(requests, in_flight):
-                first = num_begun
+                first_request = num_begun
                 num_begun += len(batch)
                 with self.explained(batch):
                     loop, iteration = self.begin(batch, timer)
-                    clock.note(iteration, first)
+                    clock.note(iteration, first_request)
                     while loop.num_running:
-                        clock.note(loop.step(), first)
+                        clock.note(loop.step(), first_request)
                         if note_ended is not None:
                             note_ended(num_begun - loop.num_running)
                 self.runners.num_decided.update(loop.num_decided)
@@ -122,7 +122,8 @@ class LocalArm(Arm):
     @contextmanager
     def explained(self, requests: Sequence[Request]) -> Iterator[None]:
         """Explain the exceptions of the block. Logits that are not finite raise a RunError that names the model and the
-        token. Other exceptions raise a RunError that names the draft method, if a user's own method drafts.
+        token. If a user's own method drafts, an exception of its code raises a RunError that names it (`blaming`). All
+        other exceptions pass unchanged.
 
         Args:
             requests: the requests of the loop's rows, in the order of the rows.
@@ -133,8 +134,8 @@ class LocalArm(Arm):
         except NonFiniteError as error:
             # The caches may contain nan now. They are freed, because a mask would not hide nan from later batches.
             self.runners.close()
-            place = f"new token {error.position} of prompt {requests[error.row].index}"
-            raise not_finite(self.pair, error.role, place) from error
+            token = f"new token {error.position} of prompt {requests[error.row].index}"
+            raise not_finite(self.pair, error.role, token) from error
 
 
 class LocalEngine(Engine):
@@ -153,7 +154,6 @@ class LocalEngine(Engine):
     """
 
     def __init__(self, pair: Pair, preparation: Preparation) -> None:
-        self._pair = pair
         self.runners = open_runners(pair, preparation)
         prepare(self.runners, preparation)
         drafts = pair.draft_settings is not None
@@ -181,4 +181,4 @@ class LocalEngine(Engine):
         """Free the runners. The pair stays loaded, because it belongs to the caller."""
         self.arms = ()
         self.runners.close()
-        release_memory(self._pair.devices)
+        release_memory(self.runners.pair.devices)

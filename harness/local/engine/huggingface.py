@@ -128,7 +128,7 @@ class HuggingFaceArm(Arm):
         clock = LoopClock(requests, self.weights)
         # For the clock each request is a batch. Its time begins when the request before it has ended.
         recorders = [
-            _Recorder(request, partial(clock.note, first=index))
+            _Recorder(request, partial(clock.note, first_request=index))
             for index, request in enumerate(requests)
         ]
         runs = [self._prepared(recorder) for recorder in recorders]

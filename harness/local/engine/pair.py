@@ -135,6 +135,7 @@ class PlannedPair:
         """
         free = free_memory(self.gpus)
         placements = fit_or_explain(self.problem(free, demand), force=force)
+        # A `PlacedPair` has all fields of this object, and these two.
         return PlacedPair(**vars(self), placements=placements, free=free)
 
 
@@ -164,6 +165,7 @@ class PlacedPair(PlannedPair):
     @property
     def models(self) -> list[PlacedModel]:
         """The target and, if the draft is a draft model, the draft after it."""
+        # A head comes last, with a sketch and a placement, but no checkpoint: it is left out.
         models = zip(self.checkpoints, self.sketches, self.placements, strict=False)
         return [PlacedModel(*model) for model in models]
 
@@ -185,6 +187,7 @@ class PlacedPair(PlannedPair):
         lines: list[str | None] = [model.describe() for model in self.models]
         draft_settings = self.draft_settings
         if draft_settings is not None and len(self.models) == 1:
+            # The draft is no draft model, so it has no line yet.
             how = "no weights of its own"
             if not METHODS.is_built_in(draft_settings.method):
                 how = "a class of your own"

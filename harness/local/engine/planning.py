@@ -96,14 +96,15 @@ def _pretended_machine(pretended: PretendedGpus) -> Machine:
         memory = free_memory([0])[0]
     free: dict[int | str, int] = dict.fromkeys(range(pretended.number), memory)
     free["cpu"] = psutil.virtual_memory().available
-    # Only GPUs with their own memory: a hypothetical GPU does not share the memory of this machine.
-    with_memory = [gpu for gpu in known_gpus() if gpu.memory == "own"]
-    # The user may mean 10^9 or 2^30 bytes by a gigabyte; the nominal size of a GPU means about 2^30. The allowed range
-    # includes both, with a margin of 1 % below and 10 % above.
+    # Only GPUs with their own memory: a hypothetical GPU does not share the memory of this machine. The user may mean
+    # 10^9 or 2^30 bytes by a gigabyte; the nominal size of a GPU means about 2^30. The allowed range includes both,
+    # with a margin of 1 % below and 10 % above.
     similar = [
         gpu
-        for gpu in with_memory
-        if gpu.memory_gb * 2**30 >= 0.99 * memory and gpu.memory_gb * 1e9 < 1.1 * memory
+        for gpu in known_gpus()
+        if gpu.memory == "own"
+        and 0.99 * memory <= gpu.memory_gb * 2**30
+        and gpu.memory_gb * 1e9 < 1.1 * memory
     ]
     possible = pretended.kinds or similar
     bandwidths = {gpu.name: gpu.bandwidth_gb_s for gpu in possible}
@@ -149,6 +150,7 @@ def plan_on(machine: Machine, settings: RunSettings, prompt_length: int) -> Pair
     problem = pair.problem(machine.free, demand)
     notes = []
     if any(checkpoint.settings.gguf_file for checkpoint in pair.checkpoints):
+        # The plan is about a server, which keeps the file's quantization. Only a note is about this program's own loop.
         notes.append(_in_own_loop(problem))
         pair = dataclasses.replace(pair, sketches=[*map(as_served, pair.sketches)])
         problem = pair.problem(machine.free, demand)
@@ -177,7 +179,6 @@ def _in_own_loop(problem: PlacementProblem) -> str:
     of a GGUF file unquantized.
     """
     weights = [amount(sketch.weight_bytes) for sketch in problem.models]
-    caches = sum(sum(problem.cache_sizes(sketch)) for sketch in problem.models)
     dtype = str(problem.models[0].dtype).removeprefix("torch.")
     try:
         fit(problem)
@@ -185,8 +186,8 @@ def _in_own_loop(problem: PlacementProblem) -> str:
     except Misfit:
         fits = "does not fit"
     return (
-        f"in {problem.program}, a GGUF file is held in {dtype}: {' + '.join(weights)} of weights and {amount(caches)}"
-        f" of KV cache, which {fits}"
+        f"in {problem.program}, a GGUF file is held in {dtype}: {' + '.join(weights)} of weights and"
+        f" {amount(problem.cache_bytes)} of KV cache, which {fits}"
     )
 
 
@@ -222,7 +223,8 @@ def _sizes(
         columns["request_caches"] = {
             sketch.role: request_cache(sketch, problem.demand) for sketch in problem.models
         }
-    # The columns are `dtype` and `draft_dtype`, and so on, but `model_bytes` and `draft_bytes`.
+    # The columns are `dtype` and `draft_dtype`, and so on, but `model_bytes` and `draft_bytes`. Without a draft there
+    # are only those of the target.
     for prefix, sketch, placement in zip(("", "draft_"), problem.models, placements, strict=False):
         cache = sum(placement.cache_per_device.values())
         columns[f"{prefix}dtype"] = sketch.stored or str(sketch.dtype).removeprefix("torch.")

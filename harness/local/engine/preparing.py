@@ -59,7 +59,7 @@ def prepare(runners: PairRunners, preparation: Preparation) -> None:
     are_fixed = _fix(runners.target, pair.target, preparation, widths, compiles=compiles)
     if pair.draft is not None and runners.draft is not None:
         are_fixed &= _fix(runners.draft, pair.draft, preparation, WIDTHS, compiles=compiles)
-    are_whole = are_fixed and _prepare_arms(runners, preparation, compiles)
+    are_whole = are_fixed and _prepare_arms(runners, preparation, compiles=compiles)
     target_name = draft_name = runners.target.name
     if runners.draft is not None:
         draft_name = runners.draft.name
@@ -111,7 +111,7 @@ def _fix(
     return True
 
 
-def _prepare_arms(runners: PairRunners, preparation: Preparation, compiles: bool) -> bool:
+def _prepare_arms(runners: PairRunners, preparation: Preparation, *, compiles: bool) -> bool:
     """Prepare the calls of all arms, and set `runners.prepared`. If one arm's calls cannot be prepared, none are.
 
     Returns:
@@ -129,7 +129,7 @@ def _prepare_arms(runners: PairRunners, preparation: Preparation, compiles: bool
     refusals: list[UnsupportedModelError] = []
     graphs = Graphs()
     for drafts, name in names.items():
-
+        # The default value keeps this arm's name, which the loop replaces.
         def refused(reason: UnsupportedModelError, name: str = name) -> None:
             preparation.say(f"{name} {reason}; a part that cannot be compiled is captured as it is")
             refusals.append(reason)
@@ -182,7 +182,7 @@ def prepare_calls(
     rows = RowState.resting(batch_size, num_random(decoding), most, device, num_slots)
     calls.rows = rows
     calls.warp.set_rows([warp_of(decoding)] * batch_size, device)
-    # Start a batch in which all rows rest.
+    # Start a batch in which all rows rest. The prompts have two tokens, because a draft reads all but the last token.
     prompts = [[0, 0]] * batch_size
     step = calls.target.start(prompts, num_slots)
     if isinstance(calls.drafter, TensorDrafter):

@@ -77,7 +77,6 @@ class PairReader:
             greedy = dataclasses.replace(pair.draft_settings, sampling="greedy")
             pair = dataclasses.replace(pair, draft_settings=greedy)
         self._pair = pair
-        # The largest K.
         self._most = most
         self._with_rounding = with_rounding
         self._is_late = is_late
@@ -109,8 +108,8 @@ class PairReader:
                     if self._with_rounding:
                         read = self._rounded(together, read)
                 except NonFiniteError as error:
-                    position = f"token {error.position} of a text"
-                    raise not_finite(self._pair, error.role, position) from error
+                    token = f"token {error.position} of a text"
+                    raise not_finite(self._pair, error.role, token) from error
                 yield from read
 
     def _rounded(
@@ -190,6 +189,7 @@ class PairReader:
                 self._pair.vocabulary_size,
             )
         if probabilities is None:
+            # Only users' drafters can lack this.
             rule = "must draw by harness.local.decoding.randomness.existing_index, so that texts can be replayed"
             raise SettingError("draft", rule, settings and settings.name)
         return probabilities
@@ -314,6 +314,7 @@ def draft_probabilities_by_replay(
         proposal = drafter.propose(most, wanted.unsqueeze(0))
         proposed = proposal.tokens[0].cpu()
         is_taken = proposed == wanted[: len(proposed)]
+        # A deterministic drafter proposes each of its tokens with probability 1, and so the text's token with 1 or 0.
         probabilities = is_taken.float()
         if proposal.probabilities is not None:
             distributions = proposal.probabilities[0].cpu()
@@ -338,7 +339,7 @@ def drafting_wrong(pair: Pair, mistake: DraftMistake) -> Pair | None:
     Only heads that read hidden states can have these mistakes. For the mistake `late` the pair is returned unchanged,
     because `PairReader` makes this mistake (`is_late`).
     """
-    if pair.head is None or not pair.head.config.layers:
+    if pair.head is None or not pair.head.config.target_layers:
         return None
     # A shallow copy, which shares all weights with the head.
     head: Any = copy.copy(pair.head)
@@ -349,7 +350,7 @@ def drafting_wrong(pair: Pair, mistake: DraftMistake) -> Pair | None:
         # draft tokens are taken for target tokens with the same ids.
         head._buffers = head._buffers | {"d2t": torch.zeros_like(head.d2t)}
     elif mistake != "late":
-        layers = head.config.layers
+        layers = head.config.target_layers
         last = pair.target.model.config.get_text_config(decoder=True).num_hidden_layers
         wrong_layers = {
             "layers before": tuple(layer - 1 for layer in layers),
@@ -363,7 +364,7 @@ def drafting_wrong(pair: Pair, mistake: DraftMistake) -> Pair | None:
         )
         if wrong_layers == layers or not is_possible:
             return None
-        head.config = dataclasses.replace(head.config, layers=wrong_layers)
+        head.config = dataclasses.replace(head.config, target_layers=wrong_layers)
     return dataclasses.replace(pair, head=head)
 
 

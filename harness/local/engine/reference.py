@@ -171,8 +171,8 @@ class ModelReference:
             if not all(are_finite[: len(text)]):
                 # The caches may contain nan now, which a mask does not hide from later batches.
                 self._runners.close()
-                place = f"token {len(prompt) + are_finite.index(False)} of prompt and text"
-                raise not_finite(self._pair, "model", place)
+                token = f"token {len(prompt) + are_finite.index(False)} of prompt and text"
+                raise not_finite(self._pair, "model", token)
         return logits.numpy()
 
     def close(self) -> None:
@@ -243,12 +243,12 @@ def loaded_weights(pair: Pair, reference: ModelReference) -> Weights:
     )
 
 
-def not_finite(pair: Pair, role: str, place: str) -> RunError:
+def not_finite(pair: Pair, role: str, token: str) -> RunError:
     """Return the error for logits that are nan or infinite.
 
     Args:
         role: the model that gave the logits, `model` or `draft`.
-        place: the token that the logits are for, such as `new token 12`.
+        token: the token that the logits are for, such as `new token 12`.
     """
     is_draft = role == "draft"
     loaded = pair.draft if is_draft and pair.draft is not None else pair.target
@@ -256,7 +256,7 @@ def not_finite(pair: Pair, role: str, place: str) -> RunError:
     if is_draft and pair.draft_settings is not None:
         name = pair.draft_settings.name
     held = str(loaded.dtype).removeprefix("torch.")
-    what = f"{role}: {name} gives logits that are nan or infinite in {held}, at {place}"
+    what = f"{role}: {name} gives logits that are nan or infinite in {held}, at {token}"
     # float16 overflows first. bfloat16 has the range of float32, but rounds more. A draft that is not a model computes
     # in the target's dtype, so that the advice is about `model.dtype`.
     wider = {"float16": "bfloat16 or float32", "bfloat16": "float32"}.get(held)

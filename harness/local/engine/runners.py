@@ -177,8 +177,8 @@ def open_runners(pair: Pair, preparation: Preparation) -> PairRunners:
         "vocabulary_size": pair.vocabulary_size,
         "hidden_layers": layers,
     }
-    rolls_back = settings is not None
-    target = _build("model", pair.target, preparation, options, rolls_back=rolls_back)
+    # A regular arm alone never takes tokens back.
+    target = _build("model", pair.target, preparation, options, rolls_back=settings is not None)
     draft: StaticRunner | SnapshotRunner | None = None
     if pair.draft is not None:
         options = {"vocabulary_size": pair.vocabulary_size}

@@ -184,6 +184,11 @@ class PlacementProblem:
             num_tokens = demand.head_tokens
         return sketch.cache_sizes(num_rows * num_tokens, num_states=0)
 
+    @property
+    def cache_bytes(self) -> int:
+        """The largest number of bytes of the caches of all models together."""
+        return sum(sum(self.cache_sizes(sketch)) for sketch in self.models)
+
     def placed(self, sketch: Sketch, device_map: DeviceMap) -> Placement:
         """Return a model's placement with this device map. Raises KeyError if the map has no device for a tensor."""
         weights: Counter[str] = Counter()
@@ -208,23 +213,23 @@ class PlacementProblem:
         if self.is_served:
             return "a server that reads the GGUF file"
         demand = self.demand
-        held = sum(sum(self.cache_sizes(sketch)) for sketch in self.models)
         once = sum(
             demand.batch_size * sketch.row_bytes(demand.row_tokens) for sketch in self.models
         )
         own_loop = "harness's own decoding loop"
         # Each cache exists twice if prompts are first read into a separate one (`Demand.runner_tokens`), or if draft
         # tokens need a copy of a recurrent state.
-        return f"{own_loop}, which holds each cache twice" if held > 1.5 * once else own_loop
+        holds_twice = self.cache_bytes > 1.5 * once
+        return f"{own_loop}, which holds each cache twice" if holds_twice else own_loop
 
     def misfit(self) -> Misfit:
         """Return the error to raise if the models do not fit."""
         names = " with ".join(f"{sketch.role}={sketch.settings.name}" for sketch in self.models)
         sizes = [amount(sketch.weight_bytes) for sketch in self.models]
         needed = f"weights need {' + '.join(sizes)}"
-        cache = sum(sum(self.cache_sizes(sketch)) for sketch in self.models)
-        if cache:
-            needed += f" and KV caches {amount(cache)}"
+        if self.cache_bytes:
+            needed += f" and KV caches {amount(self.cache_bytes)}"
+        # The devices that `_choices` tries last: as many as the target's own settings state, otherwise all.
         own_number = self.models[0].settings.gpus or len(self.devices)
         devices = _roomiest(self.devices, self.room, own_number)
         rooms = " + ".join(amount(self.room[device]) for device in devices)
@@ -328,12 +333,14 @@ def _maps(problem: PlacementProblem, sketch: Sketch, room: Memory) -> Iterator[D
         tensors[tensor.name].requires_grad_(False).data = _bytes(size)
     for number, (cache, size) in enumerate(zip(sketch.caches, caches, strict=True)):
         model.get_submodule(cache.module).register_buffer(f"cache_{number}", _bytes(size))
+    # First with equal shares for all devices, then with all room of each device.
     for limits in (get_balanced_memory(model, dict(room), indivisible), room):
         # accelerate keeps room for one layer free on the first device. It does so on an imaginary first GPU without any
         # room, so that all room of the real GPUs is used.
         device_map = infer_auto_device_map(
             model, {-1: 0, **limits}, indivisible, clean_result=False, offload_buffers=True
         )
+        # accelerate moves to `disk` what has no room on any device.
         has_room_for_all = "disk" not in device_map.values()
         if has_room_for_all:
             yield device_map
@@ -353,8 +360,8 @@ def _map_of_file(sketch: Sketch, room: Memory) -> DeviceMap:
     # If the rooms were laid end to end, the room of each GPU would end here: 2 and 3 for rooms of 2 and 1.
     ends = [*itertools.accumulate(room.values())]
     for number, layer in enumerate(layers):
-        place = bisect.bisect_right(ends, number / (len(layers) + 1) * ends[-1])
-        devices[layer] = [*room][place]
+        index = bisect.bisect_right(ends, number / (len(layers) + 1) * ends[-1])
+        devices[layer] = [*room][index]
     return devices
 
 

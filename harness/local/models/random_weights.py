@@ -17,9 +17,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from harness.config.errors import SettingError
 from harness.config.run import WeightsSource
-from harness.config.settings import ModelSettings
+from harness.config.settings import ModelSettings, require
 from harness.local.models.checkpoints import Checkpoint, read_checkpoint, stored_quantization
 from harness.local.models.sketch import DeviceMap, bare_model, owning_module
 from harness.local.models.tokenizers import check_vocabularies, vocabulary_size
@@ -44,15 +43,11 @@ def checkpoint_for(role: str, settings: ModelSettings, weights: WeightsSource | 
     """
     if weights != "random":
         return read_checkpoint(role, settings, needs_weights=weights is not None)
-    if settings.gguf_file is not None:
-        rule = f"cannot be random for {role}={settings.name}: its format is GGUF"
-        raise SettingError("weights", rule, "random")
+    rule = f"cannot be random for {role}={settings.name}"
+    require(settings.gguf_file is None, "weights", f"{rule}: its format is GGUF", "random")
     checkpoint = read_checkpoint(role, settings, needs_weights=False)
     stored = stored_quantization(checkpoint.config)
-    if stored is not None:
-        rule = f"cannot be random for {role}={settings.name}"
-        reason = f"its weights are quantized with {stored}"
-        raise SettingError("weights", f"{rule}: {reason}", "random")
+    require(stored is None, "weights", f"{rule}: its weights are quantized with {stored}", "random")
     return dataclasses.replace(checkpoint, random=True)
 
 

@@ -115,6 +115,7 @@ class Sketch:
 
     Attributes:
         role: the setting that names the model: `model` for the target, `draft` for a draft.
+        settings: the settings of the model or head.
         dtype: the dtype of all tensors that are not quantized.
         tensors: the sizes of all tensors, in the order of the modules. A tensor that several modules share appears
             once.
@@ -123,6 +124,8 @@ class Sketch:
         quantization: the quantization that bitsandbytes applies while the weights load.
         stored: the quantization of the stored weights; None if they are not quantized.
         num_parameters: the number of parameters of the architecture, quantized or not. Shared tensors count once.
+        vocabulary_size: the number of logits after each prompt, which need memory; 0 if they are not counted, as in a
+            server.
         is_head: whether this is a draft head.
         copied_tensors: for a draft head: the matrices of the target that the head copies to its own device if they are
             on another device.
@@ -291,6 +294,7 @@ def sketch_model(checkpoint: Checkpoint, dtype: torch.dtype) -> Sketch:
     model = bare_model(checkpoint, dtype)
     settings = checkpoint.settings
     stored = stored_quantization(checkpoint.config)
+    # These are computed before quantized modules replace the original ones, because quantized weights are packed.
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     pass_numbers = _pass_numbers(model)
     caches = measured_caches(model)
@@ -446,7 +450,8 @@ def _quantizable_modules(model: PreTrainedModel) -> set[str]:
 def measured_caches(model: PreTrainedModel) -> Sequence[LayerCache]:
     """Run one token through a model on the meta device, and measure the returned cache of each layer.
 
-    So the sizes are right for all kinds of attention, for example with grouped heads or latent attention.
+    So the sizes are right for all kinds of attention, for example with grouped heads or latent attention. Some settings
+    of the model are changed for this, and stay changed: a model on the meta device never decodes.
 
     Returns:
         The caches of all layers; empty if the model does not run on the meta device because its code reads values of

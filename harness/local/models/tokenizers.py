@@ -107,6 +107,5 @@ def _has_alibi(config: PreTrainedConfig) -> bool:
     attention: Any = getattr(config, "attn_config", None)
     if isinstance(attention, dict) and attention.get("alibi"):
         return True
-    if getattr(attention, "alibi", False) or getattr(config, "alibi", False):
-        return True
-    return bool(config.model_type == "bloom")
+    is_set = getattr(attention, "alibi", False) or getattr(config, "alibi", False)
+    return bool(is_set or config.model_type == "bloom")

@@ -27,6 +27,7 @@ class Options(TypedDict, total=False):
             embeddings to different widths.)
         hidden_layers: the layers whose states are in `Step.hidden`, as indices of transformers' `hidden_states`: 0 is
             the embedding, i is the output of the i-th layer, and the last index is the output after the final norm.
+            Empty, or left out, for none.
     """
 
     vocabulary_size: int | None
@@ -47,7 +48,7 @@ def logits_to_keep(model: PreTrainedModel, count: int = 1) -> dict[str, int]:
     return {"logits_to_keep": count} if can_leave_out else {}
 
 
-# Whether transformers can be told which layers' states to return (`capturing`).
+# Whether transformers can be told which layers' states to return (`hidden_arguments`).
 _KEEPS_LISTED_STATES = Version(transformers.__version__) >= Version("5.23")
 
 
@@ -67,7 +68,7 @@ def logits_after(model: PreTrainedModel, indices: Tensor) -> Iterator[None]:
 
     def select(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         states, *others = inputs
-        # If rows and tokens are in one dimension, all logits are computed, and cut afterwards.
+        # Some models join rows and tokens to one dimension. Then all logits are computed, and the caller selects.
         if states.dim() != 3:
             return inputs
         return gather_rows(states, indices.unsqueeze(1)), *others
@@ -90,21 +91,22 @@ def gather_rows(states: Tensor, indices: Tensor) -> Tensor:
     return states[rows, indices.to(states.device)]
 
 
-def joined(steps: Sequence[Step], places: Sequence[int]) -> Step:
-    """Join the steps of prompts that were read one after the other. Returns a step whose rows are those at `places`.
+def joined(steps: Sequence[Step], sources: Sequence[int]) -> Step:
+    """Join the steps of prompts that were read one after the other. Returns a step whose rows are the rows `sources` of
+    all steps together.
 
-    With the steps of prompts p and q, and places [0, 1, 0], the result has the rows of p, q and p.
+    With the steps of prompts p and q, and sources [0, 1, 0], the result has the rows of p, q and p.
     """
     logits = torch.cat([step.logits for step in steps])
     hidden = None
     if steps[0].hidden is not None:
         rows = [row for step in steps if step.hidden is not None for row in step.hidden]
         # Prompts are aligned at the right, as everywhere in `Step.hidden`.
-        hidden = pad_sequence(rows, batch_first=True, padding_side="left")[places]
-    return Step(logits[places], hidden)
+        hidden = pad_sequence(rows, batch_first=True, padding_side="left")[sources]
+    return Step(logits[sources], hidden)
 
 
-def capturing(options: Options) -> dict[str, Any]:
+def hidden_arguments(options: Options) -> dict[str, Any]:
     """Return the arguments that make a model return the hidden states of `options["hidden_layers"]`; {} for none."""
     layers = list(options.get("hidden_layers", ()))
     if not layers:
@@ -113,8 +115,10 @@ def capturing(options: Options) -> dict[str, Any]:
     return {"output_hidden_states": layers if _KEEPS_LISTED_STATES else True}
 
 
-def captured(options: Options, output: Any) -> tuple[Tensor, ...]:
-    """Return the logits [B, n, V] in a model's output and, if layers are captured, their states [B, n, L, D]."""
+def chosen_outputs(options: Options, output: Any) -> tuple[Tensor, ...]:
+    """Return those of a model's outputs that the options request: the logits [B, n, V], cut to the vocabulary, and the
+    hidden states [B, n, L, D] of `options["hidden_layers"]`. Without such layers, the result is the logits alone.
+    """
     logits = output.logits
     size = options.get("vocabulary_size")
     if size is not None and size < logits.shape[-1]:

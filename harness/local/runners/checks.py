@@ -25,8 +25,8 @@ from harness.local.models.tokenizers import max_context
 from harness.local.runners.base import (
     Options,
     UnsupportedModelError,
-    captured,
-    capturing,
+    chosen_outputs,
+    hidden_arguments,
     logits_to_keep,
 )
 
@@ -55,7 +55,7 @@ _NO_LENGTH = re.compile(r"num_|layer|pattern|multiple|multiplier|feed_forward|_f
 _PROMPTS = ([11, 12, 13, 14, 15], [16, 17])
 _EXTENSIONS = (([20, 21, 22], [23, 24, 25]), ([26], [27]))
 _KEPT = (1, 2)
-# The largest number of tokens in a row after the filler: its prompt and both extensions.
+# The largest number of tokens of row 0 after the filler (`check_runner`): its prompt and both extensions.
 _NUM_BEHIND = len(_PROMPTS[0]) + sum(len(first_row) for first_row, _ in _EXTENSIONS)
 
 
@@ -107,16 +107,18 @@ def check_runner(
             else:
                 require_close(outputs, expected, model, "differ from the model's own")
 
-    # The rows are tested at the beginning of a text, and after as many other tokens as the longest window has.
+    # Row 0 is tested at the beginning of a text, and then after as many other tokens (the filler) as the longest window
+    # has. Row 1 stays short.
     for num_before in sorted({0, longest_span(model, num_slots)}):
-        # The other tokens are random, but the same in every run.
-        chance = random.Random(num_before)
-        filler = [chance.randrange(11, 27) for _ in range(num_before)]
+        # The filler is random, but the same in every run. Its tokens are of the same kind as those above, 11 to 26.
+        generator = random.Random(num_before)
+        filler = [generator.randrange(11, 27) for _ in range(num_before)]
         texts = fitted([[*filler, *_PROMPTS[0]], _PROMPTS[1]])
         with as_unsupported("cannot go on from its cache"):
             runner.start(texts, max(map(len, texts)) + _NUM_BEHIND)
             rows = fitted(_EXTENSIONS[0])
             compare(texts, rows)
+            # How many tokens of the first extension each row keeps.
             counts = _KEPT[:num_rows] if rolls_back else [len(row) for row in rows]
             kept = zip(texts, rows, counts, strict=True)
             texts = [[*text, *row[:count]] for text, row, count in kept]
@@ -143,11 +145,11 @@ def plain_outputs(
     model: PreTrainedModel, options: Options, sequence: list[int], count: int
 ) -> list[Tensor]:
     """Return the outputs after the last `count` tokens of a sequence, from one pass without a cache: the logits
-    [count, V] and, if layers are captured, their states [count, L, D].
+    [count, V] and, if hidden states are requested, their states [count, L, D].
     """
-    arguments: dict[str, Any] = capturing(options) | logits_to_keep(model, count)
+    arguments: dict[str, Any] = hidden_arguments(options) | logits_to_keep(model, count)
     tokens = torch.tensor([sequence], device=model.device)
-    outputs = captured(options, model(input_ids=tokens, use_cache=False, **arguments))
+    outputs = chosen_outputs(options, model(input_ids=tokens, use_cache=False, **arguments))
     return [output[0, -count:] for output in outputs]
 
 

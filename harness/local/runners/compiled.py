@@ -180,6 +180,7 @@ def compile_call(call: Callable[..., Any], inputs: Sequence[Tensor | None]) -> C
     for node in whole.graph.find_nodes(op="call_module"):
         part = whole.get_submodule(node.target)
         assert isinstance(part, fx.GraphModule)
+        # All operations of a part have the same GPUs. The one before the output node is the part's last.
         if len(part.graph.output_node().prev.meta["gpus"]) > 1:
             # Copies between GPUs are not compiled.
             continue

@@ -79,6 +79,8 @@ class PreparedCalls(Calls):
         count = self.num_draft_tokens
         kind = self.warp.kind
         device = rows.numbers.device
+        # `super()` stands for the plain calls: the methods of this class look for prepared functions.
+        #
         # The speculative arm also needs a step without a proposal: if its rows lack only their last tokens, or if a
         # drafter on the host proposes nothing.
         step = functools.partial(super().decide, rows, None)
@@ -102,8 +104,7 @@ class PreparedCalls(Calls):
             judge, warp = functools.partial(self.judge, rows), self.warp
             # Each kind of warp has its own operations, and so its own compiled version.
             self._judging = Part(judge, key=lambda: warp.kind)
-        packed: Tensor = self._judging(logits, *(proposal or ()))
-        return packed
+        return self._judging(logits, *(proposal or ()))
 
     def propose(self, rows: RowState, count: int, limits: Sequence[int]) -> Proposal | None:
         """Propose as `Calls.propose` does. A prepared proposal ignores `count` and `limits`: it has K tokens for each
@@ -112,8 +113,7 @@ class PreparedCalls(Calls):
         prepared = self._prepared.get(("propose", self.warp.kind))
         if prepared is None:
             return super().propose(rows, count, limits)
-        proposal: Proposal = prepared()
-        return proposal
+        return prepared()
 
     def decide(self, rows: RowState, proposal: Proposal | None) -> Decided:
         fields = proposal or ()
@@ -183,7 +183,7 @@ class Graphs(TorchDispatchMode):
         self, call: Callable[..., Any], inputs: Sequence[Any], device: torch.device
     ) -> Callable[..., Any]:
         """Capture a call with these inputs. Returns a function that copies its own inputs into these tensors, replays
-        the graph, and returns the same output tensors every time.
+        the graphs with the copies between them, and returns the same output tensors every time.
 
         Raises:
             UnsupportedModelError: the call waits for the device. Other exceptions of torch pass unchanged.
@@ -202,17 +202,19 @@ class Graphs(TorchDispatchMode):
                 with _waits_refused():
                     call(*inputs)
                 self.is_capturing = True
+                # `__torch_dispatch__` begins the graphs, and enters the capture of each into `_graph`. Leaving this
+                # block ends the last capture.
                 with self._graph, self:
                     outputs = call(*inputs)
                 self.is_capturing = False
             torch.cuda.current_stream().wait_stream(stream)
 
         def replay(*given: Any) -> Any:
-            for captured, tensor in zip(inputs, given, strict=True):
+            for held, tensor in zip(inputs, given, strict=True):
                 # A tensor may already be in place: the proposal that one graph overwrites is the input with which the
                 # graph of the decision was captured. An input that is None is not copied either.
-                if tensor is not captured:
-                    captured.copy_(tensor)
+                if tensor is not held:
+                    held.copy_(tensor)
             for step in steps:
                 step()
             return outputs
@@ -222,6 +224,8 @@ class Graphs(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        # The GPU of the inputs, and the device on which the operation makes its output. They differ only if the
+        # operation has an argument `device`, as a copy has.
         here = next((tensor.device for tensor in tensors if tensor.is_cuda), None)
         device = kwargs.get("device") or here
         # The operations of "prim" only describe tensors.
@@ -231,6 +235,7 @@ class Graphs(TorchDispatchMode):
             # accelerate copies masks and embedded positions again for each layer. Here they are copied only once.
             key = (args[0], device)
             if key not in self._copied:
+                # The copy belongs to no graph: the present one ends before it.
                 self._graph.close()
                 self._gpu = None
                 self._copied[key] = func(*args, **kwargs)

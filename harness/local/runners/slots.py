@@ -71,15 +71,16 @@ class SlotCache(Cache):
             rows: the rows of the cache to write.
             sources: for each of these rows, the row of `states` to copy.
         """
-        places: dict[torch.device, tuple[Tensor, Tensor]] = {}
+        # `rows` and `sources` as tensors, by their device, because the layers may be on several devices.
+        indices: dict[torch.device, tuple[Tensor, Tensor]] = {}
         for layer, pair in states.items():
             self._make_layer(layer, pair)
             device = pair[0].device
-            if device not in places:
-                places[device] = to_device(rows, device), to_device(sources, device)
-            there, here = places[device]
+            if device not in indices:
+                indices[device] = to_device(rows, device), to_device(sources, device)
+            to_rows, from_rows = indices[device]
             for buffer, state in zip(self.buffers[layer], pair, strict=True):
-                buffer[there, :, : state.shape[2]] = state[here]
+                buffer[to_rows, :, : state.shape[2]] = state[from_rows]
 
     def place(self, starts: Tensor, count: int) -> None:
         """Set the positions at which `update` writes next: `count` entries in each row, from the positions `starts` [B]

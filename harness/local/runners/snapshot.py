@@ -33,10 +33,10 @@ from harness.local.models.tokenizers import max_context
 from harness.local.runners.base import (
     Options,
     UnsupportedModelError,
-    captured,
-    capturing,
+    chosen_outputs,
     clamp_positions,
     gather_rows,
+    hidden_arguments,
     logits_to_keep,
 )
 from harness.local.runners.checks import ANY_LENGTH, check_runner
@@ -45,7 +45,7 @@ from harness.local.runners.checks import ANY_LENGTH, check_runner
 _STATE_NAMES = (*CACHES, "state")
 
 # If every row has more kept tokens than this that are read again in every pass, a separate pass reads them into the
-# state.
+# state. The number is a choice: more such tokens make every pass wider, and fewer make separate passes more frequent.
 _MOST_UNREAD = 16
 
 # The names that transformers uses for the keys and values in a state.
@@ -149,7 +149,7 @@ class SnapshotRunner(Runner):
         return Step(*(torch.cat(parts, dim=1) for parts in zip(*outputs, strict=True)))
 
     def _extend(self, tokens: Tensor) -> Sequence[Tensor]:
-        """Read tokens [B, n] after the unread tokens. Returns logits [B, n, V] and, if layers are captured, their
+        """Read tokens [B, n] after the unread tokens. Returns logits [B, n, V] and, if they are requested, hidden
         states [B, n, L, D].
         """
         self._shorten_unread()
@@ -157,6 +157,7 @@ class SnapshotRunner(Runner):
         self._unread = [torch.cat(row) for row in zip(self._unread, tokens, strict=True)]
         self._num_extended += num_new
         if self._ahead is not None:
+            # The pass goes on from the last one, whose tokens may still be taken back (`goes_on`).
             self._ahead, outputs = self._forward(self._ahead, tokens)
             return outputs
         state = self._state
@@ -172,10 +173,11 @@ class SnapshotRunner(Runner):
         if min(lengths) == max(lengths):
             self._ahead = ahead
             return [output[:, -num_new:] for output in outputs]
-        # The padding of shorter rows is on the right.
+        # The padding of shorter rows is on the right. So the outputs of a row's n new tokens are those before its own
+        # end: for lengths 3 and 5 and n = 2, those at [1, 2] and [3, 4].
         ends = to_device(lengths, self._device).unsqueeze(1)
-        places = ends + torch.arange(-num_new, 0, device=self._device)
-        return [gather_rows(output, places) for output in outputs]
+        indices = ends + torch.arange(-num_new, 0, device=self._device)
+        return [gather_rows(output, indices) for output in outputs]
 
     def _keep(self, starts: Sequence[int | None]) -> None:
         """Keep each row's tokens before its start, the index at which its next pass begins. Discard the others.
@@ -246,7 +248,7 @@ class SnapshotRunner(Runner):
         Args:
             only_last: whether only the logits after the last token are needed.
         """
-        arguments: dict[str, Any] = {**state.values, **capturing(self._options)}
+        arguments: dict[str, Any] = {**state.values, **hidden_arguments(self._options)}
         slots = torch.arange(state.num_read + tokens.shape[1], device=self._device)
         positions = slots[state.num_read :]
         padding = to_device(state.padding, self._device).unsqueeze(1)
@@ -265,7 +267,7 @@ class SnapshotRunner(Runner):
             value = getattr(output, name, None) if name in self._parameters else None
             if value is not None:
                 values[name] = value
-        return ModelState(values, state.padding, len(slots)), captured(self._options, output)
+        return ModelState(values, state.padding, len(slots)), chosen_outputs(self._options, output)
 
     def _shorten_unread(self) -> None:
         """If every row has more than `_MOST_UNREAD` unread tokens, and all are kept, read them into the state."""

@@ -31,10 +31,10 @@ from harness.local.models.tokenizers import max_context
 from harness.local.runners.base import (
     Options,
     UnsupportedModelError,
-    captured,
-    capturing,
+    chosen_outputs,
     clamp_positions,
     gather_rows,
+    hidden_arguments,
     joined,
     logits_after,
 )
@@ -69,7 +69,9 @@ class SlotForward:
         self._windows = _attention_windows(model)
         self._context = max_context(model.config)
         self._cache_name = cache_name(model)
-        self._constant_arguments = {"use_cache": True, **capturing(options)}
+        self._constant_arguments = {"use_cache": True, **hidden_arguments(options)}
+        # Without a mask, torch's own attention lets a single token see all slots that are read. Of the other
+        # implementations this is not known, and in layers with a window the oldest slots must be hidden.
         attention = model.config.get_text_config()._attn_implementation
         self._single_token_needs_masks = attention != _PLAIN or any(self._windows.values())
 
@@ -77,7 +79,7 @@ class SlotForward:
         self, cache: SlotCache, width: int, tokens: Tensor, starts: Tensor | int
     ) -> tuple[Tensor, ...]:
         """Read tokens [B, n], and write their keys and values into the slots from `starts` on. Returns the logits and,
-        if layers are captured, their states, as `captured` does.
+        if hidden states are requested, their states, as `chosen_outputs` does.
 
         Args:
             width: how many slots of each row attention reads.
@@ -85,7 +87,6 @@ class SlotForward:
                 without a mask. Then `width` must be `starts + 1`.
         """
         num_tokens = tokens.shape[1]
-        are_alike = isinstance(starts, int)
         if isinstance(starts, int):
             cache.place_alike(starts, num_tokens, tokens.device)
         else:
@@ -94,7 +95,7 @@ class SlotForward:
         masks: Any = None
         # Kernels are faster without a mask. A single token needs no mask if all rows begin at the same slot, because it
         # sees every slot that attention reads.
-        if num_tokens > 1 or self._single_token_needs_masks or not are_alike:
+        if num_tokens > 1 or self._single_token_needs_masks or isinstance(starts, Tensor):
             # The keys of layer 0 exist already, because prompts are written to the cache before any pass.
             dtype = cache.buffers[0][0].dtype
             num_copies = self.packing.heads_per_key
@@ -102,6 +103,7 @@ class SlotForward:
                 name: cache.causal_mask(window, dtype, num_copies)
                 for name, window in self._windows.items()
             }
+            # A mask for all layers is passed itself, and masks by layer type as a dictionary.
             masks = masks.get(_SHARED, masks)
         output = self._model(
             input_ids=tokens,
@@ -110,7 +112,7 @@ class SlotForward:
             **{self._cache_name: cache},
             **self._constant_arguments,
         )
-        return captured(self._options, output)
+        return chosen_outputs(self._options, output)
 
 
 def _attention_windows(model: PreTrainedModel) -> dict[str, int | None]:
@@ -256,18 +258,18 @@ class StaticRunner(Runner):
             self._cache = SlotCache(len(prompts), round_up(num_slots))
         # Equal prompts are read only once, for example if many answers to one prompt are sampled.
         distinct = list(dict.fromkeys(map(tuple, prompts)))
-        places = [distinct.index(tuple(prompt)) for prompt in prompts]
-        # The prompts are read in one group or, with `alone`, in as many groups as there are distinct prompts. The
-        # prompts p, q, p have places [0, 1, 0]; with `alone`, the states of p are written to rows 0 and 2.
+        # The index in `distinct` of each row's prompt: [0, 1, 0] for the prompts p, q, p.
+        sources = [distinct.index(tuple(prompt)) for prompt in prompts]
+        # The prompts are read in one group or, with `alone`, in as many groups as there are distinct prompts.
         steps = []
         for group in [[prompt] for prompt in distinct] if alone else [distinct]:
             states, step = self._read_prompts(group)
-            # `sources` are indices within this group, whose first prompt is at `first`.
+            # The states of p alone are written to rows 0 and 2. `write` counts its sources from the first of the group.
             first = distinct.index(group[0])
-            rows = [row for row, place in enumerate(places) if distinct[place] in group]
-            self._cache.write(states, rows, sources=[places[row] - first for row in rows])
+            rows = [row for row, source in enumerate(sources) if distinct[source] in group]
+            self._cache.write(states, rows, sources=[sources[row] - first for row in rows])
             steps.append(step)
-        return joined(steps, places)
+        return joined(steps, sources)
 
     def extend(self, tokens: Tensor, starts: Starts, *, goes_on: bool = False) -> Step:
         with self._forward.packing:
@@ -277,9 +279,9 @@ class StaticRunner(Runner):
             known = [start for start in starts if start is not None]
             longest = max(known)
             # A row that rests begins at the same slot as the longest row.
-            places = [longest if start is None else start for start in starts]
+            first_slots = [longest if start is None else start for start in starts]
             if self._cache is self._fixed_cache:
-                outputs = self._extend_fixed(tokens, places)
+                outputs = self._extend_fixed(tokens, first_slots)
                 if outputs is not None:
                     return Step(*outputs)
                 # No prepared pass is wide enough, or too few slots are left. So a pass of just this width is made.
@@ -291,7 +293,7 @@ class StaticRunner(Runner):
                 # If a mask's width is not a multiple of `_MASK_ALIGNMENT`, a GPU's kernel copies the mask in every
                 # layer. The mask hides the slots that are added here.
                 num_seen = round_up(num_seen, _MASK_ALIGNMENT)
-            first = longest if are_equal else to_device(places, self._device)
+            first = longest if are_equal else to_device(first_slots, self._device)
             return Step(*self._forward(self._cache, num_seen, tokens, first))
 
     def _fixed_pass(self, tokens: Tensor, starts: Tensor) -> Sequence[Tensor]:
@@ -306,7 +308,7 @@ class StaticRunner(Runner):
         end_part()
         return outputs
 
-    def _extend_fixed(self, tokens: Tensor, places: Sequence[int]) -> Sequence[Tensor] | None:
+    def _extend_fixed(self, tokens: Tensor, first_slots: Sequence[int]) -> Sequence[Tensor] | None:
         """Extend the rows of the batch by a pass over all rows of fixed size. The tokens are padded to the next larger
         width of this pass. Returns the outputs for the rows and tokens of the batch; None if there are more tokens than
         the largest width, or if the cache has no room for the pass.
@@ -314,12 +316,12 @@ class StaticRunner(Runner):
         num_rows, num_tokens = tokens.shape
         cache = self._fixed_cache
         width = next((width for width in self._widths if width >= num_tokens), None)
-        if width is None or max(places) + width > cache.num_slots:
+        if width is None or max(first_slots) + width > cache.num_slots:
             return None
         # Rows that only fill the batch up write from slot 0 on. Their entries are never read.
         num_missing = cache.num_rows - num_rows
         filled = pad(tokens, (0, width - num_tokens, 0, num_missing))
-        starts = to_device([*places, *[0] * num_missing], self._device)
+        starts = to_device([*first_slots, *[0] * num_missing], self._device)
         return [output[:num_rows, :num_tokens] for output in self._fixed_pass(filled, starts)]
 
     def check(self, num_slots: int = ANY_LENGTH) -> None:
@@ -401,10 +403,13 @@ class StaticRunner(Runner):
         # masks are right.
         tokens = to_device(padded(prompts, least=1), self._device)
         last_tokens = to_device(lengths, self._device) - 1
-        arguments: dict[str, Any] = {cache_name(self._model): cache, **capturing(self._options)}
+        arguments: dict[str, Any] = {
+            cache_name(self._model): cache,
+            **hidden_arguments(self._options),
+        }
         with logits_after(self._model, last_tokens):
             output = self._model(input_ids=tokens, use_cache=True, **arguments)
-        logits, *hidden = captured(self._options, output)
+        logits, *hidden = chosen_outputs(self._options, output)
         # If the output matrix cannot be hooked (`logits_after`), the model computes logits after all tokens.
         outputs = [gather_rows(logits, last_tokens) if logits.shape[1] > 1 else logits[:, 0]]
         for of_rows in hidden:

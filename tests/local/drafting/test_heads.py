@@ -51,15 +51,15 @@ SHIFTED = {
 FORMATS: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
     "speculators eagle3": (
         SPECULATORS | {"norm_before_residual": True}, "eagle3",
-        {"layers": (2, 4, 5), "norm_before_residual": True, "own_embedding": True, "own_output": True},
+        {"target_layers": (2, 4, 5), "norm_before_residual": True, "own_embedding": True, "own_output": True},
     ),
     "speculators eagle3.1": (
         SPECULATORS | {"fc_norm": True, "norm_output": True, "eagle_aux_hidden_state_layer_ids": [1, 3, 6]}, "eagle3",
-        {"layers": (1, 3, 6), "fc_norm": True, "norm_output": True},
+        {"target_layers": (1, 3, 6), "fc_norm": True, "norm_output": True},
     ),
     "SafeAILab": (
         OWN | {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": REDUCED}, "eagle3",
-        {"layers": (2, 4, 5), "own_embedding": False, "draft_vocabulary_size": REDUCED},
+        {"target_layers": (2, 4, 5), "own_embedding": False, "draft_vocabulary_size": REDUCED},
     ),
     "SafeAILab, full vocabulary": (
         OWN | {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": VOCABULARY}, "eagle3",
@@ -67,16 +67,16 @@ FORMATS: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
     ),
     "DeepSpec eagle3": (
         QWEN3 | {"architectures": ["Qwen3Eagle3Model"], "num_hidden_layers": 1, "target_layer_ids": [1, 3, 4, 5]},
-        "eagle3", {"layers": (2, 4, 5, 6)},
+        "eagle3", {"target_layers": (2, 4, 5, 6)},
     ),
     "speculators dflash": (
         DFLASH, "dflash",
-        {"layers": (1, 4, 6), "from_anchor": False, "block_size": 5}
+        {"target_layers": (1, 4, 6), "from_anchor": False, "block_size": 5}
         | {"causal_windows": True, "windows_follow": False},
     ),
     "z-lab dflash": (
         QWEN3 | {"block_size": 16, "dflash_config": {"target_layer_ids": [1, 4], "mask_token_id": 319}}, "dflash",
-        {"layers": (2, 5), "from_anchor": False, "own_output": False, "block_size": 16}
+        {"target_layers": (2, 5), "from_anchor": False, "own_output": False, "block_size": 16}
         | {"causal": False, "causal_windows": True, "windows_follow": True},
     ),
     # Unless it says otherwise, a head of z-lab is causal in windows.
@@ -98,28 +98,28 @@ FORMATS: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
     ),
     "DeepSpec dflash": (
         DEEPSPEC | {"markov_rank": 0, "enable_confidence_head": False}, "dflash",
-        {"layers": (0, 4, 6), "from_anchor": True},
+        {"target_layers": (0, 4, 6), "from_anchor": True},
     ),
     "speculators dspark": (
         DFLASH | {"speculators_model_type": "dspark", "markov_rank": 8}, "dspark",
-        {"layers": (1, 4, 6), "from_anchor": True, "markov_rank": 8},
+        {"target_layers": (1, 4, 6), "from_anchor": True, "markov_rank": 8},
     ),
     "DeepSpec dspark": (
         DEEPSPEC | {"markov_rank": 8, "markov_head_type": "vanilla", "enable_confidence_head": True}
         | {"confidence_head_with_markov": False}, "dspark",
-        {"layers": (0, 4, 6), "from_anchor": True, "markov_rank": 8},
+        {"target_layers": (0, 4, 6), "from_anchor": True, "markov_rank": 8},
     ),
     "SpecForge dspark": (
         QWEN3 | {"block_size": 16, "dflash_config": SHIFTED}, "dspark",
-        {"layers": (2, 5), "from_anchor": True, "markov_rank": 8},
+        {"target_layers": (2, 5), "from_anchor": True, "markov_rank": 8},
     ),
     "DeepSpec dspark without a Markov head": (
         DEEPSPEC | {"markov_rank": 0, "enable_confidence_head": True}, "dspark",
-        {"layers": (0, 4, 6), "markov_rank": 0},
+        {"target_layers": (0, 4, 6), "markov_rank": 0},
     ),
     "Medusa": (
         {"medusa_num_heads": 2, "medusa_num_layers": 1, "base_model_name_or_path": "nobody/13B"}, "medusa",
-        {"layers": (LAYERS,), "num_heads": 4, "num_blocks": 1, "output_per_head": True},
+        {"target_layers": (LAYERS,), "num_heads": 4, "num_blocks": 1, "output_per_head": True},
     ),
 }  # fmt: skip
 # Where the tensors are, if not in model.safetensors.
@@ -231,7 +231,7 @@ def test_the_stored_layers_count_and_not_the_number_that_is_stated(
 
 def test_layer_ids_can_be_overridden(tmp_path: Path) -> None:
     where = write_head("speculators eagle3", tmp_path)
-    assert read_head(where, target(), layers=[3, 5, 7]).config.layers == (3, 5, 7)
+    assert read_head(where, target(), layers=[3, 5, 7]).config.target_layers == (3, 5, 7)
     where = write_head("Medusa", tmp_path)
     with pytest.raises(SettingError, match="reads one layer of the target, not 3"):
         read_head(where, target(), layers=[1, 2, 3])

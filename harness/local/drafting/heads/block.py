@@ -100,11 +100,12 @@ class DFlash(LayeredHead):
             # transformers drops `sliding_window` from a Qwen3 configuration that does not set `use_sliding_window`.
             # MiMo's heads repeat the window as `swa_window_size`.
             layer_config.sliding_window = named.get("swa_window_size")
+        # z-lab's setting. If it is None, queries see no later queries in layers with a sliding window, and all queries
+        # in other layers.
         causal = named.get("is_causal", named.get("causal"))
-        causal_windows = False
-        if stored.is_speculators:
-            causal_windows = not named.get("sliding_window_non_causal", False)
+        causal_windows = stored.is_speculators and not named.get("sliding_window_non_causal")
         is_dspark = stored.kind == "dspark"
+        # Only a DSpark head has a Markov head. In speculators' format its width is 256 unless stated.
         markov_rank = 0
         if is_dspark:
             markov_rank = named.get("markov_rank", 256 if stored.is_speculators else 0)
@@ -125,7 +126,6 @@ class DFlash(LayeredHead):
         super().__init__(config, "qwen3")
         layer_config: Any = config.transformer
         self.hidden_norm = LlamaRMSNorm(layer_config.hidden_size, layer_config.rms_norm_eps)
-        self.most_tokens = config.most_tokens
         self.markov_head: nn.ModuleDict | None = None
         if config.markov_rank:
             previous = nn.Embedding(config.vocabulary_size, config.markov_rank)
@@ -134,15 +134,16 @@ class DFlash(LayeredHead):
 
     def draft(self, unread: Unread, uniforms: Tensor, cache: SlotCache, draw: Draw) -> Draft:
         size = self.config.block_size
+        most = self.config.most_tokens
         # The anchor is the token after the last one with features.
         anchor = gather_rows(unread.following, unread.last())
         self.read(unread, cache)
         masks = anchor.new_full((len(anchor), size - 1), self.config.mask_token_id)
         queries = self.embed(torch.cat([anchor.unsqueeze(1), masks], dim=1))
         cache.place(unread.starts + unread.counts, size)
-        count = min(uniforms.shape[1], self.most_tokens)
-        # Leave out the anchor's state, unless the anchor predicts a token.
-        states = self(queries, cache)[:, size - self.most_tokens :][:, :count]
+        count = min(uniforms.shape[1], most)
+        # Leave out the anchor's state, unless the anchor predicts a token: then `most` is the size of the block.
+        states = self(queries, cache)[:, size - most :][:, :count]
         logits, uniforms = self.logits(states), uniforms[:, :count]
         if self.markov_head is None:
             return draw(logits, uniforms)

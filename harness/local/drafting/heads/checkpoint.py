@@ -49,7 +49,8 @@ class HeadCheckpoint:
 
     Attributes:
         kind: the head's class.
-        settings: the draft's settings, as the user gave them.
+        settings: the draft's settings, as the user gave them. (For an MTP layer: its name, with the target's
+            repository.)
         config: the head's sizes and options, checked against the target.
         files: the files with the head's tensors; empty for random weights.
     """
@@ -65,8 +66,7 @@ class HeadCheckpoint:
         # width, so that the type checker would refuse this call.
         make_head: type = self.kind
         with torch.device("meta"):
-            head: Head = make_head(self.config)
-            return head
+            return make_head(self.config)
 
     def sketch(self, dtype: torch.dtype) -> Sketch:
         """Return the sizes of the head's weights and caches.
@@ -107,6 +107,7 @@ class HeadCheckpoint:
                 will not draft.
 
         Raises:
+            SettingError: a setting of the draft, such as its revision, is wrong.
             RunError: a file cannot be read, or `d2t` (see `Head`) maps two tokens to one, or a token to one that does
                 not exist.
         """
@@ -126,8 +127,8 @@ class HeadCheckpoint:
             tokens = state["d2t"] + torch.arange(len(state["d2t"]))
             exist = 0 <= tokens.min() <= tokens.max() < self.config.vocabulary_size
             if not exist or len(tokens.unique()) < len(tokens):
-                place = self.settings.repository
-                raise RunError(f"draft: d2t of {place} is no map into the target's vocabulary")
+                repository = self.settings.repository
+                raise RunError(f"draft: d2t of {repository} is no map into the target's vocabulary")
         placed = {}
         for name in head.state_dict():
             tensor = state[name]

@@ -85,7 +85,7 @@ class HeadDrafter(TensorDrafter):
 
     def __init__(self, head: Head, warp: AnyWarp) -> None:
         self.head = head
-        self.layers = head.config.layers
+        self.layers = head.config.target_layers
         self.warp = warp
         self.device = next(head.parameters()).device
         self._draw = HeadSampler(head, warp)
@@ -99,7 +99,7 @@ class HeadDrafter(TensorDrafter):
         if self._cache.has_room(num_rows, num_slots):
             return
         config = self.head.config
-        size = len(config.layers) * config.target_size
+        size = len(config.target_layers) * config.target_size
         dtype = next(self.head.parameters()).dtype
         # [B, K + 1, L * D]: for each token of `RowState.decided`, the features of the token before it.
         self._features = torch.zeros(
@@ -123,7 +123,7 @@ class HeadDrafter(TensorDrafter):
         of_prompts = states.flatten(2).to(features)
         last = to_device(lengths, self.device) - 1
         if max(lengths) > 1:
-            # The head reads all features of a prompt but the last. The first proposal begins by reading the last.
+            # The head reads all features of each prompt but its last. The first proposal begins by reading the last.
             following = padded([prompt[1:] for prompt in prompts], least=max(lengths))
             cache.width = max(lengths)
             starts = torch.zeros_like(last)

@@ -86,7 +86,8 @@ class Eagle3(LayeredHead):
             self.input_norm = LlamaRMSNorm(self.fc.in_features, layer_config.rms_norm_eps)
         if config.fc_norm:
             norms = [
-                LlamaRMSNorm(config.target_size, layer_config.rms_norm_eps) for _ in config.layers
+                LlamaRMSNorm(config.target_size, layer_config.rms_norm_eps)
+                for _ in config.target_layers
             ]
             self.fc_norm = nn.ModuleList(norms)
 

@@ -36,7 +36,8 @@ class HeadConfig:
     """The sizes and options of a head. A kind of head with further options has a subclass of this.
 
     Attributes:
-        layers: the target's L hidden states that the head reads: 0 is the embedding, i the output of layer i.
+        target_layers: the target's L hidden states that the head reads: 0 is the embedding, i the output of layer i.
+            (The head's own layers are `LayeredHead.layers`.)
         target_size: D, the width of these hidden states.
         vocabulary_size: V, the width of the target's logits.
         draft_vocabulary_size: the width of the head's logits. If it is smaller than V, `Head.d2t` maps the head's
@@ -46,7 +47,7 @@ class HeadConfig:
         transformer: the configuration of the head's own transformer layers; None for Medusa, which has none.
     """
 
-    layers: tuple[int, ...]
+    target_layers: tuple[int, ...]
     target_size: int
     vocabulary_size: int
     draft_vocabulary_size: int
@@ -72,8 +73,8 @@ class Unread(NamedTuple):
         features: [B, n, L * D], the target's features. The first `counts` of each row are unread; the others are
             padding.
         following: [B, n], for each feature, the token after the one that the feature belongs to.
-        counts: [B], the number of unread features of each row. 0 for a row that rests and, when a batch begins, for a
-            prompt of one token.
+        counts: [B], the number of unread features of each row. 0 for a row that already rested in the last iteration
+            and, when a batch begins, for a prompt of one token.
         starts: [B], the slot of the head's cache at which each row's first unread feature belongs.
     """
 
@@ -105,8 +106,8 @@ Draw = Callable[[Tensor, Tensor], Draft]
 
 def stacked(drawn: Sequence[Draft]) -> Draft:
     """Join K drafts of one token each (tokens [B]) into one draft of K tokens (tokens [B, K])."""
-    tokens = torch.stack([draft.tokens for draft in drawn], dim=1)
-    return Draft(tokens, torch.stack([draft.probabilities for draft in drawn], dim=1))
+    # `zip` yields the K tensors of tokens, and then those of probabilities.
+    return Draft(*(torch.stack(tensors, 1) for tensors in zip(*drawn, strict=True)))
 
 
 class Head(nn.Module):
@@ -163,7 +164,7 @@ class Head(nn.Module):
         device.
 
         An implementation must not wait for the device. It must change nothing except entries of `cache`, and must not
-        touch slots beyond the first `cache.width`.
+        touch slots beyond the first `cache.width` (which `HeadDrafter` sets before each call).
 
         Args:
             draw: draws tokens, given logits and uniforms.
@@ -173,8 +174,9 @@ class Head(nn.Module):
     def read(self, unread: Unread, cache: SlotCache) -> Any:
         """Read the unread features into the cache, without drafting.
 
-        This is called when a batch begins, with the features of each prompt but the last one. A head without a cache
-        does nothing. The caller ignores the result; only the `draft` of the same class may use it.
+        This is called when a batch begins, with all features of each prompt but its last one: that of the last token is
+        read by the first `draft`. It is not called if each prompt has only one token. A head without a cache does
+        nothing. The caller ignores the result; only the `draft` of the same class may use it.
         """
 
     def num_written(self, num_unread: int, num_draft_tokens: int) -> int:
@@ -221,7 +223,7 @@ class Head(nn.Module):
 
     @property
     def num_outputs_borrowed(self) -> int:
-        """How many times a proposal's pass reads the target's output matrix."""
+        """How many times a proposal's pass reads the target's output matrix (Medusa: once for each of its heads)."""
         return 0 if self.config.own_output else 1
 
     def caches(self) -> list[LayerCache]:
@@ -259,7 +261,7 @@ class LayeredHead(Head):
         super().__init__(config, layer_config.hidden_size)
         layer_config._attn_implementation = "sdpa"
         self.fc = nn.Linear(
-            len(config.layers) * config.target_size, layer_config.hidden_size, bias=False
+            len(config.target_layers) * config.target_size, layer_config.hidden_size, bias=False
         )
         layer: Any = LAYER_STYLES[style]
         self.layers = nn.ModuleList(

@@ -60,7 +60,7 @@ class Medusa(Head):
         """
         text_config = stored.target.config.get_text_config(decoder=True)
         fields = stored.sizes([text_config.num_hidden_layers])
-        num_layers = len(fields["layers"])
+        num_layers = len(fields["target_layers"])
         if num_layers != 1:
             raise stored.refused(f"reads one layer of the target, not {num_layers}")
         if stored.shapes is not None:

@@ -60,8 +60,8 @@ class MtpHead(Eagle3):
     """transformers' multi-token-prediction layer. It drafts as an EAGLE-3 head does, with its own layer in place of the
     head's layers. It uses the target's embedding and output matrix.
 
-    In its configuration, `layers` names the output of the target's last layer, and `transformer` is the result of the
-    target configuration's method `get_mtp_config()`.
+    In its configuration, `target_layers` names the output of the target's last layer, and `transformer` is the result
+    of the target configuration's method `get_mtp_config()`.
     """
 
     name = "mtp"
@@ -213,7 +213,7 @@ def read_mtp(draft: str, target: Checkpoint, *, weights: bool) -> MtpCheckpoint:
     size = vocabulary_size(text_config)
     # The layer drafts as an EAGLE-3 head would that reads only the output of the target's last layer.
     config = HeadConfig(
-        layers=(text_config.num_hidden_layers,),
+        target_layers=(text_config.num_hidden_layers,),
         target_size=text_config.hidden_size,
         vocabulary_size=size,
         draft_vocabulary_size=size,
@@ -230,9 +230,9 @@ def read_mtp(draft: str, target: Checkpoint, *, weights: bool) -> MtpCheckpoint:
             if path is None:
                 continue
             is_index = name == _FILES[0]
-            names = list(weight_map(path) if is_index else load_state_dict(path, "meta"))
+            tensors = list(weight_map(path) if is_index else load_state_dict(path, "meta"))
         patterns = checkpoint.patterns
-        if any(re.search(pattern, name) for pattern in patterns for name in names):
+        if any(re.search(pattern, tensor) for pattern in patterns for tensor in tensors):
             return replace(checkpoint, files=(path,))
         rule = f"needs multi-token-prediction layers, and the weights of {model} hold none"
         raise SettingError("draft", rule, draft)

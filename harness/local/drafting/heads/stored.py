@@ -170,7 +170,7 @@ class StoredHead:
                 )
         vocabulary = vocabulary_size(text_config)
         return {
-            "layers": layers,
+            "target_layers": layers,
             "target_size": text_config.hidden_size,
             "vocabulary_size": vocabulary,
             "draft_vocabulary_size": vocabulary,
