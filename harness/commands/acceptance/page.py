@@ -22,6 +22,7 @@ from harness.results.judging.acceptance import (
     engine_in_words,
     excluded,
     finding_of,
+    has_difference,
 )
 from harness.results.judging.statement import Statement
 from harness.results.rows.acceptance import (
@@ -199,11 +200,14 @@ def _sentences(row: AcceptanceRow, found: AcceptanceFinding) -> list[str]:
             figure = f"as often at draft token {cause.position}"
         accepted = f"{_ACCEPTED[statement.relation]} {cause.condition}"
         sentences.append(f"{accepted}: {statement.interval:×} {figure}")
-    if found.is_in_doubt and found.causes and not found.explaining and not found.differing:
+    was_sought = has_difference(found.engine, found.texts) and any(
+        statement.is_judged for statement in found.causes
+    )
+    if was_sought and not found.explaining and not found.differing:
         left = ""
         if found.texts is not None and found.texts.is_conclusion:
             left = f": the texts may come from another target than {row.model}, or were sampled in another way"
-        sentences.append(f"None of the measured causes explains the low acceptance{left}")
+        sentences.append(f"None of the measured causes explains the acceptance{left}")
     return sentences
 
 
