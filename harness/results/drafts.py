@@ -109,6 +109,7 @@ class Drafts:
         4 and 1 draft tokens were accepted by position: then [10, 7, 4] draft tokens were tested.
         """
         accepted_at, drafting = self.accepted_at, self.drafting
+        # `self.k % 1` is also true for nan.
         if self.tested_at is not None or accepted_at is None or drafting is None or self.k % 1:
             return self.tested_at
         if sum(number > 0 for number in accepted_at) > self.k:

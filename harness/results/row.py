@@ -113,14 +113,14 @@ def _column(kind: str, text: str, unit: str = "", **further: Any) -> Any:
     return field(default=None, metadata=metadata)
 
 
-def setting(text: str, path: str = "", unit: str = "", **words: Any) -> Any:
+def setting(text: str, path: str = "", unit: str = "", **wording: Any) -> Any:
     """A column that contains a setting.
 
     Args:
         path: the name of the setting in the command's settings; empty if the command fills in the column.
-        words: values of `phrase` and `said_as` of `ColumnDescription`.
+        wording: values of `phrase` and `said_as` of `ColumnDescription`.
     """
-    return _column("setting", text, unit, path=path, **words)
+    return _column("setting", text, unit, path=path, **wording)
 
 
 def pooled(pools: Pooling, text: str, unit: str = "", *, per: str = "") -> Any:

@@ -55,7 +55,7 @@ from harness.results.rows.acceptance import (
 from harness.results.statistics import iterations
 from harness.results.statistics.interval import Interval
 from harness.results.statistics.proportions import wilson_interval
-from harness.results.statistics.ratios import Rejections, ratio_of_totals
+from harness.results.statistics.ratios import ExtraIterations, ratio_of_totals
 
 if TYPE_CHECKING:
     from harness.local.drafting.method import Pair
@@ -429,8 +429,8 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
         if shares := self.answers.shares(self.compared_k):
             num_tokens, num_iterations = np.array([*shares.values()]).T
             fewest = iterations.fewest_iterations(num_tokens, self.compared_k)
-            rejections = Rejections(num_iterations, fewest)
-            tokens = ratio_of_totals([num_tokens], [num_iterations], rejections=rejections)
+            extra = ExtraIterations(num_iterations, fewest)
+            tokens = ratio_of_totals([num_tokens], [num_iterations], extra_iterations=extra)
         names = ("acceptance_rate", "mean_acceptance_length", "marginal_acceptance_by_position")
         return {name: columns.get(name) for name in names} | {
             "num_draft_tokens": self.compared_k,

@@ -52,7 +52,7 @@ from numpy.typing import ArrayLike
 
 from harness.results.statistics import Floats
 from harness.results.statistics.interval import Interval
-from harness.results.statistics.ratios import Rejections, ratio_of_totals, totals_by_unit
+from harness.results.statistics.ratios import ExtraIterations, ratio_of_totals, totals_by_unit
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ def cut(chances: ArrayLike) -> Cut:
         proposed += visits * limits
         offers = np.arange(most) < limits[:, np.newaxis]
         tested_at += visits[:, np.newaxis] * reach[:, :-1] * offers
-    # Every cut ends after the last token, so the probability there is 1.
+    # Every cut ends after the last token, so the probability there is 1, and the moments need no division by it.
     _, mean, square = moments[:, :, num_places]
     variance = np.maximum(square - mean**2, 0)
     return Cut(
@@ -195,8 +195,8 @@ def expected_tokens_per_iteration(
     for k, iterations_at_k in enumerate(iterations.T, start=1):
         fewest = fewest_iterations(num_tokens, k)
         totals = totals_by_unit(iterations_at_k, prompts)
-        rejections = Rejections(totals, totals_by_unit(fewest, prompts))
-        intervals.append(ratio_of_totals([tokens], [totals], unit, rejections=rejections))
+        extra = ExtraIterations(totals, totals_by_unit(fewest, prompts))
+        intervals.append(ratio_of_totals([tokens], [totals], unit, extra_iterations=extra))
     return intervals
 
 
