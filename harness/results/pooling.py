@@ -25,6 +25,7 @@ from harness.results.statistics.interval import FEWEST_EFFECTIVE, Coverage, Inte
 from harness.results.statistics.runs import ratio_over_runs
 from harness.results.verdict import AnyRow, judged
 
+# How known values are pooled. (`_pooled` has the rule `same`; columns with the rule `none` are not pooled.)
 _RULES: dict[Pooling, Callable[[Sequence[Any]], Any]] = {
     "mean": fmean,
     "quadratic mean": lambda values: math.hypot(*values) / math.sqrt(len(values)),
@@ -146,7 +147,7 @@ def _digest(names: Sequence[str]) -> str:
 
 def _pooled_figures(rows: Sequence[AnyRow]) -> dict[str, Any]:
     """The figures of an arm over its runs, by field, each pooled by the rule of its column; None if any run lacks the
-    figure.
+    figure, if the rule is `none`, and for empty lists.
 
     Of an interval, only the estimate is pooled: the bounds have no rule. Lists are pooled position by position: the
     mean of [1, 2] and [3] is [2, 2].
@@ -158,24 +159,24 @@ def _pooled_figures(rows: Sequence[AnyRow]) -> dict[str, Any]:
             continue
         assert column.pools is not None, name
         values = [getattr(row, name) for row in rows]
-        if None in values:
+        if None in values or column.pools == "none":
             columns[name] = None
         elif column.type is list:
-            columns[name] = [_pooled(column.pools, place) for place in zip_longest(*values)]
+            pooled_list = [_pooled(column.pools, place) for place in zip_longest(*values)]
+            columns[name] = pooled_list or None
         else:
             weights = [getattr(row, column.per) for row in rows] if column.per else None
             columns[name] = _pooled(column.pools, values, weights)
-        if column.pools == "none" or columns[name] == []:
-            columns[name] = None
     return columns
 
 
 def _pooled(rule: Pooling, values: Sequence[Any], weights: Sequence[Any] | None = None) -> Any:
     """Pool the values of several runs, or of one position of their lists; unknown values are left out.
 
-    None for values of the rule `same` that differ, for the rule `none`, and if no value is known.
+    None for values of the rule `same` that differ, and if no value is known.
 
     Args:
+        rule: any rule except `none`.
         weights: weights of a mean, if all values are known; if any weight is not known or 0, all runs have the same
             weight. None for other rules.
     """
@@ -184,8 +185,6 @@ def _pooled(rule: Pooling, values: Sequence[Any], weights: Sequence[Any] | None 
         return None
     if isinstance(known_values[0], Interval):
         return Interval(_pooled(rule, [value.estimate for value in known_values], weights))
-    if rule == "none":
-        return None
     if rule == "same":
         return known_values[0] if len(set(known_values)) == 1 else None
     is_weighted = weights is not None and all(weights)

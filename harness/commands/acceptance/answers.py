@@ -228,6 +228,7 @@ def _fill_in_drafts(answered: Answered) -> None:
         return
     with suppress(ImpossibleCounts):
         counted_now = counted_drafts(answered.counted, answered.requests)
+        # Totals in the answer itself are replaced only by counts of each position.
         if counted_now is not None and (request.drafts is None or counted_now.accepted_at):
             request.drafts = counted_now
 

@@ -224,6 +224,7 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
         for condition in asked_conditions(settings, has_template, longest, trained, is_given):
             answers = Answers([])
             if not condition.why_not:
+                # Of two commands, the second one is the run as typed.
                 answers = self.source.asked(session, condition)[-1]
                 if placed is not None:
                     answers.read = self._read(
@@ -264,7 +265,8 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
         """Add the rows about a condition: one for all draft tokens together, and one for each position.
 
         Args:
-            answers: empty for a condition that cannot be measured.
+            answers: those under the condition. If it cannot be measured: no answers or, for a condition that reads the
+                same answers, these answers without what the weights predict.
             is_asked: whether new answers were generated under this condition.
         """
         k = self.compared_k

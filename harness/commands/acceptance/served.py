@@ -130,12 +130,12 @@ def likelihood_columns(texts: Sequence[ReadText]) -> dict[str, Any]:
     num_impossible = sum(text.num_impossible for text in texts)
     num_possible = num_tokens - num_impossible
     log_probability = sum(text.log_probability for text in texts)
-    expected = sum(text.expected for text in texts)
+    own_log_probability = sum(text.expected for text in texts)
     deviation = math.sqrt(sum(text.variance for text in texts))
     return {
         "log_probability": log_probability / num_possible if num_possible else None,
-        "own_log_probability": expected / num_possible if num_possible else None,
-        "likelihood_z": (log_probability - expected) / deviation if deviation else None,
+        "own_log_probability": own_log_probability / num_possible if num_possible else None,
+        "likelihood_z": (log_probability - own_log_probability) / deviation if deviation else None,
         "impossible_share": num_impossible / num_tokens,
     }
 

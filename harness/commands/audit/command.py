@@ -91,7 +91,8 @@ def judge(row: PrintedRow) -> list[Check]:
 
 
 def _checks(row: PrintedRow) -> Iterator[Check]:
-    """Yield the checks of a row. Those in which a figure is unknown have `nan` as a bound.
+    """Yield the checks of a row. Those in which a figure is unknown have `nan` as a bound. After the quantities that
+    are compared, each check gets its `least`, `most` and `limit`, the reason, and its `nearly` if there is one.
 
     For example, with K=4 a length of 5.3 is above 5, but at most 5 * 16 / 15 = 5.33: unlikely. And 5.4 is impossible.
     """

@@ -184,6 +184,7 @@ class PrintedFigure(NamedTuple):
         return cls(float(number), max(float(number - half), _LEAST), float(number + half))
 
 
+# Every comparison of its numbers by size is False, and every figure that is computed from it is unknown, too.
 UNKNOWN = PrintedFigure(math.nan, math.nan, math.nan)
 
 
@@ -324,7 +325,9 @@ class PrintedRow:
         """`cost` or `acceptance`, depending on which of the two limits the speed-up more; empty if this is unknown.
 
         In special cases, such as an iteration that costs almost nothing, words about the case are returned instead. The
-        speed-up with every draft token accepted is compared with that at a lower cost, the next of `_ROUND_STEPS`.
+        speed-up with every draft token accepted is compared with that at a lower cost, the next of `_ROUND_STEPS`. For
+        example, with K=4 an iteration yields 3 tokens and costs 2 steps. It would gain 5 / 2 = 2.5× with all tokens
+        accepted, and 3 / 1.5 = 2× at a cost of 1.5 steps: `acceptance` holds it back.
         """
         if self.steps.high < 1 - NOISE:
             return "less than one step"
@@ -380,7 +383,8 @@ def stated_rows(typed: Mapping[str, Sequence[str]], tool: str = "") -> list[Prin
         tool: the tool that printed the figures, a key of `READINGS`.
 
     Raises:
-        SettingError: if a text is not a number of this kind, or if figures have different numbers of texts.
+        SettingError: if a text is not a number of this kind, if figures have different numbers of texts, or if the two
+            speeds have different units.
     """
     number = max(map(len, typed.values()))
     rows = []
@@ -392,12 +396,14 @@ def stated_rows(typed: Mapping[str, Sequence[str]], tool: str = "") -> list[Prin
                 raise SettingError(short, rule, " and ".join(texts))
             text = texts[place % len(texts)]
             name = SHORT_NAMES.get(short, short)
+            # `baseline=24.6ms` is `regular_ms_per_token`.
             unit = re.search(r"\d\s*(ms|s)\b", text)
             if unit and short in ("baseline", "speed"):
                 name = name.replace("tokens_per_second", _SPEEDS_BY_UNIT[unit[1]])
             try:
                 row.figures[name] = PrintedFigure.read(name, text)
             except ValueError as error:
+                # For rates by position, the error says which length to type in their place.
                 if name == "acceptance_rate" and (
                     length := rates_by_position(text, "length={:.3f} K={}")
                 ):
