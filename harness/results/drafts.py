@@ -155,7 +155,9 @@ class Drafts:
         return columns
 
     def columns(self) -> dict[str, Any]:
-        """The rates (`AcceptanceFigures`), by name; None for a rate that the known counts do not determine."""
+        """The rates (columns of `measuring.figures.acceptance`), by name; None for a rate that the counts do not
+        determine.
+        """
         is_known = self.answers > 0
         tokens = _ratio(self.decoded, self.iterations) if is_known else None
         accepted_per_draft = _ratio(self.accepted, self.drafting)

@@ -166,7 +166,9 @@ class Row:
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> Self:
-        """The inverse of `values`. If one bound of an interval is missing, the interval gets no bounds."""
+        """The inverse of `values`. If a bound of an interval is missing or contradicts the estimate, the interval gets
+        no bounds.
+        """
         columns = cls.columns()
         fields_of_row: dict[str, Any] = {}
         for name, value in values.items():

@@ -176,11 +176,12 @@ def _waited(row: ComparedRow) -> str:
     return "" if threads == 1 or row.engine == "server" else f"{threads} threads {waited}"
 
 
-def why_no_ranking(regular_ms: Iterable[float]) -> str:
+def why_no_ranking(regular_ms: Iterable[float | None]) -> str:
     """The reason why drafts of one target cannot be ranked by their speed-ups; empty if no reason is known.
 
     Args:
-        regular_ms: time per token of each run's regular arm. The runs must have the same regular settings.
+        regular_ms: time per token of each run's regular arm; values that are unknown or impossible do not count. The
+            runs must have the same regular settings.
     """
     times = [ms for ms in regular_ms if ms is not None and 0 < ms < math.inf]
     if not times or max(times) <= _MOST_APART * min(times):

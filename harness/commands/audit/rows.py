@@ -276,7 +276,8 @@ class PrintedRow:
     def readings(self) -> dict[str, PrintedFigure]:
         """The tokens per iteration for each meaning of the printed rate, by the kind of tokens of which it is a share.
 
-        If a tool is named, only the tool's kind is used. {} if K or the rate is unknown.
+        If a tool is named, only the tool's kind is used. {} if K or the rate is unknown, or if K does not say how many
+        tokens an iteration drafts.
         """
         return self._readings(self.figure("num_draft_tokens").low)
 

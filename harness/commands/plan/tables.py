@@ -237,7 +237,9 @@ def _plans(runs: Sequence[Run[PlanRow]]) -> Table:
 
 
 def _fits(row: PlanRow) -> str:
-    """`yes`, `no; model=65B_4bit`, or `weights only` if the size of the KV cache is unknown."""
+    """`yes`, `no; model=65B_4bit`, or `weights only` if the size of the KV cache is unknown; the status and the error
+    of a plan that failed.
+    """
     if row.status == "ok":
         return "yes" if row.needed_bytes is not None else "weights only"
     if row.status != "does_not_fit":

@@ -207,7 +207,7 @@ class RecoveryExperiment(Experiment[RecoverySettings, RecoveryRow]):
     that is available.
 
     Attributes:
-        refused: names of the sampling settings that the engine refused, or that may crash it.
+        refused: names of the sampling settings that the engine refused.
         num_skipped: how many prompts were too long.
         has_weights: whether the answers are compared with the model's weights.
         checks: the columns of each check so far.

@@ -73,7 +73,8 @@ def read(paths: Sequence[Path], ids: Sequence[str] = ()) -> Findings:
         ids: the ids of the runs that are wanted, or beginnings of ids; () for all runs.
 
     Raises:
-        SettingError: for a path that does not exist or has no CSV file from harness, and for an id that no run has.
+        SettingError: for a path that does not exist or has no CSV file from harness, if no file has the result of a
+            run, and for an id that no run has.
     """
     findings = _Reader(paths).findings
     for wanted in ids:
@@ -355,7 +356,7 @@ def write(report: ReportContents, output: Path) -> list[Path]:
 
     Raises:
         SettingError: if no file can be written there.
-        RunError: if the disk fails or is full.
+        RunError: for any other error of the file system, such as a full disk.
     """
     # The plots of each page, by the page's question and then by the kind of plot: pairs of a title and an SVG.
     drawn: dict[str, dict[str, list[tuple[str, str]]]] = {}

@@ -196,7 +196,8 @@ def ratio_estimate(
     only if the units are blocks.
 
     Args:
-        numerators, denominators: [num_totals, num_units], not negative. If a denominator is 0, there are no bounds.
+        numerators, denominators: [num_totals, num_units], not negative. A few units may have a denominator of 0; if
+            many have, totals over subsets are 0, and there are no bounds.
         unit: the name of a unit in the coverage.
         lengths: [num_units], the lengths of the units' answers. If fewer than `FEWEST_EFFECTIVE` units are effective,
             there is no interval. None for equal lengths.
