@@ -152,6 +152,7 @@ class Row:
         """Column names in the file's order, each with its description."""
         hints = typing.get_type_hints(cls)
         described = {column.name: _described(column, hints[column.name]) for column in fields(cls)}
+        # After `_FIRST`, the columns of the class itself, and then those of its ancestors.
         order = list(_FIRST)
         for ancestor in cls.__mro__:
             order += inspect.get_annotations(ancestor)

@@ -206,6 +206,7 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
         is_asked_for = settings.causes != "auto"
         has_template = bool(getattr(session.tokenizer, "chat_template", None))
         finding = self._finding(session)
+        # Only an engine in another process may have drafted in another way than its weights here.
         if self.served and (is_asked_for or finding.is_in_doubt):
             conditions = reread_conditions(settings, has_template)
             for condition in conditions:

@@ -102,6 +102,7 @@ def limits(
         if text.rounded is not None:
             exact = expected(text.cut, num_draft_tokens, offset)
             rounded = expected(text.rounded, num_draft_tokens, offset)
+            # To first order, rounding moves the rate by this much, divided by the whole.
             moved = rounded.part - exact.part - rate * (rounded.whole - exact.whole)
             rounding += _ROUNDING_ALLOWANCE * abs(moved) / share.whole
     if offset is None:
@@ -109,6 +110,7 @@ def limits(
         variance = max(variance, _LEAST_VARIANCE * len(texts))
         spread = MOST_DEVIATIONS * math.sqrt(variance)
         low = share.part / (share.whole + spread) - rounding
+        # At least one iteration is needed.
         high = share.part / max(share.whole - spread, 1.0) + rounding
     else:
         # Move the rate away from 0 and 1, where its standard deviation would be 0 (Laplace's rule of succession).

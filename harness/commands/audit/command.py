@@ -92,7 +92,7 @@ def judge(row: PrintedRow) -> list[Check]:
 
 def _checks(row: PrintedRow) -> Iterator[Check]:
     """Yield the checks of a row. Those in which a figure is unknown have `nan` as a bound. After the quantities that
-    are compared, each check gets its `least`, `most` and `limit`, the reason, and its `nearly` if there is one.
+    are compared, each check gets its `least`, `most`, `limit` and reason.
 
     For example, with K=4 a length of 5.3 is above 5, but at most 5 * 16 / 15 = 5.33: unlikely. And 5.4 is impossible.
     """
@@ -117,7 +117,7 @@ def _checks(row: PrintedRow) -> Iterator[Check]:
             compared = "acceptance rate with tokens per iteration"
             nearest = min(map(length.apart, row.readings.values()))
             reason = _unlike_lengths(row, length)
-            yield Check(row, claim, compared, nearest, _MEANS, math.inf, reason, 1 + NOISE)
+            yield Check(row, claim, compared, nearest, _MEANS, math.inf, reason, nearly=1 + NOISE)
     for what, speedup in row.speedups.items():
         claim = f"speed-up {speedup:×} {what}"
         if what == PRINTED:
@@ -151,7 +151,7 @@ def _checks(row: PrintedRow) -> Iterator[Check]:
             )
             reason = f"is not the ratio of both speeds, {ratio:×}, unless {why}"
             compared = "speed-up with both speeds"
-            yield Check(row, claim, compared, apart, _MEANS, math.inf, reason, 1 + NOISE)
+            yield Check(row, claim, compared, apart, _MEANS, math.inf, reason, nearly=1 + NOISE)
 
 
 def _unlike_lengths(row: PrintedRow, length: PrintedFigure) -> str:

@@ -58,9 +58,9 @@ def plan_page(runs: Sequence[Run[PlanRow]]) -> Page | None:
         least = f"the least time for reading the weights on {' or '.join(slowest)}"
         if any((row.num_gpus or 0) > 1 for row in rows):
             least += ", one GPU at a time"
-        others = [rates[0][0] for row in rows if len(rates := _rates(row)) > 1]
-        if others:
-            least += f", the slowest GPU of its size: gpu_memory='{others[0]}' names another"
+        fastest_gpus = [rates[0][0] for row in rows if len(rates := _rates(row)) > 1]
+        if fastest_gpus:
+            least += f", the slowest GPU of its size: gpu_memory='{fastest_gpus[0]}' names another"
         why = [("Time", least)] if slowest else []
         title, tables = title_of_many(rows), [_plans(runs)]
         notes = dict.fromkeys(note for row in rows for note in _notes(row))

@@ -35,6 +35,7 @@ from harness.results.statistics.drawn_tokens import (
 )
 
 _TITLE = "Is it lossless?"
+# The styles of verdicts. An unfinished run has its status in place of a verdict (`Checks.verdict`).
 _STYLES: dict[str, Style] = {"lossless": "good", "lossy": "bad", "undecided": "warning"}
 
 

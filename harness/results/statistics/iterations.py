@@ -139,12 +139,15 @@ def cut(chances: ArrayLike) -> Cut:
     for index in range(num_places):
         limits = np.minimum(numbers, offered[index])
         reached = np.append(1, np.cumprod(accepting[index]))
-        # [M, M + 1], the probability that at least 0, 1, ... draft tokens are accepted; `ends`: exactly 0, 1, ...
+        # [M, M + 1], the probability that at least 0, 1, ... draft tokens are accepted; `ends`: exactly 0, 1, ... With
+        # chances of 0.4 and 0.5, `reach` is [[1, 0.4, 0], [1, 0.4, 0.2]] for K=1 and K=2, and `ends` is
+        # [[0.6, 0.4, 0], [0.6, 0.2, 0.2]].
         reach = np.where(np.arange(most + 1) <= limits[:, np.newaxis], reached, 0)
         ends = reach - np.append(reach[:, 1:], np.zeros((most, 1)), axis=1)
         visits, counts, squares = moments[:, :, index]
         # With one more iteration: the expected numbers are E[i + 1], and E[(i + 1)^2] = E[i^2] + 2 E[i] + 1.
         counted = np.stack([visits, counts + visits, squares + 2 * counts + visits])
+        # An iteration that accepts m draft tokens ends after token index + 1 + m, and the next one begins there.
         moments[:, :, index + 1 : index + most + 2] += counted[:, :, np.newaxis] * ends
         accepted_at += visits[:, np.newaxis] * reach[:, 1:]
         drafting += visits * (limits > 0)
