@@ -118,8 +118,8 @@ class Drafts:
 
     @property
     def longest(self) -> int:
-        """The most draft tokens of an iteration: the number of positions, or otherwise the mean, rounded up; 0 if
-        neither is known.
+        """The most draft tokens of an iteration: the number of positions; otherwise the mean over all iterations,
+        rounded up, which is too low if some iterations draft nothing; 0 if neither is known.
         """
         if self.tested is not None:
             return len(self.tested)
