@@ -46,8 +46,8 @@ def merge(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
     2. the newest run that succeeded;
     3. the newest run, if it has figures.
 
-    A pooled row that was read from a file replaces the runs that it pools. A failure counts until a newer run of the
-    same measurement succeeds:
+    A pooled row that was read from a file replaces the runs that it pools. A failure is a run with any status except
+    `ok`. It counts until a newer run of the same measurement succeeds:
 
         ok, failed, ok     the two successes are shown, and no failure
         ok, failed         the success is shown, and the failure counts

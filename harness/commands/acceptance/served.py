@@ -184,6 +184,8 @@ def served_columns(
     why = None
     if not are_own(texts):
         why = "the texts are not the model's"
+    # Arrivals are believed only if they agree with the weights: tokens that arrive together need not be those of one
+    # iteration.
     elif counted is None and (arrived is None or weights.excludes(arrived)):
         why = "the engine does not report what it accepted"
         if impossible is not None:

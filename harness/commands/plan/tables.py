@@ -204,6 +204,7 @@ def _steps(row: PlanRow, num_plans: int) -> Iterator[NextStep]:
         # Name the pair, because the preset on the command line may name other pairs, too.
         changes = [f"model={row.model}", f"draft={row.draft or 'none'}"]
         leaving_out += ["experiment", "pair"]
+    # K is named if `acceptance=3.2@4` may have set it, or if it may distinguish this plan from others.
     if row.predicted_speedup is not None or (num_plans > 1 and row.draft):
         changes.append(f"K={row.num_draft_tokens}")
     command = typed_again(shlex.join(changes), command="latency", leaving_out=leaving_out)

@@ -282,6 +282,7 @@ class Workload:
         for answer in answers:
             request = answer.request
             is_of_run = request.prompt in self._prompts
+            # Answers to variants of the prompts, and those that were left midway, are not continued.
             if request.is_greedy and request.is_compared and is_of_run:
                 # Any prompt of the run can serve as the user's next message.
                 next_turn = self._prompts[request.index % len(self._prompts)]

@@ -51,7 +51,8 @@ class Findings:
 
     Attributes:
         runs: the runs with figures, each measurement once, the oldest first.
-        failures: runs without a full result: `failed`, `interrupted` or `incomplete`.
+        failures: runs with another status than `ok`, such as `failed`, `no_verdict` or `incomplete`, after which no run
+            of the same measurement succeeded. Those with figures are in `runs`, too, unless an older run succeeded.
         files: the number of rows in each file that harness wrote and that was read.
         notes: lines about files or rows that could not be read, or were left out.
     """
