@@ -8,10 +8,10 @@ directories (`latency_prompts.csv`).
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import zip_longest
 from operator import attrgetter
 from statistics import fmean
@@ -97,7 +97,7 @@ def _pooled_run(runs: Sequence[Run[Any]]) -> Run[Any] | None:
     # These rows are in no file, so their id lists the runs that they pool. The newest comes first, because ids sort by
     # time.
     ids = ", ".join(reversed(rows[-1].pooled_runs))
-    rows = [dataclasses.replace(row, run=ids) for row in rows]
+    rows = [replace(row, run=ids) for row in rows]
     return Run(rows, runs[-1].file, runs[-1].directory, len(runs), runs)
 
 
@@ -131,12 +131,12 @@ def pooled_rows(runs: Sequence[Sequence[AnyRow]]) -> list[AnyRow]:
     # All runs have the same arms, because they have the same settings.
     for rows_of_arm in zip(*succeeded, strict=True):
         columns = _pooled_figures(rows_of_arm) | common
-        row: Any = dataclasses.replace(rows_of_arm[0], **columns)
+        row: Any = replace(rows_of_arm[0], **columns)
         # The rates of acceptance follow from the added counts, and not from the means of the runs' rates.
         rates = {name: rate for name, rate in row.drafts.columns().items() if rate is not None}
-        pooled.append(dataclasses.replace(row, **rates))
+        pooled.append(replace(row, **rates))
     if len(pooled) > 1:
-        pooled[-1] = dataclasses.replace(pooled[-1], **_speedup(succeeded))
+        pooled[-1] = replace(pooled[-1], **_speedup(succeeded))
     return judged(pooled)
 
 
@@ -216,7 +216,7 @@ def _speedup(runs: Sequence[Sequence[AnyRow]]) -> dict[str, Any]:
     # Of the runs, the one in which most rejections were seen shows what the runs together may have missed.
     coverages = [Coverage.of(rows[-1].speedup) or estimate.covers for rows in runs]
     seen = min(coverages, key=attrgetter("unseen"))
-    covers = dataclasses.replace(
+    covers = replace(
         coverage or estimate.covers,
         num_units=estimate.covers.num_units,
         num_rejecting=seen.num_rejecting,
@@ -225,7 +225,7 @@ def _speedup(runs: Sequence[Sequence[AnyRow]]) -> dict[str, Any]:
         # With `repeats=`, each run has another seed, so sampled texts vary between runs, too.
         own_seeds=len({getattr(rows[-1], "seed", None) for rows in runs}) == len(runs),
     )
-    estimate = dataclasses.replace(estimate, covers=covers)
+    estimate = replace(estimate, covers=covers)
     speedup = estimate.interval()
     # Such a run has no bounds by itself, because of a few long answers, and so the runs together have none.
     if (covers.num_effective or FEWEST_EFFECTIVE) < FEWEST_EFFECTIVE:

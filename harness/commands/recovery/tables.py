@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
+from dataclasses import replace
 from operator import attrgetter
 
 from harness.commands.recovery.rows import RecoveryRow
@@ -100,7 +100,7 @@ def recovery_page(runs: Sequence[Run]) -> Page | None:
         for run in every:
             finding = _finding(run)
             name = run.name.label() if run.name else ""
-            findings.append(dataclasses.replace(finding, text=f"{name}: {finding.text}"))
+            findings.append(replace(finding, text=f"{name}: {finding.text}"))
         return Page(
             title,
             finding=findings,
@@ -111,7 +111,7 @@ def recovery_page(runs: Sequence[Run]) -> Page | None:
     (run,) = every
     # The first row is about greedy texts. The last one has the temperature of the settings. The number of greedy texts
     # is no number of prompts, and the requests in flight are named in other words, so both are left out.
-    asked = dataclasses.replace(run.rows[-1], num_prompts=None, batch_size=None)
+    asked = replace(run.rows[-1], num_prompts=None, batch_size=None)
     in_flight = counted(run.row.batch_size or 1, "request")
     title = heading(run.row, f"{in_flight} in flight · {settings_line([asked])}")
     figures = figures_table(run.deciding, attrgetter("check"), _notes(run))

@@ -132,10 +132,8 @@ def cut(chances: ArrayLike) -> Cut:
     # number of iterations before it and the expected square of this number, both multiplied by that probability.
     moments = np.zeros((3, most, num_places + most + 1))
     moments[0, :, 0] = 1
-    accepted_at = np.zeros((most, most))
-    drafting = np.zeros(most)
-    proposed = np.zeros(most)
-    tested_at = np.zeros((most, most))
+    drafting, proposed = np.zeros((2, most))
+    accepted_at, tested_at = np.zeros((2, most, most))
     for index in range(num_places):
         limits = np.minimum(numbers, offered[index])
         reached = np.append(1, np.cumprod(accepting[index]))
@@ -156,11 +154,10 @@ def cut(chances: ArrayLike) -> Cut:
         tested_at += visits[:, np.newaxis] * reach[:, :-1] * offers
     # Every cut ends after the last token, so the probability there is 1, and the moments need no division by it.
     _, mean, square = moments[:, :, num_places]
-    variance = np.maximum(square - mean**2, 0)
     return Cut(
         num_tokens=num_places,
         iterations=mean,
-        variance=variance,
+        variance=np.maximum(square - mean**2, 0),
         accepted_at=accepted_at,
         drafting=drafting,
         proposed=proposed,
