@@ -140,7 +140,7 @@ def _page_of_draft(draft: Draft) -> Page:
         cause = statement.subject
         note = statement.why or statement.words
         conditions.append(replace(cause, relative=statement.interval, why=note))
-    if found.causes or any(place.served for place in found.typed):
+    if found.causes or any(each.served for each in found.typed):
         title = f"Accepted by condition and draft token, K={k}"
         tables.append(Table.of("causes", title, conditions, _CONDITIONS))
     tables.append(figures_table([row], lambda _: f"K={k}"))
@@ -230,8 +230,8 @@ def _reasons(row: AcceptanceRow, found: AcceptanceFinding) -> list[tuple[str, st
             )
         )
     is_batched = row.text_source == "served" and (row.batch_size or 1) > 1
-    places = [place.served for place in found.typed if place.position]
-    if is_batched and places and not any(places):
+    by_position = [each.served for each in found.typed if each.position]
+    if is_batched and by_position and not any(by_position):
         counts = "the engine's acceptance by draft token: batch_size=1 details=true shows it"
         reasons.append(("Missing", counts))
     if found.engine is None and row.text_source == "served":

@@ -70,7 +70,7 @@ class Check(NamedTuple):
     nearly: float = math.inf
 
     def __str__(self) -> str:
-        return f"{self.row.place}: {self.claim} {self.reason}"
+        return f"{self.row.name}: {self.claim} {self.reason}"
 
     @property
     def verdict(self) -> Verdict:
@@ -230,7 +230,7 @@ def _other_speedups(row: PrintedRow) -> str:
 
 
 _COLUMNS = (
-    Column("row", of="place", text=True),
+    Column("row", of="name", text=True),
     Column("K", of=_printed("num_draft_tokens"), optional=True),
     Column("accepted", of=_printed("acceptance_rate"), optional=True),
     Column("tokens per\niteration", of="tokens", optional=True),
@@ -249,8 +249,8 @@ def audit_page(stated: Sequence[PrintedRow], judged: Sequence[Check]) -> Page:
         stated: the rows, at least one.
         judged: the checks of all rows.
     """
-    excluded = {claim.row.place for claim in judged if claim.verdict == "impossible"}
-    rows = [row for row in stated if row.place not in excluded]
+    excluded = {claim.row.name for claim in judged if claim.verdict == "impossible"}
+    rows = [row for row in stated if row.name not in excluded]
     finding = []
     if judged:
         counts = Counter(claim.verdict for claim in judged)

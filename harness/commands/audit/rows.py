@@ -223,12 +223,12 @@ class PrintedRow:
     """The printed figures of a row.
 
     Attributes:
-        place: the name of the row in messages: `row 3`.
+        name: how messages call the row: `row 3`.
         figures: the stated figures, by names as in `NUMBERS`.
         tool: the tool that printed the acceptance rate, a key of `READINGS`.
     """
 
-    place: str
+    name: str
     figures: dict[str, PrintedFigure] = field(default_factory=dict)
     tool: str = ""
 
@@ -352,7 +352,7 @@ class PrintedRow:
         readings = self.readings
         if self.tool or not readings or self.figure("tokens_per_iteration").is_known:
             return ""
-        texts = [f"{self.place}: the rate is read as of {self.reading} tokens"]
+        texts = [f"{self.name}: the rate is read as of {self.reading} tokens"]
         for name, tokens in readings.items():
             if name != self.reading:
                 steps = tokens.over(self.speedup)
@@ -387,15 +387,15 @@ def stated_rows(typed: Mapping[str, Sequence[str]], tool: str = "") -> list[Prin
         SettingError: if a text is not a number of this kind, if figures have different numbers of texts, or if the two
             speeds have different units.
     """
-    number = max(map(len, typed.values()))
+    num_rows = max(map(len, typed.values()))
     rows = []
-    for place in range(number):
-        row = PrintedRow("the figure" if number == 1 else f"row {place + 1}", tool=tool)
+    for index in range(num_rows):
+        row = PrintedRow("the figure" if num_rows == 1 else f"row {index + 1}", tool=tool)
         for short, texts in typed.items():
-            if len(texts) not in (1, number):
-                rule = f"must have one value, or one for each of {number} rows"
+            if len(texts) not in (1, num_rows):
+                rule = f"must have one value, or one for each of {num_rows} rows"
                 raise SettingError(short, rule, " and ".join(texts))
-            text = texts[place % len(texts)]
+            text = texts[index % len(texts)]
             name = SHORT_NAMES.get(short, short)
             # `baseline=24.6ms` is `regular_ms_per_token`.
             unit = re.search(r"\d\s*(ms|s)\b", text)
