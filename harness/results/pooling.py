@@ -162,7 +162,7 @@ def _pooled_figures(rows: Sequence[AnyRow]) -> dict[str, Any]:
         if None in values or column.pools == "none":
             columns[name] = None
         elif column.type is list:
-            pooled_list = [_pooled(column.pools, place) for place in zip_longest(*values)]
+            pooled_list = [_pooled(column.pools, entries) for entries in zip_longest(*values)]
             columns[name] = pooled_list or None
         else:
             weights = [getattr(row, column.per) for row in rows] if column.per else None
