@@ -141,6 +141,7 @@ class PrintedFigure(NamedTuple):
             if not (sign or faster):
                 raise ValueError(f"may be a part: write +{text} for a gain")
             factor = -0.01 if sign == "-" else 0.01
+            # Read as a rate, because a speed-up cannot be 0, but a gain can.
             percent = cls._rounded("acceptance_rate", digits)
             ends = [1 + factor * percent.low, 1 + factor * percent.high]
             if min(ends) <= 0:
@@ -149,6 +150,7 @@ class PrintedFigure(NamedTuple):
         unit_pattern = next(unit for end, unit in _UNITS.items() if name.endswith(end))
         number = rf"({_NUMBER})\s*({unit_pattern})"
         to = r"\s*(?:to|-|–|…|\.\.+)\s*"
+        # Groups 1 and 2 are the number and its unit. In a range, groups 3 and 4 are its end and the unit of the end.
         cell = re.fullmatch(rf"(?i){number}(?:{to}{number})?\s*(?:[±(\[].*)?", text)
         if cell is None:
             raise ValueError(_NO_NUMBER)
