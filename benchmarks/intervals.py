@@ -30,7 +30,7 @@ from scipy.stats import norm as normal
 
 from harness.results.statistics.interval import DASH, Interval
 from harness.results.statistics.multiplicity import relative_to
-from harness.results.statistics.ratios import Rejections, ratio_of_totals
+from harness.results.statistics.ratios import ExtraIterations, ratio_of_totals
 from harness.results.statistics.runs import ratio_over_runs
 from harness.results.statistics.stopping import CONFIDENCE_OF_LOOKS, is_precise, looks
 
@@ -219,7 +219,7 @@ def held_where_rare(
     truth = tops.sum() / bottoms.sum()
     for _ in range(num_repetitions):
         top, bottom, *counts = draw(rng, num_prompts)
-        interval = ratio_of_totals([top], [bottom], rejections=Rejections(*counts))
+        interval = ratio_of_totals([top], [bottom], extra_iterations=ExtraIterations(*counts))
         assert interval.covers is not None
         if is_noted == (interval.covers.num_rejecting is not None):
             yield holds(interval, truth)

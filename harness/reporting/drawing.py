@@ -72,8 +72,8 @@ def curve_plots(
     *,
     doubling: bool = False,
 ) -> list[Plot]:
-    """Draw speed-ups with their bounds: a plot for each panel that has points, all on the same scale. Only the first
-    `MOST_PLOTS` such panels are drawn, and only the first `_MOST_CURVES` curves of each.
+    """Draw speed-ups with their bounds: a plot for each panel that has points, all on the same scale of speed-ups. Only
+    the first `MOST_PLOTS` such panels are drawn, and only the first `_MOST_CURVES` curves of each.
 
     Args:
         panels: the title, the label of the speed-ups' axis, and the curves of each plot.

@@ -193,6 +193,7 @@ def _words_of_servers(rows: Sequence[RunRow], names: Sequence[Name]) -> list[str
         in_both: list[str] = []
         alone = [word for word in others if word not in its_words]
         if row.draft == SECOND_COMMAND and len(set(words)) == 2:
+            # Two different commands are compared: each is named by the words that the other one lacks.
             first, second = (re.findall(_FLAG_OR_WORD, command) for command in words)
             in_both = [word for word in others if word in second]
             its_words = [word for word in second if word not in first]

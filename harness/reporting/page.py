@@ -73,7 +73,8 @@ class Page:
         why: reasons, as pairs of a name and a sentence, such as `("Why", "83 % accepted")`.
         next: next steps, the most useful first.
         statements: the statements about runs, as values; the findings are sentences made from these.
-        plots: makes matplotlib figures with titles, by the kind of plot; it is called only for a report's files.
+        plots: makes matplotlib figures with titles, by the kind of plot; it is called only for a report's files. `dict`
+            makes none.
         parts: pages about one series of runs each, which are shown below each other under their titles.
         without_verdict: runs about which the page concludes nothing.
     """
@@ -96,7 +97,9 @@ class Page:
 
 
 def without(title: str, shared: str) -> str:
-    """Return the parts of a title that the title of a larger group of runs does not contain."""
+    """Return the parts of a title that the title of a larger group of runs does not contain: `K=4` for the titles
+    `13B + 7B · K=4` and `13B + 7B · greedy`.
+    """
     return " · ".join(words for words in title.split(" · ") if words not in shared.split(" · "))
 
 
@@ -201,8 +204,10 @@ def in_short(page: Page, *, rest: str = "details=true") -> Document:
 
 def in_full(page: Page) -> Document:
     """The whole page: every doubt, finding and table. Tables for reference are shown only in files."""
+    # A page that only has tables for a terminal shows these.
     tables = page.full_tables or page.tables
     lines = _top(page, in_full)
+    # A title of a table is printed below an empty line.
     if page.finding and not (tables and tables[0].title):
         lines.append(Line(""))
     lines += tables[:1]

@@ -140,13 +140,13 @@ class Table:
         return cls(key, title, tuple(columns), tuple(rows), **details)
 
     @classmethod
-    def from_lines(cls, key: str, lines: Iterable[tuple[str, str | None]], title: str = "") -> Self:
-        """Make a table of names and values, one pair per line. Lines without a value are left out. A name that is equal
-        to the name above it is left empty.
+    def from_lines(cls, key: str, lines: Iterable[tuple[str, str | None]]) -> Self:
+        """Make a table, without a title, of names and values, one pair per line. Lines without a value are left out. A
+        name that is equal to the name above it is left empty.
         """
         rows = tuple(TableRow(line) for line in lines if line[1])
         columns = (Column("", text=True, once=True), Column("", text=True))
-        return cls(key, title, columns, rows, look="lines")
+        return cls(key, "", columns, rows, look="lines")
 
     def first(self, num_rows: int) -> Table:
         """The table with at most `num_rows` rows, and with a note if rows were left out."""

@@ -45,10 +45,10 @@ def typed_again(changes: str, *, command: str = "", leaving_out: Collection[str]
     # Directories (`hydra.run.dir`, `hydra.sweep.dir`) belong only to the typed run, and are left out.
     replaced = ["details", "dir", *leaving_out, *map(setting_in, changing)]
     kept = []
-    for place, word in enumerate(words.typed, start=1):
+    for number, word in enumerate(words.typed, start=1):
         name = setting_in(word)
         # If a setting was typed twice, only the last value counts.
-        is_last = name not in map(setting_in, words.typed[place:])
+        is_last = name not in map(setting_in, words.typed[number:])
         if is_last and not any(_is_replaced(name, by) for by in replaced):
             kept.append(word)
     if command:

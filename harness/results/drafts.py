@@ -109,6 +109,7 @@ class Drafts:
         4 and 1 draft tokens were accepted by position: then [10, 7, 4] draft tokens were tested.
         """
         accepted_at, drafting = self.accepted_at, self.drafting
+        # `self.k % 1` is also true for nan.
         if self.tested_at is not None or accepted_at is None or drafting is None or self.k % 1:
             return self.tested_at
         if sum(number > 0 for number in accepted_at) > self.k:
@@ -117,8 +118,8 @@ class Drafts:
 
     @property
     def longest(self) -> int:
-        """The most draft tokens of an iteration: the number of positions, or otherwise the mean, rounded up; 0 if
-        neither is known.
+        """The most draft tokens of an iteration: the number of positions; otherwise the mean over all iterations,
+        rounded up, which is too low if some iterations draft nothing; 0 if neither is known.
         """
         if self.tested is not None:
             return len(self.tested)
@@ -154,7 +155,9 @@ class Drafts:
         return columns
 
     def columns(self) -> dict[str, Any]:
-        """The rates (`AcceptanceFigures`), by name; None for a rate that the known counts do not determine."""
+        """The rates (columns of `measuring.figures.acceptance`), by name; None for a rate that the counts do not
+        determine.
+        """
         is_known = self.answers > 0
         tokens = _ratio(self.decoded, self.iterations) if is_known else None
         accepted_per_draft = _ratio(self.accepted, self.drafting)

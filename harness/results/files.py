@@ -52,7 +52,7 @@ def append_rows(path: str | Path, rows: Sequence[Row]) -> Path:
 
     The directory is created if necessary. A file with other columns, or one that ends inside a quoted cell, is not
     changed. The rows are then appended to the first of `<stem>-2.csv`, `<stem>-3.csv` and so on that has the same
-    columns, in any order, or that does not exist yet.
+    columns, in any order, or that is empty or does not exist yet.
 
     Returns:
         The file to which the rows were appended; `path` if there are no rows.
@@ -86,6 +86,9 @@ def append_rows(path: str | Path, rows: Sequence[Row]) -> Path:
 def read_rows(path: str | Path, kind: type[AnyRow]) -> list[AnyRow]:
     """The rows of one kind in a shared CSV file and its numbered siblings (`latency-2.csv`, ...), up to the first
     number without a file; [] if there is no file. Rows that cannot be read are left out.
+
+    Raises:
+        OSError: if a file cannot be read.
     """
     rows: list[AnyRow] = []
     for file in itertools.takewhile(Path.exists, _numbered(Path(path))):
@@ -94,7 +97,11 @@ def read_rows(path: str | Path, kind: type[AnyRow]) -> list[AnyRow]:
 
 
 def rows_in(path: Path, kind: type[AnyRow]) -> list[AnyRow]:
-    """The rows of one kind in one CSV file; [] if there is no file."""
+    """The rows of one kind in one CSV file; [] if there is no file.
+
+    Raises:
+        OSError: if the file cannot be read.
+    """
     if not path.exists():
         return []
     # Rows of a subclass have all columns of this kind and more. `read_file` must know the subclasses to distinguish

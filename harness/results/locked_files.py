@@ -78,7 +78,8 @@ def locked(path: str | Path, setting: str | None = None) -> Iterator[LockedFile]
 
     Raises:
         RunError: for any OSError within the block or while locking, and if another process holds the lock for a minute.
-        SettingError: instead of a RunError, if `setting` is given and the disk itself has not failed (`DISK_ERRORS`).
+        SettingError: instead of the RunError for an OSError, if `setting` is given and the disk itself has not failed
+            (`DISK_ERRORS`).
     """
     path = Path(path)
     target = Path(os.path.realpath(path))
@@ -158,7 +159,7 @@ class LockedFile:
         self._note.unlink()
 
     def remove_unfinished(self) -> None:
-        """Remove bytes that another process began to append but did not finish."""
+        """Remove bytes that this process or an earlier one began to append but did not finish."""
         if not self._note.exists():
             return
         if self.path.exists():

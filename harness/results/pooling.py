@@ -8,10 +8,10 @@ directories (`latency_prompts.csv`).
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import zip_longest
 from operator import attrgetter
 from statistics import fmean
@@ -25,6 +25,7 @@ from harness.results.statistics.interval import FEWEST_EFFECTIVE, Coverage, Inte
 from harness.results.statistics.runs import ratio_over_runs
 from harness.results.verdict import AnyRow, judged
 
+# How known values are pooled. (`_pooled` has the rule `same`; columns with the rule `none` are not pooled.)
 _RULES: dict[Pooling, Callable[[Sequence[Any]], Any]] = {
     "mean": fmean,
     "quadratic mean": lambda values: math.hypot(*values) / math.sqrt(len(values)),
@@ -45,8 +46,8 @@ def merge(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
     2. the newest run that succeeded;
     3. the newest run, if it has figures.
 
-    A pooled row that was read from a file replaces the runs that it pools. A failure counts until a newer run of the
-    same measurement succeeds:
+    A pooled row that was read from a file replaces the runs that it pools. A failure is a run with any status except
+    `ok`. It counts until a newer run of the same measurement succeeds:
 
         ok, failed, ok     the two successes are shown, and no failure
         ok, failed         the success is shown, and the failure counts
@@ -96,7 +97,7 @@ def _pooled_run(runs: Sequence[Run[Any]]) -> Run[Any] | None:
     # These rows are in no file, so their id lists the runs that they pool. The newest comes first, because ids sort by
     # time.
     ids = ", ".join(reversed(rows[-1].pooled_runs))
-    rows = [dataclasses.replace(row, run=ids) for row in rows]
+    rows = [replace(row, run=ids) for row in rows]
     return Run(rows, runs[-1].file, runs[-1].directory, len(runs), runs)
 
 
@@ -130,12 +131,12 @@ def pooled_rows(runs: Sequence[Sequence[AnyRow]]) -> list[AnyRow]:
     # All runs have the same arms, because they have the same settings.
     for rows_of_arm in zip(*succeeded, strict=True):
         columns = _pooled_figures(rows_of_arm) | common
-        row: Any = dataclasses.replace(rows_of_arm[0], **columns)
+        row: Any = replace(rows_of_arm[0], **columns)
         # The rates of acceptance follow from the added counts, and not from the means of the runs' rates.
         rates = {name: rate for name, rate in row.drafts.columns().items() if rate is not None}
-        pooled.append(dataclasses.replace(row, **rates))
+        pooled.append(replace(row, **rates))
     if len(pooled) > 1:
-        pooled[-1] = dataclasses.replace(pooled[-1], **_speedup(succeeded))
+        pooled[-1] = replace(pooled[-1], **_speedup(succeeded))
     return judged(pooled)
 
 
@@ -146,7 +147,7 @@ def _digest(names: Sequence[str]) -> str:
 
 def _pooled_figures(rows: Sequence[AnyRow]) -> dict[str, Any]:
     """The figures of an arm over its runs, by field, each pooled by the rule of its column; None if any run lacks the
-    figure.
+    figure, if the rule is `none`, and for empty lists.
 
     Of an interval, only the estimate is pooled: the bounds have no rule. Lists are pooled position by position: the
     mean of [1, 2] and [3] is [2, 2].
@@ -158,24 +159,24 @@ def _pooled_figures(rows: Sequence[AnyRow]) -> dict[str, Any]:
             continue
         assert column.pools is not None, name
         values = [getattr(row, name) for row in rows]
-        if None in values:
+        if None in values or column.pools == "none":
             columns[name] = None
         elif column.type is list:
-            columns[name] = [_pooled(column.pools, place) for place in zip_longest(*values)]
+            pooled_list = [_pooled(column.pools, entries) for entries in zip_longest(*values)]
+            columns[name] = pooled_list or None
         else:
             weights = [getattr(row, column.per) for row in rows] if column.per else None
             columns[name] = _pooled(column.pools, values, weights)
-        if column.pools == "none" or columns[name] == []:
-            columns[name] = None
     return columns
 
 
 def _pooled(rule: Pooling, values: Sequence[Any], weights: Sequence[Any] | None = None) -> Any:
     """Pool the values of several runs, or of one position of their lists; unknown values are left out.
 
-    None for values of the rule `same` that differ, for the rule `none`, and if no value is known.
+    None for values of the rule `same` that differ, and if no value is known.
 
     Args:
+        rule: any rule except `none`.
         weights: weights of a mean, if all values are known; if any weight is not known or 0, all runs have the same
             weight. None for other rules.
     """
@@ -184,8 +185,6 @@ def _pooled(rule: Pooling, values: Sequence[Any], weights: Sequence[Any] | None 
         return None
     if isinstance(known_values[0], Interval):
         return Interval(_pooled(rule, [value.estimate for value in known_values], weights))
-    if rule == "none":
-        return None
     if rule == "same":
         return known_values[0] if len(set(known_values)) == 1 else None
     is_weighted = weights is not None and all(weights)
@@ -217,7 +216,7 @@ def _speedup(runs: Sequence[Sequence[AnyRow]]) -> dict[str, Any]:
     # Of the runs, the one in which most rejections were seen shows what the runs together may have missed.
     coverages = [Coverage.of(rows[-1].speedup) or estimate.covers for rows in runs]
     seen = min(coverages, key=attrgetter("unseen"))
-    covers = dataclasses.replace(
+    covers = replace(
         coverage or estimate.covers,
         num_units=estimate.covers.num_units,
         num_rejecting=seen.num_rejecting,
@@ -226,7 +225,7 @@ def _speedup(runs: Sequence[Sequence[AnyRow]]) -> dict[str, Any]:
         # With `repeats=`, each run has another seed, so sampled texts vary between runs, too.
         own_seeds=len({getattr(rows[-1], "seed", None) for rows in runs}) == len(runs),
     )
-    estimate = dataclasses.replace(estimate, covers=covers)
+    estimate = replace(estimate, covers=covers)
     speedup = estimate.interval()
     # Such a run has no bounds by itself, because of a few long answers, and so the runs together have none.
     if (covers.num_effective or FEWEST_EFFECTIVE) < FEWEST_EFFECTIVE:

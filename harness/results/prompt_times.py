@@ -77,7 +77,7 @@ def pairs_by_unit(
     """The pairs of `pairs_of`, grouped by unit.
 
     Args:
-        unit_of: returns the key of an answer's unit; None for the units of intervals.
+        unit_of: returns the key of an answer's unit; None for the units over which intervals are computed (`Unit`).
     """
     pairs = pairs_of(prompts)
     if unit_of is not None:
@@ -110,6 +110,7 @@ def wait_for(
     answers with 10 and 20 tokens, which took 300 ms, adds 300 ms and 15 tokens.
 
     Args:
+        answers: the answers of one arm.
         is_batched: whether the answers were decoded in batches.
         after_first: leave out the first token of each answer, and the time until it, if this time is known.
     """
@@ -134,6 +135,7 @@ def waits_by_unit(
     """
     waits = {}
     for unit, pairs in units.items():
+        # `zip` makes two groups of these pairs: all regular answers, and all speculative ones.
         regular, speculative = (
             wait_for(answers, is_batched, after_first=after_first)
             for answers in zip(*pairs, strict=True)
@@ -156,7 +158,7 @@ def common_times(runs: Sequence[Mapping[Unit, BothArms]]) -> tuple[Floats, Float
     """
     units = [unit for unit in runs[0] if all(unit in waits for waits in runs)]
     waits = np.array([[waits_of_run[unit] for unit in units] for waits_of_run in runs])
-    # [num_runs, num_units, arm, ms or tokens]
+    # [num_runs, num_units, arm, ms or tokens], even if there are no units.
     waits = waits.reshape(len(runs), len(units), 2, 2)
     # [2 num_runs, num_units, ms or tokens]: first the regular arms of all runs, then the speculative ones.
     each_arm = np.concatenate([waits[:, :, 0], waits[:, :, 1]])

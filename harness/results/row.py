@@ -113,14 +113,14 @@ def _column(kind: str, text: str, unit: str = "", **further: Any) -> Any:
     return field(default=None, metadata=metadata)
 
 
-def setting(text: str, path: str = "", unit: str = "", **words: Any) -> Any:
+def setting(text: str, path: str = "", unit: str = "", **wording: Any) -> Any:
     """A column that contains a setting.
 
     Args:
         path: the name of the setting in the command's settings; empty if the command fills in the column.
-        words: values of `phrase` and `said_as` of `ColumnDescription`.
+        wording: values of `phrase` and `said_as` of `ColumnDescription`.
     """
-    return _column("setting", text, unit, path=path, **words)
+    return _column("setting", text, unit, path=path, **wording)
 
 
 def pooled(pools: Pooling, text: str, unit: str = "", *, per: str = "") -> Any:
@@ -152,6 +152,7 @@ class Row:
         """Column names in the file's order, each with its description."""
         hints = typing.get_type_hints(cls)
         described = {column.name: _described(column, hints[column.name]) for column in fields(cls)}
+        # After `_FIRST`, the columns of the class itself, and then those of its ancestors.
         order = list(_FIRST)
         for ancestor in cls.__mro__:
             order += inspect.get_annotations(ancestor)
@@ -166,7 +167,9 @@ class Row:
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> Self:
-        """The inverse of `values`. If one bound of an interval is missing, the interval gets no bounds."""
+        """The inverse of `values`. If a bound of an interval is missing or contradicts the estimate, the interval gets
+        no bounds.
+        """
         columns = cls.columns()
         fields_of_row: dict[str, Any] = {}
         for name, value in values.items():

@@ -79,7 +79,8 @@ _MOST_SPEEDUP = 1e6
 class ArmEvidence:
     """The known facts about one arm, by which it is decided whether the arms can be compared.
 
-    Each field is named like the column from which it is read.
+    Each field is named like the column from which it is read, which `harness help columns all` explains. `lengths`,
+    `read`, `drawn` and `in_turns` have no column.
 
     Attributes:
         lengths: number of tokens of each answer, by the index of its request; empty if only the total is known.
@@ -175,11 +176,12 @@ def _waited(row: ComparedRow) -> str:
     return "" if threads == 1 or row.engine == "server" else f"{threads} threads {waited}"
 
 
-def why_no_ranking(regular_ms: Iterable[float]) -> str:
+def why_no_ranking(regular_ms: Iterable[float | None]) -> str:
     """The reason why drafts of one target cannot be ranked by their speed-ups; empty if no reason is known.
 
     Args:
-        regular_ms: time per token of each run's regular arm. The runs must have the same regular settings.
+        regular_ms: time per token of each run's regular arm; values that are unknown or impossible do not count. The
+            runs must have the same regular settings.
     """
     times = [ms for ms in regular_ms if ms is not None and 0 < ms < math.inf]
     if not times or max(times) <= _MOST_APART * min(times):
@@ -455,14 +457,13 @@ def judged(
     Args:
         rows: at least one row.
         further: for each arm, by name, values for the fields of its evidence that have no column; None for rows that
-            were read from a file.
+            were read from a file. Rows that were refused when they were written keep that reason.
     """
     drawn = rows[0].ignore_eos is False and bool(rows[0].temperature)
     in_turns = (rows[0].settings or {}).get("prompts.turns") == "all"
     evidence = [ArmEvidence.of(vars(row), drawn=drawn, in_turns=in_turns) for row in rows]
     if [arm.arm for arm in evidence] != ["regular", "speculative"] or not evidence[1].num_prompts:
         return list(rows)
-    # Rows that were refused when they were written keep their reason.
     reason = rows[1].error
     if rows[1].status != NO_VERDICT:
         regular, speculative = (
@@ -471,7 +472,7 @@ def judged(
         is_second = rows[1].draft == SECOND_COMMAND
         if rows[1].has_one_server or is_second:
             # A single server serves both arms, and the first of two commands may be any server. So the regular arm may
-            # draft, too.
+            # draft, too. A second command need not draft, unless it asks for drafts.
             regular = replace(regular, drafted=None)
             is_asked = rows[1].num_draft_tokens or getattr(rows[1], "flags_draft", None)
             if rows[1].has_one_server or not is_asked:

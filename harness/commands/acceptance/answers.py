@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -109,7 +108,7 @@ class AnswerSource:
         if 0 < len(answered) < len(self.prompt_set.prompts):
             without = counted(len(self.prompt_set.prompts) - len(answered), "prompt")
             say(f"{without} without an answer left out")
-            self.prompt_set = dataclasses.replace(self.prompt_set, prompts=tuple(answered))
+            self.prompt_set = replace(self.prompt_set, prompts=tuple(answered))
         asked = settings.num_prompts
         automatic = min(len(self.prompt_set.prompts), GIVEN if answered else WRITTEN)
         self.prompts = self.prompt_set.take(automatic if asked == "auto" else asked)
@@ -166,7 +165,7 @@ class AnswerSource:
             if condition.most_prompt_tokens is not None:
                 most, bos_token = condition.most_prompt_tokens, session.tokenizer.bos_token_id
                 short = [last(ids, most, bos_token) for ids in encoded.token_ids]
-                encoded = dataclasses.replace(encoded, token_ids=short, is_cut=True)
+                encoded = replace(encoded, token_ids=short, is_cut=True)
             # The row counts the prompts that were too long in the run as typed.
             if condition.cause is None:
                 self.num_skipped = encoded.num_skipped
@@ -228,6 +227,7 @@ def _fill_in_drafts(answered: Answered) -> None:
         return
     with suppress(ImpossibleCounts):
         counted_now = counted_drafts(answered.counted, answered.requests)
+        # Totals in the answer itself are replaced only by counts of each position.
         if counted_now is not None and (request.drafts is None or counted_now.accepted_at):
             request.drafts = counted_now
 

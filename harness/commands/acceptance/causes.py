@@ -6,8 +6,7 @@ different way (`reread_conditions`). For the other kind the engine gives new ans
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from harness.commands.acceptance.record import AcceptanceSettings
@@ -70,8 +69,8 @@ def reread_conditions(settings: AcceptanceSettings, has_template: bool) -> list[
     why = "" if is_installed("bitsandbytes") else "needs bitsandbytes"
     if settings.model.quantization == "none":
         for bits in ("8bit", "4bit"):
-            model = dataclasses.replace(settings.model, quantization=bits)
-            changed = dataclasses.replace(settings, model=model)
+            model = replace(settings.model, quantization=bits)
+            changed = replace(settings, model=model)
             words = f"the target in {bits[0]} bit"
             conditions.append(Condition("quantization", words, changed, why_not=why))
     return [condition for condition in conditions if condition.cause in settings.chosen_causes]
@@ -82,10 +81,10 @@ def drafted_greedily(condition: Condition) -> Condition:
     tokens.
     """
     draft: Any = condition.settings.draft
-    draft = dataclasses.replace(draft, sampling="greedy")
-    settings = dataclasses.replace(condition.settings, draft=draft)
+    draft = replace(draft, sampling="greedy")
+    settings = replace(condition.settings, draft=draft)
     words = f"{condition.words}, drafted greedily"
-    return dataclasses.replace(condition, settings=settings, words=words)
+    return replace(condition, settings=settings, words=words)
 
 
 def asked_conditions(
@@ -127,8 +126,8 @@ def asked_conditions(
 
 def _at(settings: AcceptanceSettings, temperature: float) -> Any:
     """The settings with this temperature."""
-    decoding = dataclasses.replace(settings.decoding, temperature=temperature)
-    return dataclasses.replace(settings, decoding=decoding)
+    decoding = replace(settings.decoding, temperature=temperature)
+    return replace(settings, decoding=decoding)
 
 
 def _template(settings: AcceptanceSettings, has_template: bool) -> Condition:
@@ -140,6 +139,6 @@ def _template(settings: AcceptanceSettings, has_template: bool) -> Condition:
     changes: dict[str, Any] = {"chat_template": "never" if is_used else "always"}
     if settings.engine.asks_chats:
         server: Any = settings.engine
-        changes["engine"] = dataclasses.replace(server, chat=False)
+        changes["engine"] = replace(server, chat=False)
     words = f"{'without' if is_used else 'with'} the chat template"
-    return Condition("template", words, dataclasses.replace(settings, **changes))
+    return Condition("template", words, replace(settings, **changes))

@@ -55,7 +55,7 @@ from harness.results.rows.acceptance import (
 from harness.results.statistics import iterations
 from harness.results.statistics.interval import Interval
 from harness.results.statistics.proportions import wilson_interval
-from harness.results.statistics.ratios import Rejections, ratio_of_totals
+from harness.results.statistics.ratios import ExtraIterations, ratio_of_totals
 
 if TYPE_CHECKING:
     from harness.local.drafting.method import Pair
@@ -208,6 +208,7 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
         is_asked_for = settings.causes != "auto"
         has_template = bool(getattr(session.tokenizer, "chat_template", None))
         finding = self._finding(session)
+        # Only an engine in another process may have drafted in another way than its weights here.
         if self.served and (is_asked_for or finding.is_in_doubt):
             conditions = reread_conditions(settings, has_template)
             for condition in conditions:
@@ -226,6 +227,7 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
         for condition in asked_conditions(settings, has_template, longest, trained, is_given):
             answers = Answers([])
             if not condition.why_not:
+                # Of two commands, the second one is the run as typed.
                 answers = self.source.asked(session, condition)[-1]
                 if placed is not None:
                     answers.read = self._read(
@@ -266,7 +268,8 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
         """Add the rows about a condition: one for all draft tokens together, and one for each position.
 
         Args:
-            answers: empty for a condition that cannot be measured.
+            answers: those under the condition. If it cannot be measured: no answers or, for a condition that reads the
+                same answers, these answers without what the weights predict.
             is_asked: whether new answers were generated under this condition.
         """
         k = self.compared_k
@@ -431,8 +434,8 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
         if shares := self.answers.shares(self.compared_k):
             num_tokens, num_iterations = np.array([*shares.values()]).T
             fewest = iterations.fewest_iterations(num_tokens, self.compared_k)
-            rejections = Rejections(num_iterations, fewest)
-            tokens = ratio_of_totals([num_tokens], [num_iterations], rejections=rejections)
+            extra = ExtraIterations(num_iterations, fewest)
+            tokens = ratio_of_totals([num_tokens], [num_iterations], extra_iterations=extra)
         names = ("acceptance_rate", "mean_acceptance_length", "marginal_acceptance_by_position")
         return {name: columns.get(name) for name in names} | {
             "num_draft_tokens": self.compared_k,

@@ -22,6 +22,7 @@ from harness.results.judging.acceptance import (
     engine_in_words,
     excluded,
     finding_of,
+    has_difference,
 )
 from harness.results.judging.statement import Statement
 from harness.results.rows.acceptance import (
@@ -139,7 +140,7 @@ def _page_of_draft(draft: Draft) -> Page:
         cause = statement.subject
         note = statement.why or statement.words
         conditions.append(replace(cause, relative=statement.interval, why=note))
-    if found.causes or any(place.served for place in found.typed):
+    if found.causes or any(each.served for each in found.typed):
         title = f"Accepted by condition and draft token, K={k}"
         tables.append(Table.of("causes", title, conditions, _CONDITIONS))
     tables.append(figures_table([row], lambda _: f"K={k}"))
@@ -199,11 +200,14 @@ def _sentences(row: AcceptanceRow, found: AcceptanceFinding) -> list[str]:
             figure = f"as often at draft token {cause.position}"
         accepted = f"{_ACCEPTED[statement.relation]} {cause.condition}"
         sentences.append(f"{accepted}: {statement.interval:×} {figure}")
-    if found.is_in_doubt and found.causes and not found.explaining and not found.differing:
+    was_sought = has_difference(found.engine, found.texts) and any(
+        statement.is_judged for statement in found.causes
+    )
+    if was_sought and not found.explaining and not found.differing:
         left = ""
         if found.texts is not None and found.texts.is_conclusion:
             left = f": the texts may come from another target than {row.model}, or were sampled in another way"
-        sentences.append(f"None of the measured causes explains the low acceptance{left}")
+        sentences.append(f"None of the measured causes explains the acceptance{left}")
     return sentences
 
 
@@ -226,8 +230,8 @@ def _reasons(row: AcceptanceRow, found: AcceptanceFinding) -> list[tuple[str, st
             )
         )
     is_batched = row.text_source == "served" and (row.batch_size or 1) > 1
-    places = [place.served for place in found.typed if place.position]
-    if is_batched and places and not any(places):
+    by_position = [each.served for each in found.typed if each.position]
+    if is_batched and by_position and not any(by_position):
         counts = "the engine's acceptance by draft token: batch_size=1 details=true shows it"
         reasons.append(("Missing", counts))
     if found.engine is None and row.text_source == "served":

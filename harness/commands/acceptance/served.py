@@ -102,6 +102,7 @@ def limits(
         if text.rounded is not None:
             exact = expected(text.cut, num_draft_tokens, offset)
             rounded = expected(text.rounded, num_draft_tokens, offset)
+            # To first order, rounding moves the rate by this much, divided by the whole.
             moved = rounded.part - exact.part - rate * (rounded.whole - exact.whole)
             rounding += _ROUNDING_ALLOWANCE * abs(moved) / share.whole
     if offset is None:
@@ -109,6 +110,7 @@ def limits(
         variance = max(variance, _LEAST_VARIANCE * len(texts))
         spread = MOST_DEVIATIONS * math.sqrt(variance)
         low = share.part / (share.whole + spread) - rounding
+        # At least one iteration is needed.
         high = share.part / max(share.whole - spread, 1.0) + rounding
     else:
         # Move the rate away from 0 and 1, where its standard deviation would be 0 (Laplace's rule of succession).
@@ -130,12 +132,12 @@ def likelihood_columns(texts: Sequence[ReadText]) -> dict[str, Any]:
     num_impossible = sum(text.num_impossible for text in texts)
     num_possible = num_tokens - num_impossible
     log_probability = sum(text.log_probability for text in texts)
-    expected = sum(text.expected for text in texts)
+    own_log_probability = sum(text.expected for text in texts)
     deviation = math.sqrt(sum(text.variance for text in texts))
     return {
         "log_probability": log_probability / num_possible if num_possible else None,
-        "own_log_probability": expected / num_possible if num_possible else None,
-        "likelihood_z": (log_probability - expected) / deviation if deviation else None,
+        "own_log_probability": own_log_probability / num_possible if num_possible else None,
+        "likelihood_z": (log_probability - own_log_probability) / deviation if deviation else None,
         "impossible_share": num_impossible / num_tokens,
     }
 
@@ -182,6 +184,8 @@ def served_columns(
     why = None
     if not are_own(texts):
         why = "the texts are not the model's"
+    # Arrivals are believed only if they agree with the weights: tokens that arrive together need not be those of one
+    # iteration.
     elif counted is None and (arrived is None or weights.excludes(arrived)):
         why = "the engine does not report what it accepted"
         if impossible is not None:

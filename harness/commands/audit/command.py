@@ -70,7 +70,7 @@ class Check(NamedTuple):
     nearly: float = math.inf
 
     def __str__(self) -> str:
-        return f"{self.row.place}: {self.claim} {self.reason}"
+        return f"{self.row.name}: {self.claim} {self.reason}"
 
     @property
     def verdict(self) -> Verdict:
@@ -91,7 +91,8 @@ def judge(row: PrintedRow) -> list[Check]:
 
 
 def _checks(row: PrintedRow) -> Iterator[Check]:
-    """Yield the checks of a row. Those in which a figure is unknown have `nan` as a bound.
+    """Yield the checks of a row. Those in which a figure is unknown have `nan` as a bound. After the quantities that
+    are compared, each check gets its `least`, `most`, `limit` and reason.
 
     For example, with K=4 a length of 5.3 is above 5, but at most 5 * 16 / 15 = 5.33: unlikely. And 5.4 is impossible.
     """
@@ -116,7 +117,7 @@ def _checks(row: PrintedRow) -> Iterator[Check]:
             compared = "acceptance rate with tokens per iteration"
             nearest = min(map(length.apart, row.readings.values()))
             reason = _unlike_lengths(row, length)
-            yield Check(row, claim, compared, nearest, _MEANS, math.inf, reason, 1 + NOISE)
+            yield Check(row, claim, compared, nearest, _MEANS, math.inf, reason, nearly=1 + NOISE)
     for what, speedup in row.speedups.items():
         claim = f"speed-up {speedup:×} {what}"
         if what == PRINTED:
@@ -150,7 +151,7 @@ def _checks(row: PrintedRow) -> Iterator[Check]:
             )
             reason = f"is not the ratio of both speeds, {ratio:×}, unless {why}"
             compared = "speed-up with both speeds"
-            yield Check(row, claim, compared, apart, _MEANS, math.inf, reason, 1 + NOISE)
+            yield Check(row, claim, compared, apart, _MEANS, math.inf, reason, nearly=1 + NOISE)
 
 
 def _unlike_lengths(row: PrintedRow, length: PrintedFigure) -> str:
@@ -229,7 +230,7 @@ def _other_speedups(row: PrintedRow) -> str:
 
 
 _COLUMNS = (
-    Column("row", of="place", text=True),
+    Column("row", of="name", text=True),
     Column("K", of=_printed("num_draft_tokens"), optional=True),
     Column("accepted", of=_printed("acceptance_rate"), optional=True),
     Column("tokens per\niteration", of="tokens", optional=True),
@@ -248,8 +249,8 @@ def audit_page(stated: Sequence[PrintedRow], judged: Sequence[Check]) -> Page:
         stated: the rows, at least one.
         judged: the checks of all rows.
     """
-    excluded = {claim.row.place for claim in judged if claim.verdict == "impossible"}
-    rows = [row for row in stated if row.place not in excluded]
+    excluded = {claim.row.name for claim in judged if claim.verdict == "impossible"}
+    rows = [row for row in stated if row.name not in excluded]
     finding = []
     if judged:
         counts = Counter(claim.verdict for claim in judged)

@@ -141,6 +141,7 @@ class PrintedFigure(NamedTuple):
             if not (sign or faster):
                 raise ValueError(f"may be a part: write +{text} for a gain")
             factor = -0.01 if sign == "-" else 0.01
+            # Read as a rate, because a speed-up cannot be 0, but a gain can.
             percent = cls._rounded("acceptance_rate", digits)
             ends = [1 + factor * percent.low, 1 + factor * percent.high]
             if min(ends) <= 0:
@@ -149,6 +150,7 @@ class PrintedFigure(NamedTuple):
         unit_pattern = next(unit for end, unit in _UNITS.items() if name.endswith(end))
         number = rf"({_NUMBER})\s*({unit_pattern})"
         to = r"\s*(?:to|-|–|…|\.\.+)\s*"
+        # Groups 1 and 2 are the number and its unit. In a range, groups 3 and 4 are its end and the unit of the end.
         cell = re.fullmatch(rf"(?i){number}(?:{to}{number})?\s*(?:[±(\[].*)?", text)
         if cell is None:
             raise ValueError(_NO_NUMBER)
@@ -184,6 +186,7 @@ class PrintedFigure(NamedTuple):
         return cls(float(number), max(float(number - half), _LEAST), float(number + half))
 
 
+# Every comparison of its numbers by size is False, and every figure that is computed from it is unknown, too.
 UNKNOWN = PrintedFigure(math.nan, math.nan, math.nan)
 
 
@@ -222,12 +225,12 @@ class PrintedRow:
     """The printed figures of a row.
 
     Attributes:
-        place: the name of the row in messages: `row 3`.
+        name: how messages call the row: `row 3`.
         figures: the stated figures, by names as in `NUMBERS`.
         tool: the tool that printed the acceptance rate, a key of `READINGS`.
     """
 
-    place: str
+    name: str
     figures: dict[str, PrintedFigure] = field(default_factory=dict)
     tool: str = ""
 
@@ -275,7 +278,8 @@ class PrintedRow:
     def readings(self) -> dict[str, PrintedFigure]:
         """The tokens per iteration for each meaning of the printed rate, by the kind of tokens of which it is a share.
 
-        If a tool is named, only the tool's kind is used. {} if K or the rate is unknown.
+        If a tool is named, only the tool's kind is used. {} if K or the rate is unknown, or if K does not say how many
+        tokens an iteration drafts.
         """
         return self._readings(self.figure("num_draft_tokens").low)
 
@@ -324,7 +328,9 @@ class PrintedRow:
         """`cost` or `acceptance`, depending on which of the two limits the speed-up more; empty if this is unknown.
 
         In special cases, such as an iteration that costs almost nothing, words about the case are returned instead. The
-        speed-up with every draft token accepted is compared with that at a lower cost, the next of `_ROUND_STEPS`.
+        speed-up with every draft token accepted is compared with that at a lower cost, the next of `_ROUND_STEPS`. For
+        example, with K=4 an iteration yields 3 tokens and costs 2 steps. It would gain 5 / 2 = 2.5× with all tokens
+        accepted, and 3 / 1.5 = 2× at a cost of 1.5 steps: `acceptance` holds it back.
         """
         if self.steps.high < 1 - NOISE:
             return "less than one step"
@@ -348,7 +354,7 @@ class PrintedRow:
         readings = self.readings
         if self.tool or not readings or self.figure("tokens_per_iteration").is_known:
             return ""
-        texts = [f"{self.place}: the rate is read as of {self.reading} tokens"]
+        texts = [f"{self.name}: the rate is read as of {self.reading} tokens"]
         for name, tokens in readings.items():
             if name != self.reading:
                 steps = tokens.over(self.speedup)
@@ -380,24 +386,27 @@ def stated_rows(typed: Mapping[str, Sequence[str]], tool: str = "") -> list[Prin
         tool: the tool that printed the figures, a key of `READINGS`.
 
     Raises:
-        SettingError: if a text is not a number of this kind, or if figures have different numbers of texts.
+        SettingError: if a text is not a number of this kind, if figures have different numbers of texts, or if the two
+            speeds have different units.
     """
-    number = max(map(len, typed.values()))
+    num_rows = max(map(len, typed.values()))
     rows = []
-    for place in range(number):
-        row = PrintedRow("the figure" if number == 1 else f"row {place + 1}", tool=tool)
+    for index in range(num_rows):
+        row = PrintedRow("the figure" if num_rows == 1 else f"row {index + 1}", tool=tool)
         for short, texts in typed.items():
-            if len(texts) not in (1, number):
-                rule = f"must have one value, or one for each of {number} rows"
+            if len(texts) not in (1, num_rows):
+                rule = f"must have one value, or one for each of {num_rows} rows"
                 raise SettingError(short, rule, " and ".join(texts))
-            text = texts[place % len(texts)]
+            text = texts[index % len(texts)]
             name = SHORT_NAMES.get(short, short)
+            # `baseline=24.6ms` is `regular_ms_per_token`.
             unit = re.search(r"\d\s*(ms|s)\b", text)
             if unit and short in ("baseline", "speed"):
                 name = name.replace("tokens_per_second", _SPEEDS_BY_UNIT[unit[1]])
             try:
                 row.figures[name] = PrintedFigure.read(name, text)
             except ValueError as error:
+                # For rates by position, the error says which length to type in their place.
                 if name == "acceptance_rate" and (
                     length := rates_by_position(text, "length={:.3f} K={}")
                 ):

@@ -13,8 +13,8 @@ from harness.reporting.names import Name, distinct_names, name_of
 from harness.reporting.table import Line
 from harness.reporting.words import called
 from harness.results.judging.series import (
+    LoadRange,
     Member,
-    Range,
     Series,
     best_of,
     for_vllm,
@@ -65,7 +65,7 @@ class RankedRun(Member):
     @property
     def has_verdict(self) -> bool:
         """Whether the run is complete and allows a conclusion. A run of a single arm needs no interval for that."""
-        return self.is_judged or self.is_arm_alone
+        return self.has_interval or self.is_arm_alone
 
     @property
     def is_reference(self) -> bool:
@@ -262,7 +262,7 @@ class Schedule(NamedTuple):
     """
 
     whose: str
-    ranges: Sequence[Range]
+    ranges: Sequence[LoadRange]
     why_none: str
 
 

@@ -126,7 +126,7 @@ def steps_after_runs(pairs: Sequence[RankedRun]) -> list[NextStep]:
         return []
     if any(not pair.row.was_quiet and (pair.speedup or 0) > (best.speedup or 0) for pair in pairs):
         return [_QUIET]
-    if all(pair.verdict.relation == "below" for pair in pairs if pair.is_judged):
+    if all(pair.verdict.relation == "below" for pair in pairs if pair.has_interval):
         return _free_draft([pair.row for pair in pairs])
     if not best.verdict.pays:
         return _better_interval(best.row, best.verdict)

@@ -58,6 +58,7 @@ class PlanExperiment(Experiment[PlanSettings, PlanRow]):
         notes = list(filter(None, [settings.other_sizes, *(plan.sizes.get("note") or [])]))
         self.figures["bandwidths"] = bandwidths
         if plan.reads is not None:
+            # A head may be unable to draft more, whatever K is.
             most = plan.reads.most_draft_tokens or LARGEST_K
             k = min(num_draft_tokens, most)
             if num_draft_tokens > most:

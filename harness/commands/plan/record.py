@@ -55,6 +55,7 @@ class PlanSettings(RunSettings):
         if isinstance(self.gpus, str):
             is_alone = self.gpu_memory is None
             require(is_alone, "gpus", "must be a number beside gpu_memory", self.gpus)
+            # `gpus=8xA100` becomes `gpu_memory=8xA100`.
             object.__setattr__(self, "gpu_memory", self.gpus)
             object.__setattr__(self, "gpus", None)
         require_at_least(self, gpus=1, prompt_length=1)

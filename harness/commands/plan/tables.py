@@ -58,9 +58,9 @@ def plan_page(runs: Sequence[Run[PlanRow]]) -> Page | None:
         least = f"the least time for reading the weights on {' or '.join(slowest)}"
         if any((row.num_gpus or 0) > 1 for row in rows):
             least += ", one GPU at a time"
-        others = [rates[0][0] for row in rows if len(rates := _rates(row)) > 1]
-        if others:
-            least += f", the slowest GPU of its size: gpu_memory='{others[0]}' names another"
+        fastest_gpus = [rates[0][0] for row in rows if len(rates := _rates(row)) > 1]
+        if fastest_gpus:
+            least += f", the slowest GPU of its size: gpu_memory='{fastest_gpus[0]}' names another"
         why = [("Time", least)] if slowest else []
         title, tables = title_of_many(rows), [_plans(runs)]
         notes = dict.fromkeys(note for row in rows for note in _notes(row))
@@ -204,6 +204,7 @@ def _steps(row: PlanRow, num_plans: int) -> Iterator[NextStep]:
         # Name the pair, because the preset on the command line may name other pairs, too.
         changes = [f"model={row.model}", f"draft={row.draft or 'none'}"]
         leaving_out += ["experiment", "pair"]
+    # K is named if `acceptance=3.2@4` may have set it, or if it may distinguish this plan from others.
     if row.predicted_speedup is not None or (num_plans > 1 and row.draft):
         changes.append(f"K={row.num_draft_tokens}")
     command = typed_again(shlex.join(changes), command="latency", leaving_out=leaving_out)
@@ -237,7 +238,9 @@ def _plans(runs: Sequence[Run[PlanRow]]) -> Table:
 
 
 def _fits(row: PlanRow) -> str:
-    """`yes`, `no; model=65B_4bit`, or `weights only` if the size of the KV cache is unknown."""
+    """`yes`, `no; model=65B_4bit`, or `weights only` if the size of the KV cache is unknown; the status and the error
+    of a plan that failed.
+    """
     if row.status == "ok":
         return "yes" if row.needed_bytes is not None else "weights only"
     if row.status != "does_not_fit":

@@ -9,7 +9,6 @@ reference, only greedy texts are compared (`greedy_check`), and drawn texts stay
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -62,7 +61,8 @@ def scored_checks(asking: Asking, arm: Arm, reference: Reference) -> Iterator[Co
 
     Raises:
         RunError: requests failed, or answers have no token ids.
-        KeyboardInterrupt: the run was interrupted; the checks so far are yielded before.
+        KeyboardInterrupt: the run was interrupted. The checks of the arm under test so far are yielded before; while a
+            regular arm is checked, there are none.
     """
     if isinstance(reference, ReportedReference):
         regular = reference.arm
@@ -89,6 +89,8 @@ def scored_checks(asking: Asking, arm: Arm, reference: Reference) -> Iterator[Co
 def _ask(asking: Asking, arm: Arm, reference: Reference, scores: Scores) -> None:
     """Send an arm two rounds of requests, the second of which continues answers of the first, and score all answers.
 
+    If the reference is this arm itself (`ReportedReference`), the first round also measures the reference's rounding.
+
     Args:
         scores: receives the answers. Afterwards its `so_far` contains the checks.
 
@@ -100,13 +102,15 @@ def _ask(asking: Asking, arm: Arm, reference: Reference, scores: Scores) -> None
     # The mean number of tokens of a drawn text that is not at the one place (`most_drawn`).
     mean_length = (1 + most_drawn(settings.decoding.max_new_tokens)) / 2
     length_at_place = tokens_at_place(settings.decoding)
-    # The number of texts per drawn token: 0.5 / 16.5 + 0.5 / 6 = 0.11 with K=4. It is also the share of tokens that are
-    # not tested, because speculation does not decide the first token of a text.
-    num_texts = (1 - _SHARE_AT_PLACE) / mean_length + _SHARE_AT_PLACE / length_at_place
+    # 0.5 / 16.5 + 0.5 / 6 = 0.11 with K=4. This is also the share of drawn tokens that are not tested, because
+    # speculation does not decide the first token of a text.
+    texts_per_token = (1 - _SHARE_AT_PLACE) / mean_length + _SHARE_AT_PLACE / length_at_place
 
     def num_needed(rounding: float) -> int:
         """The number of drawn tokens that is enough, with 5 % to spare; 0 if no number is."""
-        return math.ceil(1.05 * (asking.token_test.needed(rounding) or 0) / (1 - num_texts))
+        # `needed` counts only tokens that speculation decides.
+        num_decided = asking.token_test.needed(rounding) or 0
+        return math.ceil(1.05 * num_decided / (1 - texts_per_token))
 
     num_tokens = max(_FEWEST_TOKENS, num_needed(rounding=0.0))
     too_few = ""
@@ -123,6 +127,7 @@ def _ask(asking: Asking, arm: Arm, reference: Reference, scores: Scores) -> None
     num_mixed = math.ceil((1 - _SHARE_AT_PLACE) * num_tokens / mean_length / 2)
     workload = Workload(asking)
     first = asking.ask(arm, workload.first_turns(num_mixed), num_in_flight, "asking")
+    # Drawn texts are scored before greedy ones, whose tolerances depend on the rounding that was measured before.
     scores.add([answer for answer in first if not answer.request.is_greedy])
     if isinstance(reference, ReportedReference) and arm is reference.arm:
         texts = [
@@ -130,8 +135,9 @@ def _ask(asking: Asking, arm: Arm, reference: Reference, scores: Scores) -> None
             for answer in first
             if answer.request.is_compared and answer.record.token_ids
         ]
+        # Three times, because the largest 1 % of the differences are left out of this figure. No measurement of the
+        # factor is recorded.
         reference.learn_rounding(texts, 3 * scores.rounding_of_drawn())
-    # Greedy texts are scored last, because their tolerances depend on the rounding that was measured up to here.
     scores.add([answer for answer in first if answer.request.is_greedy])
     scores.look()
     at_place: Sequence[PlannedRequest] = []
@@ -139,14 +145,16 @@ def _ask(asking: Asking, arm: Arm, reference: Reference, scores: Scores) -> None
     drawn = [text for text in scores.drawn if text.answer.request.sampling in asking.samplings[:1]]
     if drawn:
         place = choose_place(drawn)
-        # Draw at the place as many tokens as are left after both rounds of other texts. The second round will draw
-        # about as many as the first one did, in which some texts ended early.
-        num_left = num_tokens - 2 * sum(len(scored.text.tokens) for scored in scores.drawn)
+        # Draw at the place as many tokens as are left after both rounds of other texts, each of which draws about as
+        # many as the first one did. (These may be fewer than planned, because some texts ended early.)
+        drawn_per_round = sum(len(scored.text.tokens) for scored in scores.drawn)
+        num_left = num_tokens - 2 * drawn_per_round
         num_at_place = math.ceil(num_left / length_at_place)
         at_place = workload.at_place(place, num_at_place)
     second = workload.second_turns(first, num_mixed, at_place, num_in_flight)
     for requests in in_batches(second, max(1, math.ceil(len(second) / _NUM_LOOKS))):
-        # The bets are valid at any time, so once a loss is found, no more answers are needed.
+        # The test may be stopped at any time (`results.statistics.bets`), so once a loss is found, no more answers are
+        # needed.
         if is_lossy(scores.so_far):
             break
         scores.add(asking.ask(arm, requests, num_in_flight, "asking, second turns"))
@@ -199,7 +207,7 @@ class RecoveryExperiment(Experiment[RecoverySettings, RecoveryRow]):
     that is available.
 
     Attributes:
-        refused: names of the sampling settings that the engine refused, or that may crash it.
+        refused: names of the sampling settings that the engine refused.
         num_skipped: how many prompts were too long.
         has_weights: whether the answers are compared with the model's weights.
         checks: the columns of each check so far.
@@ -241,7 +249,7 @@ class RecoveryExperiment(Experiment[RecoverySettings, RecoveryRow]):
         }
         rows = [session.row(RecoveryRow, **common | check) for check in self.checks or [{}]]
         return [
-            dataclasses.replace(row, verdict="undecided", finding=row.finding or _LOSSY)
+            replace(row, verdict="undecided", finding=row.finding or _LOSSY)
             if row.lossy and row.verdict == "lossless"
             else row
             for row in rows
@@ -264,7 +272,7 @@ class RecoveryExperiment(Experiment[RecoverySettings, RecoveryRow]):
         session.place(settings.batch_size, longest)
         # All of them, also those that the user leaves out: the engine prepares its calls for these settings.
         tried = [sampling.decoding for sampling in samplings(settings.decoding)]
-        greedy = dataclasses.replace(settings.decoding, temperature=0)
+        greedy = replace(settings.decoding, temperature=0)
         engine = session.open(settings.batch_size, longest, [*tried, greedy])
         arm = engine.arms[-1]
         taken, self.refused = taken_samplings(arm, settings, prompts[0])
@@ -276,8 +284,9 @@ class RecoveryExperiment(Experiment[RecoverySettings, RecoveryRow]):
             ]
             if unknown:
                 names = ", ".join(sampling.name for sampling in unknown)
-                shown = f"top_logprobs={settings.top_logprobs}"
-                say(f"not tested, because {shown} is not enough: {names}")
+                say(
+                    f"not tested, because top_logprobs={settings.top_logprobs} is not enough: {names}"
+                )
             taken = [sampling for sampling in taken if sampling not in unknown]
         # Both arms get the same requests.
         can_end = all(each.traits.stops_at_tokens for each in engine.arms)
@@ -330,14 +339,17 @@ class RecoveryExperiment(Experiment[RecoverySettings, RecoveryRow]):
     def _reference(
         self, session: Session, references: References, prompts: Sequence[Sequence[int]]
     ) -> Reference | None:
-        """The weights, or the regular arm's log-probabilities; None if neither is available.
+        """The weights, or the regular arm's log-probabilities; None if neither is available, and with
+        `reference=weights` if the weights are not.
 
         Raises:
-            SettingError: if the run asks for a regular arm, and there is none.
-            RunError: if the run asks for a regular arm, and that arm does not report log-probabilities of a text.
+            SettingError: if the run asks for a regular arm, and there is none that may report log-probabilities of
+                texts with token ids.
+            RunError: if the run asks for a regular arm, and that arm refuses to report log-probabilities of a text.
         """
         settings = self.settings
-        if settings.reference != "regular":
+        is_asked_for = settings.reference == "regular"
+        if not is_asked_for:
             weights = references.for_tokens()
             if weights is not None or settings.reference == "weights":
                 return weights
@@ -346,7 +358,6 @@ class RecoveryExperiment(Experiment[RecoverySettings, RecoveryRow]):
         regular, *others = engine.arms
         reports_ids = all(arm.traits.reports_token_ids for arm in engine.arms)
         reads_ids = reports_ids and settings.engine.beyond_model is None
-        is_asked_for = settings.reference == "regular"
         if not (others and reads_ids and regular.scores):
             rule = (
                 "needs a second arm (engine.regular_url, or a draft) that sends token ids and"
@@ -382,7 +393,7 @@ def greedy_check(asking: Asking, arm: Arm, regular: Arm | None, references: Refe
     has_weights = references.for_texts() is not None
     if has_weights:
         # Servers differ in whether a text includes the token that ends it.
-        asking = dataclasses.replace(asking, can_end=False)
+        asking = replace(asking, can_end=False)
     # Drawn texts are in flight at the same time to disturb the greedy ones, but they are not tested.
     requests = Workload(asking).first_turns(len(asking.prompts))
     say(f"testing the {arm.name} arm: {len(requests):,} requests, {num_in_flight} in flight")
@@ -396,7 +407,7 @@ def greedy_check(asking: Asking, arm: Arm, regular: Arm | None, references: Refe
         for planned, record in answers:
             parting = references.text_divergence(planned.prompt, record.text, planned.num_tokens)
             # `text_divergence` already reports a text that ends too early, so no length is required here.
-            texts.add(parting, dataclasses.replace(planned, num_tokens=0), record)
+            texts.add(parting, replace(planned, num_tokens=0), record)
     elif regular is not None:
         doing = f"asking the {regular.name} arm"
         expected = asking.ask(regular, [answer.request for answer in answers], 1, doing)

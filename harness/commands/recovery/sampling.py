@@ -6,9 +6,8 @@ would look lossless.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import get_args
 
 import numpy as np
@@ -94,12 +93,12 @@ def samplings(
         names: the settings that are wanted, in the order of the result.
     """
     other = 1.0 if decoding.temperature != 1 else 0.7
-    plain = dataclasses.replace(decoding, temperature=other, top_k=0, top_p=1.0)
+    plain = replace(decoding, temperature=other, top_k=0, top_p=1.0)
     known: dict[SamplingName, Sampling] = {
         "as_asked": Sampling("as asked", decoding),
         "temperature": Sampling(f"temperature={other:g}", plain),
-        "top_k": Sampling("top_k=5", dataclasses.replace(plain, top_k=5)),
-        "top_p": Sampling("top_p=0.8", dataclasses.replace(plain, top_p=0.8)),
+        "top_k": Sampling("top_k=5", replace(plain, top_k=5)),
+        "top_p": Sampling("top_p=0.8", replace(plain, top_p=0.8)),
     }
     return [known[name] for name in names]
 

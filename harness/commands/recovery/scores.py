@@ -200,9 +200,10 @@ class Scores:
         # All tokens that a regular arm does not report share one logit, so their log-probabilities are unknown.
         is_known = (values == own_logits[:, np.newaxis]).sum(-1) == 1
         expected = own_logits - np.logaddexp.reduce(values, axis=-1)
-        for came, own, known in zip(record.logprobs, expected, is_known, strict=False):
-            if came is not None and known:
-                self._logprob_errors.append(abs(came - own))
+        # An engine may send no log-probabilities at all.
+        for sent, own, known in zip(record.logprobs, expected, is_known, strict=False):
+            if sent is not None and known:
+                self._logprob_errors.append(abs(sent - own))
 
     def rounding_of_drawn(self) -> float:
         """How much the log-probabilities that an engine sent with drawn tokens differ from the reference's.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
+from dataclasses import replace
 from operator import attrgetter
 
 from harness.commands.recovery.rows import RecoveryRow
@@ -35,6 +35,7 @@ from harness.results.statistics.drawn_tokens import (
 )
 
 _TITLE = "Is it lossless?"
+# The styles of verdicts. An unfinished run has its status in place of a verdict (`Checks.verdict`).
 _STYLES: dict[str, Style] = {"lossless": "good", "lossy": "bad", "undecided": "warning"}
 
 
@@ -99,7 +100,7 @@ def recovery_page(runs: Sequence[Run]) -> Page | None:
         for run in every:
             finding = _finding(run)
             name = run.name.label() if run.name else ""
-            findings.append(dataclasses.replace(finding, text=f"{name}: {finding.text}"))
+            findings.append(replace(finding, text=f"{name}: {finding.text}"))
         return Page(
             title,
             finding=findings,
@@ -110,7 +111,7 @@ def recovery_page(runs: Sequence[Run]) -> Page | None:
     (run,) = every
     # The first row is about greedy texts. The last one has the temperature of the settings. The number of greedy texts
     # is no number of prompts, and the requests in flight are named in other words, so both are left out.
-    asked = dataclasses.replace(run.rows[-1], num_prompts=None, batch_size=None)
+    asked = replace(run.rows[-1], num_prompts=None, batch_size=None)
     in_flight = counted(run.row.batch_size or 1, "request")
     title = heading(run.row, f"{in_flight} in flight · {settings_line([asked])}")
     figures = figures_table(run.deciding, attrgetter("check"), _notes(run))
@@ -190,6 +191,7 @@ def _next_steps(checks: Checks) -> list[NextStep]:
         return []
     if row.lossy:
         return [*filter(None, [lossless_again(row)])]
+    # The weights may be those of another model than the servers' (`finding`), and there is a regular server.
     if row.finding and (row.regular_url or row.server_command):
         return [NextStep("or compare with the regular server", "reference=regular")]
     is_suspect = row.runner not in (None, "eager")

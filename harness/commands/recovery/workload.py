@@ -9,9 +9,8 @@ most (`choose_place`). All tokens drawn there can be tested as one distribution.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -90,7 +89,7 @@ class PlannedRequest:
         """The request as it is sent to an arm. With `with_logprobs`, the arm is to send the log-probabilities of drawn
         tokens.
         """
-        decoding = dataclasses.replace(
+        decoding = replace(
             self.sampling.decoding, max_new_tokens=self.num_tokens, ignore_eos=not self.ends
         )
         return Request(
@@ -237,7 +236,7 @@ class Workload:
         self._decoding = decoding
         self._samplings = asking.samplings
         self._asking = asking
-        self._greedy = Sampling("greedy", dataclasses.replace(decoding, temperature=0.0))
+        self._greedy = Sampling("greedy", replace(decoding, temperature=0.0))
         self._most = decoding.max_new_tokens
         self._generator = np.random.default_rng(asking.settings.seed)
         self._num_made = 0
@@ -282,6 +281,7 @@ class Workload:
         for answer in answers:
             request = answer.request
             is_of_run = request.prompt in self._prompts
+            # Answers to variants of the prompts, and those that were left midway, are not continued.
             if request.is_greedy and request.is_compared and is_of_run:
                 # Any prompt of the run can serve as the user's next message.
                 next_turn = self._prompts[request.index % len(self._prompts)]
@@ -298,7 +298,7 @@ class Workload:
         """`num` requests that continue `place` with the first sampling setting, each with its own random numbers."""
         length = tokens_at_place(self._decoding)
         requests = [self._plan(place, self._samplings[0], length) for _ in range(num)]
-        return [dataclasses.replace(request, is_at_place=True) for request in requests]
+        return [replace(request, is_at_place=True) for request in requests]
 
     def _shuffled(self, planned: Sequence[PlannedRequest]) -> list[PlannedRequest]:
         """These requests and some further ones that are left midway, in random order."""
@@ -309,7 +309,7 @@ class Workload:
             sampling = ways[int(self._generator.integers(len(ways)))]
             whole = self._plan(self._any(prompts), sampling, self._most)
             leave_after = self._length(max(1, self._most // 2))
-            mixed.append(dataclasses.replace(whole, leave_after=leave_after))
+            mixed.append(replace(whole, leave_after=leave_after))
         return [mixed[number] for number in self._generator.permutation(len(mixed))]
 
     def _mixed(
@@ -341,7 +341,7 @@ class Workload:
             known = [token for text in known_texts for token in text]
             for number in np.flatnonzero(self._generator.integers(2, size=len(requests))).tolist():
                 ends = self._asking.end_tokens | {known[self._generator.integers(len(known))]}
-                requests[number] = dataclasses.replace(requests[number], ends=ends)
+                requests[number] = replace(requests[number], ends=ends)
         return requests
 
     def _plan(self, prompt: tuple[int, ...], sampling: Sampling, num_tokens: int) -> PlannedRequest:

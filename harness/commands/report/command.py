@@ -51,7 +51,8 @@ class Findings:
 
     Attributes:
         runs: the runs with figures, each measurement once, the oldest first.
-        failures: runs without a full result: `failed`, `interrupted` or `incomplete`.
+        failures: runs with another status than `ok`, such as `failed`, `no_verdict` or `incomplete`, after which no run
+            of the same measurement succeeded. Those with figures are in `runs`, too, unless an older run succeeded.
         files: the number of rows in each file that harness wrote and that was read.
         notes: lines about files or rows that could not be read, or were left out.
     """
@@ -73,7 +74,8 @@ def read(paths: Sequence[Path], ids: Sequence[str] = ()) -> Findings:
         ids: the ids of the runs that are wanted, or beginnings of ids; () for all runs.
 
     Raises:
-        SettingError: for a path that does not exist or has no CSV file from harness, and for an id that no run has.
+        SettingError: for a path that does not exist or has no CSV file from harness, if no file has the result of a
+            run, and for an id that no run has.
     """
     findings = _Reader(paths).findings
     for wanted in ids:
@@ -355,7 +357,7 @@ def write(report: ReportContents, output: Path) -> list[Path]:
 
     Raises:
         SettingError: if no file can be written there.
-        RunError: if the disk fails or is full.
+        RunError: for any other error of the file system, such as a full disk.
     """
     # The plots of each page, by the page's question and then by the kind of plot: pairs of a title and an SVG.
     drawn: dict[str, dict[str, list[tuple[str, str]]]] = {}

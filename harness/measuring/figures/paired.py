@@ -15,7 +15,7 @@ from harness.results.schema import MaybeBool, MaybeFloat, MaybeText, WithSpeedup
 from harness.results.statistics import Floats
 from harness.results.statistics.interval import Interval
 from harness.results.statistics.ratios import (
-    Rejections,
+    ExtraIterations,
     drift,
     drift_matters,
     ratio_of_totals,
@@ -90,14 +90,14 @@ class PairedTimes(NamedTuple):
     Attributes:
         unit: the name of a unit: `prompt`, `batch`, `lap` or `block`.
         lengths: [num_units], the tokens of the answers of both arms, added up.
-        rejections: the rejections of the speculative arm; None if its iterations are not known.
+        extra_iterations: the iterations of the speculative arm, and the fewest possible; None if they are not known.
     """
 
     regular: Floats
     speculative: Floats
     unit: str
     lengths: Floats
-    rejections: Rejections | None
+    extra_iterations: ExtraIterations | None
 
     def speedup(self, confidence: float) -> Interval:
         """The speed-up: the ratio of the totals of both arms' values, with an interval over units."""
@@ -108,7 +108,7 @@ class PairedTimes(NamedTuple):
             self.unit,
             confidence,
             lengths=self.lengths,
-            rejections=self.rejections,
+            extra_iterations=self.extra_iterations,
         )
 
 
@@ -148,11 +148,11 @@ def paired_times(
     elif regular.was_sent:
         name = "lap"
     lengths = [sum(wait.num_tokens for wait in both) for both in waits.values()]
-    rejections = _rejections(run.arms["speculative"], [units[unit] for unit in waits])
-    return PairedTimes(regular_times, speculative_times, name, np.array(lengths), rejections)
+    extra_iterations = _extra_iterations(run.arms["speculative"], [units[unit] for unit in waits])
+    return PairedTimes(regular_times, speculative_times, name, np.array(lengths), extra_iterations)
 
 
-def _rejections(arm: MeasuredArm, units: Sequence[Sequence[Pair]]) -> Rejections | None:
+def _extra_iterations(arm: MeasuredArm, units: Sequence[Sequence[Pair]]) -> ExtraIterations | None:
     """For each unit, the number of iterations, and the fewest iterations that its tokens need with the arm's K; None if
     K or any number of iterations is not known.
 
@@ -163,7 +163,7 @@ def _rejections(arm: MeasuredArm, units: Sequence[Sequence[Pair]]) -> Rejections
 
     from harness.results.prompt_times import batches_of
     from harness.results.statistics.iterations import fewest_iterations
-    from harness.results.statistics.ratios import Rejections
+    from harness.results.statistics.ratios import ExtraIterations
 
     k = max((answer.drafts.longest for pairs in units for _, answer in pairs), default=0)
     if not k:
@@ -180,4 +180,4 @@ def _rejections(arm: MeasuredArm, units: Sequence[Sequence[Pair]]) -> Rejections
             fewest += max(fewest_iterations([answer.num_decoded for answer in batch], k))
         totals.append((iterations, fewest))
     # From pairs [num_units, 2] to two arrays [num_units] each.
-    return Rejections(*np.array(totals, dtype=np.float64).reshape(-1, 2).T)
+    return ExtraIterations(*np.array(totals, dtype=np.float64).reshape(-1, 2).T)

@@ -35,14 +35,17 @@ class AcceptanceFinding:
     Attributes:
         typed: the rows about the run as typed: one for all draft tokens, and one for each position.
         engine: whether the engine accepts as many draft tokens as its weights predict; None if no engine outside of
-            this process is tested.
+            this process is tested, or if its weights were not read.
         texts: whether the texts are the model's own; None if the model did not read them.
-        positions: the engine compared with its weights at each draft position.
+        positions: the engine compared with its weights at each draft position; [] if its weights were not read.
         card: the draft compared with its card; None if there is no card.
-        causes: one statement for each condition that was measured.
-        explaining: statements about other conditions under which the same answers are as the weights predict.
-        differing: statements about conditions under which new answers have more draft tokens accepted, and about the
-            comparison of two commands.
+        causes: one statement for each condition other than the run as typed, about all draft tokens. If the condition
+            could not be measured, the statement has the reason (`why`). The comparison of two commands has a statement
+            for each position, too.
+        explaining: those of `causes` in which the same answers, read under the condition, are as the weights predict;
+            [] if the run as typed has no difference to explain.
+        differing: those of `causes` in which new answers have more draft tokens accepted; and, of the comparison of two
+            commands, the statement about all draft tokens and every conclusion about a position.
         is_little: whether less than 20 % of the draft tokens is accepted, or significantly less than the card promises.
     """
 
@@ -66,7 +69,7 @@ class AcceptanceFinding:
         """The first draft position, from 1, at which the engine accepts less than its weights predict; None if there is
         none.
         """
-        below = (row.subject.position for row in self.positions if row.relation == "below")
+        below = (found.subject.position for found in self.positions if found.relation == "below")
         return next(below, None)
 
     @property
@@ -83,8 +86,7 @@ def finding_of(row: AcceptanceRow, causes: Sequence[AcceptanceCauseRow]) -> Acce
         causes: the rows of all conditions, including the condition as typed.
     """
     typed = [cause for cause in causes if cause.cause is None]
-    # Other conditions have one statement each, about all draft tokens. The comparison of two commands (`command`) also
-    # has one for each position.
+    # The rows of other conditions that get a statement (`AcceptanceFinding.causes`).
     others = [
         cause
         for cause in causes
@@ -92,24 +94,24 @@ def finding_of(row: AcceptanceRow, causes: Sequence[AcceptanceCauseRow]) -> Acce
     ]
     engine, texts, card = engine_statement(row), texts_statement(row), _card(row)
     positions = [
-        against_weights(place)
-        for place in typed
-        if place.position is not None and place.weights is not None
+        against_weights(cause)
+        for cause in typed
+        if cause.position is not None and cause.weights is not None
     ]
     statements = [_cause(cause, typed, len(others)) for cause in others]
-    # A condition that reads the same answers differently is a cause if the engine differs from its weights' prediction
-    # as typed, but agrees with it under that condition. A condition with new answers is a cause if more is accepted.
-    is_as_typed = not any(found and found.is_conclusion for found in (engine, texts))
     explaining = []
     differing = []
     for statement in statements:
         cause = statement.subject
         if not cause.is_asked:
-            if not is_as_typed and explains(cause, causes):
+            # The same answers were read as if the engine had drafted them under this condition.
+            if has_difference(engine, texts) and explains(cause, causes):
                 explaining.append(statement)
-        elif statement.relation == "above" or (
-            cause.cause == "command" and (statement.is_conclusion or cause.position is None)
-        ):
+        elif cause.cause == "command":
+            # The user asked how two commands compare, so the figure of all draft tokens is stated whatever it shows.
+            if cause.position is None or statement.is_conclusion:
+                differing.append(statement)
+        elif statement.relation == "above":
             differing.append(statement)
     is_little = row.acceptance_rate is not None and row.acceptance_rate < LITTLE
     is_little |= card is not None and card.relation == "below"
@@ -118,12 +120,19 @@ def finding_of(row: AcceptanceRow, causes: Sequence[AcceptanceCauseRow]) -> Acce
     )
 
 
+def has_difference(engine: Statement | None, texts: Statement | None) -> bool:
+    """Whether the run as typed has a difference that a condition may explain: the engine differs from its weights'
+    prediction, or the texts are not the model's own. False if this is unknown.
+    """
+    return any(found is not None and found.is_conclusion for found in (engine, texts))
+
+
 def engine_statement(row: AcceptanceRow) -> Statement | None:
     """Whether an engine accepts as many draft tokens as its weights predict, judged by the figure that `believed`
-    chooses; None if no engine outside of this process is tested.
+    chooses; None if no engine outside of this process is tested, or if its weights were not read.
     """
     weights = row.weights_tokens_per_iteration
-    if weights is None and row.engine_unknown is None:
+    if weights is None:
         return None
     return _as_weights(believed(row), weights, row, _TOKENS, row.engine_unknown or "")
 
@@ -160,27 +169,32 @@ def texts_statement(row: AcceptanceRow) -> Statement | None:
 
 def explains(cause: AcceptanceCauseRow, causes: Sequence[AcceptanceCauseRow]) -> bool:
     """Whether, under this condition, the same answers agree with the weights' prediction: over all draft tokens, and at
-    every position that is known. The texts must also be as likely as the model's own texts.
+    every position that is known. Under this condition, the texts must also be as likely as the model's own texts.
+
+    Args:
+        cause: the condition's row about all draft tokens.
+        causes: the rows of all conditions.
     """
-    places = [place for place in causes if place.condition == cause.condition]
-    compared = [against_weights(place) for place in places]
-    differs = any(place.interval.is_known and not place.is_judged_open for place in compared)
+    rows = [row for row in causes if row.condition == cause.condition]
+    compared = [against_weights(row) for row in rows]
+    differs = any(found.interval.is_known and not found.is_judged_open for found in compared)
     return bool(cause.own_texts) and against_weights(cause).is_judged_open and not differs
 
 
-def against_weights(place: AcceptanceCauseRow) -> Statement:
+def against_weights(row: AcceptanceCauseRow) -> Statement:
     """The engine compared with its weights' prediction under a condition: over all draft tokens, or at the position of
     the row.
     """
-    figure = _TOKENS if place.position is None else f"acceptance at position {place.position}"
-    served = None if place.served is None else place.served.estimate
-    return _as_weights(served, place.weights, place, figure)
+    figure = _TOKENS if row.position is None else f"acceptance at position {row.position}"
+    served = None if row.served is None else row.served.estimate
+    return _as_weights(served, row.weights, row, figure)
 
 
 def _as_weights(
     served: float | None, weights: Interval | None, subject: Any, figure: str, why: str = ""
 ) -> Statement:
-    """Whether a figure of an engine equals the figure that its weights predict, to within `MOST_DEVIATIONS`.
+    """Whether a figure of an engine equals the figure that its weights predict: above or below beyond
+    `MOST_DEVIATIONS`, open with a reason beyond `_DOUBTFUL_DEVIATIONS`, otherwise open without one.
 
     Args:
         served: the engine's figure; None if it is not known.
@@ -192,18 +206,18 @@ def _as_weights(
         # The bounds change places, because the weights' figure is subtracted.
         moved = served - weights.estimate
         difference = Interval(moved, served - weights.high, served - weights.low)
-        limit = weights.high - weights.estimate if moved > 0 else weights.estimate - weights.low
-        deviations = MOST_DEVIATIONS * abs(moved) / limit if limit else 0.0
+        bound = weights.high if moved > 0 else weights.low
+        half_width = abs(bound - weights.estimate)
+        deviations = MOST_DEVIATIONS * abs(moved) / half_width if half_width else 0.0
         if _DOUBTFUL_DEVIATIONS < deviations <= MOST_DEVIATIONS:
             why = why or f"{deviations:.1f} standard deviations apart; more texts decide"
     return Statement.ordered("engine", difference, why, limit=0.0, subject=subject, figure=figure)
 
 
-def excluded(engine: Statement, weights: Interval | None) -> str:
+def excluded(engine: Statement, weights: Interval) -> str:
     """The largest gain or loss that the statement's interval does not exclude, in words: `no difference above 6 %`."""
-    expected = (weights or Interval()).estimate
     largest = max(-engine.interval.low, engine.interval.high)
-    return f"no difference above {percent(largest / expected)}"
+    return f"no difference above {percent(largest / weights.estimate)}"
 
 
 def _cause(
@@ -214,7 +228,7 @@ def _cause(
 
     Args:
         typed: the rows about the run as typed; the first is about all draft tokens.
-        family: the number of conditions that are seen together.
+        family: the number of these statements that are seen together.
     """
     share = Interval()
     if cause.relative is not None:
@@ -237,8 +251,8 @@ def _card(row: AcceptanceRow) -> Statement | None:
 def engine_in_words(engine: Statement) -> str:
     """The statement about an engine in words, with its figures.
 
-    For example, `as the weights predict, no difference above 8 %: the engine decides 3.96 tokens per iteration at K=4,
-    the weights predict 4.05 (3.80 to 4.31)`.
+    For example, `as the weights predict, no difference above 9 %: the engine decides 3.96 tokens per iteration at K=4,
+    the weights predict 4.05 (3.80 to 4.31)`. The 9 % are (4.31 - 3.96) / 4.05.
     """
     row = engine.subject
     texts = texts_statement(row)

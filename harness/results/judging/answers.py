@@ -102,8 +102,8 @@ def judged_output(rows: Sequence[Any], findings: str, lossy_by: str = "") -> Sta
 
     Args:
         rows: the rows of one run, one for each check; at least one.
-        findings: the figures of the checks, in words: the evidence for a conclusion. Without it, the output is
-            undecided.
+        findings: the figures of the checks, in words: the evidence for a conclusion, unless `lossy_by` is. Without any
+            evidence, the output is undecided.
         lossy_by: the setting or rule that is lossy by definition; empty for a lossless rule.
     """
     relation, reason = _judged(rows, lossy_by)
@@ -144,6 +144,7 @@ def _judged(rows: Sequence[Any], lossy_by: str) -> tuple[Relation, str]:
             )
     if not undecided:
         return "lossless", ""
+    # Only checks of drawn tokens are left.
     weakest = min(undecided, key=lambda row: row.power or 0)
     shift, rounding = weakest.shift or 0.0, weakest.rounding or 0.0
     evidence, num_draws = weakest.evidence or 0.0, weakest.num_draws or 0

@@ -81,7 +81,7 @@ class Member:
         return self.run.status not in ("ok", NO_VERDICT)
 
     @property
-    def is_judged(self) -> bool:
+    def has_interval(self) -> bool:
         """Whether the run is complete, and has an interval that may be stated."""
         return self.verdict.is_judged and not self.is_partial
 
@@ -93,14 +93,14 @@ class Member:
     @property
     def is_sound(self) -> bool:
         """Whether the run has an interval that may be stated, and the machine was idle."""
-        return self.is_judged and self.run.last.was_quiet
+        return self.has_interval and self.run.last.was_quiet
 
     @property
     def is_shown(self) -> bool:
         """Whether the run is significantly faster than regular decoding, by an interval that holds simultaneously with
         the others.
         """
-        return self.is_judged and self.verdict.pays
+        return self.has_interval and self.verdict.pays
 
     @property
     def rank(self) -> tuple[bool, bool, bool, float]:
@@ -109,7 +109,7 @@ class Member:
         A run with stronger evidence ranks above a run with a higher speed-up, because with few prompts or on a busy
         machine a speed-up may be any number.
         """
-        return self.is_sound, self.is_shown, self.is_judged, self.speedup or 0.0
+        return self.is_sound, self.is_shown, self.has_interval, self.speedup or 0.0
 
     @property
     def speedup(self) -> float | None:
@@ -158,7 +158,7 @@ class Series:
 
 def judged_at_once(runs: Sequence[Run[Any]]) -> list[Member]:
     """The runs in their order, each judged by an interval; all these intervals hold simultaneously."""
-    family = max(1, sum(Member(run, verdict_of(run.last)).is_judged for run in runs))
+    family = max(1, sum(Member(run, verdict_of(run.last)).has_interval for run in runs))
     return [Member(run, verdict_of(run.last, family)) for run in runs]
 
 
@@ -176,7 +176,7 @@ def regular_measurement(run: Run[Any]) -> Hashable:
     # Without a digest, it is not known whether the prompts are the same. (Each `Run` is equal only to itself.)
     if getattr(row, "prompts_digest", None) is None:
         return run
-    conditions = [_hashable(getattr(row, name, None)) for name in _CONDITIONS]
+    conditions = [getattr(row, name, None) for name in _CONDITIONS]
     # With `precision=`, each run decides by itself how many prompts it sends.
     number = getattr(row, "precision", None) or getattr(row, "num_prompts", None)
     settings = {
@@ -186,10 +186,6 @@ def regular_measurement(run: Run[Any]) -> Hashable:
     }
     regular_command = (getattr(row, "server_command", None) or [""])[0]
     return *conditions, number, str(sorted(settings.items())), regular_command
-
-
-def _hashable(value: Any) -> Hashable:
-    return tuple(value) if isinstance(value, list) else value
 
 
 def best_of(members: Iterable[AnyMember]) -> AnyMember | None:
@@ -204,18 +200,20 @@ def _ranked(members: list[Member]) -> Series:
     Args:
         members: the runs. Sets `standing` of every run that is compared, or that has a speed-up but cannot be compared.
     """
-    times = [member.run.row("regular") for member in members if not member.is_partial]
-    why_not = why_no_ranking([row.ms_per_token for row in times if row is not None])
-    first = best_of(members)
-    if first is None:
+    regular = [member.run.row("regular") for member in members if not member.is_partial]
+    why_not = why_no_ranking([row.ms_per_token for row in regular if row is not None])
+    reference = best_of(members)
+    if reference is None:
         return Series(members, None, why_not)
-    ranked = [first]
-    about: dict[str, Any] = {"reference": first.run.last, "family": first.verdict.family}
+    ranked = [reference]
+    family = reference.verdict.family
+    about: dict[str, Any] = {"reference": reference.run.last, "family": family}
     for member in members:
-        if member is first or member.speedup is None:
+        if member is reference or member.speedup is None:
             continue
-        # A run that was disturbed is not compared with a run that was not.
-        if member.is_judged and (member.is_sound or not first.is_sound):
+        # A run on a busy machine is not compared with a reference on an idle one. (If the reference is not sound, no
+        # run is, because sound runs rank first.)
+        if member.has_interval and member.is_sound == reference.is_sound:
             ranked.append(member)
             continue
         why = member.verdict.why or "drift or a busy machine"
@@ -224,15 +222,22 @@ def _ranked(members: list[Member]) -> Series:
     times_of_ranked = _common_times(ranked) if is_fair else None
     # `ranked[0]` is the reference. Each share is the speed-up of a run divided by that of the reference.
     if times_of_ranked is None:
-        shares = [_share_of_bounds(member, first) for member in ranked]
+        shares = [_share_of_bounds(member, reference) for member in ranked]
     else:
+        regular_times, speculative_times = times_of_ranked
         coverages = [Coverage.of(member.run.last.speedup) for member in ranked]
-        # The effect of rejections that a run's prompts may have missed (`Rejections.noted_in`).
+        # By how much rejections that a run's prompts did not show may lower its speed-up (`Coverage.unseen`).
         unseen = [coverage.unseen if coverage else 0.0 for coverage in coverages]
-        shares = relative_to(0, *times_of_ranked, family=first.verdict.family, unseen=unseen)
+        shares = relative_to(
+            reference=0,
+            numerators=regular_times,
+            denominators=speculative_times,
+            family=family,
+            unseen=unseen,
+        )
     for member, share in zip(ranked[1:], shares[1:], strict=True):
         member.standing = Statement.ordered("compared", share, subject=member.run.last, **about)
-    return Series(members, first, why_not)
+    return Series(members, reference, why_not)
 
 
 def _share_of_bounds(member: Member, reference: Member) -> Interval:
@@ -265,7 +270,7 @@ def _common_times(members: Sequence[Member]) -> tuple[Floats, Floats] | None:
     return regular.reshape(shape), speculative.reshape(shape)
 
 
-class Range(NamedTuple):
+class LoadRange(NamedTuple):
     """Neighbouring measured loads at which the same K, or no draft, is to be used.
 
     Attributes:
@@ -282,7 +287,7 @@ def load_of(member: Member) -> int:
     return member.run.last.batch_size or 1
 
 
-def schedule_of(members: Sequence[Member]) -> tuple[Sequence[Range], str]:
+def schedule_of(members: Sequence[Member]) -> tuple[Sequence[LoadRange], str]:
     """The K to use at each measured load, and an empty reason; or [] and the reason why there is no schedule.
 
     At each load, the best K (by `Member.rank`) is used if it is significantly faster than regular decoding. If no K is,
@@ -293,13 +298,14 @@ def schedule_of(members: Sequence[Member]) -> tuple[Sequence[Range], str]:
 
         K=5 is best at loads 1 and 4, K=2 at 16, and every K is slower at 64:    [([1, 4], 5), ([16], 2), ([64], 0)]
         K=3 is best at loads 1 and 16, and nothing is shown at 8:                [([1, 8, 16], 3)]
+        K=3 is best at load 1, and at 8 it is slower, but K=1 is not:            [([1], 3), ([8], 0)]
 
     Args:
         members: the runs of one pair, which differ only in load and K.
     """
     if not all(member.run.last.num_draft_tokens for member in members):
         return [], "the server's K is not known: type K="
-    ranges: list[Range] = []
+    ranges: list[LoadRange] = []
     for load, at_load in grouped(sorted(members, key=load_of), load_of).items():
         smaller = ranges[-1].k if ranges else None
         shown = _shown(at_load, smaller)
@@ -309,7 +315,7 @@ def schedule_of(members: Sequence[Member]) -> tuple[Sequence[Range], str]:
         if k == smaller:
             ranges[-1].loads.append(load)
         else:
-            ranges.append(Range([load], k))
+            ranges.append(LoadRange([load], k))
     if not any(entry.k for entry in ranges):
         return [], "no K is significantly faster at any load"
     return ranges, ""
@@ -323,19 +329,19 @@ def _shown(members: Sequence[Member], smaller: int | None) -> int | None:
         smaller: the K to use at the next smaller load; None for the smallest load.
     """
     best = best_of(members)
-    if best is not None and best.verdict.pays:
+    if best is not None and best.is_shown:
         return int(best.run.last.num_draft_tokens)
     losing = [
         member.run.last.num_draft_tokens
         for member in members
-        if member.verdict.relation == "below" and member.is_judged
+        if member.verdict.relation == "below" and member.has_interval
     ]
     if len(losing) == len(members) or smaller in losing:
         return 0
     return None
 
 
-def schedule_in_words(schedule: Sequence[Range]) -> str:
+def schedule_in_words(schedule: Sequence[LoadRange]) -> str:
     """A schedule in words: `K=3 at 1, 4; none at 16`. Nothing is said about loads that were not measured."""
     texts: list[str] = []
     for entry in schedule:
@@ -344,7 +350,7 @@ def schedule_in_words(schedule: Sequence[Range]) -> str:
     return "; ".join(texts)
 
 
-def for_vllm(schedule: Sequence[Range]) -> str:
+def for_vllm(schedule: Sequence[LoadRange]) -> str:
     """The entries of vLLM's `--speculative-config` that express a schedule, as JSON; the entries for the draft are left
     out.
 

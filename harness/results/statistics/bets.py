@@ -78,12 +78,15 @@ def bets_on_parts(
         places[key].append(index)
     for at in places.values():
         mass = masses[at]
+        # For each draw with this key, and each part: whether the draw is from the part; how many earlier draws were
+        # (`before`); and how many were to be expected.
         drawn = np.eye(num_parts)[np.asarray(parts)[at]] * (mass > 0)
         before = drawn.cumsum(0) - drawn
         expected = mass.cumsum(0) - mass
         for row, (concentration, share) in zip(factors, learners, strict=True):
             prior = concentration / num_parts
             ratios = (before + prior) / (expected + prior)
+            # Divided so that the masses that the bettor expects sum to 1.
             gains = share * (ratios / (ratios * mass).sum(-1, keepdims=True) - 1)
             # The most that the bets gain on average if the mass of every part is wrong by as much as is tolerated.
             allowance = np.log1p((np.abs(gains) * tolerated[at]).sum(-1))

@@ -273,6 +273,7 @@ class TokenTest:
         on_scales = []
         for scale in SCALES:
             learners = [learner_on_parts(scale, self.shift)]
+            # With `is_decided` as the key, the bettors learn about decided tokens from decided tokens alone.
             bets = bets_on_parts(
                 parts[scale], masses[scale], is_decided, learners, allowed_masses[scale]
             )

@@ -61,7 +61,7 @@ class Coverage:
         num_effective: number of units of equal length that would vary as much as these units. None if it is at least
             half of `num_units`.
         num_rejecting: number of units in which rejections of draft tokens added iterations, if these are fewer than
-            half of all units. None if they are more, or if iterations are not known (`Rejections.noted_in`). A
+            half of all units. None if they are more, or if iterations are not known (`ExtraIterations.noted_in`). A
             rejection adds none if the answer would have ended in the same iteration without it.
         unseen: logarithm of the factor by which rare rejections, which these units may have missed, could raise the
             number of iterations in the long run; 0 if there are enough rejections to judge.

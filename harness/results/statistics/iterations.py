@@ -52,7 +52,7 @@ from numpy.typing import ArrayLike
 
 from harness.results.statistics import Floats
 from harness.results.statistics.interval import Interval
-from harness.results.statistics.ratios import Rejections, ratio_of_totals, totals_by_unit
+from harness.results.statistics.ratios import ExtraIterations, ratio_of_totals, totals_by_unit
 
 
 @dataclass(frozen=True)
@@ -132,32 +132,32 @@ def cut(chances: ArrayLike) -> Cut:
     # number of iterations before it and the expected square of this number, both multiplied by that probability.
     moments = np.zeros((3, most, num_places + most + 1))
     moments[0, :, 0] = 1
-    accepted_at = np.zeros((most, most))
-    drafting = np.zeros(most)
-    proposed = np.zeros(most)
-    tested_at = np.zeros((most, most))
+    drafting, proposed = np.zeros((2, most))
+    accepted_at, tested_at = np.zeros((2, most, most))
     for index in range(num_places):
         limits = np.minimum(numbers, offered[index])
         reached = np.append(1, np.cumprod(accepting[index]))
-        # [M, M + 1], the probability that at least 0, 1, ... draft tokens are accepted; `ends`: exactly 0, 1, ...
+        # [M, M + 1], the probability that at least 0, 1, ... draft tokens are accepted; `ends`: exactly 0, 1, ... With
+        # chances of 0.4 and 0.5, `reach` is [[1, 0.4, 0], [1, 0.4, 0.2]] for K=1 and K=2, and `ends` is
+        # [[0.6, 0.4, 0], [0.6, 0.2, 0.2]].
         reach = np.where(np.arange(most + 1) <= limits[:, np.newaxis], reached, 0)
         ends = reach - np.append(reach[:, 1:], np.zeros((most, 1)), axis=1)
         visits, counts, squares = moments[:, :, index]
         # With one more iteration: the expected numbers are E[i + 1], and E[(i + 1)^2] = E[i^2] + 2 E[i] + 1.
         counted = np.stack([visits, counts + visits, squares + 2 * counts + visits])
+        # An iteration that accepts m draft tokens ends after token index + 1 + m, and the next one begins there.
         moments[:, :, index + 1 : index + most + 2] += counted[:, :, np.newaxis] * ends
         accepted_at += visits[:, np.newaxis] * reach[:, 1:]
         drafting += visits * (limits > 0)
         proposed += visits * limits
         offers = np.arange(most) < limits[:, np.newaxis]
         tested_at += visits[:, np.newaxis] * reach[:, :-1] * offers
-    # Every cut ends after the last token, so the probability there is 1.
+    # Every cut ends after the last token, so the probability there is 1, and the moments need no division by it.
     _, mean, square = moments[:, :, num_places]
-    variance = np.maximum(square - mean**2, 0)
     return Cut(
         num_tokens=num_places,
         iterations=mean,
-        variance=variance,
+        variance=np.maximum(square - mean**2, 0),
         accepted_at=accepted_at,
         drafting=drafting,
         proposed=proposed,
@@ -195,8 +195,8 @@ def expected_tokens_per_iteration(
     for k, iterations_at_k in enumerate(iterations.T, start=1):
         fewest = fewest_iterations(num_tokens, k)
         totals = totals_by_unit(iterations_at_k, prompts)
-        rejections = Rejections(totals, totals_by_unit(fewest, prompts))
-        intervals.append(ratio_of_totals([tokens], [totals], unit, rejections=rejections))
+        extra = ExtraIterations(totals, totals_by_unit(fewest, prompts))
+        intervals.append(ratio_of_totals([tokens], [totals], unit, extra_iterations=extra))
     return intervals
 
 

@@ -43,13 +43,15 @@ def relative_to(
         unseen: [num_alternatives], `Coverage.unseen` of each alternative's speed-up.
 
     Returns:
-        [num_alternatives], in the order of the alternatives; the bounds are nan if there are too few units.
+        [num_alternatives], in the order of the alternatives, with 1 for the reference itself; the bounds are nan if
+            there are too few units.
     """
     tops, bottoms = np.array([numerators, denominators], dtype=np.float64)
     num_pairs = max(1, family * (family - 1) // 2)
     confidence = CONFIDENCE ** (1 / num_pairs)
     intervals = []
     for top, bottom, its_unseen in zip(tops, bottoms, unseen, strict=True):
+        # (top / bottom) / (tops[reference] / bottoms[reference])
         share = product_ratio_over_runs([top, bottoms[reference]], [bottom, tops[reference]])
         interval = share.interval(confidence)
         # Rejections that no prompt showed could lower the alternative's speed-up, which lowers the ratio; or they could

@@ -87,9 +87,9 @@ class RatioEstimate:
         return Interval(math.exp(self.log_ratio), low, high, self.covers)
 
 
-class Rejections(NamedTuple):
+class ExtraIterations(NamedTuple):
     """The number of iterations of each unit, [num_units], and the fewest iterations that its tokens need: their number
-    if no draft token is rejected.
+    if no draft token is rejected. The difference is the unit's *extra* iterations.
     """
 
     iterations: Floats
@@ -98,12 +98,12 @@ class Rejections(NamedTuple):
     def noted_in(self, covers: Coverage) -> Coverage:
         """Return the coverage of these units, with the effect of rejections that they may have missed.
 
-        If draft tokens are hardly ever rejected, few units have extra iterations, that is, more than the fewest. If
-        these units are less than half of all, both in number and as `effective_units`, they do not show how rejections
-        vary, and in the long run there may be more extra iterations. Two upper bounds of their number are computed, and
-        the larger counts: Poisson's upper bound of the number of extra iterations (Garwood 1936); and Poisson's upper
-        bound of the number of units with extra iterations, times the mean number in such a unit. `unseen` is the log of
-        the factor by which the total of iterations would grow.
+        If draft tokens are hardly ever rejected, few units have extra iterations. If these units are less than half of
+        all, both in number and as `effective_units`, they do not show how rejections vary, and in the long run there
+        may be more extra iterations. Two upper bounds of their number are computed, and the larger counts: Poisson's
+        upper bound of the number of extra iterations (Garwood 1936); and Poisson's upper bound of the number of units
+        with extra iterations, times the mean number in such a unit. `unseen` is the log of the factor by which the
+        total of iterations would grow.
 
         For example, 15 units need at least 10 iterations each, and one of them has 2 extra iterations. The first bound
         is 7.2 extra iterations, the second is 5.6 units times 2. So the total may grow from 152 to 161 iterations.
@@ -113,7 +113,8 @@ class Rejections(NamedTuple):
         """
         beyond = np.maximum(self.iterations - self.fewest, 0.0)
         total = float(beyond.sum())
-        # `acceptance` expects fractions of iterations.
+        # Not above 0: for `acceptance`, iterations are expected values, so nearly every unit has a fraction of an extra
+        # iteration.
         num_rejecting = int(np.count_nonzero(beyond >= 0.5))
         in_effect = effective_units(beyond) if total else 0.0
         if 2 * max(num_rejecting, in_effect) >= effective_units(self.iterations):
@@ -134,7 +135,7 @@ def ratio_of_totals(
     unit: str = "prompt",
     confidence: float = CONFIDENCE,
     lengths: Floats | None = None,
-    rejections: Rejections | None = None,
+    extra_iterations: ExtraIterations | None = None,
 ) -> Interval:
     """The product of some totals divided by the product of others, with the interval of `ratio_estimate`.
 
@@ -146,7 +147,7 @@ def ratio_of_totals(
     Returns:
         The ratio and its bounds. With too few units, the bounds are nan; without units, the ratio is nan, too.
     """
-    estimate = ratio_estimate(numerators, denominators, unit, lengths, rejections)
+    estimate = ratio_estimate(numerators, denominators, unit, lengths, extra_iterations)
     interval = estimate.interval(confidence)
     of_units = np.divide(numerators, denominators)
     num_totals, size = of_units.shape
@@ -165,7 +166,7 @@ def ratio_estimate(
     denominators: ArrayLike,
     unit: str = "prompt",
     lengths: Floats | None = None,
-    rejections: Rejections | None = None,
+    extra_iterations: ExtraIterations | None = None,
 ) -> RatioEstimate:
     """The product of some totals divided by the product of others, and its error from the choice of units.
 
@@ -195,20 +196,21 @@ def ratio_estimate(
     only if the units are blocks.
 
     Args:
-        numerators, denominators: [num_totals, num_units], not negative. If a denominator is 0, there are no bounds.
+        numerators, denominators: [num_totals, num_units], not negative. A few units may have a denominator of 0; if
+            many have, totals over subsets are 0, and there are no bounds.
         unit: the name of a unit in the coverage.
         lengths: [num_units], the lengths of the units' answers. If fewer than `FEWEST_EFFECTIVE` units are effective,
             there is no interval. None for equal lengths.
-        rejections: the iterations of each unit, if the denominators are iterations or their times; None otherwise, or
-            if they are not known.
+        extra_iterations: the iterations of each unit, if the denominators are iterations or their times; None
+            otherwise, or if they are not known.
     """
     tops, bottoms = np.array([numerators, denominators], dtype=np.float64)
     size = tops.shape[1]
     if size < FEWEST_FOR_INTERVAL:
         return jackknife_estimate(tops, bottoms, unit)
     covers = Coverage(size, unit)
-    if rejections is not None:
-        covers = rejections.noted_in(covers)
+    if extra_iterations is not None:
+        covers = extra_iterations.noted_in(covers)
     log_ratio = _log_ratio(tops, bottoms)
     # The lengths determine whether there is an interval. Its degrees of freedom are determined by the denominators.
     num_effective = size if lengths is None else round(effective_units(lengths))

@@ -14,13 +14,21 @@ import pandas as pd
 import pytest
 
 from echo_server import EchoServer, serving
+from harness.commands.acceptance.page import acceptance_page
 from harness.commands.acceptance.served import likelihood_columns, repeated_share, served_columns
 from harness.engines.counts import DraftCounts
 from harness.engines.door.reading import ReadText
 from harness.engines.requests import RequestRecord
 from harness.measuring.acceptance import longest_of
+from harness.results.files import write_rows
 from harness.results.judging.acceptance import engine_statement
-from harness.results.rows.acceptance import AcceptanceRow, row_in_question
+from harness.results.rows.acceptance import (
+    CAUSES_FILE,
+    AcceptanceCauseRow,
+    AcceptanceRow,
+    row_in_question,
+)
+from harness.results.runs import Run
 from harness.results.statistics.interval import Interval
 from harness.results.statistics.iterations import acceptance_chances, cut
 from in_process import QUICK_MODELS, Harness, only, results
@@ -231,3 +239,33 @@ def test_the_k_that_was_served_is_in_the_headline() -> None:
     assert row_in_question(rows).num_draft_tokens == 4
     rows[1] = replace(rows[1], is_in_question=True)
     assert row_in_question(rows).num_draft_tokens == 3
+
+
+@pytest.mark.parametrize(
+    ("served", "measured", "is_said"),
+    [
+        (2.0, {"weights": Interval(3.0, 2.9, 3.1)}, True),
+        (2.0, {"why": "needs bitsandbytes"}, False),
+        # Between three and 4.75 standard deviations (0.3), it is not known whether anything differs.
+        (3.75, {"weights": Interval(3.0, 2.9, 3.1)}, False),
+    ],
+)
+def test_only_measured_causes_of_a_difference_are_excluded(
+    tmp_path: Path, served: float, measured: dict[str, Any], is_said: bool
+) -> None:
+    weights = Interval(4.0, 3.7, 4.3)
+    row = AcceptanceRow(
+        run="1",
+        num_draft_tokens=4,
+        tokens_per_iteration=weights,
+        impossible_share=0.0,
+        served_tokens_per_iteration=served,
+        weights_tokens_per_iteration=weights,
+    )
+    typed = AcceptanceCauseRow(run="1", served=Interval(served), weights=weights)
+    late = replace(typed, cause="positions", condition="late", is_asked=False, weights=None)
+    write_rows(tmp_path / CAUSES_FILE, [typed, replace(late, **measured)])
+    page = acceptance_page([Run([row], directory=tmp_path)])
+    assert page is not None
+    said = [line.text for line in page.finding]
+    assert any(text.startswith("None of the measured") for text in said) == is_said

@@ -61,9 +61,9 @@ def test_a_batch_drafts_until_its_last_row_has_ended() -> None:
         row.outcomes = [(4, accepted)] * 5
     for sent, numbers in ((False, (5, 4)), (True, (10, 6))):
         laps = [lap(*rows, sent=sent)]
-        rejections = paired_times(laps, laps).rejections
-        assert rejections is not None
-        assert (*rejections.iterations, *rejections.fewest) == numbers
+        extra = paired_times(laps, laps).extra_iterations
+        assert extra is not None
+        assert (*extra.iterations, *extra.fewest) == numbers
 
 
 def test_a_drift_is_of_the_second_half_over_the_first() -> None:

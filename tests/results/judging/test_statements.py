@@ -13,7 +13,7 @@ from harness.measuring.rows import LatencyRow
 from harness.results.judging.acceptance import AcceptanceFinding, excluded, finding_of
 from harness.results.judging.answers import judged_differences, judged_output
 from harness.results.judging.series import (
-    Range,
+    LoadRange,
     for_vllm,
     judged_at_once,
     schedule_in_words,
@@ -127,7 +127,7 @@ def test_a_load_at_which_nothing_is_shown_keeps_the_k_of_the_next_smaller_one() 
 
 
 def test_words_name_only_measured_loads_and_vllm_gets_every_load() -> None:
-    ranges = [Range([1, 4], 3), Range([6], 2), Range([16], 0)]
+    ranges = [LoadRange([1, 4], 3), LoadRange([6], 2), LoadRange([16], 0)]
     assert schedule_in_words(ranges) == "K=3 at 1, 4; K=2 at 6; none at 16"
     assert json.loads(for_vllm(ranges)) == {
         "num_speculative_tokens": 3,

@@ -18,7 +18,7 @@ from harness.results.statistics.iterations import (
     expected_acceptance,
     expected_tokens_per_iteration,
 )
-from harness.results.statistics.ratios import Rejections, ratio_of_totals
+from harness.results.statistics.ratios import ExtraIterations, ratio_of_totals
 
 VOCABULARY = range(3)
 LENGTH = 5
@@ -198,8 +198,8 @@ def test_the_lower_bound_allows_for_rejections_that_hardly_any_text_has(
     tokens, fewest = np.full(15, 100.0), np.full(15, 50.0)
 
     def found(iterations: Any) -> Interval:
-        rejections = Rejections(iterations, fewest)
-        return ratio_of_totals([tokens], [iterations], rejections=rejections)
+        extra = ExtraIterations(iterations, fewest)
+        return ratio_of_totals([tokens], [iterations], extra_iterations=extra)
 
     samples = random.poisson(num_rejected, size=(500, 15))
     is_covered = [found(50.0 + rejected).low <= 100 / (50 + num_rejected) for rejected in samples]
@@ -223,13 +223,16 @@ def test_unlike_lengths_are_no_rare_rejections() -> None:
     """Each of 15 answers had rejections, in proportion to its length, which a few long ones dominate."""
     fewest = np.array([4, 8, 5, 32, 6, 10, 5, 7, 6, 60, 9, 5, 12, 7, 6], dtype=np.float64)
     covers = Coverage(15, "prompt")
-    assert Rejections(2 * fewest, fewest).noted_in(covers) == covers
+    assert ExtraIterations(2 * fewest, fewest).noted_in(covers) == covers
     # Nine of 15 units of equal lengths had any, of which one had most; then three had any.
     shortest = np.full(15, 20.0)
-    assert Rejections(20 + np.r_[np.ones(8), np.zeros(6), 20], shortest).noted_in(covers) == covers
-    most_of_few = Rejections(20 + np.r_[np.zeros(8), np.ones(7)], shortest)
+    assert (
+        ExtraIterations(20 + np.r_[np.ones(8), np.zeros(6), 20], shortest).noted_in(covers)
+        == covers
+    )
+    most_of_few = ExtraIterations(20 + np.r_[np.zeros(8), np.ones(7)], shortest)
     assert most_of_few.noted_in(covers).num_rejecting == 7
-    few = Rejections(20 + np.r_[np.zeros(12), 2, 3, 1], shortest).noted_in(covers)
+    few = ExtraIterations(20 + np.r_[np.zeros(12), 2, 3, 1], shortest).noted_in(covers)
     assert (
         str(few) == "15 prompts (holds if the 3 in which rejections added iterations are typical)"
     )
