@@ -209,6 +209,7 @@ async def connect(
 
     Raises:
         RunError: if the server answers no request in any form.
+        SettingError: as `http.page` does.
     """
     settings = ServerSettings.of(opening.settings)
     tokenizer = opening.planned.tokenizer

@@ -36,6 +36,7 @@ def read_counters(text: str) -> Counts:
     accepted_at: dict[int, float] = {}
     drafted_at: dict[int, float] = {}
     by_position = {"accepted_at": accepted_at, "drafted_at": drafted_at}
+    # The name on the page of each counter that was found; also of those whose values are not used.
     words: dict[str, str] = {}
     names = known_counters()
     for sample in samples(text):
@@ -58,6 +59,7 @@ def read_counters(text: str) -> Counts:
         totals["drafts"] = drafted_at.get(0, 0.0)
         totals["proposed"] = sum(drafted_at.values())
         totals["accepted"] = sum(accepted_at.values())
+    # This kind of server would have counters of drafts if it speculated. Without them, it has drafted nothing.
     if words.keys().isdisjoint(("drafts", "proposed")) and would_show_drafts(
         words.get("generated")
     ):
@@ -153,7 +155,10 @@ class CounterPage:
         return replace(counts, restarts=restarts)
 
     def show_drafts(self) -> bool:
-        """Whether the server has drafted anything so far, according to its counters; False if these are not known."""
+        """Whether the server has drafted anything so far, according to its counters; False if these are not known.
+
+        Called once, when a connection begins: `between` grows from this reading on.
+        """
         self._since = self.read()
         counts = self._since or Counts()
         return bool(counts.drafts or counts.proposed)

@@ -67,7 +67,7 @@ class ServerEngine(Engine):
     """An `Engine` whose arms are two servers or one. The servers are running already, or are started here.
 
     *Taking turns* means that only one of two servers runs at a time, so that each can use all devices. A block is then
-    a start of each server and one question for each arm.
+    a start of each server, which answers one question with its later turns (`interleaving.ask_in_turns`).
 
     Args:
         opening: the run, with its number of requests in flight (`batch_size`).
@@ -293,7 +293,8 @@ class ServerArm(Arm):
         Raises:
             SettingError: if a server that was started here refuses the key, if the server does not serve the model, or
                 if its context has no room for the prompts.
-            RunError: if the server was started here, and has ended or is not ready in time.
+            RunError: if the server was started here, and has ended or is not ready in time; or if it redirects to
+                another server.
         """
         engine = self._engine
         opening = engine.opening
@@ -302,23 +303,22 @@ class ServerArm(Arm):
             self.process.wait_until_ready(engine.say, engine.key)
         report = server_report(self.url, engine.key)
         command = served.launch.command if served.launch else None
-        place = served.setting if self.process else f"{served.setting}={self.url}"
-        typed_model = None if command is None else command.model
-        is_first = served.name == "regular" and self._settings.has_two
-        model_setting = "engine.regular_model" if is_first else "engine.model"
+        shown_server = served.setting if self.process else f"{served.setting}={self.url}"
+        # The arm of a single server may be called regular, too; its model is set by `engine.model`.
+        is_regular_of_two = served.name == "regular" and self._settings.has_two
         model = choose_model(
             report,
             opening.settings.model.repository,
             name=served.model,
-            typed_model=typed_model,
-            model_setting=model_setting,
-            place=place,
+            typed_model=None if command is None else command.model,
+            model_setting="engine.regular_model" if is_regular_of_two else "engine.model",
+            shown_server=shown_server,
         )
         max_new_tokens = opening.decoding.max_new_tokens
         num_tokens = opening.longest_prompt + max_new_tokens
         knows_tokens = not isinstance(opening.planned.tokenizer, TextTokenizer)
         if knows_tokens and num_tokens > (model.context or math.inf):
-            context = f"{place} has a context of {model.context} tokens"
+            context = f"{shown_server} has a context of {model.context} tokens"
             rule = f"leaves too little room: {context}, and a prompt has {opening.longest_prompt}"
             raise SettingError("decoding.max_new_tokens", rule, max_new_tokens)
         in_flight = opening.batch_size
@@ -326,7 +326,9 @@ class ServerArm(Arm):
         # Said at the first of several starts only.
         if self.asked is None and isinstance(slots, int) and slots < in_flight:
             room = counted(slots, "slot")
-            engine.say(f"{place} has {room} for {in_flight} requests in flight: the others wait")
+            engine.say(
+                f"{shown_server} has {room} for {in_flight} requests in flight: the others wait"
+            )
         typed_dialect = UNKNOWN_DIALECT if command is None else command.dialect
         dialect = dialect_of(model.owner or typed_dialect.name, self._settings.dialect)
         server = (report and dialect.named(report.about)) or None

@@ -101,7 +101,11 @@ class StartedServer:
     """A server that was started here.
 
     Attributes:
+        name: its name in messages.
         url: address of its API.
+
+    Raises:
+        RunError: if no port is free.
     """
 
     def __init__(self, launch: Launch) -> None:
