@@ -201,7 +201,9 @@ class EvalExperiment(Experiment[EvalSettings, EvalRow]):
         in the file a question has the answers of all arms or of none.
         """
         engine = session.open(self.settings.batch_size, max(map(len, token_ids)))
-        # Answers are counted, and not timed, so the servers need not be started again for each block.
+        # With blocks, one arm would answer all questions before the other. Without them, the arms alternate batch by
+        # batch, as `rows` below expects. Servers that take turns are then started again for almost every batch; others
+        # are started once.
         engine.blocks = None
         problems = {problem.key: problem for problem in self.problems}
         pending = self._pending(session, token_ids)

@@ -190,6 +190,7 @@ class RequestFigures(Group):
             mean_in_flight=sum(load.request_seconds for load in loads) / load_s if loads else None,
             **percentile_columns(
                 time_to_first_token=first_token_times(run, arm),
+                # If tokens are held back, only the times of whole answers are known.
                 time_per_output_token=[] if is_held_back else per_output_token,
                 # None: this client read so late that the times between arrivals say nothing about the server.
                 inter_token_latency=()

@@ -158,7 +158,7 @@ class Encoder:
 
         Raises:
             SettingError: if a prompt does not fit into a model's context and `prompts.too_long` does not say what to
-                do, or if no prompt would be left.
+                do, or if no prompt would be left; and as `encode` does.
         """
         token_ids = self.encode(prompts)
         # The number of tokens of each prompt; of a conversation, that of its last turn, with room for the earlier
