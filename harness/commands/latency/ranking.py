@@ -216,8 +216,8 @@ def answers(pairs: Sequence[RankedRun]) -> list[Line]:
         for why, rivals in by_reason.items():
             because = f" ({why})" if why else ""
             is_same_pair = {rival.name.group for rival in rivals} == {first.name.group}
-            beginning = sentence.format(first=_label(first, is_same_pair))
-            lines.append(Line(f"{beginning}{because}: {_named(rivals, is_same_pair)}."))
+            standing = sentence.format(first=_label(first, is_same_pair))
+            lines.append(Line(f"{standing}{because}: {_named(rivals, is_same_pair)}."))
     return lines
 
 
