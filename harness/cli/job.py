@@ -111,6 +111,7 @@ def put_servers(servers: Servers, plain: dict[str, Any]) -> None:
     """
     if not servers:
         return
+    # For one command 0: it is compared with nothing. For two commands 1: the second is compared with the first.
     number = plain.pop(SERVER) if len(servers) > 2 else len(servers) - 1
     plain["engine"]["start_command"] = servers[number]
     if number:

@@ -207,6 +207,7 @@ class ServerEngine(Engine):
         # If the servers take turns, only one of them is known at first.
         known = [server.asked for server in self.arms if server.asked is not None]
         models = [asked.model for asked in known]
+        # If the user named a model, other weights in the other arm may be intended.
         if all(server.served.model is None for server in self.arms):
             check_same_weights(models)
         for server in together:

@@ -5,7 +5,8 @@ In the paths of columns, `row.acceptance_rate` of a `RankedRun` reads the row of
 the regular one), and `regular.ms_per_token` the row of the regular arm. The arguments of a `Column` are its heading,
 the function that makes a cell's text from a value, and the path or the function that reads the value.
 `Column(…, "conditional_acceptance_rate").at(_tested).at("row")` reads `pair.row`, passes it to `_tested`, and reads the
-column from the result. If a step gives None, the cell is empty.
+column from the result. If a step gives None, the cell is empty. `optional` leaves out a column without any value, and
+`varies` one whose values are all equal; `once` leaves a cell empty that repeats the cell above it.
 """
 
 from __future__ import annotations

@@ -141,9 +141,9 @@ def among_themselves(pairs: Sequence[RankedRun]) -> list[RankedRun]:
     """These pairs in the order of the page, with new names that contain only what distinguishes these pairs from each
     other, and with the best K of each draft marked.
 
-    All pairs of a model stand together; models are ordered by their fastest time per token. Within a model, runs of
-    one pair are ordered by load and then by K, ascending. For example: 13B with 7B at K=2 and 4 (12 ms), then 30B with
-    7B at batch size 1 and 4 (25 ms). Pairs without a speed-up come last.
+    All pairs of a model stand together; models, and the pairs of a model, are ordered by their fastest time per token.
+    Models, and pairs, of which no run has a speed-up come last. Runs of one pair are ordered by load and then by K,
+    ascending. For example: 13B with 7B at K=2 and 4 (12 ms), then 30B with 7B at batch size 1 and 4 (25 ms).
     """
     names = distinct_names([pair.row for pair in pairs])
     named = [replace(pair, name=name) for pair, name in zip(pairs, names, strict=True)]

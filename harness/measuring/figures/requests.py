@@ -218,6 +218,10 @@ def were_held_back(run: MeasuredRun, arm: MeasuredArm) -> bool | None:
     a processor reads late, and then sees arrivals together that were sent apart. For such a client, arrivals are
     counted singly, unless the whole answer came at once. The result is None if tokens were held back by the first count
     and not by the second.
+
+    For example, iterations yield 2 tokens on average, so tokens were held back if 3 or more (`_MOST_PER_ITERATION`)
+    arrive together. 60 tokens that arrive in 15 bursts were held back. If the 15 bursts have 30 arrivals, and this
+    client was late, the result is None.
     """
     share = None if run.quietness is None else run.quietness.columns["processor_share"]
     is_late = share is not None and share < QUIET
@@ -232,6 +236,7 @@ def were_held_back(run: MeasuredRun, arm: MeasuredArm) -> bool | None:
         )
     reported = reported_drafts(run, arm)[0].columns()
     yielded = reported["tokens_per_iteration"]
+    # A regular arm of which no draft is known decodes token by token.
     if arm.name == "regular" and reported["acceptance_rate"] is None:
         yielded = 1.0
     if num_arrivals == 0:
