@@ -188,7 +188,9 @@ class Connection:
     _further_numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def further(self, requests: Sequence[Request]) -> Iterator[Outgoing]:
-        """Yield these requests again and again, without end, each time with a new salt, to keep up the load."""
+        """Yield these requests again and again, without end, each time with a new salt, to keep up the load; nothing if
+        there are none.
+        """
         for request in itertools.cycle(requests):
             salt = f"{request.salt} {next(self._further_numbers)}"
             salted = replace(request, salt=salt)

@@ -113,7 +113,7 @@ class CounterPage:
         """Read the counters now; None if they cannot be read.
 
         If no page with counters was found in `_ATTEMPTS` calls, the server is not asked again. Once a page was found, a
-        call that fails is repeated up to `_ATTEMPTS` times.
+        call reads it up to `_ATTEMPTS` times until that succeeds.
         """
         for _ in range(1 if self._last is None else _ATTEMPTS):
             for pages in self._candidates:

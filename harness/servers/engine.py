@@ -96,7 +96,7 @@ class ServerEngine(Engine):
         self.opening = opening
         settings = ServerSettings.of(opening.settings)
         # Some commands, such as `acceptance`, ask only the arm that speculates. With two typed commands, both arms
-        # stay.
+        # stay, and so does a single server, whose arm is called regular at first.
         if opening.settings.ASKS_SPECULATIVE_ALONE and not settings.first_command:
             served = [server for server in served if server.name == "speculative"] or served
         self.key = api_key("engine.api_key_variable", settings.api_key_variable)
@@ -200,6 +200,7 @@ class ServerEngine(Engine):
         so far.
         """
         together = [arm] if self._takes_turns else self.arms
+        # All are started before any is waited for, because loading a model takes long.
         for server in together:
             server.launch()
         for server in together:
@@ -414,9 +415,9 @@ class ServerArm(Arm):
             may_be_empty = request.may_be_empty or "stop" in body
             # All of them add to the same list of arrivals.
             outgoing.append(Outgoing(body, record, row, arrivals, may_be_empty=may_be_empty))
-        further = connection.further(extra) if extra else None
         sender = connection.sender
-        asking = send_in_turn(sender, outgoing, further, in_flight)
+        asking = send_in_turn(sender, outgoing, connection.further(extra), in_flight)
+        # `_note_progress` reports silence since the last event, so the question itself counts as one.
         sender.last_event = time.perf_counter()
         load = self._engine.run(asking, lambda: self._note_progress(sender, note_ended))
         num_left = sum(record.was_left for record in [*self.requests, *load.extra])

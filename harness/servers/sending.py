@@ -202,7 +202,7 @@ class Sender:
 async def send_in_turn(
     sender: Sender,
     requests: Sequence[Outgoing],
-    further: Iterator[Outgoing] | None,
+    further: Iterator[Outgoing],
     num_in_flight: int,
 ) -> Load:
     """Send requests, with at most `num_in_flight` in flight at the same time. Once all of them are sent, a request of
@@ -212,7 +212,7 @@ async def send_in_turn(
     A failed request of `further` ends these, because a server that refuses requests immediately would be flooded.
 
     Args:
-        further: an endless supply of further requests; None for none.
+        further: an endless supply of further requests, or an iterator without any.
     """
     room = asyncio.Semaphore(num_in_flight)
     tasks: list[asyncio.Task[None]] = []
@@ -233,7 +233,7 @@ async def send_in_turn(
         return task
 
     async def begin_further() -> None:
-        for outgoing in further or ():
+        for outgoing in further:
             await begin(outgoing)
             extra.append(outgoing.request)
             if any(record.error for record in extra):

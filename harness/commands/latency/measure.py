@@ -409,12 +409,15 @@ class LatencyExperiment(Experiment[LatencySettings, LatencyRow]):
         self.unwritten.clear()
         rows = []
         for measured in self.run.arms.values():
-            figures = figures_of(LatencyRow, self.run, measured)
-            figures["num_skipped"] = self.num_skipped
-            figures["arm"] = measured.name
-            figures["seed"] = self.settings.seed_of_run
-            figures["prompts_digest"] = self.prompt_set.digest
-            rows.append(session.row(LatencyRow, **figures))
+            row = session.row(
+                LatencyRow,
+                **figures_of(LatencyRow, self.run, measured),
+                num_skipped=self.num_skipped,
+                arm=measured.name,
+                seed=self.settings.seed_of_run,
+                prompts_digest=self.prompt_set.digest,
+            )
+            rows.append(row)
         return judged(rows, {name: arm.evidence for name, arm in self.run.arms.items()})
 
 
@@ -453,11 +456,12 @@ def _check_failures(run: MeasuredRun) -> None:
 def prompt_rows(run: MeasuredRun, generation: Answered, session: Session) -> list[LatencyPromptRow]:
     """The rows of an arm's answers to a question, one for each prompt."""
     assert generation.question is not None
+    divergences = run.arms[generation.arm].divergences
     rows = []
     for request in generation.requests:
         prompt = run.prompt_set.at(request.index)
         occurrence = run.prompt_set.occurrence(request.index)
-        divergence = run.arms[generation.arm].divergences.get(request.index)
+        divergence = divergences.get(request.index)
         # Values that mean "does not apply" (0, False, empty text) become None, an empty cell of the file.
         row = session.row(
             LatencyPromptRow,
@@ -480,7 +484,7 @@ def prompt_rows(run: MeasuredRun, generation: Answered, session: Session) -> lis
             lap_ms=1000 * generation.seconds,
             num_prompt_tokens=request.num_prompt_tokens,
             read_tokens=request.num_read,
-            compared=request.index in run.arms[generation.arm].divergences or None,
+            compared=request.index in divergences or None,
             error=None if request.error is None else str(request.error),
             impossible_counts=request.impossible or None,
             **({} if divergence is None else divergence.columns),
