@@ -244,10 +244,10 @@ async def connect(
         raise
     await client.aclose()
     assert error is not None
-    place = served.setting
+    shown_server = served.setting
     if url not in error.message and served.launch is None:
-        place += f"={url}"
-    raise RunError(f"{place}: {error}{_advice(error, asked, served, settings)}")
+        shown_server += f"={url}"
+    raise RunError(f"{shown_server}: {error}{_advice(error, asked, served, settings)}")
 
 
 def _forms(opening: Opening, asked: AskedServer) -> Iterator[RequestForm]:

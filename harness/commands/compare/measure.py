@@ -138,6 +138,7 @@ class CompareExperiment(Experiment[CompareSettings, CompareRow]):
             "num_prompt_tokens": len(token_ids),
             "view": view,
         }
+        # The row states how this race ended, and not an earlier one.
         session.status = "ok"
         session.error = None
         try:
