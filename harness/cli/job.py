@@ -44,7 +44,7 @@ def run(config: Any, servers: Servers) -> tuple[Sequence[Any], VerdictError | No
         HarnessError: a setting is wrong, or the run failed.
         KeyboardInterrupt: the run was interrupted.
     """
-    command, settings = settings_of(config, servers, None)
+    command, settings = settings_of(config, servers, manifest=None)
     check_machine(command, settings)
     # Only for a single run: in a sweep, only the jobs whose files are missing fail, when they run.
     require_files(settings)

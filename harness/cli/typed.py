@@ -68,6 +68,7 @@ def read(words: Words, command: str) -> Typed:
     # All settings that a run of this command may have, by their full names.
     known = setting_hints(record.settings)
     words.check()
+    # A setting that is typed after a `--` would become a word of the server's command.
     for server in words.servers:
         for before, word in itertools.pairwise(["", *server]):
             name, _, value = word.partition("=")

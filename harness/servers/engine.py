@@ -75,9 +75,9 @@ class ServerEngine(Engine):
         num_blocks: how often each server is started if the two take turns; 0 if they must not take turns.
         takes_turns: whether they must take turns. Otherwise they take turns only if they cannot be started side by
             side, and `num_blocks` is not 0.
-        most_starts: how often both are started side by side, if starting takes little time; 0 to start them once. Two
-            processes of the same program differ by a few per cent, which an interval over the prompts of one start does
-            not cover.
+        most_starts: how often both are started side by side, if starting takes little time; 0 to start them once. Not
+            used if they take turns. Two processes of the same program differ by a few per cent, which an interval over
+            the prompts of one start does not cover.
 
     Raises:
         SettingError: if the API key is not in the environment, or is refused; if a server does not serve the model, or

@@ -172,7 +172,7 @@ def end(row: LatencyRow) -> list[str]:
     }
     reached = "no interval"
     if row.speedup.has_bounds:
-        reached = f"half of the interval's width is {percent(half_width(row.speedup), 1)}"
-    asked = "" if row.precision is None else f" (target: {percent(row.precision, 1)})"
+        reached = f"half of the interval's width is {percent(half_width(row.speedup), digits=1)}"
+    asked = "" if row.precision is None else f" (target: {percent(row.precision, digits=1)})"
     ended = ends.get(row.stopped_by, row.stopped_by)
     return [f"{ended} after {counted(row.num_prompts or 0, 'prompt')}: {reached}{asked}"]

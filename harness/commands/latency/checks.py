@@ -230,7 +230,7 @@ def _low_acceptance(run: _Run) -> str | None:
     rate = row.conditional_acceptance_rate
     if rate is None or rate > LITTLE or row.synthetic or not row.was_served:
         return None
-    return f"{percent(rate, 1)}"
+    return percent(rate, digits=1)
 
 
 def _busy_gpus(run: _Run) -> str | None:

@@ -177,7 +177,8 @@ def _rejections(arm: MeasuredArm, units: Sequence[Sequence[Pair]]) -> Rejections
     totals = []
     for pairs in units:
         iterations = fewest = 0.0
-        for batch in batches_of([answer for _, answer in pairs], not arm.was_sent):
+        answers = [answer for _, answer in pairs]
+        for batch in batches_of(answers, is_batched=not arm.was_sent):
             numbers = [answer.drafts.iterations for answer in batch]
             if None in numbers:
                 return None

@@ -92,7 +92,7 @@ class AnswerFigures(Group):
             time_to_first_token_ms=statistics.fmean(first_ms) if first_ms else None,
             peak_memory_bytes=max(peaks, default=0) or None,
             # Fills the columns from `ms_per_token` to `measured_s`.
-            **times_over(rows, not arm.was_sent),
+            **times_over(rows, is_batched=not arm.was_sent),
         )
 
 
