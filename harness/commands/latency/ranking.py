@@ -283,9 +283,9 @@ def schedules(pairs: Sequence[RankedRun]) -> list[Schedule]:
     return found
 
 
-def schedules_in_words(schedules: Sequence[Schedule]) -> Iterator[tuple[str, str]]:
+def schedules_in_words(found: Sequence[Schedule]) -> Iterator[tuple[str, str]]:
     """Each schedule as a heading and words, `("Use", "K=3 at 1, 4; none at 16")`, and then as an option of vLLM."""
-    for whose, ranges, why_none in schedules:
+    for whose, ranges, why_none in found:
         if not ranges:
             yield "Use", f"{whose}no schedule: {why_none}"
             continue
