@@ -201,19 +201,19 @@ class ServerEngine(Engine):
         """
         together = [arm] if self._takes_turns else self.arms
         # All are started before any is waited for, because loading a model takes long.
-        for server in together:
-            server.launch()
-        for server in together:
-            server.asked = server.identify()
+        for each in together:
+            each.launch()
+        for each in together:
+            each.asked = each.identify()
         # If the servers take turns, only one of them is known at first.
-        known = [server.asked for server in self.arms if server.asked is not None]
+        known = [each.asked for each in self.arms if each.asked is not None]
         models = [asked.model for asked in known]
         # If the user named a model, other weights in the other arm may be intended.
-        if all(server.served.model is None for server in self.arms):
+        if all(each.served.model is None for each in self.arms):
             check_same_weights(models)
-        for server in together:
-            server.connect()
-        devices = [server.devices for server in self.arms if server.asked is not None]
+        for each in together:
+            each.connect()
+        devices = [each.devices for each in self.arms if each.asked is not None]
         self.servers = dataclasses.replace(
             self.servers,
             names=list(dict.fromkeys(asked.server for asked in known if asked.server)),

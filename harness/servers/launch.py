@@ -158,6 +158,7 @@ class StartedServer:
             meaning = _MEANT_BY_SIGNAL.get(ended_by)
             how = f"was ended by {ended_by.name}" + (f" ({meaning})" if meaning else "")
         lines = self._log or ["it wrote nothing"]
+        # The last line that names a reason counts; without such a line, the last one of all.
         reason = lines[-1]
         was_error = False
         for line in lines:

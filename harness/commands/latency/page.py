@@ -134,12 +134,12 @@ def _part(group: Sequence[RankedRun], noun: str = "run") -> Page:
         noun: what the runs are called in the title.
     """
     pairs = among_themselves(group)
-    title = title_of_many([pair.row for pair in pairs], noun).split(" · ")
-    title += shared_details(group)
+    parts_of_title = title_of_many([pair.row for pair in pairs], noun).split(" · ")
+    parts_of_title += shared_details(group)
     if noun != "run" and len(pairs) > 1:
         number_of_runs = counted(len(pairs), noun)
-        title = [part for part in title if part != number_of_runs]
-        title.insert(0, f"{number_of_runs}, not compared with each other")
+        parts_of_title = [part for part in parts_of_title if part != number_of_runs]
+        parts_of_title.insert(0, f"{number_of_runs}, not compared with each other")
     # For each series whose runs cannot be ranked, the reason.
     not_ranked = []
     for members in grouped(group, attrgetter("series")).values():
@@ -150,7 +150,7 @@ def _part(group: Sequence[RankedRun], noun: str = "run") -> Page:
     # Each pair at its best K, and targets without a draft.
     shown = [pair for pair in pairs if pair.is_best_of_draft or pair.speedup is None]
     return Page(
-        " · ".join(dict.fromkeys(title)),
+        " · ".join(dict.fromkeys(parts_of_title)),
         finding=answers(pairs),
         doubts=not_ranked,
         tables=[
