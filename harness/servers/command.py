@@ -142,6 +142,7 @@ class ServerCommand:
             roots += json_flags
         values: dict[str, str] = {}
         for flag in self.flags(roots):
+            # A flag that is repeated moves to the place of its last value.
             values.pop(flag.name, None)
             root, dot, key = flag.name.partition(".")
             if root not in json_flags:

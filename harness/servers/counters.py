@@ -91,9 +91,11 @@ class CounterPage:
     ) -> None:
         root = root_of(url)
         self._key = key
+        # Alternatives, each with the pages that are read together. `read` keeps the first one that has counters.
         self._candidates = [pages] if pages else [(root + path,) for path in _PAGES]
         self._last: Counts | None = None
         self._num_missed = 0
+        # The latest start time that the server has reported, in seconds since the epoch.
         self._newest_start: float | None = None
         self._say = say
         # The reading at the beginning of the current question; None if it failed.
