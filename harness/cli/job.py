@@ -44,7 +44,7 @@ def run(config: Any, servers: Servers) -> tuple[Sequence[Any], VerdictError | No
         HarnessError: a setting is wrong, or the run failed.
         KeyboardInterrupt: the run was interrupted.
     """
-    command, settings = settings_of(config, servers, None)
+    command, settings = settings_of(config, servers, manifest=None)
     check_machine(command, settings)
     # Only for a single run: in a sweep, only the jobs whose files are missing fail, when they run.
     require_files(settings)
@@ -111,6 +111,7 @@ def put_servers(servers: Servers, plain: dict[str, Any]) -> None:
     """
     if not servers:
         return
+    # For one command 0: it is compared with nothing. For two commands 1: the second is compared with the first.
     number = plain.pop(SERVER) if len(servers) > 2 else len(servers) - 1
     plain["engine"]["start_command"] = servers[number]
     if number:

@@ -68,6 +68,7 @@ def read(words: Words, command: str) -> Typed:
     # All settings that a run of this command may have, by their full names.
     known = setting_hints(record.settings)
     words.check()
+    # A setting that is typed after a `--` would become a word of the server's command.
     for server in words.servers:
         for before, word in itertools.pairwise(["", *server]):
             name, _, value = word.partition("=")
@@ -242,13 +243,16 @@ def _server_settings(
     if engine != "server":
         raise SettingError("--", f"requires engine=server, but engine={engine} was given")
     words = [word for server in servers for word in server]
-    names = {name: name.partition("engine.vary.")[2] for name in typed if "engine.vary." in name}
+    # For each setting, its name in braces in the commands: {"engine.vary.ubatch": "ubatch"}.
+    placeholders = {
+        name: name.partition("engine.vary.")[2] for name in typed if "engine.vary." in name
+    }
     k = typed.get("decoding.num_draft_tokens", "")
     # For `latency`, K has an effect only where a server's command contains {K}. Other commands also use K themselves,
     # but several values of K would start the same server several times.
     if "," in k or (k and command == "latency"):
-        names["decoding.num_draft_tokens"] = "K"
-    for setting, name in names.items():
+        placeholders["decoding.num_draft_tokens"] = "K"
+    for setting, name in placeholders.items():
         if not any(f"{{{name}}}" in word for word in words):
             rule = f"the command after -- has no {{{name}}}: write it where the value goes"
             raise SettingError(name, rule, typed[setting])

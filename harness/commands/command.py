@@ -114,8 +114,8 @@ class Command(ConfiguredCommand[SomeSettings], Generic[SomeSettings, SomeRow]):
     @property
     def module(self) -> str:
         """The name of the experiment's module, which takes seconds to import."""
-        place = self.experiment
-        return place.partition(":")[0] if isinstance(place, str) else place.__module__
+        made = self.experiment
+        return made.partition(":")[0] if isinstance(made, str) else made.__module__
 
     def begin(self, settings: SomeSettings) -> Experiment[SomeSettings, SomeRow]:
         """A new experiment with these settings, which has measured nothing yet.

@@ -164,7 +164,7 @@ def record_failure(
         SettingError or RunError: if the rows cannot be written.
     """
     experiment = measurement(command).begin(settings)
-    session = Session(experiment, settings, directory, None, run_id)
+    session = Session(experiment, settings, directory, run_id=run_id)
     session.status = REFUSED if isinstance(error, SettingError) else "failed"
     session.error = str(error)
     rows = experiment.rows(session)

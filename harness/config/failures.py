@@ -178,10 +178,10 @@ def explain(
         nor_here = f"; nor is there a directory {name} in {Path.cwd()}"
     line = first_line(exception)
     transformers_version = version("transformers") if is_installed("transformers") else None
-    explained = meaning.format(
+    sentence = meaning.format(
         name=name, page=page, line=line, nor_here=nor_here, transformers=transformers_version
     )
-    return RunError(f"{role}: {explained}")
+    return RunError(f"{role}: {sentence}")
 
 
 def explained(exception: Exception, role: str, settings: ModelSettings) -> BaseException:

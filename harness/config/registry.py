@@ -250,6 +250,6 @@ class SettingsRegistry(Registry[Chosen]):
         Raises:
             SettingError: a record does not exist, or cannot be loaded.
         """
-        fields = names_of_fields(self.settings_class(config))
+        own = names_of_fields(self.settings_class(config))
         others = {setting for name in names for setting in names_of_fields(self[name].settings)}
-        return {key: value for key, value in config.items() if key in fields or key not in others}
+        return {key: value for key, value in config.items() if key in own or key not in others}

@@ -70,12 +70,12 @@ def check_files(setting: str, repository: str) -> None:
                 continue
             try:
                 status = (folder / name).stat()
-                place = (folder / name).resolve()
+                path = (folder / name).resolve()
             except OSError:
                 # The code that reads the file will report this.
                 continue
             # Files that the kernel provides look like regular files, but may have no end.
-            is_file = stat.S_ISREG(status.st_mode) and place.parts[1] not in ("proc", "sys")
+            is_file = stat.S_ISREG(status.st_mode) and path.parts[1] not in ("proc", "sys")
             if not is_file and not stat.S_ISDIR(status.st_mode):
                 rule = f"{name} in it is no file but a pipe or a device, which may have no end"
                 raise SettingError(setting, rule, repository)

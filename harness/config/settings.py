@@ -175,9 +175,9 @@ class ModelSettings:
                 # A shell expands `~` on a command line, but nothing does in a preset.
                 object.__setattr__(self, name, os.path.expanduser(value))
         for name in ("repository", "tokenizer"):
-            place = getattr(self, name)
-            if place is not None:
-                check_files(name, place)
+            repository = getattr(self, name)
+            if repository is not None:
+                check_files(name, repository)
 
     def is_served_as(self, served: str) -> bool:
         """Return whether a server's name for its model is one of this model's names. Only the last parts are compared.

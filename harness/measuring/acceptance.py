@@ -51,12 +51,13 @@ def counted_drafts(
         accepted = max(0.0, generated - num_requests - counts.drafts)
     if accepted is None or not (counts.proposed or counts.drafts):
         return None
-    num_places = 1 + max(counts.accepted_at, default=-1)
+    # The draft positions from 0 to the last one of which the counters know anything.
+    positions = range(1 + max(counts.accepted_at, default=-1))
     return DraftCounts(
         accepted=accepted,
         proposed=counts.proposed,
         iterations=counts.drafts,
-        accepted_at=[counts.accepted_at.get(place, 0.0) for place in range(num_places)],
+        accepted_at=[counts.accepted_at.get(position, 0.0) for position in positions],
         num_tokens=math.inf if has_others or generated is None else generated,
         num_answers=num_requests,
     )

@@ -19,8 +19,8 @@ a unit of its own, and an interval over units does not cover other prompts (`res
     repeats    0, 0, 0, 1    1, 1, 2, 2
     unit            0             1
 
-Batches also share prompts if there would otherwise be too few units for an interval. Laps share prompts if their number
-is fixed.
+Batches also share prompts if there would otherwise be too few units for an interval. Laps share prompts if prompts are
+sent again and the number of laps is fixed (`laps_to_ask` has the exact conditions).
 """
 
 from __future__ import annotations

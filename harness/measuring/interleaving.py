@@ -27,9 +27,10 @@ def ask_in_turns(
     so on. The order of the arms is reversed with every question (ABBA). The caller's own work between two answers is
     not timed. If the caller leaves the loop early, the remaining questions are not asked.
 
-    If the engine starts each arm several times (`Engine.blocks`), consecutive questions with the same `Question.moment`
-    are a block. Each arm is started and warmed up again, and answers all questions of the block, before the next arm
-    does. With the questions p and q in one block, and r in the next, the arms A and B answer Ap Aq Bp Bq Br Ar.
+    If the engine starts each arm several times (`Engine.blocks`), answers come block by block instead. A block is made
+    of consecutive questions with the same `Question.moment`: a batch or lap, with the later turns of its conversations.
+    Each arm is started and warmed up again, and answers all questions of the block, before the next arm does. With the
+    questions p and q in one block, and r in the next, the arms A and B answer Ap Aq Bp Bq Br Ar.
 
     Args:
         warmups: unmeasured questions that each arm answers first; empty for no warm-up.
@@ -39,10 +40,10 @@ def ask_in_turns(
             conversation differ between the arms, because each arm continues from its own earlier answers.
 
     Raises:
-        RunError: if an arm reports that further requests would fail (`Arm.failure`). It is raised once all arms have
-            answered the current question or block.
-        SettingError, RunError: those of `timed_answer`, at once: a RunError also for a failed request, unless
-            `allow_failures`.
+        RunError: if an arm reports that further requests would fail (`Arm.failure`). The arm is asked nothing more,
+            and the error is raised once the other arm has answered the same question or block.
+        SettingError, RunError: those of `timed_answer`, at once, while warming up, too: a RunError also for a failed
+            request, unless `allow_failures`.
     """
     arms = arms or engine.arms
     # The names of the arms that have answered the warm-ups since they were started.

@@ -178,6 +178,7 @@ def identify(settings: RunSettings, leaving_out: Collection[str] = ()) -> Measur
     times = [server.started for server in servers if server.started is not None]
     started = "; ".join(times) if times and len(times) == len(servers) else None
     always = settings.resume == "always"
+    # Without any server, the digest covers everything.
     is_unchanged = started is not None if servers else not setup.commands
     reusable = setup.all_answer and (always or is_unchanged)
     return Measurement(digest, weights, started, reusable, any_start=always)

@@ -220,7 +220,6 @@ class Session:
         engine = engine_of(settings)
         # The devices of a server are known only once it has answered.
         if engine.loads_pair and self.placed is None:
-            # Later calls reuse this placement, so this demand must be the largest.
             demand = Demand(
                 batch_size,
                 prompt_tokens,
@@ -243,6 +242,9 @@ class Session:
             batch_size: the most prompts of a question, or the most requests in flight.
             longest_prompt: length of the longest prompt.
             samplings: further decoding settings whose temperature, top-k and top-p requests may have.
+
+        Raises:
+            SettingError, RunError: if the models cannot be loaded, or a server cannot be started or asked.
         """
         # Frees the caches of an open engine before the next engine allocates its own.
         self.close()

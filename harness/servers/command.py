@@ -142,6 +142,7 @@ class ServerCommand:
             roots += json_flags
         values: dict[str, str] = {}
         for flag in self.flags(roots):
+            # A flag that is repeated moves to the place of its last value.
             values.pop(flag.name, None)
             root, dot, key = flag.name.partition(".")
             if root not in json_flags:
@@ -169,12 +170,14 @@ class ServerCommand:
         `none` does not cancel an earlier value of the same flag: values of a repeated flag add up.
         """
         names = self.startup.drafts_by
+        # Also raises an error if a JSON flag has a wrong value.
         values = self.values(names)
+        # For each flag, whether any of its values is not `none`: `--spec-type none --spec-type draft-mtp` asks.
         asks: dict[str, bool] = {}
         for flag in self.flags(names):
             asks[flag.name] = asks.get(flag.name, False) or "none" not in flag.value.split(",")
-        is_variable = not {*names}.isdisjoint(self._variables())
-        return all(asks.values()) and (bool(values) or is_variable)
+        by_variable = not {*names}.isdisjoint(self._variables())
+        return all(asks.values()) and (bool(values) or by_variable)
 
     @property
     def model(self) -> str | None:
@@ -261,13 +264,15 @@ class ServerCommand:
         # Other programs, such as docker, may precede the server's program. If the server's program is not known, any
         # word may be such a program.
         before = self.words[: self.start] if self.is_known else self.words
+        # `/usr/bin/docker` and `NAME=docker` count as `docker`.
         launchers = {PurePosixPath(word.rpartition("=")[2]).name for word in before}
         is_container = not launchers.isdisjoint(CONTAINERS)
         # `docker exec` and `docker start` use a container that goes on when they end; `docker run` does not.
         if (is_container and "run" not in launchers) or not launchers.isdisjoint(_ELSEWHERE):
             rule = f"its server runs on when the harness ends it: {START_BOTH}"
             raise SettingError(SETTING, rule)
-        # A shell may start a program that is not known, if the port's place is marked.
+        # A shell may start a program that is not known, if the port's place is marked. `-c` (`-lc` and the like) says
+        # that the next word is a script.
         reads_words = any(re.fullmatch("-[a-z]*c", word) for word in self.words)
         if reads_words and not launchers.isdisjoint(_SHELLS) and (self.is_known or not has_port):
             rule = "a shell starts the server: type the server's own words after --"
@@ -326,11 +331,13 @@ class ServerCommand:
         """Raise a SettingError for a flag that begins like a flag about speculation, but is in no table."""
         startup = self.startup
         speculating = [*startup.speculation, *startup.switches]
-        # Indices of values: the word after a flag with a value is not a flag, whatever it looks like.
-        values = {flag.first + 1 for flag in self.flags(speculating) if flag.last - flag.first == 2}
+        # The word after a flag with a value is not a flag, whatever it looks like.
+        of_values = {
+            flag.first + 1 for flag in self.flags(speculating) if flag.last - flag.first == 2
+        }
         for index in range(self.start, len(self.words)):
             name = _flag_name(self.words[index])
-            if index in values or not name.startswith(startup.prefixes):
+            if index in of_values or not name.startswith(startup.prefixes):
                 continue
             if _canonical_flag(name, speculating, startup) is None:
                 meant = nearest(name, speculating)

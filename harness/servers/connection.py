@@ -84,9 +84,9 @@ class RequestForm:
             body["top_p"] = decoding.top_p
         if request.ends and not self.stops_at_tokens:
             body["stop"] = list(request.ends[:_MOST_STOPS])
-        extra = dict(self.extra)
+        further = dict(self.extra)
         if request.with_logprobs:
-            extra["logprobs"] = 1
+            further["logprobs"] = 1
         if self.takes_extensions:
             # By vLLM's names; `dialect.words` translates them.
             extensions: dict[str, Any] = {
@@ -95,7 +95,8 @@ class RequestForm:
                 "ignore_eos": decoding.ignore_eos,
                 "stop_token_ids": sorted(request.stop_tokens),
             }
-            # Sent only if it has an effect, because some servers refuse every value that means all tokens.
+            # -1 means all tokens; it overrides the k that a server may take from the model's own configuration. Greedy
+            # requests need no k, and some servers refuse every value that means all tokens.
             if decoding.top_k or self.draws:
                 extensions["top_k"] = decoding.top_k or -1
             if self.asks_for_details:
@@ -108,17 +109,19 @@ class RequestForm:
                         extensions[name] = salt
                     elif not request.follows_up:
                         extensions[name] = value
-            extensions |= extra
-            extra = dict(dialect.parameters)
-            for name, value in extensions.items():
-                extra[dialect.words.get(name, name)] = value
+            # Of entries with the same name, the last one counts: the user's.
+            named = {
+                dialect.words.get(name, name): value
+                for name, value in (extensions | further).items()
+            }
+            further = {**dialect.parameters, **named}
         elif decoding.top_k:
             rule = "must be 0: the server has no such parameter"
             raise SettingError("decoding.top_k", rule, decoding.top_k)
         # A dialect in a user's file may switch streaming off. `stream_options` are then refused.
-        if extra.get("stream") is False:
+        if further.get("stream") is False:
             del body["stream_options"]
-        return body | extra
+        return body | further
 
     @property
     def stops_at_tokens(self) -> bool:
@@ -185,7 +188,9 @@ class Connection:
     _further_numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def further(self, requests: Sequence[Request]) -> Iterator[Outgoing]:
-        """Yield these requests again and again, without end, each time with a new salt, to keep up the load."""
+        """Yield these requests again and again, without end, each time with a new salt, to keep up the load; nothing if
+        there are none.
+        """
         for request in itertools.cycle(requests):
             salt = f"{request.salt} {next(self._further_numbers)}"
             salted = replace(request, salt=salt)
@@ -209,6 +214,7 @@ async def connect(
 
     Raises:
         RunError: if the server answers no request in any form.
+        SettingError: as `http.page` does.
     """
     settings = ServerSettings.of(opening.settings)
     tokenizer = opening.planned.tokenizer
@@ -238,10 +244,10 @@ async def connect(
         raise
     await client.aclose()
     assert error is not None
-    place = served.setting
+    shown_server = served.setting
     if url not in error.message and served.launch is None:
-        place += f"={url}"
-    raise RunError(f"{place}: {error}{_advice(error, asked, served, settings)}")
+        shown_server += f"={url}"
+    raise RunError(f"{shown_server}: {error}{_advice(error, asked, served, settings)}")
 
 
 def _forms(opening: Opening, asked: AskedServer) -> Iterator[RequestForm]:
@@ -254,6 +260,7 @@ def _forms(opening: Opening, asked: AskedServer) -> Iterator[RequestForm]:
     if chat and isinstance(run, PromptedSettings) and run.prompts.template_arguments:
         extra = {"chat_template_kwargs": run.prompts.template_arguments, **extra}
     for takes_ids, takes_extensions, asks_for_details in _FORMS:
+        # A chat is sent as messages. And without the model's tokenizer (`TextTokenizer`), there are no ids to send.
         if takes_ids and (chat or isinstance(tokenizer, TextTokenizer)):
             continue
         yield RequestForm(

@@ -36,6 +36,7 @@ def read_counters(text: str) -> Counts:
     accepted_at: dict[int, float] = {}
     drafted_at: dict[int, float] = {}
     by_position = {"accepted_at": accepted_at, "drafted_at": drafted_at}
+    # The name on the page of each counter that was found; also of those whose values are not used.
     words: dict[str, str] = {}
     names = known_counters()
     for sample in samples(text):
@@ -58,6 +59,7 @@ def read_counters(text: str) -> Counts:
         totals["drafts"] = drafted_at.get(0, 0.0)
         totals["proposed"] = sum(drafted_at.values())
         totals["accepted"] = sum(accepted_at.values())
+    # This kind of server would have counters of drafts if it speculated. Without them, it has drafted nothing.
     if words.keys().isdisjoint(("drafts", "proposed")) and would_show_drafts(
         words.get("generated")
     ):
@@ -89,9 +91,11 @@ class CounterPage:
     ) -> None:
         root = root_of(url)
         self._key = key
+        # Alternatives, each with the pages that are read together. `read` keeps the first one that has counters.
         self._candidates = [pages] if pages else [(root + path,) for path in _PAGES]
         self._last: Counts | None = None
         self._num_missed = 0
+        # The latest start time that the server has reported, in seconds since the epoch.
         self._newest_start: float | None = None
         self._say = say
         # The reading at the beginning of the current question; None if it failed.
@@ -111,7 +115,7 @@ class CounterPage:
         """Read the counters now; None if they cannot be read.
 
         If no page with counters was found in `_ATTEMPTS` calls, the server is not asked again. Once a page was found, a
-        call that fails is repeated up to `_ATTEMPTS` times.
+        call reads it up to `_ATTEMPTS` times until that succeeds.
         """
         for _ in range(1 if self._last is None else _ATTEMPTS):
             for pages in self._candidates:
@@ -153,7 +157,10 @@ class CounterPage:
         return replace(counts, restarts=restarts)
 
     def show_drafts(self) -> bool:
-        """Whether the server has drafted anything so far, according to its counters; False if these are not known."""
+        """Whether the server has drafted anything so far, according to its counters; False if these are not known.
+
+        Called once, when a connection begins: `between` grows from this reading on.
+        """
         self._since = self.read()
         counts = self._since or Counts()
         return bool(counts.drafts or counts.proposed)

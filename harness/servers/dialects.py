@@ -232,8 +232,11 @@ def would_show_drafts(generated: str | None) -> bool:
 
 
 def without_port(command: str) -> str:
-    """A command that started a server, without the words for host and port that harness added."""
+    """A command that starts a server (`Launch`), without the words for host and port that harness added: without
+    ` --host 127.0.0.1 --port '{port}'`.
+    """
     for startup in startups():
+        # Without such words, every space would be removed.
         if startup.listening:
             command = command.replace(f" {shlex.join(startup.listening)}", "")
     return command

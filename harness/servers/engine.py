@@ -67,7 +67,7 @@ class ServerEngine(Engine):
     """An `Engine` whose arms are two servers or one. The servers are running already, or are started here.
 
     *Taking turns* means that only one of two servers runs at a time, so that each can use all devices. A block is then
-    a start of each server and one question for each arm.
+    a start of each server, which answers one question with its later turns (`interleaving.ask_in_turns`).
 
     Args:
         opening: the run, with its number of requests in flight (`batch_size`).
@@ -75,9 +75,9 @@ class ServerEngine(Engine):
         num_blocks: how often each server is started if the two take turns; 0 if they must not take turns.
         takes_turns: whether they must take turns. Otherwise they take turns only if they cannot be started side by
             side, and `num_blocks` is not 0.
-        most_starts: how often both are started side by side, if starting takes little time; 0 to start them once. Two
-            processes of the same program differ by a few per cent, which an interval over the prompts of one start does
-            not cover.
+        most_starts: how often both are started side by side, if starting takes little time; 0 to start them once. Not
+            used if they take turns. Two processes of the same program differ by a few per cent, which an interval over
+            the prompts of one start does not cover.
 
     Raises:
         SettingError: if the API key is not in the environment, or is refused; if a server does not serve the model, or
@@ -96,7 +96,7 @@ class ServerEngine(Engine):
         self.opening = opening
         settings = ServerSettings.of(opening.settings)
         # Some commands, such as `acceptance`, ask only the arm that speculates. With two typed commands, both arms
-        # stay.
+        # stay, and so does a single server, whose arm is called regular at first.
         if opening.settings.ASKS_SPECULATIVE_ALONE and not settings.first_command:
             served = [server for server in served if server.name == "speculative"] or served
         self.key = api_key("engine.api_key_variable", settings.api_key_variable)
@@ -200,18 +200,20 @@ class ServerEngine(Engine):
         so far.
         """
         together = [arm] if self._takes_turns else self.arms
-        for server in together:
-            server.launch()
-        for server in together:
-            server.asked = server.identify()
+        # All are started before any is waited for, because loading a model takes long.
+        for each in together:
+            each.launch()
+        for each in together:
+            each.asked = each.identify()
         # If the servers take turns, only one of them is known at first.
-        known = [server.asked for server in self.arms if server.asked is not None]
+        known = [each.asked for each in self.arms if each.asked is not None]
         models = [asked.model for asked in known]
-        if all(server.served.model is None for server in self.arms):
+        # If the user named a model, other weights in the other arm may be intended.
+        if all(each.served.model is None for each in self.arms):
             check_same_weights(models)
-        for server in together:
-            server.connect()
-        devices = [server.devices for server in self.arms if server.asked is not None]
+        for each in together:
+            each.connect()
+        devices = [each.devices for each in self.arms if each.asked is not None]
         self.servers = dataclasses.replace(
             self.servers,
             names=list(dict.fromkeys(asked.server for asked in known if asked.server)),
@@ -293,7 +295,8 @@ class ServerArm(Arm):
         Raises:
             SettingError: if a server that was started here refuses the key, if the server does not serve the model, or
                 if its context has no room for the prompts.
-            RunError: if the server was started here, and has ended or is not ready in time.
+            RunError: if the server was started here, and has ended or is not ready in time; or if it redirects to
+                another server.
         """
         engine = self._engine
         opening = engine.opening
@@ -302,23 +305,22 @@ class ServerArm(Arm):
             self.process.wait_until_ready(engine.say, engine.key)
         report = server_report(self.url, engine.key)
         command = served.launch.command if served.launch else None
-        place = served.setting if self.process else f"{served.setting}={self.url}"
-        typed_model = None if command is None else command.model
-        is_first = served.name == "regular" and self._settings.has_two
-        model_setting = "engine.regular_model" if is_first else "engine.model"
+        shown_server = served.setting if self.process else f"{served.setting}={self.url}"
+        # The arm of a single server may be called regular, too; its model is set by `engine.model`.
+        is_regular_of_two = served.name == "regular" and self._settings.has_two
         model = choose_model(
             report,
             opening.settings.model.repository,
             name=served.model,
-            typed_model=typed_model,
-            model_setting=model_setting,
-            place=place,
+            typed_model=None if command is None else command.model,
+            model_setting="engine.regular_model" if is_regular_of_two else "engine.model",
+            shown_server=shown_server,
         )
         max_new_tokens = opening.decoding.max_new_tokens
         num_tokens = opening.longest_prompt + max_new_tokens
         knows_tokens = not isinstance(opening.planned.tokenizer, TextTokenizer)
         if knows_tokens and num_tokens > (model.context or math.inf):
-            context = f"{place} has a context of {model.context} tokens"
+            context = f"{shown_server} has a context of {model.context} tokens"
             rule = f"leaves too little room: {context}, and a prompt has {opening.longest_prompt}"
             raise SettingError("decoding.max_new_tokens", rule, max_new_tokens)
         in_flight = opening.batch_size
@@ -326,7 +328,9 @@ class ServerArm(Arm):
         # Said at the first of several starts only.
         if self.asked is None and isinstance(slots, int) and slots < in_flight:
             room = counted(slots, "slot")
-            engine.say(f"{place} has {room} for {in_flight} requests in flight: the others wait")
+            engine.say(
+                f"{shown_server} has {room} for {in_flight} requests in flight: the others wait"
+            )
         typed_dialect = UNKNOWN_DIALECT if command is None else command.dialect
         dialect = dialect_of(model.owner or typed_dialect.name, self._settings.dialect)
         server = (report and dialect.named(report.about)) or None
@@ -411,9 +415,9 @@ class ServerArm(Arm):
             may_be_empty = request.may_be_empty or "stop" in body
             # All of them add to the same list of arrivals.
             outgoing.append(Outgoing(body, record, row, arrivals, may_be_empty=may_be_empty))
-        further = connection.further(extra) if extra else None
         sender = connection.sender
-        asking = send_in_turn(sender, outgoing, further, in_flight)
+        asking = send_in_turn(sender, outgoing, connection.further(extra), in_flight)
+        # `_note_progress` reports silence since the last event, so the question itself counts as one.
         sender.last_event = time.perf_counter()
         load = self._engine.run(asking, lambda: self._note_progress(sender, note_ended))
         num_left = sum(record.was_left for record in [*self.requests, *load.extra])

@@ -278,6 +278,7 @@ def _drafts(event: Event, num_tokens: int, max_tokens: int) -> DraftCounts | Non
     if drafted_by_step and accepted_by_step and len(drafted_by_step) != len(accepted_by_step):
         numbers = f"{len(drafted_by_step)} iterations that drafted"
         raise ImpossibleCounts(f"{numbers}, and {len(accepted_by_step)} that accepted")
+    # Empty if only one of the lists is reported.
     steps = list(zip(drafted_by_step, accepted_by_step, strict=False))
     histogram = event.histogram or ()
     # The iterations that drafted, by the histogram or by the steps, of which some may have drafted nothing.
@@ -369,8 +370,8 @@ def settle(
         # With a tokenizer, the key could be decoded from the token ids, so these are dropped.
         request.token_ids = request.shown_ids = []
     if isinstance(tokenizer, TextTokenizer):
-        # Without a real tokenizer, nothing here can count tokens or decode ids. The bytes of the text then serve as its
-        # ids.
+        # Without a real tokenizer, nothing here can count tokens or decode ids. The text's bytes, four at a time, then
+        # serve as its ids.
         request.num_prompt_tokens = request.num_read or request.num_prompt_tokens
         request.shown_ids = request.token_ids or request.shown_ids
         request.token_ids = []

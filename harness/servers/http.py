@@ -105,7 +105,11 @@ def _client(url: str, key: str | None, timeout_s: float, **settings: Any) -> htt
 
 
 def new_client(url: str, key: str | None, timeout_s: float) -> httpx2.AsyncClient:
-    """A client for requests to one server, which opens as many connections as there are requests in flight."""
+    """A client for requests to one server, which opens as many connections as there are requests in flight.
+
+    Raises:
+        SettingError: as `page` does.
+    """
     import httpx2
 
     return _client(
@@ -135,7 +139,7 @@ def page(url: str, key: str | None) -> str:
     Raises:
         RequestFailed: if nothing answers in time, or if the answer is malformed, too long, an error, or a redirect to
             another server (`MISDIRECTED`).
-        SettingError: for an https address, if `SSL_CERT_FILE` names no usable file.
+        SettingError: for an https address, if a file that `SSL_CERT_FILE` or `SSLKEYLOGFILE` names cannot be used.
     """
     import httpx2
 
@@ -197,7 +201,7 @@ async def answer_to(
         path: path below the API's address, such as `completions`.
 
     Raises:
-        RequestFailed: if there is no answer, or if the answer is an error.
+        RequestFailed: if there is no answer, or if the answer is an error or a redirect to another server.
         httpx2.RequestError: if redirects have no end, or if the connection breaks within the answer.
         TimeoutError: if the answer has not ended in time.
     """
@@ -217,7 +221,8 @@ async def _begun(client: httpx2.AsyncClient, path: str, body: Mapping[str, Any])
     """Send a request, and return the answer once its head has arrived.
 
     Raises:
-        RequestFailed: if there is no answer.
+        RequestFailed: if there is no answer, or a redirect to another server.
+        httpx2.TooManyRedirects: if redirects have no end.
     """
     import httpx2
 
@@ -234,6 +239,7 @@ async def _begun(client: httpx2.AsyncClient, path: str, body: Mapping[str, Any])
     while True:
         try:
             return await client.send(message, stream=True)
+        # First, because these errors are TransportErrors, too.
         except closed as error:
             # Each attempt uses one kept-alive connection, and the server may have closed all of these. So attempts end
             # with the first new connection.
@@ -292,6 +298,7 @@ async def events(response: httpx2.Response) -> AsyncGenerator[Any]:
         beginning = (beginning + part).lstrip()
         if beginning:
             break
+    # JSON and not `data:`, so the answer is not streamed.
     if beginning.startswith(b"{"):
         body = beginning + await _joined(parts, _MOST_OF_EVENT)
         if len(body) > _MOST_OF_EVENT:

@@ -41,7 +41,7 @@ class ListedModel(NamedTuple):
         root: the place of its weights; None if the server does not report it.
         owner: `owned_by`, by which the kind of server is recognised; None if the server does not report it.
         context: the most tokens of a prompt together with its answer; None if the server does not report it.
-        is_listed: whether the server's list contains the model; False if the server has no list.
+        is_listed: whether the server's list contains the model. If not, it is only a name to try (`choose_model`).
     """
 
     name: str
@@ -85,27 +85,29 @@ class ServerReport(ServerIdentity):
 def server_report(url: str, key: str | None) -> ServerReport | None:
     """Describe the server of an API such as `http://host:8000/v1`.
 
-    None if nothing answers, if any page that is asked for gets no answer in time, or if the answer to the list of
-    models is an error. For example, the server is still loading (503) or refuses the key (401). A server without such a
-    list (404) is described, without models.
+    None if nothing answers, if any page that is asked for gets no answer in time or a malformed one, or if the answer
+    to the list of models is an error. For example, the server is still loading (503) or refuses the key (401). A server
+    without such a list (404) is described, without models. Any other page may be missing or an error.
 
     Args:
         key: key of the API; None without one.
 
     Raises:
-        RequestFailed: if the server redirects to another server.
+        RequestFailed: if the list of models is a redirect to another server.
+        SettingError: as `page` does.
     """
     root = root_of(url)
+    # The values of `Dialect.about` by page and key: {"/version version": "0.32.0"}.
     about: dict[str, Any] = {}
     try:
         models = _models(_answer(f"{url.rstrip('/')}/models", key))
         for path, names in known_pages().items():
             answer = _as_mapping(_answer(root + path, key, is_optional=True))
             about |= {f"{path} {name}": answer[name] for name in names if name in answer}
-            # llama.cpp's list contains the context of the training, and no max_model_len. Its page /props contains the
-            # context of a request.
             settings = answer.get("default_generation_settings")
             context = settings.get("n_ctx") if isinstance(settings, dict) else None
+            # Only llama.cpp's page /props contains this: the context of a request. Its list of models has only the
+            # context of the training, and no max_model_len.
             if _is_count(context):
                 models = [model._replace(context=model.context or context) for model in models]
         metrics = _answer(f"{root}/metrics", key, is_optional=True) or ""
@@ -125,25 +127,25 @@ def why_not_ready(url: str, key: str | None) -> str | None:
     models.
 
     Raises:
-        SettingError: if the server requires a key, or another key.
+        SettingError: if the server requires a key, or another key; and as `page` does.
     """
-    health = f"{root_of(url)}/health"
-    models = f"{url.rstrip('/')}/models"
-    place = health
+    health_url = f"{root_of(url)}/health"
+    list_url = f"{url.rstrip('/')}/models"
+    asked_url = health_url
     try:
-        if _answer(health, key) is not None:
+        if _answer(health_url, key) is not None:
             return None
-        place = models
-        body = _answer(models, key)
+        asked_url = list_url
+        body = _answer(list_url, key)
     except RequestFailed as failed:
         if not failed.code:
             return ""
-        answer = f"{place} answers {from_outside(str(failed))}"
+        answer = f"{asked_url} answers {from_outside(str(failed))}"
         if failed.code not in KEY_REFUSED:
             return f"it answers, but {answer}"
         rule = "must name the environment variable with the server's key"
         raise SettingError("engine.api_key_variable", f"{rule}: {answer}") from failed
-    return None if _models(body) else f"it answers, but {models} lists no model"
+    return None if _models(body) else f"it answers, but {list_url} lists no model"
 
 
 def start_time(counters: str) -> str | None:
@@ -177,7 +179,8 @@ def _answer(url: str, key: str | None, is_optional: bool = False) -> str | None:
         is_optional: whether the result is also None if the answer is any other error.
 
     Raises:
-        RequestFailed: if nothing answers, or if the answer is another error and the page is not optional.
+        RequestFailed: if nothing answers in time, if the answer is malformed, or if it is another error and the page
+            is not optional.
     """
     try:
         return page(url, key)
@@ -214,6 +217,7 @@ def _models(body: str | None) -> list[ListedModel]:
 
 
 def _is_count(value: object) -> bool:
+    """Whether a value from JSON is a number of tokens that a context can have."""
     # Not isinstance, because in Python true is also an int.
     return type(value) is int and value > 0
 
@@ -224,48 +228,55 @@ def choose_model(
     name: str | None,
     typed_model: str | None,
     model_setting: str,
-    place: str,
+    shown_server: str,
 ) -> ListedModel:
-    """The model for requests to a server: the model that the user typed, or otherwise the only one in the server's
-    list. If the server has no list, or its list need not be complete, it is a model of the typed name or of the
-    repository's (`is_listed` is then False).
+    """The model for requests to a server. The first rule that applies decides; *wanted* is `name` or, without it,
+    `typed_model`:
+
+        the list contains the wanted model                       this model
+        the list contains one model, and `name` is not set       this model
+        the server has no list                                   the wanted name or, without one, `repository`
+        a model is wanted, and the server's kind is not known    the wanted name
+
+    In the last two cases, `is_listed` is False.
 
     Args:
         report: the server's description of itself; None if there is none.
-        repository: repository of the run's model. It is used as the name if nothing is typed and the server has no
-            list.
+        repository: repository of the run's model.
         name: the name under which the model is served, if the user set it; otherwise None.
         typed_model: the model in the server's command; None if it is not known.
         model_setting: the setting for the name, `engine.model` or `engine.regular_model`.
-        place: the setting with the server's address, such as `engine.url=http://host:8000/v1`.
+        shown_server: the server in messages, such as `engine.url=http://host:8000/v1`.
 
     Raises:
-        SettingError: if the server lists its models, and the typed model is not among them, or none is typed and there
-            are several.
+        SettingError: if no rule applies: a server of a known kind does not list the wanted model, or no model is wanted
+            and the server lists several.
     """
     models = [] if report is None else report.models
-    typed = name or typed_model
-    if typed is not None:
-        places = {typed, str(Path(typed).resolve())}
+    wanted = name or typed_model
+    if wanted is not None:
+        # A command may name a directory by a link or a relative path, and the list the directory itself (`root`).
+        names = {wanted, str(Path(wanted).resolve())}
         for served in models:
-            if places & {served.name, served.root}:
+            if names & {served.name, served.root}:
                 return served
     # A command may contain a repository, while the server lists a file of this repository.
     if name is None and len(models) == 1:
         return models[0]
     # Only servers of known kinds list all models that they serve.
     lists_all = bool(models) and models[0].owner in DIALECTS.names()
-    if not models or (typed is not None and not lists_all):
-        return ListedModel(typed or repository, is_listed=False)
+    if not models or (wanted is not None and not lists_all):
+        return ListedModel(wanted or repository, is_listed=False)
     listed = ", ".join(str(served) for served in models[:_MOST_NAMED])
-    rule = f"must name a model that {place} serves: {listed}"
-    raise SettingError(model_setting, rule, *filter(None, [typed]))
+    rule = f"must name a model that {shown_server} serves: {listed}"
+    raise SettingError(model_setting, rule, *filter(None, [wanted]))
 
 
 def check_same_weights(models: Sequence[ListedModel]) -> None:
     """Raise a SettingError if servers serve different weights, according to the file names in their lists.
 
-    This is checked only if the user named no served model. A server without a list is ignored, because it may be down.
+    Only called if the user named no served model. A model that is not listed is ignored, because its name says nothing
+    about the weights.
 
     Args:
         models: the models of the servers, the regular server's first.

@@ -101,7 +101,11 @@ class StartedServer:
     """A server that was started here.
 
     Attributes:
+        name: its name in messages.
         url: address of its API.
+
+    Raises:
+        RunError: if no port is free.
     """
 
     def __init__(self, launch: Launch) -> None:
@@ -154,6 +158,7 @@ class StartedServer:
             meaning = _MEANT_BY_SIGNAL.get(ended_by)
             how = f"was ended by {ended_by.name}" + (f" ({meaning})" if meaning else "")
         lines = self._log or ["it wrote nothing"]
+        # The last line that names a reason counts; without such a line, the last one of all.
         reason = lines[-1]
         was_error = False
         for line in lines:

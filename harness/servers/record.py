@@ -49,7 +49,12 @@ class ServerRecord(EngineRecord):
 
         If servers are started by commands, the names of model and draft are taken from the commands. If there is only
         one address, the default draft is removed, so that only the regular arm is left: it is not known here whether
-        that server speculates, and with what draft. `chat=auto` becomes True if no model is named, otherwise False.
+        that server speculates, and with what draft. (A command that asks only the speculative arm keeps the draft.)
+        `chat=auto` becomes True if no model is named, otherwise False.
+
+        Raises:
+            SettingError: if there is only one address, and the user named a draft; and as `commands_of` and
+                `with_names_of_commands` do.
         """
         settings = ServerSettings.of(run)
         if settings.chat == "auto":
@@ -70,9 +75,9 @@ class ServerRecord(EngineRecord):
     def check(self, run: RunSettings) -> None:
         super().check(run)
         settings = ServerSettings.of(run)
-        has_two = settings.regular_url is not None or bool(settings.first_command)
+        are_two_typed = settings.regular_url is not None or bool(settings.first_command)
         rule = "must not be none with two servers, of which the second is compared with the first"
-        require(not has_two or run.draft is not None, "draft", rule, "none")
+        require(not are_two_typed or run.draft is not None, "draft", rule, "none")
 
     def columns(self, run: RunSettings) -> Mapping[str, Any]:
         settings = ServerSettings.of(run)

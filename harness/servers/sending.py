@@ -97,7 +97,8 @@ class Sender:
     def request_seconds(self) -> float:
         """The time that requests have spent in flight so far, in seconds, added up over all requests.
 
-        It must be called before every change of `num_in_flight`.
+        It must be called before every change of `num_in_flight`: it assumes that the number was the same since the
+        previous call.
         """
         now = time.perf_counter()
         self._request_seconds += self.num_in_flight * (now - self._counted_until)
@@ -128,6 +129,7 @@ class Sender:
             raise
         except Exception as error:
             code = 0
+            # Most of these errors are about the contents of an answer. A RequestFailed without a code is not.
             was_answered = isinstance(error, HarnessError)
             if isinstance(error, RequestFailed):
                 code = error.code
@@ -152,7 +154,9 @@ class Sender:
         settle(request, self._tokenizer, self._settings.chat, outgoing.may_be_empty)
 
     async def _read(self, outgoing: Outgoing) -> None:
-        """Send a request and read its answer to the end, or until `RequestRecord.has_enough`.
+        """Send a request and read its answer to the end. If the request is to be left midway
+        (`RequestRecord.leave_after`), reading stops once enough tokens have arrived, and the server's counts are not
+        read.
 
         Raises:
             HarnessError: if the server refuses, breaks off, or sends something that cannot be true.
@@ -198,7 +202,7 @@ class Sender:
 async def send_in_turn(
     sender: Sender,
     requests: Sequence[Outgoing],
-    further: Iterator[Outgoing] | None,
+    further: Iterator[Outgoing],
     num_in_flight: int,
 ) -> Load:
     """Send requests, with at most `num_in_flight` in flight at the same time. Once all of them are sent, a request of
@@ -208,11 +212,11 @@ async def send_in_turn(
     A failed request of `further` ends these, because a server that refuses requests immediately would be flooded.
 
     Args:
-        further: an endless supply of further requests; None for none.
+        further: an endless supply of further requests, or an iterator without any.
     """
     room = asyncio.Semaphore(num_in_flight)
     tasks: list[asyncio.Task[None]] = []
-    records: list[RequestRecord] = []
+    extra: list[RequestRecord] = []
     began = time.perf_counter()
     seconds_before = sender.request_seconds()
 
@@ -229,23 +233,24 @@ async def send_in_turn(
         return task
 
     async def begin_further() -> None:
-        for outgoing in further or ():
+        for outgoing in further:
             await begin(outgoing)
-            records.append(outgoing.request)
-            if any(record.error for record in records):
+            extra.append(outgoing.request)
+            if any(record.error for record in extra):
                 break
 
     try:
         own = [await begin(outgoing) for outgoing in requests]
         tasks.append(asyncio.create_task(begin_further()))
         await asyncio.gather(*own)
-        num_further = sum(len(record.arrivals) for record in records)
+        num_further = sum(len(record.arrivals) for record in extra)
         num_own = sum(len(outgoing.request.arrivals) for outgoing in requests)
         return Load(
             request_seconds=sender.request_seconds() - seconds_before,
             seconds=time.perf_counter() - began,
+            # Further requests slow the others down, so this share of the time is what the others took.
             share=num_own / (num_own + num_further) if num_own else 1.0,
-            extra=records,
+            extra=extra,
         )
     finally:
         for task in tasks:

@@ -120,10 +120,10 @@ class ServerSettings(EngineSettings):
         require(self.start_timeout_s > 0, "start_timeout_s", rule, self.start_timeout_s)
         require(self.timeout_s > 0, "timeout_s", rule, self.timeout_s)
         for name, value in (self.extra or {}).items():
-            place = _SET_ELSEWHERE.get(name)
-            advice = f"must not hold {name}" + (f", which {place} sets" if place else "")
-            is_free = place is None and name not in _NEEDED
-            require(is_free, "extra", advice, f"{{{name}: {value}}}")
+            setting = _SET_ELSEWHERE.get(name)
+            rule = f"must not hold {name}" + (f", which {setting} sets" if setting else "")
+            is_free = setting is None and name not in _NEEDED
+            require(is_free, "extra", rule, f"{{{name}: {value}}}")
 
     @classmethod
     def of(cls, run: RunSettings) -> ServerSettings:

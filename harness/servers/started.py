@@ -63,7 +63,7 @@ def commands_of(run: RunSettings) -> list[ServerCommand]:
 
 def labels_of(run: RunSettings, commands: Sequence[ServerCommand]) -> dict[str, str]:
     """For the arm of each command, the name of the command in messages: `first` and `second` if the user typed two,
-    otherwise the name of the arm.
+    otherwise the name of the arm. A single command belongs to the last arm, which is the regular one without a draft.
     """
     arms = run.arms[-len(commands) :]
     labels = ("first", "second") if ServerSettings.of(run).first_command else arms

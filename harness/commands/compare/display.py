@@ -77,23 +77,26 @@ class Lane:
         self._seconds = 0.0
         self._seconds_to_first_token: float | None = None
         self._detokenizer = Detokenizer(tokenizer, prompt)
+        # The number of arrivals that are shown, and the origin of the last token shown.
         self._num_shown = 0
         self._origin = Origin.TARGET
 
-    def show(self, lap: Answered, at: float = math.inf) -> None:
-        """Show the tokens that arrived in the first `at` seconds of an answer."""
-        count = bisect_right(lap.arrivals, at, key=attrgetter("seconds"))
-        for arrival in lap.arrivals[self._num_shown : count]:
+    def show(self, answered: Answered, at: float = math.inf) -> None:
+        """Show the tokens that arrived in the first `at` seconds of an answer, which has a single request. Later calls
+        must be about the same answer, with an `at` that is not earlier.
+        """
+        count = bisect_right(answered.arrivals, at, key=attrgetter("seconds"))
+        for arrival in answered.arrivals[self._num_shown : count]:
             for token, origin in zip(arrival.tokens, arrival.origins, strict=True):
                 self.num_tokens += 1
                 self._origin = origin
                 self._append(self._detokenizer.add(token) or "")
         self._num_shown = count
-        self._seconds = min(at, lap.seconds)
-        self._seconds_to_first_token = lap.arrivals[0].seconds if count else None
-        if at >= lap.seconds:
+        self._seconds = min(at, answered.seconds)
+        self._seconds_to_first_token = answered.arrivals[0].seconds if count else None
+        if at >= answered.seconds:
             # For a server that sends only text, no token arrives above. Its record has their number and times.
-            for request in lap.requests:
+            for request in answered.requests:
                 self.num_tokens = request.num_tokens
                 if request.arrivals:
                     self._seconds_to_first_token = request.arrivals[0]
@@ -165,7 +168,7 @@ def print_lanes(lanes: Sequence[Lane]) -> None:
 
 def show_race(
     console: Console,
-    laps: Sequence[Answered],
+    answers: Sequence[Answered],
     tokenizer: Tokenizer,
     prompt: Sequence[int],
     legend: bool = True,
@@ -174,18 +177,18 @@ def show_race(
     its end.
 
     Args:
-        laps: the answer of each arm, one or two.
+        answers: the answer of each arm, one or two.
         prompt: token ids of the prompt.
         legend: as for `Lane`.
     """
-    lanes = [Lane(console, lap.arm, tokenizer, prompt, legend) for lap in laps]
+    lanes = [Lane(console, answered.arm, tokenizer, prompt, legend) for answered in answers]
 
     def show(at: float = math.inf) -> None:
-        for lane, lap in zip(lanes, laps, strict=True):
-            lane.show(lap, at)
+        for lane, answered in zip(lanes, answers, strict=True):
+            lane.show(answered, at)
 
-    if console.is_interactive and len(laps) > 1:
-        longest = max(lap.seconds for lap in laps)
+    if console.is_interactive and len(answers) > 1:
+        longest = max(answered.seconds for answered in answers)
         shown_s = min(max(longest, _SHORTEST_REPLAY_S), _LONGEST_REPLAY_S)
         speed = longest / shown_s
         replayed = f"Replayed at {speed:.2g} times real speed."

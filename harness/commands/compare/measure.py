@@ -17,13 +17,12 @@ from harness.config.errors import HarnessError, RunError, SettingError
 from harness.engines.protocol import Answered, Arm, Engine, Question
 from harness.engines.timing import quick_garbage_collections, timed_answer
 from harness.engines.tokenizer import Tokenizer
-from harness.measuring.measurement import identify
 from harness.measuring.progress import say, show
 from harness.measuring.prompts.sets import Prompt, load_prompts
 from harness.measuring.race import arm_columns, comparison_columns, find_rejections
 from harness.measuring.session import Session
 from harness.reporting.table import visible
-from harness.reporting.terminal import plain_console, print_document
+from harness.reporting.terminal import plain_console, print_document, stderr_console
 from harness.reporting.words import pair_name, settings_line
 from harness.results.drafts import Rejection
 
@@ -56,7 +55,7 @@ class CompareExperiment(Experiment[CompareSettings, CompareRow]):
         if prompt is not None:
             # Only to check, before the weights are loaded, that the prompt fits into the context.
             session.encode([Prompt(prompt)], "prompt")
-        session.place(1, _LONGEST_FAST_PROMPT)
+        session.place(batch_size=1, prompt_tokens=_LONGEST_FAST_PROMPT)
         try:
             with quick_garbage_collections():
                 self._warm_up(session)
@@ -109,8 +108,7 @@ class CompareExperiment(Experiment[CompareSettings, CompareRow]):
                 self._say("Stopped. The models stay loaded; Ctrl-D ends.", "dim")
             except HarnessError as error:
                 num_failed += 1
-                screen = plain_console(stderr=True)
-                screen.print(visible(f"harness: {error}"), soft_wrap=not screen.is_terminal)
+                stderr_console().print(visible(f"harness: {error}"))
         if num_lines == 0 and not self._interactive:
             rule = "must be given without a terminal: prompt=..., or one per line on stdin"
             raise SettingError("prompt", rule)
@@ -118,21 +116,21 @@ class CompareExperiment(Experiment[CompareSettings, CompareRow]):
             raise RunError(f"{num_failed} of {num_lines} lines failed")
 
     def _race(self, session: Session, prompt: str) -> None:
-        """Race all arms on one prompt, show the race, and write its row, even if an error ends it.
+        """Race all arms on one prompt, show the race, and write its row, even if an error ends the race.
 
         Raises:
+            SettingError: the prompt cannot be encoded, or is too long; there is no row then.
             HarnessError: the race failed, or its row cannot be written.
         """
         typed = Prompt(prompt)
         [token_ids] = session.encode([typed], "prompt")
-        settings = self.settings
         if not self._interactive:
             # A terminal already shows the prompt as typed; otherwise it is printed before its answers.
             if self._num_races:
                 self._console.print()
             self._say(f"> {prompt}", "bold")
         view = self._view()
-        laps: list[Answered] = []
+        answers: list[Answered] = []
         rejected: Sequence[Rejection] | None = None
         columns: dict[str, Any] = {
             "prompt_index": self._num_races,
@@ -140,6 +138,7 @@ class CompareExperiment(Experiment[CompareSettings, CompareRow]):
             "num_prompt_tokens": len(token_ids),
             "view": view,
         }
+        # The row states how this race ended, and not an earlier one.
         session.status = "ok"
         session.error = None
         try:
@@ -154,41 +153,47 @@ class CompareExperiment(Experiment[CompareSettings, CompareRow]):
                 )
                 for arm in engine.arms:
                     show(f"decoding: {arm.name}")
-                    lap = timed_answer(engine, arm, question)
+                    answered = timed_answer(engine, arm, question)
                     show("")
-                    laps.append(lap)
-                    columns |= arm_columns(lap, session.tokenizer)
+                    answers.append(answered)
+                    columns |= arm_columns(answered, session.tokenizer)
                     if view != "race":
-                        self._show_lap(lap, arm, session.tokenizer, token_ids)
-                if len(laps) == 2:
-                    columns |= comparison_columns(engine.weights, question, *laps)
-                    if engine.arms[-1].traits.reports_drafts:
-                        rejected = find_rejections(laps[-1], session.tokenizer)
+                        self._show_text(answered, arm, session.tokenizer, token_ids)
+                reports_drafts = engine.arms[-1].traits.reports_drafts
+                if len(answers) == 2:
+                    columns |= comparison_columns(engine.weights, question, *answers)
+                    if reports_drafts:
+                        rejected = find_rejections(answers[-1], session.tokenizer)
                         columns["num_rejections"] = len(rejected)
         finally:
             self._num_races += 1
-            row = session.row(CompareRow, measurement=identify(settings).digest, **columns)
+            as_measured = session.row(CompareRow, **columns)
             # Without a verdict the row has no speed-up, but the sentences below need it for the reason.
-            recorded = row if row.why_no_verdict is None else dataclasses.replace(row, speedup=None)
+            recorded = as_measured
+            if as_measured.why_no_verdict is not None:
+                recorded = dataclasses.replace(as_measured, speedup=None)
             self._written = session.write_rows([recorded])
-        legend = engine.arms[-1].traits.reports_drafts
         if view == "race":
-            show_race(self._console, laps, session.tokenizer, token_ids, legend)
-        log = rejections(rejected) if view == "log" and settings.draft is not None else []
-        document = [*log, *verdict(row)]
+            show_race(self._console, answers, session.tokenizer, token_ids, legend=reports_drafts)
+        log = rejections(rejected) if view == "log" and self.settings.draft is not None else []
+        document = [*log, *verdict(as_measured)]
         if document:
             self._console.print()
             print_document(document, self._console)
 
-    def _show_lap(
-        self, lap: Answered, arm: Arm, tokenizer: Tokenizer, token_ids: Sequence[int]
+    def _show_text(
+        self, answered: Answered, arm: Arm, tokenizer: Tokenizer, token_ids: Sequence[int]
     ) -> None:
-        """Print an arm's whole text after it has ended."""
+        """Print an arm's whole text after it has ended.
+
+        Args:
+            token_ids: those of the prompt.
+        """
         if arm.name != "regular":
             self._console.print()
         legend = arm.traits.reports_drafts
         lane = Lane(self._console, arm.name, tokenizer, token_ids, legend)
-        lane.show(lap)
+        lane.show(answered)
         print_lanes([lane])
 
     def _view(self) -> View:
@@ -220,7 +225,7 @@ def _engine(session: Session) -> Engine:
     """The session's engine, which stays open from race to race because some runners take long to prepare. It is opened
     here if it is not open yet, because Ctrl-C stopped the first attempt.
     """
-    return session.engine or session.open(1, _LONGEST_FAST_PROMPT)
+    return session.engine or session.open(batch_size=1, longest_prompt=_LONGEST_FAST_PROMPT)
 
 
 def piped_lines() -> Iterator[str]:

@@ -38,7 +38,7 @@ def verdict(row: CompareRow) -> Document:
         f"{label}: acceptance and texts say nothing about the pair" for label in labels(row)
     ]
     no_verdict = row.why_no_verdict
-    # Only a race with a single arm has neither.
+    # A race with a single arm has neither.
     if row.speedup is None and no_verdict is None:
         return sentences("warning", *not_real)
     headline = f"No verdict: {no_verdict}"

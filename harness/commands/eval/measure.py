@@ -83,7 +83,8 @@ class EvalExperiment(Experiment[EvalSettings, EvalRow]):
         token_ids = session.encode([Prompt(problem.prompt) for problem in problems], "operands")
         check_answer_length(session.tokenizer, problems, settings.decoding.max_new_tokens)
         session.place(settings.batch_size, max(map(len, token_ids)))
-        # A digest of all that determines an answer and its time. Rows with an equal digest can be reused.
+        # A digest of all that determines an answer and its time. Rows with an equal digest can be reused. Not the
+        # session's own, which also covers how many questions are asked.
         self._measurement = identify(session.original_settings, leaving_out=_NOT_OF_AN_ANSWER)
         if settings.resume:
             self._resume(session)
@@ -201,7 +202,9 @@ class EvalExperiment(Experiment[EvalSettings, EvalRow]):
         in the file a question has the answers of all arms or of none.
         """
         engine = session.open(self.settings.batch_size, max(map(len, token_ids)))
-        # Answers are counted, and not timed, so the servers need not be started again for each block.
+        # With blocks, one arm would answer all questions before the other. Without them, the arms alternate batch by
+        # batch, as `rows` below expects. Servers that take turns are then started again for almost every batch; others
+        # are started once.
         engine.blocks = None
         problems = {problem.key: problem for problem in self.problems}
         pending = self._pending(session, token_ids)

@@ -89,8 +89,8 @@ def _finding(row: EvalRow, statement: Statement) -> Line:
         return Line("no verdict", "warning", statement.why)
     if row.difference is None:
         # If a question is asked again, its greedy answer is a copy, which does not count.
-        number = row.num_prompts if row.temperature else row.num_different_prompts
-        asked = f"95 % interval {_wilson(row)}, over {counted(number or 0, 'question')}"
+        num_asked = row.num_prompts if row.temperature else row.num_different_prompts
+        asked = f"95 % interval {_wilson(row)}, over {counted(num_asked or 0, 'question')}"
         return Line(f"{_percent(row.accuracy or 0)} % correct", "strong", asked)
     points = 100 * statement.interval.estimate
     bounds = statement.interval.bounds(".1%")
@@ -143,10 +143,10 @@ def _next_steps(rows: Sequence[EvalRow], statement: Statement) -> list[NextStep]
     growth = max(2.0, _ENDING * margins**2)
     # For each seed: the rows of single seeds come first. The number that is suggested is for each seed, too.
     num_asked = rows[0].num_prompts or 0
-    number = min(num_asked * growth, num_possible)
+    num_needed = min(num_asked * growth, num_possible)
     changes = ""
     if row.replacement and row.temperature:
-        number = num_asked * growth
+        num_needed = num_asked * growth
     elif row.replacement:
         # Only different questions count for greedy answers. So draw until this share of all possible questions was
         # never drawn. After n draws with replacement from N questions, the share is (1 - 1 / N)^n.
@@ -154,12 +154,12 @@ def _next_steps(rows: Sequence[EvalRow], statement: Statement) -> list[NextStep]
         if share_left > 0:
             # Over all seeds together.
             draws = math.log(share_left) / math.log1p(-1 / num_possible)
-            number = draws * num_asked / (row.num_prompts or 1)
+            num_needed = draws * num_asked / (row.num_prompts or 1)
         else:
             changes = "replacement=false "
-    if number <= num_asked:
+    if num_needed <= num_asked:
         return []
-    return [NextStep("more questions", f"{changes}num_prompts={math.ceil(number)}")]
+    return [NextStep("more questions", f"{changes}num_prompts={math.ceil(num_needed)}")]
 
 
 def accuracy_table(runs: Sequence[Named[EvalRow]], statements: Sequence[Statement]) -> Table:
@@ -214,9 +214,9 @@ def accuracy_table(runs: Sequence[Named[EvalRow]], statements: Sequence[Statemen
     )
 
 
-def _percent(share: float) -> str:
+def _percent(rate: float) -> str:
     """`42.5` for 0.425."""
-    return f"{100 * share:.1f}"
+    return f"{100 * rate:.1f}"
 
 
 def _with_margin(line: Named) -> str | None:

@@ -92,7 +92,7 @@ class Eval(Command[EvalSettings, EvalRow]):
 
         statements = judged_differences([row for row in merged_rows(rows) if row.difference])
         if any(statement.relation == "below" for statement in statements):
-            return VerdictError("speculation is less accurate", 1)
+            return VerdictError("speculation is less accurate", exit_code=1)
         for statement in statements:
             if not statement.is_judged:
                 return VerdictError(f"cannot tell: {statement.why}", CANNOT_TELL)
@@ -103,4 +103,4 @@ class Eval(Command[EvalSettings, EvalRow]):
         from harness.results.judging.answers import merged_rows
 
         merged = [row for row in merged_rows(rows) if row.accuracy is not None]
-        return ", ".join(f"{row.arm} {percent(row.accuracy or 0.0, 1)}" for row in merged)
+        return ", ".join(f"{row.arm} {percent(row.accuracy or 0.0, digits=1)}" for row in merged)

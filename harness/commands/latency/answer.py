@@ -136,8 +136,8 @@ def _yielded(row: LatencyRow, price: str) -> str:
         k = row.num_draft_tokens
         # Fewer than K tokens are drafted near the end of an answer, and if a draft has no guess.
         is_k = not row.was_served and isinstance(k, int) and (drafted or k) >= _ABOUT_K * k
-        counted = f"{drafted:.1f} drafted per iteration, " if drafted and not is_k else ""
-        parts.append(f"{counted}{percent(row.acceptance_rate)} accepted")
+        drafting = f"{drafted:.1f} drafted per iteration, " if drafted and not is_k else ""
+        parts.append(f"{drafting}{percent(row.acceptance_rate)} accepted")
     elif row.tokens_per_iteration == 1 and not row.is_elsewhere:
         parts.append("the draft proposed nothing")
     if row.tokens_per_iteration is not None:
@@ -172,7 +172,7 @@ def end(row: LatencyRow) -> list[str]:
     }
     reached = "no interval"
     if row.speedup.has_bounds:
-        reached = f"half of the interval's width is {percent(half_width(row.speedup), 1)}"
-    asked = "" if row.precision is None else f" (target: {percent(row.precision, 1)})"
+        reached = f"half of the interval's width is {percent(half_width(row.speedup), digits=1)}"
+    asked = "" if row.precision is None else f" (target: {percent(row.precision, digits=1)})"
     ended = ends.get(row.stopped_by, row.stopped_by)
     return [f"{ended} after {counted(row.num_prompts or 0, 'prompt')}: {reached}{asked}"]

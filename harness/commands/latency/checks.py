@@ -230,7 +230,7 @@ def _low_acceptance(run: _Run) -> str | None:
     rate = row.conditional_acceptance_rate
     if rate is None or rate > LITTLE or row.synthetic or not row.was_served:
         return None
-    return f"{percent(rate, 1)}"
+    return percent(rate, digits=1)
 
 
 def _busy_gpus(run: _Run) -> str | None:
@@ -353,7 +353,7 @@ def _unseen(row: LatencyRow) -> str | None:
     return f"{row.server_tokens} of {row.num_tokens} tokens of the {row.arm} arm"
 
 
-def _takes_turns(run: _Run) -> int | None:
+def _split_over_gpus(run: _Run) -> int | None:
     """How many GPUs the target's layers are split over, if there are several and a speed-up; otherwise None."""
     number = sum(device.startswith("cuda") for device in run.last.weight_bytes or ())
     return number if run.last.speedup is not None and number > 1 else None
@@ -364,7 +364,7 @@ CHECKS = (
     # First, because no model in production is served like this, so none of the figures apply there.
     Check(
         "setting against",
-        _takes_turns,
+        _split_over_gpus,
         "The target's layers are split over {found} GPUs, which work one after the other: with tensor parallelism a"
         " step is several times as fast, and the same draft gains less.",
     ),

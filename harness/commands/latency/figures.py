@@ -5,7 +5,8 @@ In the paths of columns, `row.acceptance_rate` of a `RankedRun` reads the row of
 the regular one), and `regular.ms_per_token` the row of the regular arm. The arguments of a `Column` are its heading,
 the function that makes a cell's text from a value, and the path or the function that reads the value.
 `Column(…, "conditional_acceptance_rate").at(_tested).at("row")` reads `pair.row`, passes it to `_tested`, and reads the
-column from the result. If a step gives None, the cell is empty.
+column from the result. If a step gives None, the cell is empty. `optional` leaves out a column without any value, and
+`varies` one whose values are all equal; `once` leaves a cell empty that repeats the cell above it.
 """
 
 from __future__ import annotations
@@ -50,14 +51,14 @@ def _known_verdict(pair: RankedRun) -> Statement | None:
     return verdict if verdict.interval.is_known else None
 
 
-def _sent_at_once(row: LatencyRow) -> LatencyRow | None:
+def _not_held_back(row: LatencyRow) -> LatencyRow | None:
     """The row; None if tokens were held back, because the first token then arrived late."""
     return None if row.held_back else row
 
 
 # Columns about a row of `latency`.
 FIRST_TOKEN = Column("first token ms", number(1), "time_to_first_token_ms", optional=True).at(
-    _sent_at_once
+    _not_held_back
 )
 _ACCEPTED = Column("accepted", share, "acceptance_rate")
 # Columns about a pair.

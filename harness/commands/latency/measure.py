@@ -190,13 +190,14 @@ class Conversations:
         """
         occurrence = self._prompt_set.occurrence(index)
         conversation = self._prompt_set.prompts[occurrence.place]
-        before = [
+        # The indices of the earlier turns.
+        earlier = [
             self._prompt_set.index(occurrence._replace(turn=turn))
             for turn in range(occurrence.turn)
         ]
-        answers = [self._answers[arm, index] for index in before]
-        # Leave out no turn, then the oldest one, then the two oldest ones, until the rest is short enough. With empty
-        # answers all turns were, so the last turn alone is.
+        answers = [self._answers[arm, index_before] for index_before in earlier]
+        # Leave out no turn, then the oldest one, then the two oldest ones, until the rest is short enough. The last
+        # turn alone always is: `longest` has room for all turns, with empty answers.
         for left_out in range(occurrence.turn + 1):
             prompt = conversation.after(answers, left_out)
             [ids] = self._encoder.encode([prompt])
@@ -325,7 +326,8 @@ class LatencyExperiment(Experiment[LatencySettings, LatencyRow]):
         """Ask the arms the questions, alternately, until all are answered, the run is precise or its budget is spent.
 
         Each answer is added to `run` as soon as it arrives. Rows are only written when all arms have answered a
-        question, because the rows of the speculative arm record where its texts differ from the regular ones.
+        question, because the rows of the speculative arm record where its texts differ from the regular ones. The
+        precision and the budget are checked after a question or, with blocks, after a block.
         """
         settings = self.settings
         run = self.run
@@ -356,11 +358,13 @@ class LatencyExperiment(Experiment[LatencySettings, LatencyRow]):
                 compare_texts(run, reference, session.tokenizer, *answers)
             self._write(session, answers)
             num_answered += 1
+            # Not within a block, in which one arm has answered further questions already (`ask_in_turns`); and not
+            # after the last question, where nothing is left to stop.
             if num_answered < len(questions) and not any(waiting):
                 stopped_by = _why_stop(run, settings, time.monotonic() - started)
             if stopped_by is not None:
                 break
-        # All questions were answered, so neither the precision nor the budget has ended the run.
+        # If all questions were answered, neither the precision nor the budget has ended the run.
         if settings.precision is not None and num_answered == len(questions):
             has_asked_all = settings.num_asked == len(self.prompt_set.prompts)
             stopped_by = "prompts" if has_asked_all else "num_prompts"
@@ -371,7 +375,7 @@ class LatencyExperiment(Experiment[LatencySettings, LatencyRow]):
         self.run = dataclasses.replace(run, stopped_by=stopped_by)
 
     def _write(self, session: Session, answers: Iterable[Answered]) -> None:
-        """Make and write the rows of answers."""
+        """Make the rows of answers, add them to `run`, and write them."""
         rows: list[LatencyPromptRow] = []
         for generation in answers:
             rows += prompt_rows(self.run, generation, session)
@@ -400,17 +404,20 @@ class LatencyExperiment(Experiment[LatencySettings, LatencyRow]):
 
     def rows(self, session: Session) -> Sequence[LatencyRow]:
         """One row per arm, with None for everything that was not measured."""
-        # If the run ended after only one arm had answered a question, these answers count, too.
+        # If the run ended after only one arm had answered a question, this arm's figures include the answer.
         self._write(session, itertools.chain(*self.unwritten.values()))
         self.unwritten.clear()
         rows = []
         for measured in self.run.arms.values():
-            figures = figures_of(LatencyRow, self.run, measured)
-            figures["num_skipped"] = self.num_skipped
-            figures["arm"] = measured.name
-            figures["seed"] = self.settings.seed_of_run
-            figures["prompts_digest"] = self.prompt_set.digest
-            rows.append(session.row(LatencyRow, **figures))
+            row = session.row(
+                LatencyRow,
+                **figures_of(LatencyRow, self.run, measured),
+                num_skipped=self.num_skipped,
+                arm=measured.name,
+                seed=self.settings.seed_of_run,
+                prompts_digest=self.prompt_set.digest,
+            )
+            rows.append(row)
         return judged(rows, {name: arm.evidence for name, arm in self.run.arms.items()})
 
 
@@ -449,11 +456,12 @@ def _check_failures(run: MeasuredRun) -> None:
 def prompt_rows(run: MeasuredRun, generation: Answered, session: Session) -> list[LatencyPromptRow]:
     """The rows of an arm's answers to a question, one for each prompt."""
     assert generation.question is not None
+    divergences = run.arms[generation.arm].divergences
     rows = []
     for request in generation.requests:
         prompt = run.prompt_set.at(request.index)
         occurrence = run.prompt_set.occurrence(request.index)
-        divergence = run.arms[generation.arm].divergences.get(request.index)
+        divergence = divergences.get(request.index)
         # Values that mean "does not apply" (0, False, empty text) become None, an empty cell of the file.
         row = session.row(
             LatencyPromptRow,
@@ -476,7 +484,7 @@ def prompt_rows(run: MeasuredRun, generation: Answered, session: Session) -> lis
             lap_ms=1000 * generation.seconds,
             num_prompt_tokens=request.num_prompt_tokens,
             read_tokens=request.num_read,
-            compared=request.index in run.arms[generation.arm].divergences or None,
+            compared=request.index in divergences or None,
             error=None if request.error is None else str(request.error),
             impossible_counts=request.impossible or None,
             **({} if divergence is None else divergence.columns),

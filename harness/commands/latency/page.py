@@ -116,15 +116,14 @@ def _page_of_runs(pairs: Sequence[RankedRun]) -> Page:
     page = parts[0]
     if len(parts) > 1:
         page = Page(title_of_many([pair.row for pair in pairs]), parts=parts)
+    all_doubts = [*page.doubts]
     disturbed = disturbed_runs([pair.run for pair in pairs])
-    doubts = []
     if disturbed:
         is_repeated = all((pair.row.repeats or 1) > 1 for pair in pairs)
         advice = "" if is_repeated else ": repeats=5 measures what that changes"
-        doubts.append(f"{disturbed}{advice}.")
+        all_doubts.insert(0, f"{disturbed}{advice}.")
     why = [*page.why, *schedules_in_words(schedules(pairs))]
-    doubts += page.doubts
-    return replace(page, doubts=doubts, why=why, next=steps_after_runs(pairs))
+    return replace(page, doubts=all_doubts, why=why, next=steps_after_runs(pairs))
 
 
 def _part(group: Sequence[RankedRun], noun: str = "run") -> Page:
@@ -135,24 +134,25 @@ def _part(group: Sequence[RankedRun], noun: str = "run") -> Page:
         noun: what the runs are called in the title.
     """
     pairs = among_themselves(group)
-    title = title_of_many([pair.row for pair in pairs], noun).split(" · ")
-    title += shared_details(group)
+    parts_of_title = title_of_many([pair.row for pair in pairs], noun).split(" · ")
+    parts_of_title += shared_details(group)
     if noun != "run" and len(pairs) > 1:
         number_of_runs = counted(len(pairs), noun)
-        title = [part for part in title if part != number_of_runs]
-        title.insert(0, f"{number_of_runs}, not compared with each other")
-    doubts = []
+        parts_of_title = [part for part in parts_of_title if part != number_of_runs]
+        parts_of_title.insert(0, f"{number_of_runs}, not compared with each other")
+    # For each series whose runs cannot be ranked, the reason.
+    not_ranked = []
     for members in grouped(group, attrgetter("series")).values():
         why_not = members[0].series.why_not
         if why_not:
             whose = ", ".join([members[0].model, *shared_details(members)])
-            doubts.append(f"{whose}: {why_not}: pairs that are close are not ordered.")
+            not_ranked.append(f"{whose}: {why_not}: pairs that are close are not ordered.")
     # Each pair at its best K, and targets without a draft.
     shown = [pair for pair in pairs if pair.is_best_of_draft or pair.speedup is None]
     return Page(
-        " · ".join(dict.fromkeys(title)),
+        " · ".join(dict.fromkeys(parts_of_title)),
         finding=answers(pairs),
-        doubts=doubts,
+        doubts=not_ranked,
         tables=[
             pairs_table(pairs),
             *divided_tables(pairs),

@@ -18,9 +18,8 @@ from harness.results.statistics.interval import Interval
 def latency_plots(pairs: Sequence[RankedRun]) -> dict[str, list[Plot]]:
     """Speed-ups of pairs by K and by load, with the line below which speculation does not pay."""
     complete = [pair for pair in pairs if pair.speedup is not None]
-    targets = [*grouped(complete, attrgetter("series")).values()]
     by_k = []
-    for group in targets:
+    for group in grouped(complete, attrgetter("series")).values():
         numbered = [pair for pair in group if isinstance(pair.k, int) and pair.k > 0]
         title = " · ".join([group[0].model, *shared_details(group)])
         curves = _curves(numbered, "name.group", "name.k_order")

@@ -141,9 +141,9 @@ def among_themselves(pairs: Sequence[RankedRun]) -> list[RankedRun]:
     """These pairs in the order of the page, with new names that contain only what distinguishes these pairs from each
     other, and with the best K of each draft marked.
 
-    All pairs of a model stand together; models are ordered by their fastest time per token. Within a model, runs of
-    one pair are ordered by load and then by K, ascending. For example: 13B with 7B at K=2 and 4 (12 ms), then 30B with
-    7B at batch size 1 and 4 (25 ms). Pairs without a speed-up come last.
+    All pairs of a model stand together; models, and the pairs of a model, are ordered by their fastest time per token.
+    Models, and pairs, of which no run has a speed-up come last. Runs of one pair are ordered by load and then by K,
+    ascending. For example: 13B with 7B at K=2 and 4 (12 ms), then 30B with 7B at batch size 1 and 4 (25 ms).
     """
     names = distinct_names([pair.row for pair in pairs])
     named = [replace(pair, name=name) for pair, name in zip(pairs, names, strict=True)]
@@ -216,8 +216,8 @@ def answers(pairs: Sequence[RankedRun]) -> list[Line]:
         for why, rivals in by_reason.items():
             because = f" ({why})" if why else ""
             is_same_pair = {rival.name.group for rival in rivals} == {first.name.group}
-            beginning = sentence.format(first=_label(first, is_same_pair))
-            lines.append(Line(f"{beginning}{because}: {_named(rivals, is_same_pair)}."))
+            standing = sentence.format(first=_label(first, is_same_pair))
+            lines.append(Line(f"{standing}{because}: {_named(rivals, is_same_pair)}."))
     return lines
 
 
@@ -283,9 +283,9 @@ def schedules(pairs: Sequence[RankedRun]) -> list[Schedule]:
     return found
 
 
-def schedules_in_words(schedules: Sequence[Schedule]) -> Iterator[tuple[str, str]]:
+def schedules_in_words(found: Sequence[Schedule]) -> Iterator[tuple[str, str]]:
     """Each schedule as a heading and words, `("Use", "K=3 at 1, 4; none at 16")`, and then as an option of vLLM."""
-    for whose, ranges, why_none in schedules:
+    for whose, ranges, why_none in found:
         if not ranges:
             yield "Use", f"{whose}no schedule: {why_none}"
             continue

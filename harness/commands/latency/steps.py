@@ -21,7 +21,7 @@ def steps_after_run(row: LatencyRow, verdict: Statement) -> list[NextStep]:
 
         the verdict is no conclusion      a better interval
         it is a conclusion                another draft or K; repeated runs, if there was only one
-        the run failed or has one arm     none
+        the run failed or has one arm     none; nor if answers have a single token
 
     Args:
         row: the row of the speculative arm.

@@ -41,7 +41,7 @@ class ServedModel:
     """A pair and the service that runs it.
 
     Attributes:
-        name: the target's name, which clients send as `model`.
+        name: the target's name, which clients may send as `model`.
         started: when the service was started, in seconds since 1970.
         service: answers the requests.
     """
@@ -194,6 +194,7 @@ class ServedModel:
             raise Refusal(404, f"model: {body.model} is not served here; {self.name} is")
         if num_prompt > settings.max_prompt_tokens:
             raise Refusal(400, f"prompt: {num_prompt} tokens; at most {settings.max_prompt_tokens}")
+        # 2**62 stands for no limit.
         most = min(settings.max_new_tokens, (self._context or 2**62) - num_prompt)
         if most < 1:
             raise Refusal(

@@ -69,5 +69,6 @@ def reported_drafts(run: MeasuredRun, arm: MeasuredArm) -> tuple[Drafts, str | N
     if traffic.get("unseen_tokens") or (traffic.get("foreign_tokens") or 0) > MOST_FOREIGN * own:
         return reported, None
     counted = counted_acceptance(arm.counted, arm.begun_requests)
+    # (`Drafts.answers` is 0 if nothing is known about drafts.)
     knows_more = counted.drafting is not None or not reported.answers
     return (counted, "metrics") if counted.answers and knows_more else (reported, None)

@@ -123,8 +123,9 @@ class MeasuredRun:
     Attributes:
         arms: by name, `regular` and then `speculative`; an arm that is not measured is missing.
         prompt_rows: the rows of all answers so far.
-        in_blocks: whether each arm is started again for each question, so that a question is a block.
-        salted: whether the server's prefix cache respects salts; None if it has no cache.
+        in_blocks: whether each arm is started several times (`Engine.blocks`). A batch or lap, with the later turns of
+            its conversations, is then a block.
+        salted: whether every server's prefix cache respects salts; None if no arm has such a cache.
         end_tokens: the tokens with which the model ends a text; empty with random weights, whose texts mean nothing.
         quietness: watches the machine; None if the machine is not watched.
         stopped_by: why a run with `precision` or `budget` ended; None for any other run.

@@ -8,12 +8,23 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import NamedTuple
 
+import numpy as np
+
 from harness.measuring.figures.measured import Group, MeasuredArm, MeasuredRun
-from harness.results.prompt_times import Pair, places_by_unit, share_prompts
+from harness.results.prompt_times import (
+    Pair,
+    batches_of,
+    common_times,
+    pairs_by_unit,
+    places_by_unit,
+    share_prompts,
+    waits_by_unit,
+)
 from harness.results.row import pooled, setting
 from harness.results.schema import MaybeBool, MaybeFloat, MaybeText, WithSpeedup
 from harness.results.statistics import Floats
 from harness.results.statistics.interval import Interval
+from harness.results.statistics.iterations import fewest_iterations
 from harness.results.statistics.ratios import (
     ExtraIterations,
     drift,
@@ -64,8 +75,8 @@ class SpeedupFigures(Group, WithSpeedup):
             covers = dataclasses.replace(speedup.covers, same_texts=True)
             speedup = dataclasses.replace(speedup, covers=covers)
         # A drift is looked for in the order of time, so a batch that was sent twice counts as two.
-        in_time = paired_times(run, in_time=True)
-        change = drift(in_time.regular, in_time.speculative, unit=in_time.unit)
+        by_question = paired_times(run, by_question=True)
+        change = drift(by_question.regular, by_question.speculative, unit=by_question.unit)
         decode_speedup = None
         # Not for requests to a server: the time at which their first tokens were decoded is not known.
         if not arm.was_sent:
@@ -76,21 +87,25 @@ class SpeedupFigures(Group, WithSpeedup):
             decode_speedup=decode_speedup,
             drift=change.estimate if change.is_known else None,
             drifted=drift_matters(change) if change.has_bounds else None,
-            # With a single unit, the second arm simply follows the first.
-            interleaved=in_time.regular.size > 1,
+            # The arms always alternate from question to question. With a single question, the second arm simply
+            # follows the first.
+            interleaved=by_question.regular.size > 1,
         )
 
 
 class PairedTimes(NamedTuple):
     """Length-adjusted times of both arms in ms, [num_units] each, in the order in which they were measured.
 
-    After the adjustment (`ratios.at_equal_lengths`), the mean of an arm's values is its ms per token over all units,
-    and the ratio of the arms' totals is the speed-up. A single value is not the ms per token of its unit.
+    After the adjustment (`ratios.at_equal_lengths`; `paired_times` has an example), the mean of an arm's values is its
+    ms per token over all units, and the ratio of the arms' totals is the speed-up. A single value is not the ms per
+    token of its unit.
 
     Attributes:
         unit: the name of a unit: `prompt`, `batch`, `lap` or `block`.
-        lengths: [num_units], the tokens of the answers of both arms, added up.
-        extra_iterations: the iterations of the speculative arm, and the fewest possible; None if they are not known.
+        lengths: [num_units], the tokens that the times were spent on, added up over both arms. A batch counts as one
+            answer of mean length.
+        extra_iterations: the speculative arm's iterations, and the fewest that its tokens need; None if the iterations are
+            not known, or if nothing was drafted.
     """
 
     regular: Floats
@@ -101,7 +116,6 @@ class PairedTimes(NamedTuple):
 
     def speedup(self, confidence: float) -> Interval:
         """The speed-up: the ratio of the totals of both arms' values, with an interval over units."""
-
         return ratio_of_totals(
             [self.regular],
             [self.speculative],
@@ -113,7 +127,7 @@ class PairedTimes(NamedTuple):
 
 
 def paired_times(
-    run: MeasuredRun, *, in_time: bool = False, decode_only: bool = False
+    run: MeasuredRun, *, by_question: bool = False, decode_only: bool = False
 ) -> PairedTimes:
     """Pair the times of both arms' answers by unit.
 
@@ -127,51 +141,44 @@ def paired_times(
         divided by 15 tokens, the mean length of a lap: regular [28, 14], speculative [14.7, 7.3]
 
     Args:
-        in_time: treat every batch or lap as a unit, in the order of their questions, even if the same
-            prompts are sent again.
-        decode_only: leave out the first token of each answer, and the time until it.
+        by_question: treat every batch or lap as a unit, in the order in which they were sent, even if the same prompts
+            are sent again.
+        decode_only: leave out the first token of each answer, and the time until it, if this time is known.
     """
-    import numpy as np
-
-    from harness.results.prompt_times import common_times, pairs_by_unit, waits_by_unit
-
     regular = run.arms["regular"]
-    moment_of = attrgetter("moment") if in_time else None
+    moment_of = attrgetter("moment") if by_question else None
     units = pairs_by_unit(run.prompt_rows, moment_of)
-    waits = waits_by_unit(units, not regular.was_sent, after_first=decode_only)
+    waits = waits_by_unit(units, is_batched=not regular.was_sent, after_first=decode_only)
     [regular_times], [speculative_times] = common_times([waits])
     name = "batch"
-    if run.in_blocks and not in_time:
+    if run.in_blocks and not by_question:
         name = "block"
     elif all(len(generation.requests) == 1 for generation in regular.generations):
         name = "prompt"
     elif regular.was_sent:
         name = "lap"
     lengths = [sum(wait.num_tokens for wait in both) for both in waits.values()]
+    # A unit in which an arm has no time is missing in `waits`.
     extra_iterations = _extra_iterations(run.arms["speculative"], [units[unit] for unit in waits])
     return PairedTimes(regular_times, speculative_times, name, np.array(lengths), extra_iterations)
 
 
 def _extra_iterations(arm: MeasuredArm, units: Sequence[Sequence[Pair]]) -> ExtraIterations | None:
     """For each unit, the number of iterations, and the fewest iterations that its tokens need with the arm's K; None if
-    K or any number of iterations is not known.
+    nothing was drafted, or if any number of iterations is not known.
 
     Args:
         units: the pairs (regular answer, speculative answer) of each unit.
     """
-    import numpy as np
-
-    from harness.results.prompt_times import batches_of
-    from harness.results.statistics.iterations import fewest_iterations
-    from harness.results.statistics.ratios import ExtraIterations
-
+    # The most tokens that an iteration drafted; 0 if none is known to have drafted.
     k = max((answer.drafts.longest for pairs in units for _, answer in pairs), default=0)
     if not k:
         return None
     totals = []
     for pairs in units:
         iterations = fewest = 0.0
-        for batch in batches_of([answer for _, answer in pairs], not arm.was_sent):
+        answers = [answer for _, answer in pairs]
+        for batch in batches_of(answers, is_batched=not arm.was_sent):
             numbers = [answer.drafts.iterations for answer in batch]
             if None in numbers:
                 return None

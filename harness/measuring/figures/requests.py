@@ -92,7 +92,7 @@ class AnswerFigures(Group):
             time_to_first_token_ms=statistics.fmean(first_ms) if first_ms else None,
             peak_memory_bytes=max(peaks, default=0) or None,
             # Fills the columns from `ms_per_token` to `measured_s`.
-            **times_over(rows, not arm.was_sent),
+            **times_over(rows, is_batched=not arm.was_sent),
         )
 
 
@@ -190,6 +190,7 @@ class RequestFigures(Group):
             mean_in_flight=sum(load.request_seconds for load in loads) / load_s if loads else None,
             **percentile_columns(
                 time_to_first_token=first_token_times(run, arm),
+                # If tokens are held back, only the times of whole answers are known.
                 time_per_output_token=[] if is_held_back else per_output_token,
                 # None: this client read so late that the times between arrivals say nothing about the server.
                 inter_token_latency=()
@@ -217,6 +218,10 @@ def were_held_back(run: MeasuredRun, arm: MeasuredArm) -> bool | None:
     a processor reads late, and then sees arrivals together that were sent apart. For such a client, arrivals are
     counted singly, unless the whole answer came at once. The result is None if tokens were held back by the first count
     and not by the second.
+
+    For example, iterations yield 2 tokens on average, so tokens were held back if 3 or more (`_MOST_PER_ITERATION`)
+    arrive together. 60 tokens that arrive in 15 bursts were held back. If the 15 bursts have 30 arrivals, and this
+    client was late, the result is None.
     """
     share = None if run.quietness is None else run.quietness.columns["processor_share"]
     is_late = share is not None and share < QUIET
@@ -231,6 +236,7 @@ def were_held_back(run: MeasuredRun, arm: MeasuredArm) -> bool | None:
         )
     reported = reported_drafts(run, arm)[0].columns()
     yielded = reported["tokens_per_iteration"]
+    # A regular arm of which no draft is known decodes token by token.
     if arm.name == "regular" and reported["acceptance_rate"] is None:
         yielded = 1.0
     if num_arrivals == 0:

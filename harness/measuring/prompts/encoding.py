@@ -37,7 +37,8 @@ class Encoded:
         prompts: prompts of the set, in the order of `PromptSet.take`.
         token_ids: the token ids of each prompt.
         num_skipped: how many prompts were left out because they are too long.
-        is_cut: whether prompts were cut after they were encoded, to test their length as a cause.
+        is_cut: whether prompts were cut after they were encoded. `acceptance` does this, to test whether long prompts
+            cause low acceptance.
         longest_turn: the most tokens that the prompt of any turn can have, including the earlier answers.
         others: further prompts of the set for a warm-up, none longer than the longest of `prompts`; None if no warm-up
             was asked for.
@@ -158,7 +159,7 @@ class Encoder:
 
         Raises:
             SettingError: if a prompt does not fit into a model's context and `prompts.too_long` does not say what to
-                do, or if no prompt would be left.
+                do, or if no prompt would be left; and as `encode` does.
         """
         token_ids = self.encode(prompts)
         # The number of tokens of each prompt; of a conversation, that of its last turn, with room for the earlier

@@ -72,8 +72,8 @@ def _fetched(settings: PromptSettings, file: str) -> Path:
         raise SettingError("prompts.file", f"{rule} {revision or 'main'}", file) from None
     except Exception as exception:
         # `explain` expects a repository in this form, even that of a data set.
-        place = ModelSettings(name=settings.name, repository=repository, revision=revision)
-        error = explain(exception, "prompts", place, "dataset")
+        as_model = ModelSettings(name=settings.name, repository=repository, revision=revision)
+        error = explain(exception, "prompts", as_model, "dataset")
         raise error or RunError(f"prompts: {first_line(exception)}") from exception
     return Path(path)
 

@@ -298,11 +298,11 @@ def _prompts_of(path: Path, settings: PromptSettings) -> tuple[list[Prompt], int
         try:
             prompt = _from_row(row, settings)
         except BadFile as bad:
-            place = "line" if path.suffix in (".txt", ".jsonl") else "row"
+            where = f"{'line' if path.suffix in ('.txt', '.jsonl') else 'row'} {number}"
             if isinstance(bad, NoQuestion):
-                left_out.append(f"{place} {number} {bad}")
+                left_out.append(f"{where} {bad}")
                 continue
-            raise BadFile(f"{place} {number} {bad}") from None
+            raise BadFile(f"{where} {bad}") from None
         prompts.append(
             dataclasses.replace(prompt, line=number, category=prompt.category or category)
         )
