@@ -71,10 +71,12 @@ def note_key(key: str) -> None:
         _KEYS.add(key)
 
 
-def keys_here() -> set[str]:
-    """Return the keys that were read in this process, and those in its environment."""
+def keys_here() -> list[str]:
+    """Return the keys that were read in this process, and those in its environment. The longest come first, because one
+    key may be the beginning of another.
+    """
     found = (value for name, value in os.environ.items() if _is_key_of_environment(name, value))
-    return _KEYS.union(found)
+    return sorted(_KEYS.union(found), key=len, reverse=True)
 
 
 def masked(text: str) -> str:

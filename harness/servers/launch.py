@@ -131,7 +131,7 @@ class StartedServer:
         assert self._guard.stdin is not None
         # The guard removes these keys from the log. If the guard has died already, `ended` gives the reason.
         with suppress(BrokenPipeError):
-            self._guard.stdin.write(f"{json.dumps(sorted(keys_here()))}\n".encode())
+            self._guard.stdin.write(f"{json.dumps(keys_here())}\n".encode())
             self._guard.stdin.flush()
 
     @property

@@ -8,7 +8,7 @@ import itertools
 import math
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from harness.commands.command import Experiment
 from harness.commands.latency.record import LatencySettings
@@ -352,11 +352,10 @@ class LatencyExperiment(Experiment[LatencySettings, LatencyRow]):
             waiting = [self.unwritten[arm.name] for arm in engine.arms]
             if not all(waiting):
                 continue
-            # The arms answer the questions in the same order, so these are answers to the same question.
-            answers = [of_arm.pop(0) for of_arm in waiting]
-            if len(answers) > 1:
-                compare_texts(run, reference, session.tokenizer, *answers)
-            self._write(session, answers)
+            # The arms answer the questions in the same order, so their first answers are to the same question.
+            if len(waiting) > 1:
+                compare_texts(run, reference, session.tokenizer, *[of_arm[0] for of_arm in waiting])
+            self._write(session, waiting)
             num_answered += 1
             # Not within a block, in which one arm has answered further questions already (`ask_in_turns`); and not
             # after the last question, where nothing is left to stop.
@@ -374,11 +373,14 @@ class LatencyExperiment(Experiment[LatencySettings, LatencyRow]):
             run.arms[arm.name].between = arm.between_questions()
         self.run = dataclasses.replace(run, stopped_by=stopped_by)
 
-    def _write(self, session: Session, answers: Iterable[Answered]) -> None:
-        """Make the rows of answers, add them to `run`, and write them."""
+    def _write(self, session: Session, waiting: Sequence[list[Answered]]) -> None:
+        """Make and write the rows of the first answer in each of these lists, and remove it from its list."""
         rows: list[LatencyPromptRow] = []
-        for generation in answers:
-            rows += prompt_rows(self.run, generation, session)
+        for of_arm in waiting:
+            rows += prompt_rows(self.run, of_arm[0], session)
+        # Not before, because an error or Ctrl-C may end this, and `rows` then writes the answers.
+        for of_arm in waiting:
+            del of_arm[0]
         self.run.prompt_rows.extend(rows)
         if rows:
             session.append(PROMPTS_FILE, rows)
@@ -405,8 +407,9 @@ class LatencyExperiment(Experiment[LatencySettings, LatencyRow]):
     def rows(self, session: Session) -> Sequence[LatencyRow]:
         """One row per arm, with None for everything that was not measured."""
         # If the run ended after only one arm had answered a question, this arm's figures include the answer.
-        self._write(session, itertools.chain(*self.unwritten.values()))
-        self.unwritten.clear()
+        for of_arm in self.unwritten.values():
+            while of_arm:
+                self._write(session, [of_arm])
         rows = []
         for measured in self.run.arms.values():
             row = session.row(

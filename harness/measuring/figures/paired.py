@@ -104,8 +104,8 @@ class PairedTimes(NamedTuple):
         unit: the name of a unit: `prompt`, `batch`, `lap` or `block`.
         lengths: [num_units], the tokens that the times were spent on, added up over both arms. A batch counts as one
             answer of mean length.
-        extra_iterations: the speculative arm's iterations, and the fewest that its tokens need; None if the iterations are
-            not known, or if nothing was drafted.
+        extra_iterations: the speculative arm's iterations, and the fewest that its tokens need; None if the iterations
+            are not known, or if nothing was drafted.
     """
 
     regular: Floats

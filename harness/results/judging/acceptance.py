@@ -175,7 +175,9 @@ def explains(cause: AcceptanceCauseRow, causes: Sequence[AcceptanceCauseRow]) ->
         cause: the condition's row about all draft tokens.
         causes: the rows of all conditions.
     """
-    rows = [row for row in causes if row.condition == cause.condition]
+    rows = [
+        row for row in causes if row.condition == cause.condition and row.is_asked == cause.is_asked
+    ]
     compared = [against_weights(row) for row in rows]
     differs = any(found.interval.is_known and not found.is_judged_open for found in compared)
     return bool(cause.own_texts) and against_weights(cause).is_judged_open and not differs
