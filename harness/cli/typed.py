@@ -106,8 +106,11 @@ def read(words: Words, command: str) -> Typed:
                 options[name] = value
         # In Hydra, `+name=value` adds a setting, and `~name` deletes one.
         elif name.strip("+~") and (equals or name[0] == "~"):
-            # The user chooses the names after `vary.`, so none of them is known.
-            full = f"engine.{name}" if name.startswith("vary.") else _meant_by(name, known)
+            plain = name.lstrip("+")
+            full = name.removesuffix(plain) + _meant_by(plain, known)
+            if name.startswith("vary."):
+                # The user chooses the names after `vary.`, so none of them is known.
+                full = f"engine.{name}"
             if value.endswith(",") and full != "prompt":
                 raise SettingError(word, "ends in a comma: type no spaces between values, K=2,4")
             settings.append(f"{full}={value}" if equals else word)

@@ -399,6 +399,8 @@ def stated_rows(typed: Mapping[str, Sequence[str]], tool: str = "") -> list[Prin
                 raise SettingError(short, rule, " and ".join(texts))
             text = texts[index % len(texts)]
             name = SHORT_NAMES.get(short, short)
+            if name in row.figures:
+                raise SettingError(short, "is typed already, by another name", text)
             # `baseline=24.6ms` is `regular_ms_per_token`.
             unit = re.search(r"\d\s*(ms|s)\b", text)
             if unit and short in ("baseline", "speed"):

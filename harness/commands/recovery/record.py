@@ -39,8 +39,7 @@ class RecoverySettings(PromptedSettings):
         false_alarm_rate: probability that the sampled tests of one run call a lossless pair lossy.
         shift: the smallest change of the tokens' distribution that the tests must detect: its total variation between
             parts of the distribution.
-        samplings: the sampling settings of the sampled requests; `as_asked` means those of the run. A setting that is
-            known to end an engine is left out unless it is named.
+        samplings: the sampling settings of the sampled requests; `as_asked` means those of the run.
         reference: what answers are checked against: the model's `weights`, loaded here, or the log-probabilities that
             the `regular` arm reports; `auto` takes the weights if they can be loaded, else the regular arm.
         top_logprobs: number of likeliest tokens whose log-probabilities are requested at each place, if the regular arm

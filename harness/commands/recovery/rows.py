@@ -109,7 +109,7 @@ class RecoveryRow(PromptedRow):
     num_draws_needed: MaybeInt = figure(
         "for an undecided check: the least `num_draws` that it needs"
     )
-    refused: MaybeText = figure("sampling settings that the engine refused, or that may end it")
+    refused: MaybeText = figure("sampling settings that the engine refused")
     rounding: MaybeFloat = figure("largest shift between these parts that rounding explains")
     shift: MaybeFloat = setting(
         "total variation between parts of the tokens' distribution that must be detected", "shift"

@@ -156,7 +156,7 @@ def _notes(checks: Checks) -> list[str]:
     in_flight = counted(row.batch_size or 1, "request")
     notes = [f"{in_flight} in flight, of mixed lengths; some left midway.{drawn}"]
     if row.refused:
-        notes.append(f"Refused by the engine, or not asked for, so not tested: {row.refused}.")
+        notes.append(f"Refused by the engine, so not tested: {row.refused}.")
     if checks.verdict in _STYLES and checks.findings not in checks.statement.reason:
         notes.append(f"{checks.findings}.")
     if row.prepared_share is not None:
