@@ -95,11 +95,9 @@ def calls_of(
     """
     second = second or device
     warp = BatchWarp(ROWS, {device, second}, known)
-    if spreads:
-        target, drafter = DRAFTS[name](warp, "cpu", device)
-        target = spread(target, device, second)
-    else:
-        target, drafter = DRAFTS[name](warp, device, second)
+    places = ("cpu", device) if spreads else (device, second)
+    target, drafter = DRAFTS[name](warp, *places)
+    target = spread(target, device, second) if spreads else target
     runner = StaticRunner(target, hidden_layers=drafter.layers)
     preparation = dataclasses.replace(PREPARATION, decoding=decoding)
     runners = [(runner, [1, K + 1])]
