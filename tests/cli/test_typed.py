@@ -31,6 +31,7 @@ def test_a_word_becomes_a_setting() -> None:
     for typed, expected in [
         ("K=2,4,8", "decoding.num_draft_tokens=2,4,8"),
         ("T=0", "decoding.temperature=0"),
+        ("+T=0", "+decoding.temperature=0"),
         ("tokens=128", "decoding.max_new_tokens=128"),
         ("max_ngram=8", "draft.max_ngram=8"),
         ("dataset=./mine.jsonl", "prompts=./mine.jsonl"),
@@ -38,7 +39,7 @@ def test_a_word_becomes_a_setting() -> None:
             (plain, plain)
             for plain in (
                 *("seed=1", "dtype=float16", "draft.dtype=float16", "prompts=gsm8k"),
-                *("model.architecture.layers=2", "+temperature=1", "hydra.run.dir=x"),
+                *("model.architecture.layers=2", "+my.temperatures=1", "hydra.run.dir=x"),
                 *("model=7B,13B", "draft=glob(tiny*)", "+pair=7B+none", "prompt='a','b'"),
             )
         ],
