@@ -106,11 +106,12 @@ def read(words: Words, command: str) -> Typed:
                 options[name] = value
         # In Hydra, `+name=value` adds a setting, and `~name` deletes one.
         elif name.strip("+~") and (equals or name[0] == "~"):
-            plain = name.lstrip("+")
-            full = name.removesuffix(plain) + _meant_by(plain, known)
             if name.startswith("vary."):
                 # The user chooses the names after `vary.`, so none of them is known.
                 full = f"engine.{name}"
+            else:
+                plain = name.lstrip("+")
+                full = name.removesuffix(plain) + _meant_by(plain, known)
             if value.endswith(",") and full != "prompt":
                 raise SettingError(word, "ends in a comma: type no spaces between values, K=2,4")
             settings.append(f"{full}={value}" if equals else word)

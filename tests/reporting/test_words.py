@@ -126,7 +126,7 @@ def test_commands_that_differ_in_k_alone_have_one_name(flags: str, names: list[s
     found = distinct_names(rows)
     assert [name.settings.get("server_command", "") for name in found] == names
     assert [name.num_draft_tokens for name in found] == [2, 4, 8]
-    # Beside another server, whose K is unknown, too.
+    # The groups stay the same beside another server whose K is unknown.
     unknown = LatencyRow(model="A", draft="B", server_command=["serve A", "serve A -np 9 -k 4"])
     groups = {name.group for name in distinct_names([*rows, unknown])[:3]}
     assert len(groups) == len(set(names))

@@ -111,12 +111,12 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
             )
             raise SettingError("prompts", rule, settings.prompts.name)
         if self.source.kind == "served":
-            # The K that was typed, in the server's command or as a setting; otherwise the longest draft that was seen.
-            typed = engine_of(settings).columns(settings).get("num_draft_tokens")
-            counted = longest_of(self.answers.requests)
-            # A typed K is what the weights are compared at. Without weights, the server's own counts say more.
-            drafted = (typed or counted) if settings.has_weights else (counted or typed)
-            if counted is None and not settings.has_weights:
+            # The longest draft that was seen.
+            drafted = longest_of(self.answers.requests)
+            if settings.has_weights:
+                # The weights are compared at the K that was typed, in the server's command or as a setting.
+                drafted = engine_of(settings).columns(settings).get("num_draft_tokens") or drafted
+            elif drafted is None:
                 raise RunError(
                     "the server reported no draft tokens: it drafts nothing, or does not count them"
                 )

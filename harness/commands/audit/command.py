@@ -175,7 +175,7 @@ def _unlike_lengths(row: PrintedRow, length: PrintedFigure) -> str:
 
 _EXAMPLE = "audit baseline=22.7 speed=40.6 acceptance=73.9% K=3"
 # The names of figures, each once: a figure may be typed several times, once for each row.
-_LISTS = dict.fromkeys((*SHORT_NAMES, *NUMBERS, "k"))
+_LISTS = dict.fromkeys((*SHORT_NAMES, *NUMBERS))
 _Tool = Literal["llama.cpp", "vllm", "dflash"]
 _ARGUMENTS: type[Any] = make_dataclass(
     "AuditSettings",
@@ -197,7 +197,7 @@ def main(words: Words) -> None:
     settings, paths = read_arguments(_ARGUMENTS, words)
     texts_by_name = dict(vars(settings))
     tool = texts_by_name.pop("tool")
-    typed = {"K" if name == "k" else name: texts for name, texts in texts_by_name.items() if texts}
+    typed = {name: texts for name, texts in texts_by_name.items() if texts}
     units = [path for path in paths if path in ("tok/s", "t/s", "tokens/s", "ms")]
     if units:
         rule = "is typed after a space: a figure and its unit are one word, such as speed=36tok/s"

@@ -213,6 +213,7 @@ SHORT_NAMES = {
     "acceptance": "acceptance_rate",
     "length": "tokens_per_iteration",
     "K": "num_draft_tokens",
+    "k": "num_draft_tokens",
 }
 # The names of figures about speed that are typed with a unit, as in 24.6ms or 41s.
 _SPEEDS_BY_UNIT = {"ms": "ms_per_token", "s": "latency_s"}
@@ -393,18 +394,20 @@ def stated_rows(typed: Mapping[str, Sequence[str]], tool: str = "") -> list[Prin
     rows = []
     for index in range(num_rows):
         row = PrintedRow("the figure" if num_rows == 1 else f"row {index + 1}", tool=tool)
+        names: dict[str, str] = {}
         for short, texts in typed.items():
             if len(texts) not in (1, num_rows):
                 rule = f"must have one value, or one for each of {num_rows} rows"
                 raise SettingError(short, rule, " and ".join(texts))
             text = texts[index % len(texts)]
             name = SHORT_NAMES.get(short, short)
-            if name in row.figures:
-                raise SettingError(short, "is typed already, by another name", text)
             # `baseline=24.6ms` is `regular_ms_per_token`.
             unit = re.search(r"\d\s*(ms|s)\b", text)
             if unit and short in ("baseline", "speed"):
                 name = name.replace("tokens_per_second", _SPEEDS_BY_UNIT[unit[1]])
+            if name in row.figures:
+                raise SettingError(short, "is typed already, by another name", text)
+            names[short] = name
             try:
                 row.figures[name] = PrintedFigure.read(name, text)
             except ValueError as error:
@@ -415,8 +418,8 @@ def stated_rows(typed: Mapping[str, Sequence[str]], tool: str = "") -> list[Prin
                     raise SettingError(short, length, text) from error
                 forms = "write 40.6, 24.6ms, 73.9%, 1.79x or +79%, and type a name again for another row"
                 raise SettingError(short, f"{error}; {forms}", text[:40]) from error
-        are_both_typed = {"speed", "baseline"} <= typed.keys()
-        if are_both_typed and not any(f"regular_{name}" in row.figures for name in row.figures):
+        are_both_typed = {"speed", "baseline"} <= names.keys()
+        if are_both_typed and names["baseline"] != f"regular_{names['speed']}":
             raise SettingError("speed", "must have the same unit as baseline=")
         rows.append(row)
     return rows

@@ -185,7 +185,7 @@ def test_captured_calls_decide_what_plain_calls_decide(
         assert play(calls, requests(decoding, "cuda:0"), num_rows) == expected
 
 
-# Of an iteration and of a regular step: their parts on GPUs and between them, beside the one wait of the host.
+# The replays and the copies between GPUs of an iteration, and of a regular step. The host waits once in each.
 ONE_GPU = Counter(replay=2), Counter(replay=1)
 ITERATIONS = {
     "model on another GPU": (Counter(replay=3, between=5), Counter(replay=1)),
