@@ -36,9 +36,6 @@ class Tokenizer(Protocol):
     eos_token_id: Any
     chat_template: Any
 
-    def __call__(self, text: Any, **options: Any) -> Any:
-        """Return the token ids of a text or, for a list of texts, of each text, under the key `input_ids`."""
-
     def encode(self, text: Any, **options: Any) -> list[int]:
         """Return the token ids of a text."""
         ...
@@ -64,11 +61,6 @@ class TextTokenizer:
     bos_token_id = None
     eos_token_id = None
     chat_template = None
-
-    def __call__(self, text: str | Sequence[str], **options: Any) -> dict[str, Any]:
-        if isinstance(text, str):
-            return {"input_ids": self.encode(text)}
-        return {"input_ids": [self.encode(part) for part in text]}
 
     def encode(self, text: str, **options: Any) -> list[int]:
         data = text.encode()

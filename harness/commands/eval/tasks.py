@@ -104,19 +104,23 @@ def _pairs(
 def check_answer_length(
     tokenizer: Tokenizer, problems: Sequence[Problem], max_new_tokens: int
 ) -> None:
-    """Raise a SettingError unless every expected answer fits into `max_new_tokens`. `problems` must not be empty."""
-    prompts = [problem.prompt for problem in problems]
-    answered = [f"{problem.prompt} {problem.expected}" for problem in problems]
-    prompt_tokens = tokenizer(prompts)["input_ids"]
-    answered_tokens = tokenizer(answered)["input_ids"]
-    lengths = [
-        len(whole) - len(prompt)
-        for prompt, whole in zip(prompt_tokens, answered_tokens, strict=True)
-    ]
+    """Raise a SettingError unless every expected answer fits into `max_new_tokens`. `problems` must not be empty.
+
+    If only the server has the tokenizer, each character of an answer is taken for a token: no tokenizer needs more for
+    digits.
+    """
+    lengths = []
+    for problem in problems:
+        answer = f" {problem.expected}"
+        if isinstance(tokenizer, TextTokenizer):
+            lengths.append(len(answer))
+        else:
+            num_in_prompt = len(tokenizer.encode(problem.prompt))
+            lengths.append(len(tokenizer.encode(problem.prompt + answer)) - num_in_prompt)
     needed = max(lengths)
     if needed > max_new_tokens:
-        answer = problems[lengths.index(needed)].expected
-        rule = f"must be at least {needed}: the answer {answer} would be cut off"
+        longest = problems[lengths.index(needed)].expected
+        rule = f"must be at least {needed}: the answer {longest} would be cut off"
         raise SettingError("decoding.max_new_tokens", rule, max_new_tokens)
 
 

@@ -25,6 +25,7 @@ from harness.commands.eval.tasks import (
 from harness.commands.run import record_failure, run_command
 from harness.config.command_line import Words
 from harness.config.errors import RunError, SettingError
+from harness.engines.tokenizer import TextTokenizer
 from harness.measuring import interleaving
 from harness.results.runs import Run
 from harness.results.statistics.interval import Interval
@@ -330,6 +331,9 @@ def test_a_line_break_ends_an_answer_and_a_limit_that_cuts_one_off_is_refused() 
     check_answer_length(make_tokenizer(), questions, 5)
     with pytest.raises(SettingError, match=r"=4: must be at least 5: the answer 9\d\d\d would"):
         check_answer_length(make_tokenizer(), questions, 4)
+    # Only the server knows its tokens: each character may be one.
+    with pytest.raises(SettingError, match=r"=4: must be at least 5: the answer 9\d\d\d would"):
+        check_answer_length(TextTokenizer(), questions, 4)
 
 
 def next_changes(difference: Interval, **row: Any) -> str:
