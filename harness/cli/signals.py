@@ -5,11 +5,13 @@ swallow it. A signal is therefore not always raised immediately. Its effect depe
 
     mode         when                                      effect of a signal
     POSTPONING   during imports, and while rows are        none yet: `raise_postponed` raises it later; a
-                 written                                   second signal is raised immediately
+                 written (`finishing`)                     second signal is raised immediately
     ENDING       on the command line, during imports       the process ends without an exception
                  before there are rows to write, and in
                  `leaving`
     RAISING      at all other times                        KeyboardInterrupt is raised in the main thread
+
+The blocks that change the mode (`load`, `leaving`, `finishing`) must not be nested, because each ends in mode RAISING.
 
 If an exception disappears in a destructor, the signal is sent again.
 """
@@ -41,7 +43,8 @@ class _Mode(Enum):
 
 _mode = _Mode.RAISING
 
-# The error of a signal that was postponed, until it is raised.
+# The error of the signal that was postponed, until it is raised or forgotten; None without one. There is at most one,
+# because a second signal is raised immediately.
 _postponed: BaseException | None = None
 
 # Ends the process in mode ENDING; None if signals are postponed instead.
@@ -53,7 +56,7 @@ _is_interrupting = False
 _is_embedded = False
 
 # The standard streams that were a terminal at the start.
-_terminals: list[int] = []
+_terminal_streams: list[int] = []
 
 # The number of the last signal, and the error that it raised.
 _last: tuple[int, BaseException] | None = None
@@ -107,7 +110,7 @@ def interrupting(end_process: Callable[[], NoReturn] | None = None) -> Iterator[
     Raises:
         KeyboardInterrupt: at the end of the block, if a signal is still postponed and the block raised no error.
     """
-    global _terminals, _end_process, _is_interrupting, _is_embedded
+    global _terminal_streams, _end_process, _is_interrupting, _is_embedded
     _is_embedded = end_process is None
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -127,7 +130,7 @@ def interrupting(end_process: Callable[[], NoReturn] | None = None) -> Iterator[
     for number in replaced:
         handle(number, errors[number])
     _is_interrupting = True
-    _terminals = [stream for stream in (1, 2) if os.isatty(stream)]
+    _terminal_streams = [stream for stream in (1, 2) if os.isatty(stream)]
     _end_process = end_process
     _stop_raising()
     try:
@@ -272,7 +275,7 @@ def finishing() -> Iterator[None]:
 
 def _discard_terminal_output() -> None:
     """Discard output to a terminal that was closed, because the error of writing to it would hide the signal."""
-    for stream in _terminals:
+    for stream in _terminal_streams:
         if not os.isatty(stream):
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, stream)

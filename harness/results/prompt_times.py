@@ -16,9 +16,10 @@ from harness.results.statistics.ratios import at_equal_lengths
 
 # The key of a unit: the answers that an interval treats as one independent value. They are the answers to prompts that
 # are always sent together: a single prompt, a batch, or a lap of requests (`asking.Part`). The key consists of the
-# places of the unit's prompts in the prompt set, so that units of several runs can be matched. If units share prompts,
-# the key is the number of the unit in its run.
-Unit = Hashable
+# places of the unit's prompts in the prompt set, so that units of several runs can be matched: a batch of the prompts 4
+# and 5 has the key (4, 5) in every run, however often it was repeated. If units share prompts (the first has 4 and 5,
+# the second 5 and 6), the key is the number of the unit in its run.
+UnitKey = Hashable
 # The regular and the speculative arm's answer to a prompt.
 Pair = tuple[LatencyPromptRow, LatencyPromptRow]
 
@@ -31,7 +32,7 @@ class Wait(NamedTuple):
 
 
 # The wait for the regular arm, and the wait for the speculative arm.
-BothArms = tuple[Wait, Wait]
+BothWaits = tuple[Wait, Wait]
 
 
 def places_by_unit(prompts: Sequence[LatencyPromptRow]) -> dict[int, set[int]]:
@@ -72,12 +73,12 @@ def pairs_of(prompts: Sequence[LatencyPromptRow]) -> list[Pair]:
 
 def pairs_by_unit(
     prompts: Sequence[LatencyPromptRow],
-    unit_of: Callable[[LatencyPromptRow], Unit] | None = None,
-) -> dict[Unit, list[Pair]]:
+    unit_of: Callable[[LatencyPromptRow], UnitKey] | None = None,
+) -> dict[UnitKey, list[Pair]]:
     """The pairs of `pairs_of`, grouped by unit.
 
     Args:
-        unit_of: returns the key of an answer's unit; None for the units over which intervals are computed (`Unit`).
+        unit_of: returns the key of an answer's unit; None for the units over which intervals are computed (`UnitKey`).
     """
     pairs = pairs_of(prompts)
     if unit_of is not None:
@@ -94,7 +95,8 @@ def batches_of(
     """Group answers by the batch in which they were decoded; without batches, each answer is a group by itself.
 
     All answers of a batch have the same times, and no other batch of the run has exactly the same time to the first
-    token and the same total time. So a batch is recognised by its times.
+    token and the same total time. So a batch is recognised by its times, within its run, its moment (the place in the
+    order in which questions were asked) and its turn of the conversation.
     """
     if not is_batched:
         return [[row] for row in answers]
@@ -126,8 +128,8 @@ def wait_for(
 
 
 def waits_by_unit(
-    units: Mapping[Unit, Sequence[Pair]], is_batched: bool, *, after_first: bool = False
-) -> dict[Unit, BothArms]:
+    units: Mapping[UnitKey, Sequence[Pair]], is_batched: bool, *, after_first: bool = False
+) -> dict[UnitKey, BothWaits]:
     """The time and the tokens of both arms' answers, by unit.
 
     A unit is left out if either arm has no time or no tokens there. With `after_first`, this happens if all tokens
@@ -145,10 +147,12 @@ def waits_by_unit(
     return waits
 
 
-def common_times(runs: Sequence[Mapping[Unit, BothArms]]) -> tuple[Floats, Floats]:
-    """Length-adjusted times (`at_equal_lengths`) of the regular and of the speculative arms, for the units in all runs.
+def common_times(runs: Sequence[Mapping[UnitKey, BothWaits]]) -> tuple[Floats, Floats]:
+    """The times of the regular and of the speculative arms as if all answers had equal lengths (`at_equal_lengths`).
 
-    The mean of an arm's values is its time per token.
+    Only the units that are in all runs are included.
+
+    The mean of an arm's values is its time per token: its total time divided by its total number of tokens.
 
     Args:
         runs: the waits of each run, by unit; at least one run.
@@ -166,7 +170,7 @@ def common_times(runs: Sequence[Mapping[Unit, BothArms]]) -> tuple[Floats, Float
     return times[: len(runs)], times[len(runs) :]
 
 
-def seconds_over(rows: Sequence[LatencyPromptRow]) -> float:
+def measured_seconds(rows: Sequence[LatencyPromptRow]) -> float:
     """The seconds that all batches or laps of an arm took, including failed ones.
 
     Every row of a batch or lap contains the time of the whole, so each time is counted once.
@@ -175,19 +179,17 @@ def seconds_over(rows: Sequence[LatencyPromptRow]) -> float:
     return sum(lap_times.values()) / 1000
 
 
-def times_over(rows: Sequence[LatencyPromptRow], is_batched: bool) -> dict[str, Any]:
+def time_columns(rows: Sequence[LatencyPromptRow], is_batched: bool) -> dict[str, Any]:
     """The columns about the time of an arm's answers, by name; None for a column that the rows do not determine."""
     answered = [row for row in rows if row.is_answered]
+    total = wait_for(answered, is_batched)
     waits = [wait_for(batch, is_batched) for batch in batches_of(answered, is_batched)]
-    mean_ms = None
-    if waits:
-        mean_ms = sum(wait.ms for wait in waits) / sum(wait.num_tokens for wait in waits)
     ms_per_token = [wait.ms / wait.num_tokens for wait in waits]
-    seconds = seconds_over(rows)
+    seconds = measured_seconds(rows)
     num_tokens = sum(row.num_tokens or 0 for row in answered)
     return {
         "measured_s": seconds or None,
-        "ms_per_token": mean_ms,
+        "ms_per_token": total.ms / total.num_tokens if answered else None,
         "ms_per_token_per_answer": statistics.fmean(ms_per_token) if ms_per_token else None,
         "ms_per_token_std": statistics.stdev(ms_per_token) if len(ms_per_token) > 1 else None,
         "tokens_per_second": num_tokens / seconds if seconds else None,

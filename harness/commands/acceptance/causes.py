@@ -13,9 +13,11 @@ from harness.commands.acceptance.record import AcceptanceSettings
 from harness.config.installation import is_installed
 from harness.engines.door.reading import DraftMistake
 
-# The condition `length` cuts prompts to this many tokens.
+# The condition `length` cuts prompts to this many tokens. The number is a choice: drafts are trained on texts of at
+# least this length.
 _SHORT_PROMPT = 512
-# Mistakes that an engine may make when it drafts: the name of the cause, the mistake, and its words for the page.
+# Mistakes that an engine may make when it drafts: the name of the cause, the mistake, and its words for the page. Most
+# are about drafts that read hidden states of the target; other drafts skip these.
 _FAULTS: tuple[tuple[str, DraftMistake, str], ...] = (
     ("positions", "late", "hidden states one position late"),
     ("layers", "layers before", "hidden states of the layers before"),
@@ -32,7 +34,8 @@ class Condition:
 
     Attributes:
         cause: the name of the cause in `CAUSES`; `command` for the first of two commands; None for the run as typed.
-        words: the difference in words, for the page; None for the run as typed.
+        words: the difference in words, for the page; None for the run as typed. If the condition cannot be measured, at
+            least what would have been changed, such as `the chat template`.
         settings: the settings with which answers are generated or read.
         fault: a mistake that is put into the draft while it reads the answers; None for no mistake.
         num_unused: how many draft tokens at the end of each proposal are never verified.
@@ -78,7 +81,7 @@ def reread_conditions(settings: AcceptanceSettings, has_template: bool) -> list[
 
 def drafted_greedily(condition: Condition) -> Condition:
     """The condition, changed so that the draft proposes its likeliest tokens, as in most servers, in place of drawn
-    tokens.
+    tokens. Its settings must have a draft model.
     """
     draft: Any = condition.settings.draft
     draft = replace(draft, sampling="greedy")
@@ -110,7 +113,8 @@ def asked_conditions(
     if settings.decoding.temperature > 0:
         conditions.append(Condition("temperature", "with temperature 0", _at(settings, 0.0)))
     conditions.append(_template(settings, has_template))
-    # The longest prompt that, together with its answer, is as long as the texts of the training.
+    # The longest prompt that, together with its answer, is as long as the texts of the training. A draft that was
+    # trained on texts of 2,048 tokens, with answers of up to 256, gets prompts cut to 1,792 and to 512 tokens.
     trained_prompt = 0 if trained is None else trained - settings.decoding.max_new_tokens
     why = "chats are sent whole" if settings.engine.asks_chats else ""
     for most in sorted({_SHORT_PROMPT, trained_prompt}):

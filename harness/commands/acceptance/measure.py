@@ -216,7 +216,9 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
             finding = self._finding(session)
             if self._may_be_greedy and not finding.explaining:
                 for condition in conditions:
-                    self._read_otherwise(session, drafted_greedily(condition))
+                    # One that cannot be measured already has its rows.
+                    if not condition.why_not:
+                        self._read_otherwise(session, drafted_greedily(condition))
                 finding = self._finding(session)
         is_unexplained = finding.is_in_doubt and not finding.explaining
         if not (is_asked_for or finding.is_little or is_unexplained):

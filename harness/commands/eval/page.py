@@ -32,7 +32,7 @@ from harness.reporting.words import (
     settings_line,
     typed_again,
 )
-from harness.results.judging.answers import MARGIN, judged_differences, merged_rows
+from harness.results.judging.answers import MARGIN, judged_differences, rows_over_all_seeds
 from harness.results.judging.statement import Statement
 from harness.results.published import MULTIPLICATION_NOTE
 from harness.results.runs import Run
@@ -41,7 +41,9 @@ from harness.results.statistics.interval import Interval
 # The page suggests this many times the number of questions at which half of the interval is as wide as the margin. In
 # 80 % of runs with equal arms, the interval then excludes a difference of the margin. This needs a factor of
 # ((1.96 + 1.28) / 1.96)^2 = 2.7; it is a little larger here, because the width is only an estimate.
-_ENDING = 3.0
+_SUGGESTED_GROWTH = 3.0
+# At least this many times as many questions as were asked are suggested. Fewer would rarely change a result.
+_LEAST_GROWTH = 2.0
 
 
 # Settings to leave out of a suggested `recovery` command: `recovery` lacks them, or they are about questions.
@@ -51,11 +53,13 @@ _OWN_SETTINGS = ("operands", "replacement", "seeds", "num_prompts")
 def eval_page(runs: Sequence[Run[EvalRow]]) -> Page | None:
     """The page that says whether the arms differ, in one run or in each of many; None if nothing was answered."""
     # A damaged file may have only rows of single seeds.
-    measured = [run for run in runs if any(row.has_figures for row in merged_rows(run.rows))]
+    measured = [
+        run for run in runs if any(row.has_figures for row in rows_over_all_seeds(run.rows))
+    ]
     if not measured:
         return None
     named = named_runs(measured)
-    rows = [merged_rows(member.run.rows)[-1] for member in named]
+    rows = [rows_over_all_seeds(member.run.rows)[-1] for member in named]
     statements = judged_differences(rows)
     findings = [*map(_finding, rows, statements)]
     table = accuracy_table(named, statements)
@@ -70,7 +74,7 @@ def eval_page(runs: Sequence[Run[EvalRow]]) -> Page | None:
         title = title_of_many([run.last for run in measured])
         return Page(title, finding=findings, tables=[table], next=steps[:1], statements=statements)
     (run,), (row,) = measured, rows
-    merged = merged_rows(run.rows)
+    merged = rows_over_all_seeds(run.rows)
     tables = [table, figures_table(merged, arm_name, [*_notes(merged)])]
     title = heading(row, settings_line(run.rows))
     return Page(
@@ -124,8 +128,11 @@ def _doubts(row: EvalRow) -> list[str]:
 def _next_steps(rows: Sequence[EvalRow], statement: Statement) -> list[NextStep]:
     """The step after a run: if accuracy differs, `recovery`, which tests the texts; otherwise the number of questions
     that would allow a conclusion. [] if no number would, or if the arms were not compared.
+
+    For example, with 200 questions per seed the interval is -4 to +6 points, and the margin is 5 points. Half of the
+    interval is as wide as one margin, so three times as many questions are suggested: `num_prompts=600`.
     """
-    row = merged_rows(rows)[-1]
+    row = rows_over_all_seeds(rows)[-1]
     if row.difference is None or row.status != "ok":
         return []
     if statement.is_conclusion:
@@ -140,9 +147,10 @@ def _next_steps(rows: Sequence[EvalRow], statement: Statement) -> list[NextStep]
     num_possible = (high - low + 1) ** 2
     # Half of the interval's width in margins. The width shrinks with the root of the number of questions.
     margins = width / 2 / (row.margin or MARGIN)
-    growth = max(2.0, _ENDING * margins**2)
+    growth = max(_LEAST_GROWTH, _SUGGESTED_GROWTH * margins**2)
     # For each seed: the rows of single seeds come first. The number that is suggested is for each seed, too.
     num_asked = rows[0].num_prompts or 0
+    # Without replacement, all possible questions are asked at most once.
     num_needed = min(num_asked * growth, num_possible)
     changes = ""
     if row.replacement and row.temperature:
@@ -156,6 +164,7 @@ def _next_steps(rows: Sequence[EvalRow], statement: Statement) -> list[NextStep]
             draws = math.log(share_left) / math.log1p(-1 / num_possible)
             num_needed = draws * num_asked / (row.num_prompts or 1)
         else:
+            # More different questions are needed than exist, so each is asked once.
             changes = "replacement=false "
     if num_needed <= num_asked:
         return []
@@ -169,11 +178,12 @@ def accuracy_table(runs: Sequence[Named[EvalRow]], statements: Sequence[Statemen
     Args:
         statements: the statement about the difference in each run.
     """
-    # Only rows over all seeds have a statement. The difference in a single seed is a figure without a conclusion.
+    # Only rows over all seeds have a statement. The difference in a single seed is a figure without a conclusion. A
+    # statement belongs to the very row that is its subject; rows of two runs may be equal.
     said = {id(item.subject): item for item in statements if item.interval.is_known}
     lines = []
     for named in runs:
-        rows = merged_rows(named.run.rows)
+        rows = rows_over_all_seeds(named.run.rows)
         # With a single seed (`seed` is then that seed or `all`), the row over all seeds would repeat the seed's row.
         if len(runs) == 1 and len({row.seed for row in named.run.rows}) != 2:
             rows = named.run.rows

@@ -88,9 +88,11 @@ class Eval(Command[EvalSettings, EvalRow]):
         """The error if speculation answers significantly fewer questions correctly, or if nothing can be concluded;
         otherwise None.
         """
-        from harness.results.judging.answers import judged_differences, merged_rows
+        from harness.results.judging.answers import judged_differences, rows_over_all_seeds
 
-        statements = judged_differences([row for row in merged_rows(rows) if row.difference])
+        statements = judged_differences(
+            [row for row in rows_over_all_seeds(rows) if row.difference]
+        )
         if any(statement.relation == "below" for statement in statements):
             return VerdictError("speculation is less accurate", exit_code=1)
         for statement in statements:
@@ -100,7 +102,7 @@ class Eval(Command[EvalSettings, EvalRow]):
 
     def line(self, rows: Sequence[EvalRow]) -> str:
         """The accuracy of each arm over all seeds, in a few words; empty if nothing was answered."""
-        from harness.results.judging.answers import merged_rows
+        from harness.results.judging.answers import rows_over_all_seeds
 
-        merged = [row for row in merged_rows(rows) if row.accuracy is not None]
+        merged = [row for row in rows_over_all_seeds(rows) if row.accuracy is not None]
         return ", ".join(f"{row.arm} {percent(row.accuracy or 0.0, digits=1)}" for row in merged)

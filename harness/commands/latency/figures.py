@@ -260,7 +260,7 @@ def categories_of(
     for name, prompts in grouped(named, name_of).items():
         drafted = [prompt for prompt in prompts if prompt.arm == row.arm and prompt.is_timed]
         num_prompts = len({prompt.place for prompt in drafted})
-        # For each unit, the time and the number of tokens of both arms (`BothArms`).
+        # For each unit, the time and the number of tokens of both arms (`BothWaits`).
         waits = waits_by_unit(pairs_by_unit(prompts), is_batched=False)
         speedup = None
         if waits and num_prompts >= _FEWEST_PROMPTS:

@@ -54,7 +54,8 @@ class Sampling:
         tolerances: Floats,
     ) -> list[int]:
         """The places whose tokens could have been drawn if the logits of all likelier tokens were lower by as much as
-        rounding explains. There the token ties with others at the edge of top-k or top-p.
+        rounding explains. There the token is so near the edge of top-k or top-p that rounding decides whether it is
+        kept.
 
         Args:
             logits: [n, V], the model's logits before each token, without temperature and truncation.
@@ -72,10 +73,11 @@ class Sampling:
         return explained
 
     def is_known_by(self, num_top: int) -> bool:
-        """Whether log-probabilities of the `num_top` likeliest tokens (-1 for all) determine the distribution.
+        """Whether log-probabilities of the `num_top` likeliest tokens (-1 for all) are enough to compute the
+        distribution.
 
-        With top-k, the k likeliest are needed. Without top-k, any number is enough: the tokens that are not reported
-        share the probability that is left.
+        With top-k, the k likeliest are needed. Without top-k, with or without top-p, any number is enough: the tokens
+        that are not reported share the probability that is left (`probabilities_along`).
         """
         return num_top < 0 or self.decoding.top_k <= num_top
 
@@ -83,14 +85,14 @@ class Sampling:
 def samplings(
     decoding: DecodingSettings, names: Sequence[SamplingName] = get_args(SamplingName)
 ) -> list[Sampling]:
-    """The sampling settings to test: the run's own, and three others.
+    """The sampling settings to test: the run's own, and three others, or those among them that are wanted.
 
-    The others have a temperature that differs from the run's. One has neither top-k nor top-p, and the other two have
-    either top-k or top-p.
+    The three others (`temperature`, `top_k`, `top_p`) have another temperature than the run's. One has neither top-k
+    nor top-p, one has top-k alone, and one has top-p alone.
 
     Args:
         decoding: the run's decoding settings.
-        names: the settings that are wanted, in the order of the result.
+        names: the settings that are wanted, in the order of the result; by default all four.
     """
     other = 1.0 if decoding.temperature != 1 else 0.7
     plain = replace(decoding, temperature=other, top_k=0, top_p=1.0)

@@ -31,17 +31,19 @@ _GRACE_S = 3
 _SENDING_S = 5
 # The most simultaneous connections, including those on which a request is incomplete.
 _MOST_CONNECTIONS = 1024
-# A whole request must arrive within this many seconds.
+# Every this many seconds, a connection is closed if a request on it is incomplete at that moment. So the first request
+# of a connection has this time to arrive, and a later one may have less; most arrive within milliseconds.
 _REQUEST_S = 60
 
 
 def run(
-    settings: ServeSettings, loading: Callable[[], AbstractContextManager[None]] = nullcontext
+    settings: ServeSettings, leaving: Callable[[], AbstractContextManager[None]] = nullcontext
 ) -> None:
-    """Serve until a signal ends the process.
+    """Serve until a signal. After SIGINT or SIGTERM, answers get a few seconds to end; then the function returns.
 
     Args:
-        loading: a context in which another thread opens the engine; within it, signals end the process immediately.
+        leaving: makes a context within which a signal ends the process immediately. The model is made ready within it,
+            because another thread works then, and the interpreter would crash if it shut down meanwhile.
 
     Raises:
         SettingError, RunError: if serving cannot begin.
@@ -61,7 +63,7 @@ def run(
         placed = keeper.place(settings, demand)
         say(placed.describe())
         keeper.load()
-        with loading():
+        with leaving():
             served = ServedModel(keeper, settings, say)
         # What exists now stays until the end, so later garbage collections need not search it.
         gc.collect()
@@ -85,7 +87,8 @@ def run(
         f"Serving {name} on http://{f'[{host}]' if ':' in host else host}:{port}/ (Ctrl-C ends)",
         flush=True,
     )
-    # uvicorn handles a signal: it stops serving, and then raises the signal again.
+    # uvicorn handles a signal: it stops serving, and then raises the signal again, for which `signals` raises
+    # KeyboardInterrupt.
     try:
         with suppress(KeyboardInterrupt):
             _Server(config, served.service).run(sockets=[listening])
@@ -94,8 +97,8 @@ def run(
 
 
 class _Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
-    """A connection that closes itself if the head or the body of a request does not arrive in time. uvicorn has no such
-    limit.
+    """A connection that closes itself if the head or the body of a request does not arrive. uvicorn has no such limit,
+    so a client could occupy connections for ever with half of a request.
     """
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -105,10 +108,12 @@ class _Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         self.loop.call_later(_REQUEST_S, self._close_if_half)
 
     def _close_if_half(self) -> None:
-        """Close the connection if a request is incomplete; otherwise look again later. `cycle` is the last request."""
+        """Close the connection if a request is incomplete; otherwise look again later."""
+        # The last request whose head has arrived; None before the first.
         last = self.cycle
-        # uvicorn has a timer that closes idle connections. The first bytes of a request cancel it, so without the timer
-        # after a complete response, the next request is incomplete.
+        # `more_body`: the head has arrived, but not the whole body. After a complete response, uvicorn starts a timer
+        # that closes idle connections, and the first bytes of the next request cancel it. So a connection with a
+        # complete response but without the timer has received half of a head.
         is_half = last is None or last.more_body
         if is_half or (last.response_complete and self.timeout_keep_alive_task is None):
             self.transport.close()

@@ -68,9 +68,10 @@ class LoopClock:
         Args:
             as_batch: whether all requests were decoded together as one batch. Then the answers contain the times of the
                 batch as a whole.
-            drafts: whether the arm drafts. If so, each iteration after the first token has an outcome, and the outcome
-                is (0, 0) if nothing was proposed. The pass that decides the first token has an outcome only if it
-                verifies a proposal too, as with engine=huggingface. The regular arm has no outcomes.
+            drafts: whether the arm drafts. If so, each iteration after the first token has an outcome (the number of
+                draft tokens that were proposed, and of those that were accepted), which is (0, 0) if nothing was
+                proposed. The pass that decides the first token has an outcome only if it verifies a proposal too, as
+                with engine=huggingface. The regular arm has no outcomes.
         """
         records = [request.record() for request in self._requests]
         arrivals = []
@@ -96,8 +97,9 @@ class LoopClock:
                 arrivals.append(arrival)
         batch = None
         if as_batch:
+            # The first note is of the pass that decided the first tokens; all others are of iterations.
             first_s, _, _ = self._noted[0]
-            batch = BatchTimes(first_s, len(self._noted) - 1)
+            batch = BatchTimes(first_s, num_iterations=len(self._noted) - 1)
         return Answered(
             requests=records, seconds=self._seconds, arrivals=arrivals, batch=batch, phases=phases
         )

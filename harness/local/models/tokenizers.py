@@ -38,11 +38,13 @@ def load_tokenizer(settings: ModelSettings, role: str = "model") -> PreTrainedTo
         role: `model` or `draft`, for errors.
 
     Raises:
-        SettingError: a directory holds no tokenizer that loads, or a setting such as the revision is wrong.
+        SettingError: a directory holds no tokenizer that loads, for whatever reason; a setting such as the revision is
+            wrong; or the tokenizer needs `trust_remote_code`.
         RunError: the tokenizer's repository is missing, gated or cannot be reached, or the tokenizer cannot be loaded.
         KeyboardInterrupt: Ctrl-C was the cause of an exception.
 
-    An exception that `failures.explain` does not know, such as a KeyError of transformers, passes unchanged.
+    For repositories and GGUF files, an exception that `failures.explain` does not know, such as a KeyError of
+    transformers, passes unchanged.
     """
     source = settings
     blamed_setting = role
@@ -61,8 +63,9 @@ def load_tokenizer(settings: ModelSettings, role: str = "model") -> PreTrainedTo
     except Exception as exception:
         # `model.trust_remote_code` is also the setting for a tokenizer in another repository.
         needs_trust = "trust_remote_code" in str(exception)
-        has_own_files = Path(source.repository).is_dir() and source.gguf_file is None
-        if needs_trust or not has_own_files:
+        # A GGUF file always contains a tokenizer, so the advice below does not apply to it.
+        is_directory = Path(source.repository).is_dir() and source.gguf_file is None
+        if needs_trust or not is_directory:
             blamed = role if needs_trust else blamed_setting
             raise explained(exception, blamed, source) from exception
         # A directory may hold weights without a tokenizer. Then the user can name another place for the tokenizer.

@@ -13,7 +13,7 @@ from harness.engines.requests import EMPTY
 from harness.measuring.figures.acceptance import reported_drafts
 from harness.measuring.figures.machine import QUIET
 from harness.measuring.figures.measured import Group, MeasuredArm, MeasuredRun
-from harness.results.prompt_times import seconds_over, times_over
+from harness.results.prompt_times import measured_seconds, time_columns
 from harness.results.row import pooled
 from harness.results.schema import MaybeBool, MaybeFloat, MaybeInt
 
@@ -92,7 +92,7 @@ class AnswerFigures(Group):
             time_to_first_token_ms=statistics.fmean(first_ms) if first_ms else None,
             peak_memory_bytes=max(peaks, default=0) or None,
             # Fills the columns from `ms_per_token` to `measured_s`.
-            **times_over(rows, is_batched=not arm.was_sent),
+            **time_columns(rows, is_batched=not arm.was_sent),
         )
 
 
@@ -181,7 +181,7 @@ class RequestFigures(Group):
         num_arrivals = sum(row.num_arrivals or 0 for row in arrived)
         num_arrived = sum(row.num_tokens or 0 for row in arrived)
         return cls(
-            requests_per_second=len(rows) / seconds_over(asked),
+            requests_per_second=len(rows) / measured_seconds(asked),
             num_failed=sum(request.has_failed for request in requests),
             num_empty=sum(request.error == EMPTY for request in requests),
             num_arrivals=num_arrivals or None,

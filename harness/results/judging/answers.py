@@ -23,11 +23,12 @@ AnyRow = TypeVar("AnyRow", bound=Row)
 _LEVEL = 0.05
 # The difference in accuracy that matters, for rows that state no `margin`.
 MARGIN = 0.05
-# If rounding is at least this share of the shift, hardly any number of draws would detect the shift.
+# If rounding moves at least this share of the probability that the shift moves, hardly any number of draws would tell
+# the shift from rounding. The share is a choice.
 _ROUNDING_OF_SHIFT = 0.5
 
 
-def merged_rows(rows: Sequence[AnyRow]) -> list[AnyRow]:
+def rows_over_all_seeds(rows: Sequence[AnyRow]) -> list[AnyRow]:
     """Select the rows of `eval` that cover all seeds. Their order is kept: in a run, the regular arm's row
     comes first.
     """
@@ -46,7 +47,8 @@ def judged_differences(rows: Sequence[Any]) -> Sequence[Statement]:
     - open with a reason (`why`): in all other cases. For example, only one arm was measured, or the run failed.
 
     Args:
-        rows: the last row of each run over all seeds (`merged_rows`). A row of a run with one arm has no `difference`.
+        rows: the last row of each run over all seeds (`rows_over_all_seeds`). A row of a run with one arm has no
+            `difference`.
 
     Returns:
         One statement for each row, in the order of the rows.
@@ -58,6 +60,7 @@ def judged_differences(rows: Sequence[Any]) -> Sequence[Statement]:
         max(p_value_of_difference(difference), min(row.mcnemar_p_value or 0.0, 1.0))
         for row, difference in zip(rows, differences, strict=True)
     ]
+    # The number of comparisons that the adjustment covers. Rows without an interval were not compared.
     family = sum(not math.isnan(p_value) for p_value in p_values)
     statements = []
     for row, difference, p_value in zip(
@@ -80,8 +83,8 @@ def judged_differences(rows: Sequence[Any]) -> Sequence[Statement]:
             why = f"not significant{among}"
             statement = replace(statement, relation="open", why=why)
         margin = row.margin or MARGIN
-        # An open statement without a reason is shown as "no significant difference". So a reason is set here, unless
-        # the interval excludes every difference larger than the margin.
+        # An open statement without a reason (`is_judged_open`) is shown as "no significant difference". So a reason is
+        # set here, unless the interval excludes every difference larger than the margin.
         if statement.is_judged_open and max(-difference.low, difference.high) > margin:
             why = f"a difference of {100 * margin:g} points is not excluded"
             statement = replace(statement, why=why)
