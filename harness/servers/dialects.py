@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from harness.config.amounts import counted
 from harness.config.registry import Record, Registry
 from harness.servers.startup import (
     LLAMA_CPP,
@@ -67,15 +68,18 @@ class Dialect(Record):
     startup: Startup = NOT_KNOWN
 
     def named(self, about: Mapping[str, Any]) -> str:
-        """The name and version, such as `vLLM 0.32.0`; the title alone if the version is not known.
+        """The name and version, such as `vLLM 0.32.0`; the title alone if the version is not known. With the number of
+        requests that llama.cpp decodes at a time: `llama.cpp b10434, 1 slot`.
 
         Args:
             about: the server's description of itself, by page and key.
         """
+        name = self.title
         version = about.get(self.version)
-        if not isinstance(version, str) or not version.isprintable():
-            return self.title
-        return f"{self.title} {version[:_LONGEST_VERSION]}".strip()
+        if isinstance(version, str) and version.isprintable():
+            name = f"{name} {version[:_LONGEST_VERSION]}".strip()
+        num_slots = about.get("/props total_slots")
+        return f"{name}, {counted(num_slots, 'slot')}" if isinstance(num_slots, int) else name
 
 
 UNKNOWN_DIALECT = Dialect(name="", title="")

@@ -171,7 +171,7 @@ DRAFTS = (
     "llama-server -m Qwen3.gguf --spec-type draft-mtp --host 127.0.0.1 --port '{port}' --metrics"
 )
 LLAMA_CPP: dict[str, Any] = {
-    "engine": "server", "server": "llama.cpp b10434", "server_command": [LLAMA, DRAFTS], "model": "Qwen3.gguf",
+    "engine": "server", "server": "llama.cpp b10434, 1 slot", "server_command": [LLAMA, DRAFTS], "model": "Qwen3.gguf",
     "draft": "draft-mtp", "draft_method": "draft-mtp", "tokens_per_iteration": 2.5, "url": None,
 }  # fmt: skip
 # Of the row of a table to which others add theirs.

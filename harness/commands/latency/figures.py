@@ -183,7 +183,7 @@ def reasons_table(pairs: Sequence[RankedRun]) -> Table:
         figures = ", ".join(f"{name} {value}" for name, value in as_printed(pair.row).items())
         if figures:
             name = f"{pair.name.label()}: " if len(drafting) > 1 else ""
-            notes.append(f"{name}{pair.row.server} prints for such counts: {figures}.")
+            notes.append(f"{name}The server prints for such counts: {figures}.")
     return Table.of("reasons", "Why?", drafting, _REASONS, strong="is_first", notes=notes)
 
 
