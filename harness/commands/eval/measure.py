@@ -198,30 +198,32 @@ class EvalExperiment(Experiment[EvalSettings, EvalRow]):
     def _answer_pending(self, session: Session, token_ids: Sequence[Sequence[int]]) -> None:
         """Ask every arm, batch by batch, the questions that have no answers yet.
 
-        All arms answer a batch before the next batch begins. Answers are only written when all arms have answered, so
-        in the file a question has the answers of all arms or of none.
+        Answers are only written when all arms have answered, so in the file a question has the answers of all arms or
+        of none.
         """
         engine = session.open(self.settings.batch_size, max(map(len, token_ids)))
-        # With blocks, one arm would answer all questions before the other. Without them, the arms alternate batch by
-        # batch, as `rows` below expects. Servers that take turns are then started again for almost every batch; others
-        # are started once.
-        engine.blocks = None
         problems = {problem.key: problem for problem in self.problems}
         pending = self._pending(session, token_ids)
-        rows: list[AnswerRow] = []
+        if engine.blocks is not None:
+            # Servers that take turns are started as often as was announced: each answers several batches at a time.
+            pending = [
+                dataclasses.replace(question, moment=number * engine.blocks.number // len(pending))
+                for number, question in enumerate(pending)
+            ]
+        # The rows of each batch that not all arms have answered yet, by the key of its first question.
+        incomplete: dict[tuple[int, int], list[AnswerRow]] = {}
         # The first batch is also the warm-up, whose answers are not counted.
         for answered in ask_in_turns(engine, pending, warmups=pending[:1]):
             assert answered.question is not None
             batch = [problems[asked.seed, asked.index] for asked in answered.question.requests]
-            rows += self._answer_rows(session, batch, answered)
-            # Wait for the other arm's answers to this batch.
+            rows = [*incomplete.pop(batch[0].key, []), *self._answer_rows(session, batch, answered)]
             if len(rows) < len(batch) * len(engine.arms):
+                incomplete[batch[0].key] = rows
                 continue
             session.append(PROMPTS_FILE, rows)
             if session.settings.results.file is not None:
                 append_rows(session.store_directory / PROMPTS_FILE, rows)
             self.answers |= _by_question(rows)
-            rows = []
 
     def _pending(self, session: Session, token_ids: Sequence[Sequence[int]]) -> list[Question]:
         """The questions without answers, in batches. All requests of a batch have the same seed."""

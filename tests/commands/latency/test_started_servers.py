@@ -167,6 +167,11 @@ def test_servers_that_do_not_fit_beside_each_other_take_turns(
     answers = pd.read_csv(only("latency_prompts.csv"))
     assert answers.groupby(["arm", "turn"]).size().eq(9).all()
     assert harness.as_reported(outcome)
+    # Questions of `eval` are asked in as many blocks as the user typed.
+    evaluated = [*QUICK, "engine.blocks=2", "batch_size=2", "seeds=[0]"]
+    harness("eval", *evaluated, *behind(command, f"{command} -k 3"), code=3)
+    assert (tmp_path / "taken").read_text() == 14 * "."
+    assert list(results("eval")["num_prompts"]) == 4 * [9]
 
 
 def test_a_server_that_dies_is_the_reason(harness: Harness, tmp_path: Path) -> None:
