@@ -28,8 +28,8 @@ class Invocation:
         servers: the commands after `--`.
         quiet: whether errors are only collected, so that `run` can raise them; otherwise they are also printed.
         rows: rows of the run, or of all jobs of the sweep.
-        errors: the errors so far.
-        exit_codes: the exit codes of the errors, and of the sweep. The process exits with the most severe one.
+        errors: the errors so far, apart from those of copies in other processes.
+        exit_codes: the exit codes of these errors, and of the sweep. The process exits with the most severe one.
     """
 
     servers: Sequence[Sequence[str]] = ()
@@ -72,7 +72,7 @@ class Invocation:
             if WANTS_TRACEBACK:
                 raise
             # Many jobs of a sweep may fail with the same error. It is printed once.
-            is_printed = str(error) in map(str, self.errors)
+            is_printed = _in_words(error) in map(_in_words, self.errors)
             self.errors.append(error)
             self.exit_codes.append(getattr(error, "exit_code", 1))
             # On a terminal, the page that was just printed states the verdict.
@@ -80,5 +80,8 @@ class Invocation:
             if not self.quiet and not is_printed:
                 from harness.reporting.table import visible
 
-                text = str(error) if isinstance(error, HarnessError) else in_one_line(error)
-                print(visible(f"harness: {text}"), file=sys.stderr, flush=True)
+                print(visible(f"harness: {_in_words(error)}"), file=sys.stderr, flush=True)
+
+
+def _in_words(error: Exception) -> str:
+    return str(error) if isinstance(error, HarnessError) else in_one_line(error)

@@ -6,6 +6,7 @@ Nothing is started here: all functions turn words into words. `startup.py` conta
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -22,8 +23,9 @@ from harness.servers.startup import START_BOTH, Startup
 
 # A variable that is set before a program, such as `CUDA_VISIBLE_DEVICES=0`.
 _VARIABLE = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
-# `{K}` or `{K+1}`, but neither the `{{name}}` of a format nor the `${NAME}` of a shell.
-_PLACEHOLDER = re.compile(r"(?<![{$])\{([A-Za-z_]\w*(?:[-+*/]\w+)?)\}(?!\})")
+# `{K}` or `{K+1}`, also within JSON (`{"num_speculative_tokens":{K}}`), but neither the `{{name}}` of a format nor the
+# `${NAME}` of a shell.
+_PLACEHOLDER = re.compile(r"(?<![{$])\{([A-Za-z_]\w*(?:[-+*/]\w+)?)\}")
 # Programs that run a server in a container. Its network is separate, so the user must map its port.
 CONTAINERS = ("docker", "podman", "nerdctl")
 # Flags of these programs that are refused, with the reasons.
@@ -129,7 +131,8 @@ class ServerCommand:
         return flags
 
     def values(self, names: Sequence[str]) -> dict[str, str]:
-        """The last value of each of these flags, by the flag's name.
+        """The last value of each of these flags, by the flag's name. If a JSON flag is repeated, its entries add up; of
+        two values of an entry the last one counts.
 
         The values are in the order in which they are in the command, apart from entries of a JSON flag, which keep the
         place of the first one. For example, vLLM's `--speculative-config '{"method": "x"}' --spec-method y` becomes
@@ -264,7 +267,7 @@ class ServerCommand:
         # Other programs, such as docker, may precede the server's program. If the server's program is not known, any
         # word may be such a program.
         before = self.words[: self.start] if self.is_known else self.words
-        # `/usr/bin/docker` and `NAME=docker` count as `docker`.
+        # `/usr/bin/docker` counts as `docker`, and so does a path in a variable, `RUNTIME=/usr/bin/docker`.
         launchers = {PurePosixPath(word.rpartition("=")[2]).name for word in before}
         is_container = not launchers.isdisjoint(CONTAINERS)
         # `docker exec` and `docker start` use a container that goes on when they end; `docker run` does not.
@@ -345,10 +348,15 @@ class ServerCommand:
                 raise SettingError(SETTING, rule)
 
     def _variables(self) -> list[str]:
-        """The names of environment variables about speculation that are set before the program, or in this process."""
+        """The names of environment variables about speculation that are set before the program, or in this process and
+        not unset by `env -u NAME`.
+        """
         beginnings = self.startup.variables
-        typed = [_variable_in(word) for word in self.words[: self.start] if "=" in word]
-        return sorted({name for name in [*typed, *os.environ] if name.startswith(beginnings)})
+        before = self.words[: self.start]
+        typed = {_variable_in(word) for word in before if "=" in word}
+        unset = {word for flag, word in itertools.pairwise(before) if flag == "-u"}
+        inherited = {*os.environ} - unset
+        return sorted(name for name in typed | inherited if name.startswith(beginnings))
 
 
 def read_command(
@@ -363,18 +371,22 @@ def read_command(
     Raises:
         SettingError: if a name in braces has no value, or if the command contains an API key.
     """
-    filled = []
-    for word in words:
-        for name, value in values.items():
-            word = word.replace(f"{{{name}}}", str(value))
-        for name in _PLACEHOLDER.findall(word):
-            if not name.isidentifier():
-                rule = f"{{{name}}} is no name: vary.NAME=VALUE fills in {{NAME}}"
-                raise SettingError(SETTING, rule)
-            if name != "port":
-                rule = f"{{{name}}} has no value: vary.{name}=VALUE sets one; {{port}} and {{K}} have theirs"
-                raise SettingError(SETTING, rule)
-        filled.append(word)
+
+    def value_of(placeholder: re.Match[str]) -> str:
+        name = placeholder[1]
+        if name == "port":
+            # Filled in when the server is started.
+            return placeholder[0]
+        if name in values:
+            return str(values[name])
+        rule = (
+            f"{{{name}}} has no value: vary.{name}=VALUE sets one; {{port}} and {{K}} have theirs"
+        )
+        if not name.isidentifier():
+            rule = f"{{{name}}} is no name: vary.NAME=VALUE fills in {{NAME}}"
+        raise SettingError(SETTING, rule)
+
+    filled = [_PLACEHOLDER.sub(value_of, word) for word in words]
     check_has_no_key(filled)
     if filled and is_variable(filled[0]):
         filled = ["env", *filled]

@@ -61,7 +61,8 @@ def test_ports_are_ours_unless_the_user_places_them() -> None:
     )
     placed = read("sudo podman run -p {port}:8080 ghcr.io/x/llama.cpp:server -m X").prepared()
     assert "--port" not in placed.words
-    assert read("./serve.sh {port}").prepared().words == ("./serve.sh", "{port}")
+    typed = ("./serve.sh", "{port}", "{{K}}", "${K}")
+    assert read(" ".join(typed), K=5).prepared().words == typed
 
 
 @pytest.mark.parametrize(
@@ -127,7 +128,7 @@ def test_methods_that_learn_from_all_requests(typed: str, has_pool: bool) -> Non
         ("llama-server -m X --spec-type", "--spec-type needs a value behind it"),
         ("llama-server --spec-type ngram-mod --spec-new 3", "--spec-new is not known here"),
         ("vllm serve A -sc {method:ngram}", "after --: -sc must be JSON"),
-        ("vllm serve A --spec-tokens {k}", "{k} has no value: vary.k=VALUE sets one"),
+        ("""vllm serve A -sc '{"k": {k}}'""", "{k} has no value: vary.k=VALUE sets one"),
         ("llama-server --fim-qwen-14b-spec --spec-default", "a preset that names its port"),
         ("HF_TOKEN=secret vllm serve A -sc {}", "HF_TOKEN: what is typed is written into files"),
         ("sudo -E docker run -itd -p {port}:80 vllm/vllm-openai --model A -sc {}", "-itd: detaches: leave it out"),
@@ -149,6 +150,7 @@ def test_variables_that_speculate_are_unset(monkeypatch: pytest.MonkeyPatch) -> 
     assert regular.words[:6] == ("env", "-u", "LLAMA_ARG_SPEC_TYPE", "env", "A=1", "llama-server")
     regular = read("LLAMA_ARG_SPEC_TYPE=ngram-simple llama-server -m X").prepared().regular()
     assert regular.words[:5] == ("env", "-u", "LLAMA_ARG_SPEC_TYPE", "env", "llama-server")
+    assert not regular.drafts
 
 
 @pytest.mark.parametrize("variable", ["-e {}", "--env {}", "--env={}"])

@@ -425,7 +425,7 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
             figures |= iterations.expected_acceptance(cuts, k)
             if k == self.compared_k:
                 figures |= self.served | {"is_in_question": True}
-                figures["card_tokens_per_iteration"] = self.settings.promised_tokens
+                figures["card_tokens_per_iteration"] = self.settings.promised_tokens(k)
             rows.append(session.row(AcceptanceRow, **figures))
         return rows
 
@@ -445,5 +445,5 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
             "tokens_per_iteration": tokens,
             "served_tokens_per_iteration": tokens.estimate if tokens.is_known else None,
             "arrived_tokens_per_iteration": tokens_in_burst(self.answers.requests) or None,
-            "card_tokens_per_iteration": self.settings.promised_tokens,
+            "card_tokens_per_iteration": self.settings.promised_tokens(self.compared_k),
         }

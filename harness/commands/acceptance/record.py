@@ -77,9 +77,7 @@ class AcceptanceSettings(PromptedSettings):
         else:
             require(self.card is None or self.card > 0, "card", "must be above 0", self.card)
         rule = f"must be auto, all, none, or some of {','.join(CAUSES)}"
-        is_known = self.causes in ("auto", "all", "none") or set(self.causes.split(",")) <= {
-            *CAUSES
-        }
+        is_known = self.causes in ("auto", "all", "none") or {*self.causes.split(",")} <= {*CAUSES}
         require(is_known, "causes", rule, self.causes)
         if self.has_weights:
             rule = "must be named, as the draft's weights are loaded here; for a server's own counts name neither"
@@ -109,12 +107,13 @@ class AcceptanceSettings(PromptedSettings):
         """Whether the models' weights are to be loaded here. If not, only the counts of a server are known."""
         return self.draft is None or self.draft.method != "server"
 
-    @property
-    def promised_tokens(self) -> float | None:
-        """The tokens per iteration that the draft's card promises at the K of the settings; None without a card."""
+    def promised_tokens(self, num_draft_tokens: int) -> float | None:
+        """The tokens per iteration that the draft's card promises at this K; None without a card."""
         rate = as_share(self.card)
-        is_length = not isinstance(self.card, str) and rate is not None and rate >= 1
-        return rate if rate is None or is_length else 1 + rate * self.decoding.most_draft_tokens
+        if rate is None or (rate >= 1 and not isinstance(self.card, str)):
+            # No card, or an acceptance length such as 3.24.
+            return rate
+        return 1 + rate * num_draft_tokens
 
     @property
     def chosen_causes(self) -> set[str]:
@@ -169,7 +168,8 @@ class Acceptance(Command[AcceptanceSettings, AcceptanceRow]):
         return settings.has_weights
 
     def bad_answer(self, rows: Sequence[AcceptanceRow]) -> VerdictError | None:
-        """The error if an engine accepts more or less than its weights predict, or if that is unknown.
+        """The error if an engine accepts more or less than its weights predict, or if that is unknown, also because the
+        texts are not the model's.
 
         None if it accepts as much, and if no engine was compared with its weights.
         """
@@ -181,6 +181,7 @@ class Acceptance(Command[AcceptanceSettings, AcceptanceRow]):
 
         row = row_in_question(rows)
         engine, texts = engine_statement(row), texts_statement(row)
+        # A judged statement that is open finds no difference: the engine accepts as much as its weights.
         if engine is None or engine.is_judged_open:
             return None
         # If the model cannot have written the texts, the comparison says nothing, but that is a bad answer by itself.

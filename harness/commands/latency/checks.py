@@ -65,7 +65,7 @@ class Check(NamedTuple):
             means that a figure is unknown on which the finding depends; other checks may return None if nothing was
             found. The run's rows are those of the regular arm and, with a draft, of the speculative arm.
         text: the sentence about a finding: a template with `row`, the last row of the run, and `found`. Empty if the
-            verdict, or another check, states the finding.
+            verdict, or another check, states the finding; such a check is only for the line *Checked*.
         held: the words in the line *Checked* if nothing is found; empty to leave the check out of that line.
     """
 
@@ -161,7 +161,7 @@ def _regular_drafts(run: _Run) -> bool | None:
 @_each_arm
 def _finished(row: LatencyRow) -> str | None:
     """How many prompts an arm answered, if the run ended early; otherwise None."""
-    if row.status in ("ok", NO_VERDICT):
+    if row.status in (None, "ok", NO_VERDICT):
         return None
     return f"{num_covered(row)} {row.arm}"
 
@@ -304,7 +304,7 @@ def _unknown_clients(run: _Run) -> bool:
 @_each_arm
 def _other_prompts(row: LatencyRow) -> str | None:
     """The numbers of prompt tokens that were sent and that the server read, if they differ by more than one per prompt
-    and `MOST_READ_OTHERWISE` of all; otherwise None.
+    plus the share `MOST_READ_OTHERWISE` of all; otherwise None.
     """
     sent = row.num_prompt_tokens or 0
     read = sent if row.read_prompt_tokens is None else row.read_prompt_tokens
@@ -334,15 +334,14 @@ def _otherwise_by_answer(run: _Run) -> str | None:
 
 
 def _same_prompts(run: _Run) -> str | None:
-    """`9 of 15`, if more than half of the prompts are equal; otherwise None."""
-    num_different = run.last.num_different_prompts
-    if num_different is None:
-        return None
-    texts = Counter(prompt.prompt for prompt in run.prompt_rows if prompt.arm == "regular")
-    # A row has the last message of a conversation, and different conversations may end with the same one. Of 15 prompts
-    # of which 7 are different, at most 9 can be equal.
-    most = min(max(texts.values(), default=0), texts.total() - num_different + 1)
-    return None if 2 * most <= texts.total() else f"{most} of {texts.total()}"
+    """`9 of 15`, if one prompt was sent more often than all others together; otherwise None."""
+    # A prompt set contains no prompt twice, so equal prompts are those from the same place. A conversation counts once
+    # each time it is sent.
+    places = [
+        row.place for row in run.prompt_rows if row.arm == "regular" and row.turn in (None, 1)
+    ]
+    most = max(Counter(places).values(), default=0)
+    return f"{most} of {len(places)}" if 2 * most > len(places) else None
 
 
 @_each_arm

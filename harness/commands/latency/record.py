@@ -26,7 +26,7 @@ class LatencySettings(PromptedSettings, RepeatedSettings):
 
     Attributes:
         num_prompts: number of prompts to measure. If the set has fewer, they are sent again, in another order each
-            time. `auto` is 15; for larger batches, several requests in flight or a rate, it is as many as an interval
+            time. `auto` is 15; for larger batches or several requests in flight, it is as many as an interval
             needs; with `precision`, the whole set.
         precision: stop once half of the interval's width is at most this share of the speed-up, `2%`; at the latest
             after `num_prompts`.
@@ -104,7 +104,7 @@ class LatencySettings(PromptedSettings, RepeatedSettings):
 
     @property
     def num_asked(self) -> int:
-        """The number of requests, including repetitions.
+        """The number of prompts that are sent, repetitions included. A conversation counts once, with all of its turns.
 
         With `precision`, `auto` means the whole set; that is decided once the set is loaded (`LatencyExperiment`).
         """
@@ -156,7 +156,7 @@ class Latency(Command[LatencySettings, LatencyRow]):
         """The speed-up, or the time per token without one.
 
         Args:
-            rows: the rows of one run; the last is that of the speculative arm.
+            rows: the rows of one run; with a draft, the last is that of the speculative arm.
         """
         from harness.commands.latency.answer import result_line
 

@@ -143,8 +143,8 @@ class Recovery(Command[RecoverySettings, RecoveryRow]):
         return Checks(rows).verdict
 
     def bad_answer(self, rows: Sequence[RecoveryRow]) -> VerdictError | None:
-        """The error if the pair is lossy, or nothing can be concluded; None if it is lossless, and for an unfinished
-        run that has found no loss.
+        """The error if the pair is lossy, or nothing can be concluded; None if it is lossless, and for a run that did
+        not finish, whatever it has found.
         """
         from harness.commands.recovery.tables import Checks
 

@@ -79,10 +79,9 @@ class Checks:
 
     @property
     def verdict(self) -> str:
-        """`lossless`, `lossy`, `undecided`, or the status of an unfinished run that has found no loss."""
+        """`lossless`, `lossy`, `undecided`, or the status of a run that did not finish, whatever it has found."""
         status = self.rows[-1].status or "ok"
-        is_decided = status == "ok" or self.statement.relation == "lossy"
-        return self.statement.words if is_decided else status
+        return self.statement.words if status == "ok" else status
 
 
 def recovery_page(runs: Sequence[Run]) -> Page | None:
@@ -93,8 +92,15 @@ def recovery_page(runs: Sequence[Run]) -> Page | None:
     every = [Checks(named.run.rows, named.name) for named in named_runs(measured)]
     statements = [run.statement for run in every]
     if len(every) > 1:
-        # The next steps are those of a lossy run or, if there is none, of the run that needs the most draws.
-        neediest = max(every, key=lambda run: (run.verdict == "lossy", run.num_draws_needed))
+        # The next steps are those of a lossy run or, if there is none, of the undecided run that needs the most draws.
+        guiding = max(
+            every,
+            key=lambda run: (
+                run.verdict == "lossy",
+                run.verdict == "undecided",
+                run.num_draws_needed,
+            ),
+        )
         title = title_of_many([run.last for run in measured])
         findings = []
         for run in every:
@@ -105,7 +111,7 @@ def recovery_page(runs: Sequence[Run]) -> Page | None:
             title,
             finding=findings,
             tables=[verdicts_table(every)],
-            next=_next_steps(neediest),
+            next=_next_steps(guiding),
             statements=statements,
         )
     (run,) = every
@@ -157,14 +163,17 @@ def _notes(checks: Checks) -> list[str]:
     notes = [f"{in_flight} in flight, of mixed lengths; some left midway.{drawn}"]
     if row.refused:
         notes.append(f"Refused by the engine, so not tested: {row.refused}.")
-    if checks.verdict in _STYLES and checks.findings not in checks.statement.reason:
+    # An unfinished run has its status in place of a verdict.
+    is_decided = checks.verdict in _STYLES
+    # Unless the line with the verdict contains the findings.
+    if is_decided and checks.findings not in checks.statement.reason:
         notes.append(f"{checks.findings}.")
     if row.prepared_share is not None:
         share = percent(row.prepared_share)
         notes.append(
             f"{share} of the tokens were decided by the prepared calls that `latency` times."
         )
-    if sampled is None or not sampled.num_draws or checks.verdict not in _STYLES:
+    if sampled is None or not sampled.num_draws or sampled.power is None or not is_decided:
         return notes
     chance = _share(sampled.power)
     if not chance.startswith(">"):

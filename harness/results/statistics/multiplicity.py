@@ -43,8 +43,8 @@ def relative_to(
         unseen: [num_alternatives], `Coverage.unseen` of each alternative's speed-up.
 
     Returns:
-        [num_alternatives], in the order of the alternatives, with 1 for the reference itself; the bounds are nan if
-            there are too few units.
+        [num_alternatives], in the order of the alternatives. The reference's own ratio is 1, and its bounds have no
+            meaning. The bounds are nan if there are too few units.
     """
     tops, bottoms = np.array([numerators, denominators], dtype=np.float64)
     num_pairs = max(1, family * (family - 1) // 2)
@@ -69,9 +69,10 @@ def widened(interval: Interval, num_intervals: int, confidence: float = CONFIDEN
     on the same prompts, `relative_to` is better: it compares them prompt by prompt, and so finds smaller differences.
 
     Args:
-        interval: a Student's t interval of the log ratio, whose degrees of freedom are one less than the smallest
-            number of things that it covers (for `15 prompts and 5 runs`, 5 runs, so 4); a normal interval if `covers`
-            is None. Returned unchanged if it has no bounds.
+        interval: a Student's t interval of the log ratio; a normal interval if `covers` is None. Its degrees of freedom
+            are taken to be one less than the smallest number of things that it covers: 4 for `15 prompts and 5 runs`.
+            An interval over runs may have more (14 there); it is then widened by more than necessary. Returned
+            unchanged if it has no bounds.
         num_intervals: number of intervals in the table; with 1, the interval is returned unchanged.
         confidence: level of the interval. A level above 95 % means that the interval was already widened for repeated
             looks (`stopping.CONFIDENCE_OF_LOOKS`), and misses about as often as a 95 % interval without looks. The
