@@ -106,7 +106,7 @@ def reasons(run: Run[LatencyRow], verdict: Statement) -> list[str]:
             return ["neither server drafted anything"]
         return [_not_reported(row)] if may_draft and was_measured else []
     # If other programs kept the machine busy, the measured cost of an iteration includes waiting for them.
-    is_quiet = not any(arm.was_starved for arm in run.rows)
+    is_quiet = not row.was_starved
     costs = costs_in_steps(regular, row) if is_quiet else None
     share = share_of_iteration(run) if is_quiet and row.was_served else None
     price = "per iteration"

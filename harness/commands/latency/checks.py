@@ -61,18 +61,18 @@ class Check(NamedTuple):
 
     Attributes:
         consequence: what a finding means for the figures; the comment above explains the values.
-        find: returns the finding in a run. If nothing was found, it returns a falsy value. In a check with `held`, None
-            means that a figure is unknown on which the finding depends; other checks may return None if nothing was
-            found. The run's rows are those of the regular arm and, with a draft, of the speculative arm.
+        find: returns the finding in a run. If nothing was found, it returns a falsy value. In a check with `clean`,
+            None means that a figure is unknown on which the finding depends; other checks may return None if nothing
+            was found. The run's rows are those of the regular arm and, with a draft, of the speculative arm.
         text: the sentence about a finding: a template with `row`, the last row of the run, and `found`. Empty if the
             verdict, or another check, states the finding; such a check is only for the line *Checked*.
-        held: the words in the line *Checked* if nothing is found; empty to leave the check out of that line.
+        clean: the words in the line *Checked* if nothing is found; empty to leave the check out of that line.
     """
 
     consequence: Consequence
     find: Callable[[_Run], Any]
     text: str
-    held: str = ""
+    clean: str = ""
 
 
 def doubts(run: _Run) -> list[str]:
@@ -90,12 +90,12 @@ def checked(run: _Run) -> list[str]:
     if not has_verdict(run.rows) or not row.speedup or row.is_simulated:
         return []
     runs = run.parts if row.repeat == "all" else [run]
-    held = []
+    clean = []
     for check in CHECKS:
         findings = [check.find(part) for part in runs]
-        if check.held and findings and None not in findings and not any(findings):
-            held.append(check.held)
-    return [" · ".join(held)] if held else []
+        if check.clean and findings and None not in findings and not any(findings):
+            clean.append(check.clean)
+    return [" · ".join(clean)] if clean else []
 
 
 def notes(run: _Run) -> list[str]:
@@ -215,12 +215,12 @@ def _busy(run: _Run) -> str | None:
     """The share of CPU time that the run got, if other programs left too little. "" if they did not, and None if that
     is unknown for an arm, as for a server that was already running.
     """
+    # Figures of the machine are the same in all rows of a run.
     row = run.last
-    shares = [arm.processor_share for arm in run.rows]
-    if not any(arm.was_starved for arm in run.rows):
-        return None if row.url is not None or None in shares else ""
+    share = row.processor_share
+    if not row.was_starved or share is None:
+        return None if row.url is not None or share is None else ""
     load = f"load {row.load or 0:.1f} on {row.num_cores} cores"
-    share = min(share for share in shares if share is not None)
     return f"{percent(share)} of the CPU time it wanted ({load})"
 
 
@@ -241,7 +241,7 @@ def _busy_gpus(run: _Run) -> str | None:
     parts = []
     if row.other_gpu_processes:
         parts.append(f"{counted(row.other_gpu_processes, 'other process')} computed on them")
-    if row.gpu_throttled or any(arm.num_throttled_units for arm in run.rows):
+    if row.gpu_throttled or row.num_throttled_units:
         # A pooled row has no reason if its runs have different ones, or only some have one.
         reason = f" ({row.gpu_throttled})" if row.gpu_throttled else ""
         clock = f" to {row.lowest_gpu_clock_mhz} MHz" if row.lowest_gpu_clock_mhz else ""
@@ -372,7 +372,7 @@ CHECKS = (
         "against",
         _busy,
         "The machine was busy: this run got {found}.",
-        held="machine otherwise idle",
+        clean="machine otherwise idle",
     ),
     Check(
         "against",
@@ -429,24 +429,24 @@ CHECKS = (
         "against",
         _busy_gpus,
         "The GPUs were busy: {found}.",
-        held="GPUs otherwise idle",
+        clean="GPUs otherwise idle",
     ),
     Check(
         "comparison",
         lambda run: run.last.drifted and run.last.drift,
         "The speed-up changed during the run: that of the second half is {found:.2f} times that of the first.",
-        held="no drift",
+        clean="no drift",
     ),
-    Check("no verdict", _unequal_work, "", held="equal token counts"),
-    Check("no verdict", _unequal_texts, "", held="equal texts"),
-    Check("note", _cached, "Prompt tokens from a cache: {found}.", held="caches cold"),
+    Check("no verdict", _unequal_work, "", clean="equal token counts"),
+    Check("no verdict", _unequal_texts, "", clean="equal texts"),
+    Check("note", _cached, "Prompt tokens from a cache: {found}.", clean="caches cold"),
     Check(
         "against",
         _foreign_tokens,
         "Other clients used the servers: {found}.",
-        held="no other client",
+        clean="no other client",
     ),
-    Check("no verdict", _regular_drafts, "", held="regular arm drafted nothing"),
+    Check("no verdict", _regular_drafts, "", clean="regular arm drafted nothing"),
     Check(
         "against",
         _impossible,
