@@ -192,7 +192,7 @@ def weight_map(index: Path) -> dict[str, str]:
     Raises:
         ValueError: the file is not JSON, names no tensors, or names a file outside its directory. (A repository must
             not be able to make this program open other files.)
-        KeyError, TypeError: the file has another structure than an index.
+        KeyError, TypeError, AttributeError: the file has another structure than an index.
     """
     if not index.exists():
         return {}
