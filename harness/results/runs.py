@@ -34,7 +34,9 @@ AnyRunRow = TypeVar("AnyRunRow", bound=RunRow)
 
 
 def num_covered(row: RunRow) -> int:
-    """How many prompts the figures of a row cover: failed requests are among its prompts, but not in its figures."""
+    """How many prompts the figures of a row cover: failed requests are among its prompts, but not in its figures. For a
+    pooled row, as many as in the run with most failures.
+    """
     return (getattr(row, "num_prompts", None) or 0) - (getattr(row, "num_failed", None) or 0)
 
 

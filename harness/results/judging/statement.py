@@ -37,8 +37,8 @@ Kind = Literal[
 ]
 
 # The words for each relation. An open relation has two cases. Without a reason (`why`), the interval itself leaves the
-# relation open: the words are under `open`. With a reason, nothing follows from the interval, if there is one: the words
-# are under `unknown`, if the kind has them, and otherwise under `open`.
+# relation open: the words are under `open`. With a reason, nothing follows from the interval, if there is one: the
+# words are under `unknown`, if the kind has them, and otherwise under `open`.
 WORDS: Mapping[Kind, Mapping[str, str]] = {
     "pays": {"above": "faster", "below": "slower", "open": "cannot tell"},
     "compared": {
