@@ -47,6 +47,9 @@ def comparison_columns(
     Args:
         weights: the models, whose logits give the margin where greedy texts diverge; None if they are not in this
             process.
+
+    Raises:
+        RunError: the margin cannot be measured, as from `first_divergence`.
     """
     [expected], [actual] = regular.tokens, speculative.tokens
     reference = None

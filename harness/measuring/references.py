@@ -273,7 +273,4 @@ class References:
             return None
         never_drawn = set().union(*(arm.traits.never_drawn for arm in self._engine.arms))
         preparation = Preparation(decoding=settings.decoding)
-        reference: Reference = local("engine.reference").open_reference(
-            pair, preparation, never_drawn
-        )
-        return reference
+        return local("engine.reference").open_reference(pair, preparation, never_drawn)

@@ -62,7 +62,9 @@ class Run(Generic[AnyRunRow]):
 
     @functools.cached_property
     def prompt_rows(self) -> list[LatencyPromptRow]:
-        """The rows of the run's `latency_prompts.csv`, for both arms; [] if the file is not found."""
+        """The rows of the run's `latency_prompts.csv`, for both arms; [] if the file is not found. Raises an OSError if
+        it cannot be read.
+        """
         return read_prompts(self.directory, self.id)
 
     @property
@@ -110,8 +112,8 @@ class Run(Generic[AnyRunRow]):
             arms = {getattr(row, "arm", ""): num_covered(row) for row in self.rows}
             prompts = counted(num_covered(self.last), "prompt")
             if len(set(arms.values())) > 1:
-                prompts = " and ".join(f"{number} {arm}" for arm, number in arms.items())
-                prompts += " prompts"
+                numbers = " and ".join(f"{number} {arm}" for arm, number in arms.items())
+                prompts = f"{numbers} prompts"
             reason += f" (the figures cover {prompts})"
         return f"{reason} ({self.times} times)" if self.times > 1 else reason
 

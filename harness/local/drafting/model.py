@@ -56,8 +56,7 @@ class ModelDrafter(TensorDrafter):
         self.device = begun.logits.device
 
     def draft(self, rows: RowState, uniforms: Tensor) -> Proposal:
-        tail = [rows.numbers[Column.PREVIOUS], rows.numbers[Column.LAST]]
-        tokens = torch.stack(tail, 1)
+        tokens = torch.stack([rows.numbers[Column.PREVIOUS], rows.numbers[Column.LAST]], 1)
         drawn: list[Tensor] = []
         distributions: list[Tensor] = []
         for num_drawn, uniform in enumerate(uniforms.split(1, dim=1)):

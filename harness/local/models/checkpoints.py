@@ -233,8 +233,8 @@ def check_hub_access(
 
 
 def stored_quantization(config: PreTrainedConfig) -> str | None:
-    """Return the quantization of the stored weights: `8bit` or `4bit` (bitsandbytes), or the name of another method.
-    None if they are not quantized.
+    """Return the quantization of the stored weights: `8bit` or `4bit` (bitsandbytes), or the name of another method
+    (the text "None" if the configuration does not name it). None if they are not quantized.
     """
     stored = _quantization_config(config)
     if stored is None:

@@ -182,13 +182,13 @@ def traffic_columns(arm: MeasuredArm) -> dict[str, Any]:
     # `counts` covers the time of our questions, and `whole` also the time between them.
     whole = added(counts, arm.between or Counts())
     surplus = (whole.generated or 0.0) - ours
-    # `most - ours` is how many more tokens of ours the server may have generated than arrived: it may have continued a
-    # request that we left unfinished. (`was_left` counts as 1 or 0 in the product.)
-    most = sum(
+    # `most_of_ours - ours` is how many more tokens of ours the server may have generated than arrived: it may have
+    # continued a request that we left unfinished. (`was_left` counts as 1 or 0 in the product.)
+    most_of_ours = sum(
         max(each.num_tokens, len(each.arrivals), each.was_left * (each.max_new_tokens or 0))
         for each in requests
     )
-    tolerated = len(requests) + _TOLERATED * ours + most - ours
+    tolerated = len(requests) + _TOLERATED * ours + most_of_ours - ours
     num_unseen = round(num_missed) if num_missed > tolerated else 0
     num_foreign = _foreign_prompt_tokens(whole, requests)
     if surplus > tolerated:
