@@ -14,9 +14,9 @@ from enum import StrEnum
 class Origin(StrEnum):
     """Where a token comes from."""
 
-    TARGET = "target"  # drawn from the target in an iteration that offered no draft token
+    TARGET = "target"  # drawn from the target after the prompt, or in an iteration that offered no draft token
     DRAFT = "draft"  # proposed by the drafter and accepted
-    RECOVERED = "recovered"  # drawn from the residual after a rejection
+    RECOVERED = "recovered"  # drawn in place of the first rejected draft token
     BONUS = "bonus"  # drawn from the target after all offered draft tokens were accepted
 
 
@@ -46,12 +46,14 @@ class Arrival:
 
     Attributes:
         row: the index of the request among the requests that were sent together.
-        seconds: the time since the request began.
+        seconds: the time since the request, or its batch, began.
         tokens: the new token ids, at least one.
         origins: the origin of each token; `target` for all tokens if the arm does not know their origins.
-        proposed: the draft tokens that were verified in the iteration; empty if they are not known.
-        probabilities: the probability of the rejected draft token under the target, and its probability under the
-            drafter; None if no token was rejected, or if they are not known.
+        proposed: the draft tokens that were verified in the iteration; empty if there were none, or if they are not
+            known.
+        probabilities: the probability of the first rejected draft token under the target, and its probability under
+            the drafter. None if no token was rejected, if the answer ended before the token that replaces it, or if
+            they are not known.
     """
 
     row: int

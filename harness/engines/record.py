@@ -160,7 +160,9 @@ class EngineRecord(RecordWithSettings, Abilities):
         """
 
     def check_installed(self, run: RunSettings) -> None:
-        """Raise a SettingError if a package or program is missing. Nothing is imported or started for this check."""
+        """Raise a SettingError if a package or program that the run needs is missing. Nothing is imported or
+        started for this check.
+        """
         if self.in_process:
             instead = "; servers need none of them: harness latency -- llama-server ..."
             require_local("engine", self.name, instead)
@@ -217,6 +219,9 @@ def default_draft(engine: str) -> str | None:
 
 
 def pair_key(settings: RunSettings) -> tuple[object, ...]:
-    """Return a key that is equal for two runs if one process can carry out both with the same loaded models."""
+    """Return a key that is equal for two runs if one process can carry out both with the same loaded models.
+
+    Two engines can share them if `loads_pair` and `in_process` are equal, as for `local` and `huggingface`.
+    """
     engine = engine_of(settings)
     return *settings.pair_identity, engine.loads_pair, engine.in_process

@@ -49,7 +49,7 @@ def timed_answer(
     *,
     allow_failures: bool = False,
 ) -> Answered:
-    """Return an arm's answer to a question.
+    """Return an arm's answer to a question, with the arm's name, the question and the peak of the GPUs' memory.
 
     Args:
         allow_failures: whether single requests may fail. The error of a failed request is in its record.

@@ -26,7 +26,7 @@ _CLEAR = "\r\x1b[2K"
 
 # Without a terminal, a line about the progress is printed after this many seconds without any printed line.
 _SILENT_S = 60.0
-_last_line = time.monotonic()
+_last_printed = time.monotonic()
 
 # For a job of a sweep: the terminal of the sweep, and the text that precedes the job's live line there. Otherwise None
 # and empty.
@@ -76,7 +76,7 @@ def say(message: str) -> None:
 
 def note(message: str) -> None:
     """Show a message about the current activity, and log it: on a terminal in the live line, otherwise as a printed
-    line.
+    line. A job of a sweep shows it in both ways: in the sweep's live line, and as a line of the job's own file.
     """
     _log.info(message)
     if sys.stderr.isatty() or _sweep_terminal is not None:
@@ -86,8 +86,8 @@ def note(message: str) -> None:
 
 
 def _print(message: str) -> None:
-    global _last_line
-    _last_line = time.monotonic()
+    global _last_printed
+    _last_printed = time.monotonic()
     if not _is_quiet:
         stderr_console().print(message, style="dim")
 
@@ -111,7 +111,8 @@ def progress(description: str, total: int) -> Iterator[Callable[[str | None], No
     """Show the progress over `total` steps, with the time left.
 
     Yields a function to be called at the end of each step; its argument replaces the description, unless it is None.
-    Nothing is drawn during a step, because drawing would take time from the measurement.
+    Nothing is drawn during a step, because drawing would take time from the measurement. Without a terminal, a line is
+    printed at most once a minute.
     """
     num_done = 0
     # The first step includes the warm-up, so the time per step is estimated from the later steps.
@@ -140,7 +141,7 @@ def _draw(description: str, num_done: int, total: int, left: float | None) -> No
     time_left = "" if left is None else f" · about {duration_in_words(left)} left"
     bar = "━" * length + "─" * (_BAR - length)
     show(f"{bar} {num_done}/{total} · {description}{time_left}")
-    is_silent = time.monotonic() - _last_line >= _SILENT_S
+    is_silent = time.monotonic() - _last_printed >= _SILENT_S
     if is_silent and not (_sweep_terminal or sys.stderr).isatty():
         _print(f"{description}: {num_done} of {total}{time_left}")
 

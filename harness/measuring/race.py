@@ -45,7 +45,11 @@ def comparison_columns(
     `CompareRow`.
 
     Args:
-        weights: the models, whose logits give the margin where greedy texts diverge; None for servers.
+        weights: the models, whose logits give the margin where greedy texts diverge; None if they are not in this
+            process.
+
+    Raises:
+        RunError: the margin cannot be measured, as from `first_divergence`.
     """
     [expected], [actual] = regular.tokens, speculative.tokens
     reference = None
@@ -104,7 +108,8 @@ def _seconds_until(answered: Answered, num_compared: int) -> float | None:
 
 
 def find_rejections(answered: Answered, tokenizer: Tokenizer) -> list[Rejection]:
-    """Every draft token that was rejected, in order, with the token that replaced it.
+    """Every draft token that was rejected, in order, with the token that replaced it; [] for an arm that does not
+    report its proposals (`Traits.reports_drafts`).
 
     For example, the arrivals are [A] from the prompt, then [B, X] from the proposal B C D. C was rejected, at position
     2, and X replaced it. D was not tested, and so is not a rejection.
@@ -144,9 +149,10 @@ def race_page_data(
 ) -> dict[str, Any]:
     """One arm's answer in the form that the web page of `serve` draws.
 
-    `steps` has one entry for each arrival. An entry contains its time in seconds (`at`) and its `tokens`. Each token
-    has its text and its `origin` (whether draft or target produced it). A token that replaced a draft token also has
-    the `rejection`, a dictionary with the fields of `Rejection`.
+    `name` is the arm's name. `seconds` and `num_tokens` are those of the whole answer. `steps` has one entry for each
+    arrival. An entry contains its time in seconds (`at`) and its `tokens`. Each token has its `text` and its `origin`
+    (an `Origin`, such as `draft` or `bonus`). A token that replaced a draft token also has the `rejection`, a
+    dictionary with the fields of `Rejection`.
 
     Args:
         answered: the answer to a question with a single request.

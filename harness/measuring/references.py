@@ -50,8 +50,8 @@ class ReportedReference:
     Attributes:
         rounding: the largest difference between two log-probabilities that counts as rounding.
 
-    Raises (each method):
-        RunError: if the arm does not report log-probabilities of texts.
+    Raises (each method that scores texts, and the constructor):
+        RunError: if the arm does not report log-probabilities of texts, or reports tokens beyond the vocabulary.
     """
 
     def __init__(
@@ -91,11 +91,11 @@ class ReportedReference:
         for text, first in zip(twice, together, strict=True):
             [second] = self._scores([text], self._num_top, 1)
             for first_scores, second_scores in zip(first, second, strict=True):
-                likeliest = max(first_scores, key=lambda token: first_scores[token])
+                best = max(first_scores, key=lambda token: first_scores[token])
                 # If the token is not reported the second time, it is less likely than every reported token. The
                 # difference is then at least this large.
-                again = second_scores.get(likeliest, min(second_scores.values()))
-                differences.append(abs(first_scores[likeliest] - again))
+                again = second_scores.get(best, min(second_scores.values()))
+                differences.append(abs(first_scores[best] - again))
         # Twice the largest difference that was seen, because other texts may differ more.
         self.rounding = max(_LEAST_ROUNDING, 2 * max(differences))
 
@@ -197,7 +197,8 @@ class References:
     - the server's model cannot be loaded here.
 
     Raises (each method):
-        RunError: if the engine computes in this process, and its models do not fit.
+        HarnessError: if the target is loaded for an engine that computes in this process, and cannot be planned or
+            does not fit. For any other engine, a message says so, and there is no reference.
     """
 
     def __init__(self, settings: RunSettings, planned: AnyPair, engine: Engine) -> None:
@@ -272,7 +273,4 @@ class References:
             return None
         never_drawn = set().union(*(arm.traits.never_drawn for arm in self._engine.arms))
         preparation = Preparation(decoding=settings.decoding)
-        reference: Reference = local("engine.reference").open_reference(
-            pair, preparation, never_drawn
-        )
-        return reference
+        return local("engine.reference").open_reference(pair, preparation, never_drawn)

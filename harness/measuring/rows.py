@@ -88,7 +88,11 @@ class LatencyRow(
 
     @property
     def mean_answer_length(self) -> float | None:
-        """Mean number of tokens of the answers that have at least one token; None if not known."""
+        """Mean number of tokens of the answers that have at least one token; None if not known.
+
+        It is too large for a pooled row whose runs differ in failed or empty answers, because pooling keeps the largest
+        number of these.
+        """
         num_answers = (self.num_prompts or 0) - (self.num_failed or 0) - (self.num_empty or 0)
         return self.num_tokens / num_answers if self.num_tokens and num_answers else None
 

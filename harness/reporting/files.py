@@ -59,8 +59,8 @@ class ReportContents:
 
     @property
     def answers(self) -> dict[str, list[Line]]:
-        """For each question, the lines in the box at the top: doubts, findings with the titles of their parts, the
-        title of the page, and reasons.
+        """For each question, the lines in the box at the top, in this order: doubts, findings with the titles of their
+        parts, the title of the page, and reasons. Words that `about` contains are left out of the title.
         """
         answers = {}
         for question, page in self.pages.items():
@@ -80,21 +80,23 @@ class ReportContents:
 
 
 def said_by(page: Page) -> list[Line]:
-    """Return all sentences of a page: doubts, findings and reasons."""
+    """Return the doubts, findings and reasons of a page, in this order."""
     reasons = [f"{name}: {text}" for name, text in page.why]
     return [*sentences("warning", *page.doubts), *page.finding, *sentences("plain", *reasons)]
 
 
 def on_terminal(report: ReportContents) -> Document:
-    """Return each page in its short form. Next steps are left out, because they extend the command that measured.
+    """Return each page in its short form, without next steps, because they extend the command that measured. Notes
+    follow.
 
-    A report about a single run is the page that the run printed.
+    The page about a single run is otherwise as the run printed it; it has no heading with the question.
     """
+    # Where readers find what the short form leaves out.
+    rest = "details=true" if report.is_single else "report.md"
 
     def short(page: Page) -> Document:
         return in_short(replace(page, next=()), rest=rest)
 
-    rest = "details=true" if report.is_single else "report.md"
     pages = report.pages
     shown = short(*pages.values()) if report.is_single else below_each_other(pages, short)
     return [*shown, *sentences("warning", *report.notes)]
@@ -189,7 +191,7 @@ def _scale(values: Sequence[object], reference: float) -> Callable[[float], floa
     ends = [end for figure in shown for end in (figure.estimate, figure.low, figure.high)]
     known_ends = [reference, *(end for end in ends if not math.isnan(end))]
     # The scale extends beyond the estimates by at most their range, so that one wide interval does not squeeze all
-    # others.
+    # others. An unknown estimate (nan) does not count: no number compares as smaller or larger than nan.
     estimates = [reference, *(figure.estimate for figure in shown)]
     margin = max(estimates) - min(estimates) or 0.5
     low = max(min(estimates) - margin, min(known_ends))

@@ -202,10 +202,12 @@ def _print_columns(
     room = console.width - 1 - margin
     cells_of_columns = zip(*rows, strict=True)
     least = [*map(_least_width, columns, cells_of_columns)]
+    # For example, columns of 10, 8 and 30 characters end at 13, 24 and 57. In a room of 40, two are shown.
     ends = itertools.accumulate(width + _FRAME for width in least)
     num_shown = max(1, sum(end <= room for end in ends))
     drawn = RichTable(box=_BOXES[table.look], header_style="dim" if is_bare else "bold")
     if is_bare:
+        # Without a frame, as many spaces follow each cell (the padding's sides are top, right, bottom and left).
         drawn.padding = (0, _FRAME, 0, 0)
         drawn.pad_edge = False
     for column in columns[:num_shown]:

@@ -22,8 +22,9 @@ class Published:
     Attributes:
         source: name of the publication; a key of `DIFFERENCES` if our presets differ from the published protocol.
         pair_name: the authors' name for the pair.
-        models: our names for the target, in the form of `canonical_name`; empty if no preset has this model.
-        drafts: our names for the draft, in the same form; empty for figures of the target alone.
+        models: the names by which users may name the target here (a preset's, or its repository's), in the form of
+            `canonical_name`; empty if the figure is only listed, and matches no row.
+        drafts: the same for the draft; empty for figures of the target alone.
         hardware: the authors' name for the hardware; empty if they do not name it.
         ms_per_token: time per token of the speculative arm if there is a draft, otherwise of the target.
         speedup_low, speedup_high: lowest and highest published speed-up.
@@ -65,7 +66,9 @@ class Published:
 
     @property
     def prompts_text(self) -> str:
-        """The prompts and the temperature as text, such as `gsm8k, T = 0`; empty if neither is known."""
+        """The prompts and the temperature as text, such as `gsm8k, T = 0`; empty if neither is known. No figure has a
+        temperature without prompts.
+        """
         if self.temperature is None:
             return self.prompts
         return f"{self.prompts}, T = {self.temperature:g}"
@@ -124,6 +127,9 @@ def multiplication_accuracy(model: str) -> Mapping[str, float]:
     """The published accuracy of each arm for products of numbers from 1 to 99, as a proportion of correct answers.
 
     Only llama-ssp published such figures; the result is empty for other models.
+
+    Args:
+        model: a name without suffixes, such as `7B`.
     """
     return next(
         (

@@ -1,5 +1,5 @@
-"""Writes `result.json`, for programs, into the directory of every run: the run's rows with nested intervals, the
-sentences of its page, its environment and its command.
+"""Writes `result.json`, for programs, into the directory of every run that has rows: the rows with nested intervals,
+the sentences of the run's page, its environment and its command.
 
 `result.schema.json`, next to this file, describes the format. `VERSION` is raised for every change that makes files
 unreadable for readers of the current version. Adding columns is no such change.
@@ -41,6 +41,9 @@ def write_result(
         devices: product names of the devices that computed.
         finding, doubts: sentences of the run's page.
         statements: the statements from which the finding follows.
+
+    Raises:
+        SettingError, RunError: the file cannot be written, as from `replace_file`.
     """
     if not rows:
         return

@@ -34,7 +34,9 @@ AnyRunRow = TypeVar("AnyRunRow", bound=RunRow)
 
 
 def num_covered(row: RunRow) -> int:
-    """How many prompts the figures of a row cover: failed requests are among its prompts, but not in its figures."""
+    """How many prompts the figures of a row cover: failed requests are among its prompts, but not in its figures. For a
+    pooled row, as many as in the run with most failures.
+    """
     return (getattr(row, "num_prompts", None) or 0) - (getattr(row, "num_failed", None) or 0)
 
 
@@ -60,7 +62,9 @@ class Run(Generic[AnyRunRow]):
 
     @functools.cached_property
     def prompt_rows(self) -> list[LatencyPromptRow]:
-        """The rows of the run's `latency_prompts.csv`, for both arms; [] if the file is not found."""
+        """The rows of the run's `latency_prompts.csv`, for both arms; [] if the file is not found. Raises an OSError if
+        it cannot be read.
+        """
         return read_prompts(self.directory, self.id)
 
     @property
@@ -108,8 +112,8 @@ class Run(Generic[AnyRunRow]):
             arms = {getattr(row, "arm", ""): num_covered(row) for row in self.rows}
             prompts = counted(num_covered(self.last), "prompt")
             if len(set(arms.values())) > 1:
-                prompts = " and ".join(f"{number} {arm}" for arm, number in arms.items())
-                prompts += " prompts"
+                numbers = " and ".join(f"{number} {arm}" for arm, number in arms.items())
+                prompts = f"{numbers} prompts"
             reason += f" (the figures cover {prompts})"
         return f"{reason} ({self.times} times)" if self.times > 1 else reason
 

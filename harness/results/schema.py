@@ -1,5 +1,5 @@
 """The columns that all runs have, and the columns of commands that decode. Each kind of row adds further columns, in
-its command's `rows.py`.
+its command's `rows.py`, in `results/rows/` or, for `latency`, in `measuring/rows.py`.
 
 Writing, parsing, empty cells, `harness help columns`, and the settings in which rows differ all follow from the fields.
 An unknown value is None in a row, and an empty cell in a file. All rows that one run wrote have the same value of

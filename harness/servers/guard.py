@@ -64,7 +64,7 @@ def main(log: str, command: list[str]) -> int:
         # If harness has forked, another process may keep the pipe open. So the guard's parent process is checked, too.
         if closed or os.getppid() != harness:
             break
-    # If the server has ended by itself, its remaining processes get no time.
+    # How long processes may take to end before they are killed: no time if the server has ended by itself.
     grace_s = 0.0
     if server.poll() is None:
         server.terminate()

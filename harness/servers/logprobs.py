@@ -63,6 +63,7 @@ class TextScorer:
         except (RequestFailed, httpx2.RequestError, TimeoutError) as error:
             url = str(self.client.base_url).rstrip("/")
             about = f"log-probabilities of a text from {url}"
+            # A TimeoutError has no text.
             reason = from_outside(str(error)) or f"no end after {self.client.timeout.read:g} s"
             raise RunError(f"{about}: {reason}") from error
         finally:
@@ -101,6 +102,9 @@ class TextScorer:
 
         vLLM reports them for all tokens of a prompt, so one request is enough. llama.cpp reports them only for the new
         token, so each token of the text takes a request, whose prompt are all tokens before it.
+
+        For example, the prompt is a b and the text is c d. vLLM gets a b c d, and the entries of a and b are left out.
+        llama.cpp gets a b, and then a b c.
         """
         whole = [*prompt, *text]
         if self.asked.dialect.scoring == "prompt_logprobs":

@@ -19,15 +19,15 @@ class Startup:
     `method` and `draft` list some of these flags again, by their meaning.
 
     Attributes:
-        programs: the words that start it, such as `vllm serve`. If the program is a path, only its last part counts.
-            `llama-server` also stands for `llama-server-vulkan` and the like.
+        programs: the words that start it, such as `vllm serve`. If the program is a path, only its last part counts. A
+            single word also stands for its variants: `llama-server` for `llama-server-vulkan`.
         images: parts of the names of container images that start it.
         speculation: flags with one value that are about speculation, and have no meaning without it.
         switches: flags without a value that are about speculation.
         drafts_by: those of these flags and switches that turn speculation on unless their value is `none`; and
             environment variables that turn it on. A command with only `--spec-type none` does not speculate.
-        prefixes: beginnings of flags about speculation. A flag with such a beginning that is in neither `speculation`
-            nor `switches` is refused, because the regular command could then not be derived.
+        prefixes: beginnings of flags about speculation. If the regular command must be derived, a flag with such a
+            beginning that is in neither `speculation` nor `switches` is refused.
         variables: beginnings of environment variables about speculation; they are removed for the regular command.
         environment: beginnings of environment variables that are part of a measurement's identity, because they affect
             how the server runs.
@@ -37,10 +37,11 @@ class Startup:
         json_flags: the names of a single flag whose value is JSON, its main name first. `--speculative-config.method`
             stands for the entry `method` of its value.
         for_all: flags that are added to every command, unless the user typed them, with whatever value.
-        for_regular: flags that are added to the regular command, because without speculation the server has other
-            defaults.
+        for_regular: flags that are added in the same way to the regular command, because without speculation the
+            server has other defaults. A flag and its value are one text: `--max-running-requests 48`.
         address: flags that determine the address on which it listens.
-        listening: the flags of `address` with the values that harness adds; `{port}` stands for a free port.
+        listening: the flags of `address` with the values with which harness replaces them, unless the user typed
+            `{port}`, which stands for a free port.
         method: flags that name the drafting method.
         draft: flags that name the draft model.
         pools: methods that draft from a pool of all earlier answers. A prompt that is sent again finds its own answer

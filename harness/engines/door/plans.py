@@ -20,7 +20,8 @@ class PretendedGpus:
         number: the number of GPUs.
         memory: the bytes of each GPU; None for the memory that is free on this machine's first GPU.
         size: the memory as the user typed it, such as `40GB`; None if the user typed none.
-        kinds: the GPU models that the user named instead of a size; empty for none.
+        kinds: the GPU models with the name that the user typed instead of a size; of several sizes, only those of the
+            smallest. Empty if the user typed no name.
     """
 
     number: int
@@ -37,6 +38,7 @@ class Machine:
         free: the free bytes of each device, by the number of a GPU, or `"cpu"` for main memory.
         name: the name of the devices in reports.
         bandwidths: the bandwidths in GB/s that the memory may have, by the product name of the GPU; empty if unknown.
+            Hypothetical GPUs may be any of several products. Of the real GPUs, only the fastest is listed.
         pretended: whether the GPUs are hypothetical, that is, not in this machine.
     """
 
@@ -47,6 +49,7 @@ class Machine:
 
     @property
     def num_gpus(self) -> int:
+        # One key of `free` is always "cpu".
         return len(self.free) - 1
 
 
@@ -56,8 +59,9 @@ class PassBytes:
 
     Attributes:
         step: the bytes that the target reads in a pass over one token of each row.
-        verification: the bytes that the target reads in a pass over K + 1 tokens of each row.
-        drafting: the bytes that the draft reads in all of its passes; 0 if drafting reads no weights.
+        verification: the bytes that the target reads in a pass over K + 1 tokens of each row; over
+            `most_draft_tokens` + 1, if that is fewer.
+        drafting: the bytes that the draft reads in all of its passes of an iteration; 0 if drafting reads no weights.
         most_draft_tokens: the largest number of tokens that the draft proposes, whatever K is, if it is a head with
             such a limit: the block of a head that drafts blocks, or the number of Medusa's heads. None otherwise.
     """
@@ -81,7 +85,8 @@ class PairPlan:
         sizes: the columns of `plan` that describe the models and the devices on which they would be placed.
         misfit: a line that says why the pair does not fit; None if it fits. A pair that does not fit is placed as if
             there were more memory.
-        remedies: changes, each of which alone would make the pair fit; empty if it fits.
+        remedies: changes, each of which alone would make the pair fit; empty if it fits, or if no such change is
+            known.
         reads: the bytes that passes read. None if the size of a cache is not known, or if the target's own layers draft
             (`early_exit`).
     """

@@ -76,8 +76,8 @@ class Reference(Protocol):
     ) -> KernelDeviations | None:
         """Return how much the logits [n, V] of `logits_along` deviate from those of the eager model.
 
-        None in two cases: if the passes that computed these logits are of another kind than the passes that decode the
-        checked texts, or if the target's weights are in 8 bits.
+        None in three cases: if the passes that computed these logits are of another kind than the passes that decode
+        the checked texts, if the target's weights are in 8 bits, or if a server reported the logits.
         """
 
     def tolerance(self, likeliest: Floats, deviation: float) -> Floats:
@@ -100,7 +100,8 @@ class Reference(Protocol):
         """
 
 
-# At most this many transcripts are read together, and at most this many tokens in all of them. Both limits save memory.
+# At most this many transcripts are read together, and at most this many tokens in all of them, unless a single
+# transcript has more. Both limits save memory.
 TOGETHER = 8
 _MOST_TOKENS = 16384
 
@@ -123,8 +124,8 @@ class Transcript:
     Attributes:
         token_ids: the tokens of the text.
         answers: for each answer, its indices in `token_ids`; at least one answer, in order. An answer answers all
-            tokens before it, and has at least one token. (`PairReader` needs answers of at least two tokens, which
-            `Reading.until` ensures.)
+            tokens before it, and has at least one token. (`local.engine.reading.PairReader` needs answers of at least
+            two tokens. `measuring.prompts.transcripts.Reading.until` ensures this.)
     """
 
     token_ids: Sequence[int]
@@ -143,7 +144,9 @@ class Transcript:
 
 
 def num_together(longest: int) -> int:
-    """Return how many transcripts are read together if the longest has this many tokens; at least 1."""
+    """Return how many transcripts are read together if the longest of them has this many tokens, which must be
+    positive. The result is at least 1.
+    """
     return max(1, min(TOGETHER, _MOST_TOKENS // longest))
 
 
@@ -155,8 +158,9 @@ class ReadText:
         cut: the answer divided into iterations, for every K.
         num_tokens: n.
         num_impossible: the number of tokens that the target cannot draw (probability 0).
-        log_probability: the sum of the log-probabilities that the target gives to the other tokens.
-        expected, variance: the mean and the variance that this sum would have if the target drew each of these tokens.
+        log_probability: the sum of the log-probabilities that the target gives to all other tokens.
+        expected, variance: the mean and the variance that this sum would have if the target drew each of these tokens,
+            after the same earlier tokens.
         rounded: `cut`, computed again after the embeddings were changed by as little as rounding; None if this was not
             done.
     """

@@ -43,31 +43,34 @@ class ModelDrafter(TensorDrafter):
         self.runner = runner
         self.warp = warp
         self._num_slots = 0
+        # A `Part` may be compiled. What `_draw` computes depends on the kind of warp, so each kind has its own version.
         self._draw = Part(functools.partial(_draw, warp), key=lambda: warp.kind)
 
     def make_room(self, num_rows: int, num_draft_tokens: int, num_slots: int) -> None:
+        # `runner.start` allocates the cache, and needs no other number.
         self._num_slots = num_slots
 
     def start(self, prompts: TokenRows, first_tokens: Sequence[int], step: Step) -> None:
+        # The first proposal begins by reading the last two tokens: the prompt's last, and the first new token.
         begun = self.runner.start([prompt[:-1] for prompt in prompts], self._num_slots)
         self.device = begun.logits.device
 
     def draft(self, rows: RowState, uniforms: Tensor) -> Proposal:
-        tail = [rows.numbers[Column.PREVIOUS], rows.numbers[Column.LAST]]
-        tokens = torch.stack(tail, 1)
+        tokens = torch.stack([rows.numbers[Column.PREVIOUS], rows.numbers[Column.LAST]], 1)
         drawn: list[Tensor] = []
         distributions: list[Tensor] = []
-        for number, numbers in enumerate(uniforms.split(1, dim=1)):
-            # Positions are relative to the index of LAST. The first pass begins at the token before LAST, the second at
-            # the token after it.
-            starts = rows.starts(-1 if number == 0 else number)
-            logits = self.runner.extend(tokens, starts, goes_on=number > 0).logits
+        for num_drawn, uniform in enumerate(uniforms.split(1, dim=1)):
+            # `starts` takes the distance from the index of LAST. The first pass begins at the token before LAST, the
+            # second at the token after it.
+            starts = rows.starts(-1 if num_drawn == 0 else num_drawn)
+            logits = self.runner.extend(tokens, starts, goes_on=num_drawn > 0).logits
             # `view` gives the logits the same memory layout after a pass of two tokens as after a pass of one, so that
             # the code that draws is compiled only once.
             last = logits[:, -1].flatten().view(len(logits), -1)
-            tokens, probabilities = self._draw(last, numbers)
+            tokens, probabilities = self._draw(last, uniform)
             drawn.append(tokens)
             distributions.append(probabilities)
+            # If this call is being compiled, its K equal steps become K parts with the same code.
             end_part()
         return Proposal(torch.cat(drawn, 1), torch.stack(distributions, 1))
 

@@ -29,6 +29,7 @@ class Local(EngineRecord):
     loads_pair = True
 
     def check_pair(self, pair: PlannedPair, run: RunSettings) -> None:
+        # The target is followed by the draft, if that is a model of its own.
         _, *drafts = pair.checkpoints
         for draft in drafts:
             rule = "reads the target's KV cache, which only engine=huggingface passes to it"

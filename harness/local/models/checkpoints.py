@@ -192,7 +192,7 @@ def weight_map(index: Path) -> dict[str, str]:
     Raises:
         ValueError: the file is not JSON, names no tensors, or names a file outside its directory. (A repository must
             not be able to make this program open other files.)
-        KeyError, TypeError: the file has another structure than an index.
+        KeyError, TypeError, AttributeError: the file has another structure than an index.
     """
     if not index.exists():
         return {}
@@ -233,8 +233,8 @@ def check_hub_access(
 
 
 def stored_quantization(config: PreTrainedConfig) -> str | None:
-    """Return the quantization of the stored weights: `8bit` or `4bit` (bitsandbytes), or the name of another method.
-    None if they are not quantized.
+    """Return the quantization of the stored weights: `8bit` or `4bit` (bitsandbytes), or the name of another method
+    (the text "None" if the configuration does not name it). None if they are not quantized.
     """
     stored = _quantization_config(config)
     if stored is None:

@@ -116,7 +116,9 @@ def limit_num_threads() -> None:
 
 @functools.cache
 def _most_threads() -> int:
-    """Return torch's number of threads before the first model of this process changed it."""
+    """Return torch's number of threads before the first model of this process changed it: the result of the first call
+    is kept.
+    """
     return torch.get_num_threads()
 
 

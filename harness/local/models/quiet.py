@@ -58,7 +58,8 @@ def quiet_libraries(*, loads_weights: bool = True) -> None:
     several times.
 
     The progress bars of loading weights are silenced too, because they would disturb harness's own progress line. The
-    progress bars of downloads, which may take an hour, are shown if stderr is a terminal.
+    progress bars of downloads, which may take an hour, are shown if stderr is a terminal, unless the user has switched
+    them off.
 
     Args:
         loads_weights: whether weights will be loaded. If so, the progress bar of GGUF files is silenced too.
@@ -86,7 +87,11 @@ def quiet_libraries(*, loads_weights: bool = True) -> None:
 
 @contextlib.contextmanager
 def loading_bar(num_bytes: int) -> Iterator[None]:
-    """Show transformers' progress bar while the block loads weights, if they are large and stderr is a terminal."""
+    """Show transformers' progress bar while the block loads weights, if they are large and stderr is a terminal.
+
+    Args:
+        num_bytes: the size of the weights.
+    """
     import transformers
 
     is_shown = num_bytes > _LONG_LOADING and sys.stderr.isatty()
@@ -96,4 +101,5 @@ def loading_bar(num_bytes: int) -> Iterator[None]:
         yield
     finally:
         if is_shown:
+            # This switches the bar off again.
             quiet_libraries()

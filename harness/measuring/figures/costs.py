@@ -50,6 +50,7 @@ class CostFigures(Group):
             columns["draft_ms"] = arm.phases.ms_per_iteration("drafting")
             columns["verify_ms"] = forward_ms
             columns["iteration_ms"] = _iteration_ms(arm)
+        # Only a speculative arm that has a regular one to compare with makes a pair.
         pair = run.pair(arm)
         if pair is not None:
             columns["predicted_speedup"] = _prediction(run, *pair)
@@ -79,6 +80,7 @@ def _host_share(arm: MeasuredArm) -> float | None:
         return None
     # The regular arm drafts nothing.
     drafting_ms = arm.phases.ms_per_iteration("drafting") or 0.0
+    # On a GPU, the phases are timed by another clock than the whole, so the share may come out slightly negative.
     return max(0.0, 1 - (forward_ms + drafting_ms) / whole_ms)
 
 

@@ -77,6 +77,7 @@ class ServerFigures(Group):
             "salted": run.salted,
             "cached_from_before": _from_before(run, arm),
         }
+        # Whole batches are decoded in this process, where no server reports anything.
         if not arm.was_sent:
             return cls(**columns)
         answered = arm.answered
@@ -167,7 +168,7 @@ def traffic_columns(arm: MeasuredArm) -> dict[str, Any]:
 
     `foreign_tokens` counts tokens of other clients' prompts and answers. It is None if the counters missed tokens of
     ours. It is also None instead of 0 if requests of others were running already, or if the counters between our
-    questions are not known. {} if the server does not count generated tokens.
+    questions are not known. {} if the server has no counters, or does not count generated tokens.
 
     For example, the server counted 1300 tokens, 1000 tokens of our 4 answers arrived, and no request was left
     unfinished. A difference of 4 + 1 % of 1000 = 14 tokens is tolerated, so 300 tokens are foreign. Had the server
@@ -178,19 +179,20 @@ def traffic_columns(arm: MeasuredArm) -> dict[str, Any]:
         return {}
     ours = sum(request.num_tokens for request in requests)
     num_missed = ours - counts.generated
+    # `counts` covers the time of our questions, and `whole` also the time between them.
     whole = added(counts, arm.between or Counts())
-    foreign = (whole.generated or 0.0) - ours
-    # `most - ours` is how many more tokens of ours the server may have generated than arrived: it may have continued a
-    # request that we left unfinished. (`was_left` counts as 1 or 0 in the product.)
-    most = sum(
+    surplus = (whole.generated or 0.0) - ours
+    # `most_of_ours - ours` is how many more tokens of ours the server may have generated than arrived: it may have
+    # continued a request that we left unfinished. (`was_left` counts as 1 or 0 in the product.)
+    most_of_ours = sum(
         max(each.num_tokens, len(each.arrivals), each.was_left * (each.max_new_tokens or 0))
         for each in requests
     )
-    tolerated = len(requests) + _TOLERATED * ours + most - ours
+    tolerated = len(requests) + _TOLERATED * ours + most_of_ours - ours
     num_unseen = round(num_missed) if num_missed > tolerated else 0
     num_foreign = _foreign_prompt_tokens(whole, requests)
-    if foreign > tolerated:
-        num_foreign += round(foreign)
+    if surplus > tolerated:
+        num_foreign += round(surplus)
     # Counters that missed our tokens may have missed other clients' tokens, too. And if other clients' requests were
     # running before ours (`Counts.running`), it is not known how many of their tokens were generated during our
     # measurement.
@@ -206,12 +208,14 @@ def _foreign_prompt_tokens(counts: Counts, requests: Sequence[RequestRecord]) ->
     """Tokens of other clients' prompts: those beyond the tolerated difference, as in `traffic_columns`; 0 if the server
     does not count prompt tokens, or if one of our answers does not report the tokens of its prompt.
     """
+    # Requests with the same index have the same prompt, so one of them may stand in for one that was left unfinished,
+    # whose answer reports nothing.
     read = {request.index: request.num_read for request in requests if request.num_read}
     if counts.read is None or any(request.index not in read for request in requests):
         return 0
     ours = sum(read[request.index] for request in requests)
-    foreign = counts.read - ours
-    return round(foreign) if foreign > len(requests) + _TOLERATED * ours else 0
+    surplus = counts.read - ours
+    return round(surplus) if surplus > len(requests) + _TOLERATED * ours else 0
 
 
 def counter_columns(counts: Counts) -> dict[str, Any]:

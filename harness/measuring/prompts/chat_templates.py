@@ -50,7 +50,10 @@ class Template:
             raise SettingError("chat_template", f"{reason}; {advice}", self.choice)
 
     def check_tools(self, chats: Sequence[Chat]) -> None:
-        """Raise a SettingError for chats with tools if no template is used, or if the template leaves the tools out."""
+        """Raise a SettingError for chats with tools if no template is used, or if the template leaves the tools out.
+
+        The template is tried only with the first chat that offers tools.
+        """
         with_tools = [chat for chat in chats if chat.has_tools]
         if not with_tools:
             return

@@ -24,11 +24,15 @@ _TEXTS = {
 def messages_of(value: Any) -> tuple[Message, ...]:
     """Return the messages of a row, reduced to the fields that templates and servers read.
 
+    Any role is accepted, and the list may be empty.
+
     Raises:
-        BadFile: for messages that OpenAI's API would refuse, and for content that is not text, such as images.
+        BadFile: for anything but a list of objects with a role; for content that is not text, such as images; for a
+            message without text, unless it is of the assistant or a tool; for the result of a tool that does not say
+            of which call; and for calls without the name of a function, or whose arguments are not a JSON object.
     """
     if not isinstance(value, list) or not all(
-        isinstance(m, dict) and isinstance(m.get("role"), str) for m in value
+        isinstance(message, dict) and isinstance(message.get("role"), str) for message in value
     ):
         raise BadFile("must have a list of objects with role and content as messages")
     return tuple(_message(message, f"message {number}") for number, message in enumerate(value, 1))

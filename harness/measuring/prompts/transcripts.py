@@ -90,22 +90,24 @@ def readings_of(prompt: Prompt, template: Template) -> list[Reading]:
         _, first = spans[0]
         begin = first.start
         token_ids = tokens_of(text[:begin])
-        places: list[range] = []
+        # For each answer, its indices in `token_ids`.
+        own_tokens: list[range] = []
         turns: list[int] = []
         for place, characters in spans:
             token_ids += tokens_behind(tokenizer, text[begin : characters.start])
             answer_ids = tokens_behind(tokenizer, text[characters.start : characters.stop])
-            places.append(range(len(token_ids), len(token_ids) + len(answer_ids)))
+            own_tokens.append(range(len(token_ids), len(token_ids) + len(answer_ids)))
             turns.append(answers.index(place) + 1)
             token_ids += answer_ids
             begin = characters.stop
         # Here `begin` is the end of the last answer.
         if len(spans) == 1 or token_ids == tokens_of(text[:begin]):
-            readings.append(Reading(prompt, Transcript(token_ids, places), turns))
+            readings.append(Reading(prompt, Transcript(token_ids, own_tokens), turns))
             continue
-        # A token spans the boundary between a prompt and an answer, so each answer gets a transcript by itself.
-        for (_, characters), own_places, turn in zip(spans, places, turns, strict=True):
-            answered = token_ids[own_places.start : own_places.stop]
+        # If the whole text is encoded at once, a token spans the boundary between a prompt and an answer. So each
+        # answer gets a transcript by itself, whose prompt is encoded at once.
+        for (_, characters), own, turn in zip(spans, own_tokens, turns, strict=True):
+            answered = token_ids[own.start : own.stop]
             transcript = Transcript.of(tokens_of(text[: characters.start]), answered)
             readings.append(Reading(prompt, transcript, [turn]))
     return readings
@@ -149,6 +151,7 @@ def _texts(
             other = template.text(Chat((*asked.messages, _OTHER_ANSWER), chat.tools), asks=False)
             begin = length_in_common(before, after, other)
             where = f"message {place + 1} of line {prompt.line}"
+            # The texts differ already within the messages before the answer.
             if begin < len(template.text(asked, asks=False).rstrip()):
                 rule = f"this model's template hides the answer in {where}"
                 raise SettingError("prompts", rule)

@@ -36,9 +36,9 @@ Kind = Literal[
     "cause",
 ]
 
-# The words for each relation. An open relation has two cases. Without a reason (`why`), an interval was judged and
-# leaves the relation open: the words are under `open`. With a reason, nothing was judged: the words are under
-# `unknown`, if the kind has them.
+# The words for each relation. An open relation has two cases. Without a reason (`why`), the interval itself leaves the
+# relation open: the words are under `open`. With a reason, nothing follows from the interval, if there is one: the
+# words are under `unknown`, if the kind has them, and otherwise under `open`.
 WORDS: Mapping[Kind, Mapping[str, str]] = {
     "pays": {"above": "faster", "below": "slower", "open": "cannot tell"},
     "compared": {
@@ -120,8 +120,8 @@ class Statement:
         otherwise open.
 
         Args:
-            why: a reason why nothing can be concluded, whatever the interval is; empty if there is none. Without bounds
-                and without a reason, the reason becomes "no interval".
+            why: a reason why nothing can be concluded, whatever the interval is; empty if there is none. If the
+                interval has no bounds, the default is "no interval".
             limit: the value with which the interval is compared: 1 for ratios, 0 for differences.
             about: the other fields.
         """
@@ -148,12 +148,12 @@ class Statement:
 
     @property
     def is_judged(self) -> bool:
-        """Whether an interval or evidence was judged, whatever the outcome."""
+        """Whether the interval or the evidence counts, whatever the outcome, because there is no reason against it."""
         return not self.why
 
     @property
     def is_judged_open(self) -> bool:
-        """Whether an interval was judged but leaves the relation open: the two may be equal."""
+        """Whether an interval counts, and leaves the relation open: the two may be equal."""
         return self.is_judged and not self.is_conclusion
 
     @property

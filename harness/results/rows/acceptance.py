@@ -1,4 +1,6 @@
-"""The rows of `acceptance`: one per number of draft tokens K, per text, and per measured condition."""
+"""The rows of `acceptance`, in three files: one per number of draft tokens K; one per text; and, for each condition,
+one per draft position and one for all positions.
+"""
 
 from __future__ import annotations
 
@@ -100,7 +102,9 @@ class AcceptanceTextRow(Row):
     )
 
     def iterations(self, k: int) -> float:
-        """The expected number of iterations at this K, which must be one of the computed ones."""
+        """The expected number of iterations at this K, which must be one of the computed ones: from 1 to the length of
+        `iterations_by_num_draft_tokens`.
+        """
         return (self.iterations_by_num_draft_tokens or [])[k - 1]
 
 

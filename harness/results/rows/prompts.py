@@ -79,8 +79,7 @@ class LatencyPromptRow(DraftColumns, AcceptedByIteration, Row):
     @property
     def is_timed(self) -> bool:
         """Whether the prompt was answered, in a known and plausible time. A damaged file may contain any number."""
-        has_time = 0 < (self.time_ms or 0) < _MOST_MS
-        return has_time and self.is_answered
+        return self.is_answered and 0 < (self.time_ms or 0) < _MOST_MS
 
     @property
     def is_answered(self) -> bool:
@@ -121,6 +120,9 @@ def drafts_of(rows: Iterable[LatencyPromptRow]) -> Drafts:
 def read_prompts(directory: str | Path | None, run: str | None) -> list[LatencyPromptRow]:
     """Read the rows that a run wrote about its prompts, from its directory; [] if the directory is not known, or the
     file is gone.
+
+    Raises:
+        OSError: if the file exists and cannot be read.
     """
     if not directory:
         return []

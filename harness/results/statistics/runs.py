@@ -41,7 +41,7 @@ def ratio_over_runs(
     Args:
         numerators: [num_runs, num_units], positive, such as ms of the regular arm.
         denominators: the same shape, positive, such as ms of the speculative arm.
-        unit: the name of a unit, such as "prompt" or "lap".
+        unit: the name of a unit, such as "prompt" or "lap" (for `RatioEstimate.covers`).
 
     Returns:
         The estimate. For a single run, it covers only the choice of units, and `covers.num_runs` is None.
