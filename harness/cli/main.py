@@ -121,7 +121,8 @@ def run(command: str, *overrides: str, verbose: bool = False, **settings: Any) -
         SettingError: a setting is wrong. In a sweep it is raised after the other jobs have run.
         RunError: the run failed. (In a sweep, failed jobs raise nothing.)
         VerdictError: the run succeeded, and its answer is bad: for example, the pair is not lossless. A doubtful answer
-            raises nothing; its rows contain the reason for the doubt.
+            raises nothing; its rows contain the reason for the doubt. (A sweep raises nothing for a bad answer either.)
+        Exception: an unexpected error ended the run. (If there are several errors, only the first is raised.)
     """
     from harness.cli import conversion, typed
     from harness.commands.registry import configured, with_settings
@@ -156,8 +157,9 @@ def run(command: str, *overrides: str, verbose: bool = False, **settings: Any) -
 def _answer(words: Words, invocation: Invocation) -> None:
     """Run the command that the first word names, or print help or the version.
 
-    Errors of the command are collected in `invocation`, which also gets its rows. Only errors of stdout, interruptions
-    and SystemExit are raised.
+    Errors of the command are collected in `invocation`, which also gets the rows of a command with settings. Only
+    errors of stdout, interruptions and the SystemExit of commands without settings are raised; with HYDRA_FULL_ERROR=1
+    every error is.
     """
     # Without any word the help is printed. A command line that begins with `--` names no command, which is reported.
     command, *others = words.typed or ["--" if words.servers else "help"]

@@ -64,7 +64,7 @@ def begin(
 
     Raises:
         SettingError: there are no jobs, or too many, or a name in them cannot be used.
-        RunError: a file cannot be written.
+        RunError or OSError: a file cannot be written (`composing` explains an OSError).
         HydraException or OmegaConfBaseException: a job cannot be composed.
     """
     directory = Path(config.hydra.sweep.dir)
@@ -133,7 +133,8 @@ def run_job(config: Any, servers: Servers) -> Sequence[RunRow]:
     If the job fails, its rows contain the error, which is not raised.
 
     Raises:
-        SettingError: a setting is wrong, or `results.file` cannot be written.
+        SettingError: a setting is wrong, something that the run needs is not installed, or `results.file` cannot be
+            written.
         RunError: another file of rows cannot be written.
         KeyboardInterrupt: the job was interrupted. The rows that it had written by then are in the sweep's file.
     """
@@ -144,8 +145,9 @@ def run_job(config: Any, servers: Servers) -> Sequence[RunRow]:
     check_machine(command, settings)
     number = int(hydra.job.num)
     signals.raise_postponed()
-    # The jobs of submitit's `LocalLauncher` run at the same time on this machine: `max_batch_size` of them, or all. Ray
-    # limits the threads of its jobs itself, and Hydra's own launcher runs one job after the other.
+    # The jobs of submitit's `LocalLauncher` run at the same time on this machine: at most `max_batch_size` of them, or
+    # all. Ray and joblib limit the threads of their jobs themselves, and Hydra's own launcher runs one job after the
+    # other.
     is_side_by_side = "LocalLauncher" in hydra.launcher._target_
     most = hydra.sweeper.get("max_batch_size") or manifest.num_jobs
     share_cores(most if is_side_by_side else 1)
@@ -468,7 +470,8 @@ def preview(config: DictConfig, loader: ConfigLoader, servers: Servers) -> str:
 
 def _outlook(command: ConfiguredCommand[Any], settings: RunSettings) -> tuple[str, str]:
     """Return two texts of `Experiment.outlook`: what would be sent, such as `15 prompts`, and why this would give no
-    verdict. Both are empty for prompts on a hub, which are not downloaded for this, and for a service.
+    verdict. Both are empty for prompts on a hub, which are not downloaded for this, and for a command without a prompt
+    set, such as a service or `plan`.
 
     Raises:
         HarnessError: a setting is wrong, or the prompts cannot be read.

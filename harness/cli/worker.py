@@ -94,6 +94,7 @@ class Job:
             # may abort the process.
             signals.load(SLOWEST_MODULE)
         run_module = signals.load("harness.commands.run", must_go_on=True)
+        # `signals.finishing` postpones signals while rows are written.
         rows: Sequence[RunRow] = run_module.run_command(
             self.command,
             self.settings,

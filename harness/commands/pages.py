@@ -21,12 +21,14 @@ from harness.results.verdict import verdict_of
 def pages_about(
     commands: Iterable[Command[Any, Any]], runs: Sequence[Run], failures: Sequence[Run]
 ) -> dict[str, Page]:
-    """The pages, by the question that each answers (or by a title, for the last two kinds).
+    """The pages, by the question that each answers (the command's name if it has no question), and by `Made up` and
+    `Without a verdict` for the last two kinds.
 
     Args:
         commands: the commands whose runs are shown.
         runs: runs with figures.
-        failures: runs without a full result. If such a run has figures, it is in `runs`, too.
+        failures: runs without a full result, which are listed with their reasons. If such a run has figures, it is in
+            `runs`, too.
     """
     measured = set(measured_of(runs))
     pages = {}

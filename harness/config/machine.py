@@ -113,7 +113,11 @@ def threads_are_set() -> bool:
 def output_of(
     command: Sequence[str], variables: Mapping[str, str] | None = None, limit_s: int = 10
 ) -> str | None:
-    """Return the output of a program; None if the program does not exist, fails, or takes longer than the limit."""
+    """Return the output of a program; None if the program does not exist, fails, or takes longer than the limit.
+
+    Args:
+        variables: the program's whole environment; None for that of this process.
+    """
     null = subprocess.DEVNULL
     try:
         printed = subprocess.check_output(

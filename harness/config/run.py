@@ -145,7 +145,7 @@ class RunSettings:
 
     @property
     def arms(self) -> tuple[str, ...]:
-        """The names of the arms that a run measures."""
+        """The names of the arms that a run measures; for a single server `regular`, also if it turns out to draft."""
         return ("regular",) if self.draft is None else ("regular", "speculative")
 
     @property

@@ -32,8 +32,7 @@ class CompareSettings(PromptedSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        rule = "must be 1: compare decodes one prompt at a time"
-        require(self.batch_size == 1, "batch_size", rule, self.batch_size)
+        self.require_single_rows("must be 1: compare decodes one prompt at a time")
         is_empty = self.prompt is not None and not self.prompt.strip()
         require(not is_empty, "prompt", "must hold text", self.prompt)
 

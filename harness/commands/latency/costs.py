@@ -28,7 +28,9 @@ class StepCosts(NamedTuple):
 
 
 def costs_in_steps(regular: LatencyRow | None, row: LatencyRow) -> StepCosts | None:
-    """The costs c and v, as Leviathan et al. 2023 define them, from the times of the phases; None if one is unknown."""
+    """The costs c and v, as Leviathan et al. 2023 define them, from the times of the phases; None if one is unknown, or
+    if nothing was proposed.
+    """
     if regular is None or row.draft_ms is None or row.verify_ms is None:
         return None
     step_ms = regular.target_step_ms
@@ -84,7 +86,8 @@ def strongest_limit(regular: LatencyRow | None, row: LatencyRow) -> str | None:
 
 def share_of_iteration(run: Run[LatencyRow]) -> float | None:
     """A regular step's time as a share of an iteration's time; None if either time is unknown, if the share is
-    impossible, or if the regular arm drafts or may draft: with two commands, the first one may.
+    impossible, if the run has no speculative arm, or if the regular arm drafts or may draft: with two commands, the
+    first one may.
 
     Both are computed from the time per token after the first token, which can be measured with any server.
     """
