@@ -359,8 +359,8 @@ def print_sweep(
     # Make the pages in two lengths. Leave out the first line, which is the page's question (the user knows it), and the
     # last line, which is empty.
     short, full = (
-        below_each_other(pages, part)[1:-1] if pages else [Line("Nothing was measured.")]
-        for part in (in_short, in_full)
+        below_each_other(pages, show)[1:-1] if pages else [Line("Nothing was measured.")]
+        for show in (in_short, in_full)
     )
     if as_json:
         # Rows that were reused name the directory of the earlier run, so its file is printed. Each file is loaded and

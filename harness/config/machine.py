@@ -45,6 +45,9 @@ def gpu_names() -> list[str]:
     """Return the names of the GPUs that this process may use, in the order of CUDA_VISIBLE_DEVICES or, if it is not
     set, of the driver; empty if there are none.
 
+    An index in CUDA_VISIBLE_DEVICES is taken for the driver's number of a GPU. If a machine has different GPUs, CUDA
+    numbers them in another order, unless CUDA_DEVICE_ORDER=PCI_BUS_ID is set.
+
     For an entry of CUDA_VISIBLE_DEVICES that is a GPU's UUID, or if the driver's names are unknown, the entry itself is
     returned in place of a name. The rest of the list after an entry that names no GPU is ignored, as CUDA does.
     """

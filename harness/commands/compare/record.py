@@ -12,7 +12,7 @@ from harness.config.run import PromptedSettings
 from harness.config.settings import require
 
 View = Literal["auto", "race", "log"]
-# `auto` shows a race on terminals with at least this many columns.
+# `auto` shows a race, in which two texts are side by side, on terminals with at least this many columns.
 NARROWEST_RACE = 80
 
 
