@@ -59,7 +59,8 @@ def presets(group: str) -> list[str]:
 
 def _model(name: str) -> dict[str, Any] | None:
     """Return the configuration of a path, a GGUF file or a preset with suffixes; None for any other name, such as a
-    preset without suffixes, which is a file of `conf/`.
+    preset without suffixes, which is a file of `conf/` or of `--config-dir`. A file whose own name ends in a suffix is
+    never looked for.
     """
     path = Path(name)
     if path.suffix == ".gguf":
@@ -136,7 +137,8 @@ def _engine(name: str) -> dict[str, Any] | None:
 
 def _prompts(name: str) -> dict[str, Any] | None:
     """Return the configuration of prompts from a file, a run's directory or a preset, with the defaults of their
-    settings; None if the name is none of these.
+    settings; None for any other name. A preset of `--config-dir` is such a name: Hydra finds its file, without the
+    defaults.
 
     Raises:
         SettingError: the name is a directory without a file of prompts.
