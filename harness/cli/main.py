@@ -119,10 +119,9 @@ def run(command: str, *overrides: str, verbose: bool = False, **settings: Any) -
 
     Raises:
         SettingError: a setting is wrong. In a sweep it is raised after the other jobs have run.
-        RunError: the run failed. (In a sweep, failed jobs raise nothing.)
+        RunError, or an unexpected error: the run failed. (Failed jobs and bad answers of a sweep raise nothing.)
         VerdictError: the run succeeded, and its answer is bad: for example, the pair is not lossless. A doubtful answer
-            raises nothing; its rows contain the reason for the doubt. (A sweep raises nothing for a bad answer either.)
-        Exception: an unexpected error ended the run. (If there are several errors, only the first is raised.)
+            raises nothing; its rows contain the reason for the doubt.
     """
     from harness.cli import conversion, typed
     from harness.commands.registry import configured, with_settings

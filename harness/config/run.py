@@ -99,8 +99,7 @@ class RunSettings:
         is_model = not is_head(self.model.repository, self.model.architecture)
         require(is_model, "model", rule, self.model.name)
         timeout = self.job_timeout_s
-        if timeout is not None:
-            require(timeout > 0, "job_timeout_s", "must be positive", timeout)
+        require(timeout is None or timeout > 0, "job_timeout_s", "must be positive", timeout)
 
     # `LatencySettings` overrides the following two properties.
 

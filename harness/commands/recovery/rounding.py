@@ -19,7 +19,8 @@ from harness.results.statistics.drawn_tokens import NO_ROUNDING, DrawnText, roun
 _NUM_READ_TWICE = 8
 # The key for texts at the one place that many requests continue. All other keys are names of sampling settings.
 _AT_PLACE = "at the one place"
-# The passes that decode may deviate from the eager model by this many times the deviation that rounding causes.
+# The passes that decode may deviate from the eager model by this many times the deviation that rounding causes. No
+# measurement of this factor is recorded.
 _MOST_APART = 5.0
 
 
