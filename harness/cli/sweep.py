@@ -236,7 +236,7 @@ def _duration(seconds: float) -> str:
 
 
 def job_line(command: str, rows: Rows) -> str:
-    """Return the result of a job in a few words, or the reason of its failure.
+    """Return the result of a job in a few words, or the reason of its failure; `done` if there are no such words.
 
     Args:
         rows: the job's rows; may be empty.
@@ -336,7 +336,8 @@ def print_sweep(
         pooled: for each job that was repeated, its pooled rows. The tables show them in place of the single runs.
         is_refused: whether jobs lack rows because a setting was wrong.
         details: whether to print the tables after the answer, too.
-        as_json: whether to print each job's `result.json`, in place of tables.
+        as_json: whether to print, in place of tables, the `result.json` of each run that the rows are from, if the file
+            still exists.
 
     Raises:
         RunError: `summary.txt` cannot be written.
@@ -364,7 +365,7 @@ def print_sweep(
     )
     if as_json:
         # Rows that were reused name the directory of the earlier run, so its file is printed. Each file is loaded and
-        # dumped again, to print one line per job.
+        # dumped again, to print it in one line.
         for directory in dict.fromkeys(row.directory for row in rows):
             result = Path(directory or file.parent, NAME)
             if result.is_file():

@@ -79,7 +79,9 @@ def _shortened(text: str) -> str:
 
 
 def as_typed(value: object) -> str:
-    """Return a value as a user types it: `null`, `true`, `[1,2]`, `{model:cpu}`."""
+    """Return a value as a user types it: `null`, `true`, `[1,2]`, `{model:cpu}`. A text gets no quotes, which it may
+    need on a command line.
+    """
     if isinstance(value, list | tuple):
         return f"[{','.join(map(as_typed, value))}]"
     if isinstance(value, Mapping):
