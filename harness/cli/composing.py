@@ -85,13 +85,14 @@ def run(command: str, typed: Typed, invocation: Invocation) -> str:
     Returns:
         The text to print: the configuration for `--cfg`, the list of jobs for `dry_run=true`, otherwise "".
 
-    Errors of the run itself, or of the jobs, are collected in `invocation`. Only interruptions and a closed stdout are
-    raised and, with HYDRA_FULL_ERROR=1, every error.
+    Errors of the run itself, or of the jobs, are collected in `invocation`. With HYDRA_FULL_ERROR=1 every error is
+    raised, as it was.
 
     Raises:
         SettingError: the words cannot be understood, the command cannot do what they ask for, or the run's directory
-            cannot be used.
+            cannot be used. With `dry_run=true` also: a setting of a job is wrong, or a file is missing.
         RunError: the disk is full or fails when the run's directory is made, or a file of a sweep cannot be written.
+        BrokenPipeError: stdout was closed.
         KeyboardInterrupt: the run was interrupted.
     """
     options = typed.options
@@ -118,12 +119,13 @@ def run(command: str, typed: Typed, invocation: Invocation) -> str:
                 callbacks.on_multirun_start(**about)
                 _sweep(command, config, context, invocation)
                 callbacks.on_multirun_end(**about)
-                return ""
-            callbacks.on_run_start(**about)
-            job = run_job(invocation, config, "hydra.run.dir", None, context)
-            callbacks.on_run_end(**about, job_return=job)
-            # Reading `return_value` raises an error that `invocation` did not collect, if there was one.
-            return str(job.return_value or "")
+            else:
+                callbacks.on_run_start(**about)
+                job = run_job(invocation, config, "hydra.run.dir", None, context)
+                callbacks.on_run_end(**about, job_return=job)
+                # Reading `return_value` raises an error that `invocation` did not collect, if there was one.
+                _ = job.return_value
+        return ""
 
 
 def _sweep(command: str, config: DictConfig, context: HydraContext, invocation: Invocation) -> None:
@@ -184,7 +186,8 @@ def _explained(error: Exception, command: str) -> Exception | None:
     order of the conditions matters: the last condition matches all other errors of Hydra.
     """
     text = str(error)
-    # Hydra reports a missing preset by an OSError that has no number.
+    # Hydra reports a missing preset by an OSError that has no number. EPIPE is the error of a closed stdout. Any other
+    # OSError is taken for one about the run's directory, also that of a preset that may not be read.
     if isinstance(error, OSError) and error.errno not in (None, errno.EPIPE):
         if error.errno in DISK_ERRORS:
             return RunError(f"the run's directory cannot be made: {error.strerror}")

@@ -53,11 +53,14 @@ def from_config(
 ) -> SettingsType:
     """Build the dataclass `kind` from a plain mapping (a resolved OmegaConf container).
 
+    The settings of a run are returned with the changes that the engine's record makes to them (`registry.checked`).
+
     Args:
         prefix: the beginning of the settings' names in errors, such as `decoding.`.
 
     Raises:
-        SettingError: a key is unknown or missing, or a value has the wrong type or breaks its rule.
+        SettingError: a key is unknown or missing, a value has the wrong type or breaks its rule, or the settings of a
+            run do not fit together.
     """
     hints = _hints(kind)
     values: dict[str, Any] = {}
@@ -76,7 +79,7 @@ def from_config(
         settings = kind(**values)
     except SettingError as error:  # a class knows its own fields, not the group it is in
         raise SettingError(prefix + error.setting, error.rule, error.value) from None
-    # The settings of a whole run, which have groups: now that all are known, they are checked together.
+    # The settings of a whole run: now that those of all groups are known, they are checked together.
     if isinstance(settings, RunSettings):
         return typing.cast(SettingsType, checked(settings))
     return settings
@@ -85,8 +88,8 @@ def from_config(
 def setting_hints(kind: type) -> dict[str, Any]:
     """Return the type of every setting and of every group of `kind`, by the full name, such as `decoding.top_p`.
 
-    The settings of every draft and of every engine are included, because the classes of the groups `draft` and `engine`
-    depend on what the user chooses.
+    The settings of every built-in draft and engine are included, because the classes of the groups `draft` and `engine`
+    depend on what the user chooses. Settings that only a draft or an engine in a user's file has are missing.
     """
     hints = _hints(kind)
     for name, hint in _hints(kind).items():
@@ -167,7 +170,7 @@ def _convert(hint: Any, value: Any, setting: str) -> Any:
         int | Literal["auto"]    "auto"      "auto"
 
     Raises:
-        SettingError: the value has none of the hint's types.
+        SettingError: the value has none of the hint's types, or an integer is too large; for a group as `from_config`.
     """
     kinds = alternatives(hint)
     group = _group_of(hint)
@@ -182,6 +185,7 @@ def _convert(hint: Any, value: Any, setting: str) -> Any:
     if tuple in origins:
         candidates.append((given,))
     items = given if isinstance(given, tuple) else (given,)
+    # Where text is expected, the digits stay text, and any number of them is allowed.
     if str not in kinds and any(type(n) is int and abs(n) > _LARGEST_INTEGER for n in items):
         raise SettingError(setting, "must be below 2^63", value)
     # `strict` converts nothing, so the first candidate that has the type as it stands is taken.
@@ -230,7 +234,8 @@ def _convert_group(kind: type, value: Any, setting: str) -> Any:
     """Return the dataclass of a group of settings; None for `draft=none`, which arrives as {"name": "none"}.
 
     Args:
-        kind: the class in the type hint. For `draft` and `engine`, the result is of a subclass.
+        kind: the class in the type hint. For `draft` and `engine`, the result has the class of the chosen record's
+            settings, which may be a subclass.
 
     Raises:
         SettingError: as `from_config`.

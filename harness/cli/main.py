@@ -119,7 +119,7 @@ def run(command: str, *overrides: str, verbose: bool = False, **settings: Any) -
 
     Raises:
         SettingError: a setting is wrong. In a sweep it is raised after the other jobs have run.
-        RunError: the run failed. (In a sweep, failed jobs raise nothing.)
+        RunError, or an unexpected error: the run failed. (Failed jobs and bad answers of a sweep raise nothing.)
         VerdictError: the run succeeded, and its answer is bad: for example, the pair is not lossless. A doubtful answer
             raises nothing; its rows contain the reason for the doubt.
     """
@@ -156,8 +156,9 @@ def run(command: str, *overrides: str, verbose: bool = False, **settings: Any) -
 def _answer(words: Words, invocation: Invocation) -> None:
     """Run the command that the first word names, or print help or the version.
 
-    Errors of the command are collected in `invocation`, which also gets its rows. Only errors of stdout, interruptions
-    and SystemExit are raised.
+    Errors of the command are collected in `invocation`, which also gets the rows of a command with settings. Only
+    errors of stdout, interruptions and the SystemExit of commands without settings are raised; with HYDRA_FULL_ERROR=1
+    every error is.
     """
     # Without any word the help is printed. A command line that begins with `--` names no command, which is reported.
     command, *others = words.typed or ["--" if words.servers else "help"]

@@ -137,7 +137,8 @@ class Manifest:
     def leave_out(self, groups: dict[str, Any]) -> None:
         """Remove from a job's configuration, in place, the settings that only drafts or engines of other jobs use.
 
-        With `-m draft=lookup,tiny draft.max_ngram=2` the job of `tiny` gets no `draft.max_ngram`.
+        With `-m draft=lookup,tiny draft.max_ngram=2` the job of `tiny` gets no `draft.max_ngram`. A job with
+        `draft=none` counts as one with a model, so it keeps the settings of models, which are refused later.
 
         Args:
             groups: the configuration, with at least the groups `draft` and `engine`.
@@ -169,7 +170,8 @@ class Manifest:
 
         Args:
             overrides: all overrides of the job.
-            engine: the job's engine. If several commands follow a `--`, it has that of the job.
+            engine: the settings of the job's engine. If three or more commands follow a `--`, `start_command` in them
+                is the command that this job compares with the first one.
         """
         differing = []
         for override in overrides:
@@ -311,7 +313,8 @@ def claimed(config: DictConfig) -> Iterator[None]:
         SettingError: the directory cannot be used, for one of these reasons:
             - another run is using it;
             - it contains files already (a sweep may continue in the directory of an earlier sweep);
-            - the run's own file of rows would be `results.file`.
+            - the run's own file of rows would be `results.file`;
+            - its name contains a secret key. (A service is only checked for this, because it writes no files.)
         OSError: the directory cannot be made (`composing` explains this error).
     """
     is_sweep = config.hydra.mode is RunMode.MULTIRUN
@@ -321,7 +324,6 @@ def claimed(config: DictConfig) -> Iterator[None]:
     directory = Path(value)
     command = configured(config.command)
     if not isinstance(command, Command):
-        # A service writes no files.
         yield
         return
     own = SweepFile(directory, command.row).path
@@ -360,8 +362,8 @@ def claimed(config: DictConfig) -> Iterator[None]:
 
 
 def _remove_unused(directory: Path) -> None:
-    """Remove the directory of a run that measured nothing, and empty directories above it. In a sweep's directory,
-    first remove the directories of jobs that measured nothing.
+    """Remove the directory of a run that measured nothing, and empty directories above it, but never the current
+    directory. In a sweep's directory, first remove the directories of jobs that measured nothing.
 
     This is needed because Hydra makes the directories before settings are checked.
     """

@@ -50,7 +50,7 @@ def drafts() -> list[str]:
 
 
 def presets(group: str) -> list[str]:
-    """Return the names that have a file in a group of `conf/`."""
+    """Return the names that have a file in a group of `conf/`, without the presets of `--config-dir`."""
     return sorted(file.stem for file in (CONF / group).glob("*.yaml"))
 
 
@@ -59,7 +59,8 @@ def presets(group: str) -> list[str]:
 
 def _model(name: str) -> dict[str, Any] | None:
     """Return the configuration of a path, a GGUF file or a preset with suffixes; None for any other name, such as a
-    preset without suffixes, which is a file of `conf/`.
+    preset without suffixes, which is a file of `conf/` or of `--config-dir`. A file whose own name ends in a suffix is
+    never looked for.
     """
     path = Path(name)
     if path.suffix == ".gguf":
@@ -99,7 +100,9 @@ def _draft(name: str) -> dict[str, Any] | None:
 
 
 def method_name(draft: str) -> str:
-    """Return the name of the drafting method for a value of `draft=`."""
+    """Return the name of the drafting method for a value of `draft=`; `model` for `none`, too. A user's file is not
+    loaded: `./my_method.py:MyMethod` is itself the name.
+    """
     return _method_and_choice(draft)[0]
 
 
@@ -114,6 +117,7 @@ def _method_and_choice(name: str) -> tuple[str, dict[str, Any]]:
         return name, {}
     for method, record in METHODS.all().items():
         chosen = record.choice(name)
+        # A model may also be called `model`, so this name stands for no method either.
         if chosen is not None and method != "model":
             return method, chosen
     return "model", {}
@@ -133,7 +137,8 @@ def _engine(name: str) -> dict[str, Any] | None:
 
 def _prompts(name: str) -> dict[str, Any] | None:
     """Return the configuration of prompts from a file, a run's directory or a preset, with the defaults of their
-    settings; None if the name is none of these.
+    settings; None for any other name. A preset of `--config-dir` is such a name: Hydra finds its file, without the
+    defaults.
 
     Raises:
         SettingError: the name is a directory without a file of prompts.
@@ -164,6 +169,7 @@ def _command(name: str) -> dict[str, Any] | None:
         return None
     kind = record.settings
     defaults: list[Any] = ["common", "_self_"]
+    # `plan` decodes no prompts, but its presets may set some: it ignores settings that only other commands have.
     if issubclass(kind, PromptedSettings) or kind.IGNORES_OTHERS:
         # The resolver `default_prompts`, defined below, gives the set `tiny` for our tiny models, and `english` for
         # all others.
@@ -214,7 +220,8 @@ def configuration(path: str) -> dict[str, Any] | None:
         SettingError: the name is that of a class or a directory that cannot be used.
     """
     if path == "common":
-        # The configuration of every command begins with this one.
+        # The configuration of every command begins with this one. Of the groups, `common.yaml` only has `results`, with
+        # the values that differ from the defaults.
         groups = {group: _defaults(kind) for group, kind in fixed_groups(RunSettings).items()}
         common = load_preset("common")
         groups["results"] |= common.pop("results")

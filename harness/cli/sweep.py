@@ -64,7 +64,7 @@ def begin(
 
     Raises:
         SettingError: there are no jobs, or too many, or a name in them cannot be used.
-        RunError: a file cannot be written.
+        RunError or OSError: a file cannot be written (`composing` explains an OSError).
         HydraException or OmegaConfBaseException: a job cannot be composed.
     """
     directory = Path(config.hydra.sweep.dir)
@@ -133,7 +133,8 @@ def run_job(config: Any, servers: Servers) -> Sequence[RunRow]:
     If the job fails, its rows contain the error, which is not raised.
 
     Raises:
-        SettingError: a setting is wrong, or `results.file` cannot be written.
+        SettingError: a setting is wrong, something that the run needs is not installed, or `results.file` cannot be
+            written.
         RunError: another file of rows cannot be written.
         KeyboardInterrupt: the job was interrupted. The rows that it had written by then are in the sweep's file.
     """
@@ -144,8 +145,9 @@ def run_job(config: Any, servers: Servers) -> Sequence[RunRow]:
     check_machine(command, settings)
     number = int(hydra.job.num)
     signals.raise_postponed()
-    # The jobs of submitit's `LocalLauncher` run at the same time on this machine: `max_batch_size` of them, or all. Ray
-    # limits the threads of its jobs itself, and Hydra's own launcher runs one job after the other.
+    # The jobs of submitit's `LocalLauncher` run at the same time on this machine: at most `max_batch_size` of them, or
+    # all. Ray and joblib limit the threads of their jobs themselves, and Hydra's own launcher runs one job after the
+    # other.
     is_side_by_side = "LocalLauncher" in hydra.launcher._target_
     most = hydra.sweeper.get("max_batch_size") or manifest.num_jobs
     share_cores(most if is_side_by_side else 1)
@@ -234,7 +236,7 @@ def _duration(seconds: float) -> str:
 
 
 def job_line(command: str, rows: Rows) -> str:
-    """Return the result of a job in a few words, or the reason of its failure.
+    """Return the result of a job in a few words, or the reason of its failure; `done` if there are no such words.
 
     Args:
         rows: the job's rows; may be empty.
@@ -334,7 +336,8 @@ def print_sweep(
         pooled: for each job that was repeated, its pooled rows. The tables show them in place of the single runs.
         is_refused: whether jobs lack rows because a setting was wrong.
         details: whether to print the tables after the answer, too.
-        as_json: whether to print each job's `result.json`, in place of tables.
+        as_json: whether to print, in place of tables, the `result.json` of each run that the rows are from, if the file
+            still exists.
 
     Raises:
         RunError: `summary.txt` cannot be written.
@@ -357,12 +360,12 @@ def print_sweep(
     # Make the pages in two lengths. Leave out the first line, which is the page's question (the user knows it), and the
     # last line, which is empty.
     short, full = (
-        below_each_other(pages, part)[1:-1] if pages else [Line("Nothing was measured.")]
-        for part in (in_short, in_full)
+        below_each_other(pages, show)[1:-1] if pages else [Line("Nothing was measured.")]
+        for show in (in_short, in_full)
     )
     if as_json:
         # Rows that were reused name the directory of the earlier run, so its file is printed. Each file is loaded and
-        # dumped again, to print one line per job.
+        # dumped again, to print it in one line.
         for directory in dict.fromkeys(row.directory for row in rows):
             result = Path(directory or file.parent, NAME)
             if result.is_file():
@@ -468,7 +471,8 @@ def preview(config: DictConfig, loader: ConfigLoader, servers: Servers) -> str:
 
 def _outlook(command: ConfiguredCommand[Any], settings: RunSettings) -> tuple[str, str]:
     """Return two texts of `Experiment.outlook`: what would be sent, such as `15 prompts`, and why this would give no
-    verdict. Both are empty for prompts on a hub, which are not downloaded for this, and for a service.
+    verdict. Both are empty for prompts on a hub, which are not downloaded for this, and for a command without a prompt
+    set, such as a service or `plan`.
 
     Raises:
         HarnessError: a setting is wrong, or the prompts cannot be read.

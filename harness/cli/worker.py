@@ -94,6 +94,7 @@ class Job:
             # may abort the process.
             signals.load(SLOWEST_MODULE)
         run_module = signals.load("harness.commands.run", must_go_on=True)
+        # `signals.finishing` postpones signals while rows are written.
         rows: Sequence[RunRow] = run_module.run_command(
             self.command,
             self.settings,
@@ -136,6 +137,7 @@ class Worker:
         self.is_spent = False
         environment = {
             **os.environ,
+            # `python -c` finds modules in other directories than this process does.
             "PYTHONPATH": os.pathsep.join(sys.path),
             "PYTHONIOENCODING": ":replace",  # for letters that stdout cannot encode, as in `main._prepare_streams`
         }
@@ -265,6 +267,7 @@ def serve(file_descriptor: int) -> None:
         keeper = keeper_module.PairKeeper()
         terminal = None
         if sys.stderr.isatty():
+            # A copy of the descriptor, because `_run` makes 2 that of the job's log.
             terminal = os.fdopen(os.dup(2), "w", encoding="utf-8", errors="replace")
         while True:
             error = _run(job, keeper, terminal)
@@ -284,6 +287,10 @@ def _run(job: Job, keeper: PairKeeper, terminal: IO[str] | None) -> HarnessError
     Args:
         keeper: holds the pair of the previous job, if there was one.
         terminal: shows the progress line; None if stderr is not a terminal.
+
+    Raises:
+        OSError: the log cannot be opened. The process then ends without a message.
+        KeyboardInterrupt: the user's process was interrupted.
     """
     job.directory.mkdir(parents=True, exist_ok=True)
     if terminal is not None:

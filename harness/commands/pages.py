@@ -21,12 +21,15 @@ from harness.results.verdict import verdict_of
 def pages_about(
     commands: Iterable[Command[Any, Any]], runs: Sequence[Run], failures: Sequence[Run]
 ) -> dict[str, Page]:
-    """The pages, by the question that each answers (or by a title, for the last two kinds).
+    """The pages, by the question that each answers (the command's name if it has no question), and by `Made up` and
+    `Without a verdict` for the last two kinds.
 
     Args:
         commands: the commands whose runs are shown.
-        runs: runs with figures.
-        failures: runs without a full result. If such a run has figures, it is in `runs`, too.
+        runs: the runs whose figures are shown. If the figures of all are made up, their pages are like those of real
+            measurements (`measured_of`).
+        failures: runs without a full result, which are listed with their reasons. If such a run has figures, it is in
+            `runs`, too.
     """
     measured = set(measured_of(runs))
     pages = {}
@@ -64,7 +67,7 @@ def without_verdict_table(runs: Sequence[Run]) -> Table:
         Column("pair", text=True, of="name.cell"),
         Column("K", of="name.num_draft_tokens", optional=True),
         Column("why", text=True, of="run", form=_why),
-        Column("speed-up\nin this run", times, _estimate, optional=True).at("run"),
+        Column("speed-up\nin this run", form=times, of=_estimate, optional=True).at("run"),
         Column("run", text=True, of="run.id"),
     )
     return Table.of("unjudged", "", named_runs(runs), columns, faint=lambda named: True)

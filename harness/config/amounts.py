@@ -6,7 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-# KV caches are allocated in multiples of this number of slots, one slot per token.
+# KV caches are allocated in multiples of this number of slots, one slot per token, so that a cache serves batches of
+# similar lengths.
 BUCKET = 128
 # The units of times in settings, in seconds.
 SECONDS = {"s": 1, "min": 60, "h": 3600}

@@ -98,7 +98,9 @@ class Words:
 
 
 def setting_in(word: str) -> str:
-    """Return the full name of the setting in a typed word: `decoding.num_draft_tokens` for `decoding.K=4`."""
+    """Return the name in a typed word, with a synonym replaced: `decoding.num_draft_tokens` for `decoding.K=4`. A group
+    is only part of it if it was typed: `num_draft_tokens` for `K=4`.
+    """
     group, dot, name = word.lstrip("+~").partition("=")[0].rpartition(".")
     return f"{group}{dot}{SYNONYMS.get(name, name)}"
 

@@ -10,8 +10,8 @@ from harness.config.secrets import masked
 
 # Sequences that control a terminal: ESC [ … letter, ESC ] … end, and ESC with one character.
 _SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b.?")
-# The most characters of another program's message that are kept, and the most that are processed, so that a message of
-# megabytes takes no time.
+# The most characters of another program's message that are kept, and the most that are processed after its keys were
+# masked, so that a message of megabytes takes no time.
 _LONGEST_MESSAGE = 300
 _MOST_READ = 20 * _LONGEST_MESSAGE
 # The most characters of a typed text that are shown.
@@ -79,7 +79,9 @@ def _shortened(text: str) -> str:
 
 
 def as_typed(value: object) -> str:
-    """Return a value as a user types it: `null`, `true`, `[1,2]`, `{model:cpu}`."""
+    """Return a value as a user types it: `null`, `true`, `[1,2]`, `{model:cpu}`. A text gets no quotes, which it may
+    need on a command line.
+    """
     if isinstance(value, list | tuple):
         return f"[{','.join(map(as_typed, value))}]"
     if isinstance(value, Mapping):
@@ -91,8 +93,8 @@ def as_typed(value: object) -> str:
 
 
 def nearest(word: str, known: Iterable[str], prefix: str = "") -> str:
-    """Return ` (did you mean X?)` with the most similar known word; "" if none is similar. The text has two words if
-    two known words end in `_` and `word`.
+    """Return ` (did you mean X?)` with the most similar known word; "" if none is similar. The text has two words, the
+    first two, if several known words end in `_` and `word`.
 
     Args:
         prefix: the beginning of the suggested name, such as `draft.`, which the words in `known` lack.

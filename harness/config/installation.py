@@ -22,7 +22,10 @@ _LOCAL = ("torch", "transformers", "accelerate", "safetensors")
 
 
 def install_command(extras: str) -> str:
-    """Return the command that adds extras, such as `ray,slurm`, to this installation, whether a checkout or a wheel."""
+    """Return the command that adds extras, such as `ray,slurm`, to this installation, whether a checkout or a wheel.
+
+    `WHEEL_FILE` stands for the wheel if it is not known where the wheel came from.
+    """
     if (PACKAGE.parent / "pyproject.toml").is_file():
         return f"pip install -e {shlex.quote(f'{PACKAGE.parent}[{extras}]')}"
     try:

@@ -45,6 +45,9 @@ def gpu_names() -> list[str]:
     """Return the names of the GPUs that this process may use, in the order of CUDA_VISIBLE_DEVICES or, if it is not
     set, of the driver; empty if there are none.
 
+    An index in CUDA_VISIBLE_DEVICES is taken for the driver's number of a GPU. If a machine has different GPUs, CUDA
+    numbers them in another order, unless CUDA_DEVICE_ORDER=PCI_BUS_ID is set.
+
     For an entry of CUDA_VISIBLE_DEVICES that is a GPU's UUID, or if the driver's names are unknown, the entry itself is
     returned in place of a name. The rest of the list after an entry that names no GPU is ignored, as CUDA does.
     """
@@ -113,7 +116,11 @@ def threads_are_set() -> bool:
 def output_of(
     command: Sequence[str], variables: Mapping[str, str] | None = None, limit_s: int = 10
 ) -> str | None:
-    """Return the output of a program; None if the program does not exist, fails, or takes longer than the limit."""
+    """Return the output of a program; None if the program does not exist, fails, or takes longer than the limit.
+
+    Args:
+        variables: the program's whole environment; None for that of this process.
+    """
     null = subprocess.DEVNULL
     try:
         printed = subprocess.check_output(

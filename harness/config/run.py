@@ -99,8 +99,7 @@ class RunSettings:
         is_model = not is_head(self.model.repository, self.model.architecture)
         require(is_model, "model", rule, self.model.name)
         timeout = self.job_timeout_s
-        if timeout is not None:
-            require(timeout > 0, "job_timeout_s", "must be positive", timeout)
+        require(timeout is None or timeout > 0, "job_timeout_s", "must be positive", timeout)
 
     # `LatencySettings` overrides the following two properties.
 
@@ -145,7 +144,7 @@ class RunSettings:
 
     @property
     def arms(self) -> tuple[str, ...]:
-        """The names of the arms that a run measures."""
+        """The names of the arms that a run measures; for a single server `regular`, also if it turns out to draft."""
         return ("regular",) if self.draft is None else ("regular", "speculative")
 
     @property

@@ -12,7 +12,7 @@ from harness.config.run import PromptedSettings
 from harness.config.settings import require
 
 View = Literal["auto", "race", "log"]
-# `auto` shows a race on terminals with at least this many columns.
+# `auto` shows a race, in which two texts are side by side, on terminals with at least this many columns.
 NARROWEST_RACE = 80
 
 
@@ -32,8 +32,7 @@ class CompareSettings(PromptedSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        rule = "must be 1: compare decodes one prompt at a time"
-        require(self.batch_size == 1, "batch_size", rule, self.batch_size)
+        self.require_single_rows("must be 1: compare decodes one prompt at a time")
         is_empty = self.prompt is not None and not self.prompt.strip()
         require(not is_empty, "prompt", "must hold text", self.prompt)
 

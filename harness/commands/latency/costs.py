@@ -28,7 +28,9 @@ class StepCosts(NamedTuple):
 
 
 def costs_in_steps(regular: LatencyRow | None, row: LatencyRow) -> StepCosts | None:
-    """The costs c and v, as Leviathan et al. 2023 define them, from the times of the phases; None if one is unknown."""
+    """The costs c and v, as Leviathan et al. 2023 define them, from the times of the phases; None if one is unknown, or
+    if nothing was proposed.
+    """
     if regular is None or row.draft_ms is None or row.verify_ms is None:
         return None
     step_ms = regular.target_step_ms
@@ -42,9 +44,13 @@ def costs_in_steps(regular: LatencyRow | None, row: LatencyRow) -> StepCosts | N
 def main_limit(tokens: float, proposed: float, costs: StepCosts) -> str:
     """The limit whose removal would raise the speed-up most: `the draft is too slow: free drafting would give 2.00×`.
 
+    The speed-up is the tokens of an iteration over its cost in regular steps: tokens / (proposed c + v). In turn, c
+    becomes 0, v at most 1, and the tokens those of full acceptance.
+
     Args:
         tokens: mean number of tokens that an iteration yields.
         proposed: mean number of draft tokens per iteration.
+        costs: c and v.
     """
     drafting = proposed * costs.draft
     ideals = {
@@ -84,7 +90,8 @@ def strongest_limit(regular: LatencyRow | None, row: LatencyRow) -> str | None:
 
 def share_of_iteration(run: Run[LatencyRow]) -> float | None:
     """A regular step's time as a share of an iteration's time; None if either time is unknown, if the share is
-    impossible, or if the regular arm drafts or may draft: with two commands, the first one may.
+    impossible, if the run has no speculative arm, or if the regular arm drafts or may draft: with two commands, the
+    first one may.
 
     Both are computed from the time per token after the first token, which can be measured with any server.
     """

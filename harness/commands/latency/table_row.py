@@ -25,7 +25,7 @@ from harness.servers.dialects import without_port
 
 
 def table_rows(runs: Sequence[Run[LatencyRow]]) -> Iterator[str]:
-    """The lines of the table: headings, separator, and a row for each run."""
+    """The lines of the table: headings, separator, and for each run a row about its last arm."""
     yield _line([*_COLUMNS, "command"])
     yield _line(["---"] * (len(_COLUMNS) + 1))
     for run in runs:
@@ -58,7 +58,9 @@ def _settings(row: LatencyRow) -> str:
 
 
 def _speedup(row: LatencyRow) -> str:
-    """`2.31× (2.18 to 2.42) over 15 prompts`, with the reasons not to rely on it, if there are any."""
+    """`2.31× (2.18 to 2.42) over 15 prompts`, with the reasons not to rely on it, if there are any. Without a speed-up
+    the time per token (`result_line`); `no verdict` alone if the run could give none.
+    """
     if row.status == NO_VERDICT:
         return "no verdict"
     text = result_line(row)

@@ -19,7 +19,8 @@ from harness.results.statistics.drawn_tokens import NO_ROUNDING, DrawnText, roun
 _NUM_READ_TWICE = 8
 # The key for texts at the one place that many requests continue. All other keys are names of sampling settings.
 _AT_PLACE = "at the one place"
-# The passes that decode may deviate from the eager model by this many times the deviation that rounding causes.
+# The passes that decode may deviate from the eager model by this many times the deviation that rounding causes. No
+# measurement of this factor is recorded.
 _MOST_APART = 5.0
 
 
@@ -36,7 +37,8 @@ class Rounding:
         # For each sampling setting except greedy, and for `_AT_PLACE`: the rounding of each text that was read twice,
         # an array in the form of `NO_ROUNDING`.
         self._of_probabilities: dict[str, list[Floats]] = defaultdict(list)
-        # For each text of any setting, how far the differences between its logits move (`margin_deviation`).
+        # For each text that was read twice, with any setting: how far the differences between its logits move
+        # (`margin_deviation`).
         self._of_margins: list[float] = []
         self._kernels: list[KernelDeviations] = []
 
@@ -83,8 +85,9 @@ class Rounding:
         """For each drawn text, how far its distributions may move by rounding; each array is like `NO_ROUNDING`.
 
         This is the mean distance between the two ways of reading, over the texts that were read twice with the same
-        sampling setting; 0 if there are none. At the one place, where most tokens are drawn, it is the largest of this
-        mean and of the distances that were measured there: 6 for a mean of 6 and distances of 1 and 2.
+        sampling setting; 0 if there are none. At the one place, where about half of the tokens are drawn, each entry is
+        the largest of this mean and of the distances that were measured there: 6 for a mean of 6 and distances of 1 and
+        2.
         """
         means = {name: np.mean(along, axis=0) for name, along in self._of_probabilities.items()}
         at_place = self._of_probabilities.get(_AT_PLACE, [])

@@ -43,8 +43,8 @@ _NEUTRAL: dict[str, Any] = {
 
 
 def _changes_nothing(name: str, value: Any) -> bool:
-    """Whether this value of a parameter may be ignored. Always true for null, and false for parameters without a
-    neutral value.
+    """Whether this value of a parameter may be ignored. Always true for null and for parameters that never change an
+    answer; false for any other value of a parameter that no list above contains.
     """
     if value is None or name in _IRRELEVANT or (name in _OFF and not value):
         return True
@@ -95,8 +95,10 @@ class Body(BaseModel):
 class SamplingBody(Body):
     """The fields of every request to generate.
 
-    For a field that is left out, the service's own setting is used. Without `seed`, the seed is drawn at random, except
-    in a race.
+    If `temperature`, `top_p`, `top_k` or both names of the length are left out, the service's own setting is used (a
+    shorter length if the context has less room). Without `ignore_eos`, the model's end tokens end an answer, whatever
+    the service's setting is. Without `seed`, the seed is drawn at random, except in a race, which takes the service's
+    seed.
     """
 
     model: Annotated[Text, Field(max_length=500)] | None = None
