@@ -149,7 +149,7 @@ def run_job(config: Any, servers: Servers) -> Sequence[RunRow]:
     # all. Ray and joblib limit the threads of their jobs themselves, and Hydra's own launcher runs one job after the
     # other.
     is_side_by_side = "LocalLauncher" in hydra.launcher._target_
-    most = hydra.sweeper.get("max_batch_size") or manifest.num_jobs
+    most = min(hydra.sweeper.get("max_batch_size") or manifest.num_jobs, manifest.num_jobs)
     share_cores(most if is_side_by_side else 1)
     label = manifest.label(hydra.overrides.task, settings.engine)
     output = Path(hydra.runtime.output_dir)

@@ -270,7 +270,7 @@ class DecodingSettings:
             pair would be if the draft agreed that often. A list has a probability for each position, the last one
             for all later positions; None for the rule.
         ignore_eos: continue after end-of-sequence so that every arm generates the same number of tokens; `auto` does so
-            unless prompts go through a chat template.
+            unless prompts go through a chat template. (In `serve`, each request says it.)
     """
 
     num_draft_tokens: NumDraftTokens = 4
@@ -327,7 +327,9 @@ class DecodingSettings:
     @property
     def lossy(self) -> bool:
         """Whether the output may differ in distribution from the target's own."""
-        if self.synthetic_acceptance is not None or self.lenience != 1:
+        # Greedily, the lenience changes nothing, unless a user's rule does something else with it.
+        is_lenient = self.lenience != 1 and (self.temperature > 0 or RULES.is_in_file(self.rule))
+        if self.synthetic_acceptance is not None or is_lenient:
             return True
         return not RULES[self.rule].is_lossless(self.temperature)
 
@@ -342,6 +344,11 @@ _NO_TEMPLATE_VARIABLES = (
     "return_dict",
     "return_tensors",
     "chat_template",
+    "tools",
+    "documents",
+    "padding",
+    "truncation",
+    "max_length",
 )
 
 

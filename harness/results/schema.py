@@ -35,7 +35,7 @@ REFUSED = "refused"
 # The engine with made-up costs and acceptance (`conf/engine/simulated_engine.py`).
 SIMULATED = "simulated"
 # The beginning of the address of a server on this machine.
-_LOOPBACK = re.compile(r"\w+://(localhost|127\.|\[::1\])", re.IGNORECASE)
+_LOOPBACK = re.compile(r"\w+://(localhost|127[.\d]*|\[::1\])(:|/|$)", re.IGNORECASE)
 # Whether an engine of this project computes outside of this process, with weights that harness does not load. None is
 # the key for rows without an engine. Engines from a user's file are not listed: for them, `is_elsewhere` depends on the
 # column `weights`.

@@ -172,8 +172,10 @@ def test_a_row_knows_where_its_answers_come_from() -> None:
     # Another engine shows it by weights that it does not know.
     assert LatencyRow(engine="mine").is_elsewhere
     assert not LatencyRow(engine="mine", weights="stored").is_elsewhere
-    for url, is_far in ((None, False), ("http://127.0.0.1:8000/v1", False), ("http://a/v1", True)):
-        assert LatencyRow(url=url).is_on_another_machine == is_far
+    for url in (None, "http://127.0.0.1:8000/v1", "http://localhost"):
+        assert not LatencyRow(url=url).is_on_another_machine
+    for url in ("http://a/v1", "http://localhost.a:8000", "http://127.a.net/v1"):
+        assert LatencyRow(url=url).is_on_another_machine
     for command in (None, [], ["vllm A"], ["vllm A", "vllm A -x"]):
         assert not LatencyRow(server_command=command).has_same_command
     assert LatencyRow(server_command=["vllm A", "vllm A"]).has_same_command

@@ -63,11 +63,11 @@ def completion_of(columns: Mapping[str, Any]) -> str | tuple[int, ...] | None:
         BadFile: if the answer is anything else.
     """
     ids = columns.get("token_ids")
+    if ids and isinstance(ids, str):
+        ids = _parsed_json(ids, "token_ids")
     if not ids:
         text = columns.get("completion")
         return text_of(text, "completion") if text else None
-    if isinstance(ids, str):
-        ids = _parsed_json(ids, "token_ids")
     if not isinstance(ids, list) or not all(type(token) is int and token >= 0 for token in ids):
         raise BadFile("must have a list of token ids as token_ids")
     return tuple(ids)

@@ -260,6 +260,8 @@ def test_turns_are_asked_one_after_another(tmp_path: Path) -> None:
 
 
 def test_an_answer_is_text_or_numbers_of_tokens(load: Load) -> None:
+    [prompt] = load([{"prompt": "A", "token_ids": "[]", "completion": "B"}]).prompts
+    assert prompt.completion == "B"
     [prompt] = load([{"prompt": "A", "token_ids": "[1, 2]"}]).prompts
     assert prompt.completion == (1, 2)
     [prompt] = load([{"prompt": "A", "completion": "[1, 2]"}]).prompts
