@@ -159,7 +159,8 @@ def lossy_rule(row: Any) -> str | None:
     if rule and row.lossy and not is_lossless:
         return f"rule {rule}"
     lenience = changed_lenience(row)
-    return None if lenience is None else f"lenience {lenience:g}"
+    # `lossy` is None in files of older versions, and False for greedy runs, which a lenience does not change.
+    return None if lenience is None or row.lossy is False else f"lenience {lenience:g}"
 
 
 def lossy_warning(row: Any) -> str | None:
@@ -320,10 +321,9 @@ def _lenience(row: RunRow) -> str:
     lenience = changed_lenience(row)
     if lenience is None:
         return ""
-    # A lossless rule is lossless only at lenience 1. For a lossy rule, the words for the rule already say that it is
-    # lossy.
-    is_lossy = lossy_rule(row) != f"rule {getattr(row, 'rule', None)}"
-    return f"lenience {lenience:g}" + (" (lossy)" if is_lossy else "")
+    # For a rule that is lossy by itself, the words for the rule already say it.
+    text = f"lenience {lenience:g}"
+    return f"{text} (lossy)" if lossy_rule(row) == text else text
 
 
 # The columns in the line of settings of one run, in this order.
