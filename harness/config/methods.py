@@ -35,7 +35,8 @@ class MethodRecord(RecordWithSettings):
     def choice(self, name: str) -> dict[str, Any] | None:
         """Return the settings that a value of `draft=` implies; None if the value does not name this method.
 
-        `early_exit_8` implies {"layers": [8]}.
+        `early_exit_8` implies {"layers": [8]}. For `model` the result is None also for names of models, such as `7B`:
+        every value that names no other method is a model (`cli.names`).
         """
         return {} if name == self.name else None
 
@@ -47,7 +48,7 @@ class MethodRecord(RecordWithSettings):
     def check_huggingface(self, settings: Any) -> None:
         """Raise a SettingError if the settings show that transformers' `generate` cannot draft with this method.
 
-        `local.drafting.method.Method` and its subclasses override this.
+        `local.drafting.method.Method` overrides this.
         """
         raise NotImplementedError
 
@@ -70,5 +71,6 @@ METHODS = Methods(
         mtp="Mtp",
         server="ServerDraft",
     ),
+    # The end of the error "draft=FILE:NAME: must be a subclass of ... Method".
     advice=" or TextMethod: docs/your-own-method.md",
 )

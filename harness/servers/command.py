@@ -139,7 +139,8 @@ class ServerCommand:
         {"--speculative-config": '{"method": "x"}', "--speculative-config.method": "x", "--spec-method": "y"}.
         """
         json_flags = self.startup.json_flags
-        # If one name of the JSON flag is asked for, all of its names are read. Their entries get its main name.
+        # If one name of the JSON flag is asked for (`-sc`), all of its names are read. Their entries get its main name:
+        # `-sc.method=x` becomes `--speculative-config.method`.
         roots = [name.partition(".")[0] for name in names]
         if not set(json_flags).isdisjoint(roots):
             roots += json_flags
@@ -228,6 +229,7 @@ class ServerCommand:
                 rule += f": add {startup.example}"
             raise SettingError(SETTING, f"{rule}; {_BOTH}; draft=none measures this server alone")
         variables = self._variables()
+        # Leave out the words that set these variables. No word behind the program looks like one of them.
         kept: list[str] = []
         for word in self._words_without([*startup.speculation, *startup.switches]):
             if _variable_in(word) not in variables:
@@ -274,10 +276,11 @@ class ServerCommand:
         if (is_container and "run" not in launchers) or not launchers.isdisjoint(_ELSEWHERE):
             rule = f"its server runs on when the harness ends it: {START_BOTH}"
             raise SettingError(SETTING, rule)
-        # A shell may start a program that is not known, if the port's place is marked. `-c` (`-lc` and the like) says
-        # that the next word is a script.
-        reads_words = any(re.fullmatch("-[a-z]*c", word) for word in self.words)
-        if reads_words and not launchers.isdisjoint(_SHELLS) and (self.is_known or not has_port):
+        # `bash -c SCRIPT` (or `-lc` and the like) hides the server's words in a script. That is accepted only if the
+        # program is not known anyway, and the port's place is marked.
+        reads_script = any(re.fullmatch("-[a-z]*c", word) for word in self.words)
+        starts_shell = not launchers.isdisjoint(_SHELLS)
+        if starts_shell and reads_script and (self.is_known or not has_port):
             rule = "a shell starts the server: type the server's own words after --"
             raise SettingError(SETTING, rule)
         if not self.is_known and not has_port:
@@ -294,6 +297,8 @@ class ServerCommand:
         if is_container and not has_port:
             rule = "write {port} where the container's port goes: docker run --rm -p {port}:8000"
             raise SettingError(SETTING, rule)
+        # Before a program that is not known, the flags of docker cannot be told from those of the program, so none is
+        # refused (`start` is 0).
         for word in self.words[: self.start] if is_container else ():
             name = word.partition("=")[0]
             reason = _REFUSED_OF_CONTAINERS.get("--detach" if _DETACHES.fullmatch(name) else name)

@@ -134,15 +134,17 @@ class Calls:
         if isinstance(drafter, TensorDrafter):
             return drafted(drafter, rows, self.drafting_uniforms(rows, count))
         uniforms = self.drafting_uniforms(rows, count if drafter.draws else 0)
-        tokens, probabilities, offered = drafter.propose(count, uniforms)
-        if offered is None:
-            offered = [tokens.shape[1]] * rows.num_rows
-        lengths = [min(limit, int(length)) for limit, length in zip(limits, offered, strict=True)]
+        tokens, probabilities, proposed = drafter.propose(count, uniforms)
+        if proposed is None:
+            # Each row has a proposal of the full width.
+            proposed = [tokens.shape[1]] * rows.num_rows
+        lengths = [min(limit, int(length)) for limit, length in zip(limits, proposed, strict=True)]
+        # The longest proposal decides how many tokens the target verifies in every row.
         width = max(lengths)
         if width == 0:
             return None
         if rows.lengths is None:
-            # A prepared call always verifies K tokens, so the proposal is padded.
+            # The rows are those of a prepared call. It always verifies K tokens, so the proposal is padded.
             width = count
         # Fit the tokens to the width. The number is negative if the drafter proposes more tokens than any row can take:
         # then `pad` removes the last ones.
@@ -190,8 +192,10 @@ class Judge:
     num_redrawn: int
 
     def __call__(self, rows: RowState, logits: Tensor, *fields: Any) -> Tensor:
-        """Decide with logits [B, 1 + K, V] about a proposal, given as its fields, and advance the rows. Without fields
-        there is no proposal. Returns `Decided.packed`.
+        """Decide with logits [B, 1 + K, V] about a proposal, and advance the rows. Returns `Decided.packed`.
+
+        Args:
+            fields: the fields of the proposal, because a compiled `Part` takes tensors alone; none without a proposal.
         """
         if fields:
             return self._verify(rows, logits, Proposal(*fields))
