@@ -173,7 +173,7 @@ class RunRow(Row):
         "address of the server that does not speculate", "engine.regular_url"
     )
     server: MaybeText = circumstance(
-        "name and version that the server reports; if the servers differ, of both"
+        "name and version that the server reports, with the slots of llama.cpp; if the servers differ, of both"
     )
     server_command: list[str] | None = circumstance(
         "command with which harness started the server of each arm, the regular one first"
