@@ -157,8 +157,15 @@ def run_job(config: Any, servers: Servers) -> Sequence[RunRow]:
     file = SweepFile(directory, measurement(command.name).row)
 
     def record(rows: Rows, note: str) -> None:
-        """Put the job's rows into the sweep's file, and print the line about the job."""
-        _print_line(manifest, file.put(number, rows), label, job_line(command.name, rows), note)
+        """Put the job's rows into the sweep's file, and print a line: `[3/12] draft=lookup: 1.31× (0:00:08)`.
+
+        Args:
+            note: how long the job took, or that it was measured before.
+        """
+        ended = file.put(number, rows)
+        num_ended = len({row.job for row in ended})
+        words = ": ".join(filter(None, [label, job_line(command.name, rows)]))
+        say(f"[{num_ended}/{manifest.num_jobs}] {words} ({note})")
 
     rows = _measured_before(job)
     if rows:
@@ -216,18 +223,6 @@ def _measured_before(job: Job) -> Sequence[RunRow]:
         # The interval over several runs needs the times of their prompts, which are missing here.
         return []
     return rows
-
-
-def _print_line(manifest: Manifest, ended: Rows, label: str, result: str, note: str) -> None:
-    """Print a line about a job that has ended: `[3/12] draft=lookup: 1.31× (0:00:08)`.
-
-    Args:
-        ended: the rows of all jobs that have ended.
-        note: how long the job took, or that it was measured before.
-    """
-    num_ended = len({row.job for row in ended})
-    words = ": ".join(filter(None, [label, result]))
-    say(f"[{num_ended}/{manifest.num_jobs}] {words} ({note})")
 
 
 def _duration(seconds: float) -> str:

@@ -66,8 +66,6 @@ class Rounding:
         if kernels is not None:
             self._kernels.append(kernels)
         again = self._reference.logits_by_another_route(request.prompt, record.token_ids)
-        if again is None:
-            return
         self._of_margins.append(margin_deviation(logits, again))
         if not request.is_greedy:
             probabilities = request.sampling.probabilities_along

@@ -66,9 +66,9 @@ class Reference(Protocol):
         drafts token by token.
         """
 
-    def logits_by_another_route(self, prompt: Sequence[int], text: Sequence[int]) -> Floats | None:
+    def logits_by_another_route(self, prompt: Sequence[int], text: Sequence[int]) -> Floats:
         """Return the logits [n, V] before each token of a text, computed in another way than by `logits_along`, so that
-        only rounding differs. None if there is no other way.
+        only rounding differs.
         """
 
     def kernel_deviations(
