@@ -118,7 +118,9 @@ def title_of_many(rows: Sequence[RunRow], noun: str = "run") -> str:
     """
     pairs = {pair_name(row) for row in rows}
     targets = {called(row.model or "") for row in rows}
-    what = pairs.pop() if len(pairs) == 1 else counted(len(rows), noun)
+    # A pooled row stands for several runs.
+    num_runs = sum(len(getattr(row, "pooled_runs", None) or [row]) for row in rows)
+    what = pairs.pop() if len(pairs) == 1 else counted(num_runs, noun)
     if pairs and len(targets) == 1:
         what += f" of {targets.pop()}"
     # The title names a device only if all runs are simulated, to say that the costs are made up.

@@ -351,7 +351,7 @@ TEXTS = {
 }
 SERVED = {"weights_tokens_per_iteration": Interval(4.05, 3.8, 4.31), "served_tokens_per_iteration": 1.52}  # fmt: skip
 ENGINES = {
-    "engine not known": {"engine_unknown": "the engine drafts fewer than K=7"},
+    "engine not known": {"engine_unknown": "the engine may draft fewer than K=7"},
     "other texts": UNLIKELY | {"impossible_share": 0.0, "engine_unknown": "the texts are not the model's"},
     "accepts less": {"card_tokens_per_iteration": 4.2}, "accepts more": {"served_tokens_per_iteration": 4.6},
     "counts that are wrong": {"arrived_tokens_per_iteration": 4.0, "repeated_share": 0.61},

@@ -255,8 +255,13 @@ def traffic(
 
 def test_traffic_of_others_is_what_is_not_ours() -> None:
     ours = requests(100, 100)
-    for generated, foreign, unseen in ((204, 0, 0), (205, 5, 0), (196, 0, 0), (100, None, 100)):
-        columns = traffic(Counts(generated=generated), ours, Counts())
+    # Two requests ended by themselves. Of requests that got as many tokens as they could, no end is counted.
+    whole = [replace(request, max_new_tokens=100) for request in ours]
+    for asked, generated, foreign, unseen in (
+        (ours, 204, 0, 0), (ours, 205, 5, 0), (ours, 196, 0, 0), (ours, 100, None, 100), (whole, 202, 0, 0),
+        (whole, 203, 3, 0), (whole, 196, 0, 0),
+    ):  # fmt: skip
+        columns = traffic(Counts(generated=generated), asked, Counts())
         assert columns["server_tokens"] == generated
         assert (columns["foreign_tokens"], columns["unseen_tokens"]) == (foreign, unseen)
     assert traffic(Counts(), ours, Counts()) == {}

@@ -70,6 +70,8 @@ def reread_conditions(settings: AcceptanceSettings, has_template: bool) -> list[
             )
     conditions.append(_template(settings, has_template))
     why = "" if is_installed("bitsandbytes") else "needs bitsandbytes"
+    if settings.model.gguf_file is not None:
+        why = "bitsandbytes quantizes no GGUF files"
     if settings.model.quantization == "none":
         for bits in ("8bit", "4bit"):
             model = replace(settings.model, quantization=bits)

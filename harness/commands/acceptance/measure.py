@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,7 +30,7 @@ from harness.commands.acceptance.served import (
 from harness.commands.command import Experiment
 from harness.config.command_line import is_typed
 from harness.config.demand import Demand
-from harness.config.errors import RunError, SettingError
+from harness.config.errors import HarnessError, RunError, SettingError
 from harness.engines.divergence import check_known
 from harness.engines.door import local
 from harness.engines.door.reading import TOGETHER, ReadText
@@ -243,13 +244,17 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
         readings, requests = self.answers.readings, self.answers.requests
         if condition.num_unused >= self.compared_k:
             return
+        if condition.cause == "quantization" and not condition.why_not:
+            try:
+                pair = self._placed_here(condition.settings).load()
+            except HarnessError as error:
+                # Such as weights that are quantized already, or that do not fit beside the others.
+                condition = replace(condition, why_not=str(error).partition("\n")[0])
         if condition.why_not:
             self._add_cause(session, condition, Answers(readings, requests))
             return
         if condition.fault is not None:
             pair = local("engine.reading").drafting_wrong(self.pair, condition.fault)
-        elif condition.cause == "quantization":
-            pair = self._placed_here(condition.settings).load()
         elif condition.cause == "template":
             encoder = Encoder(session.planned, condition.settings)
             asked = encoder.encode([reading.prompt for reading in readings])

@@ -192,7 +192,7 @@ def served_columns(
             why = f"what the engine reports cannot be true: {impossible}"
     elif counted is not None and counted < weights.low:
         is_short = _drafts_fewer(requests, num_iterations, num_draft_tokens)
-        why = f"the engine drafts fewer than K={num_draft_tokens}" if is_short else None
+        why = f"the engine may draft fewer than K={num_draft_tokens}" if is_short else None
     return {
         "served_tokens_per_iteration": counted,
         "arrived_tokens_per_iteration": arrived,
@@ -204,9 +204,15 @@ def served_columns(
 def _drafts_fewer(
     requests: Sequence[RequestRecord], num_iterations: float, num_draft_tokens: int
 ) -> bool:
-    """Whether an engine drafts fewer than K tokens in some iterations before the last ones of an answer."""
+    """Whether an engine drafts fewer than K tokens in some iterations before the last ones of an answer, or may never
+    have drafted K tokens at all.
+    """
+    k = num_draft_tokens
     num_drafted = sum(request.counts.proposed or 0 for request in requests)
     # Each of the last K iterations of an answer may draft fewer tokens than K: the last one up to K fewer, the one
     # before it up to K - 1 fewer, and so on.
-    most_lost = len(requests) * num_draft_tokens * (num_draft_tokens + 1) / 2
-    return 0 < num_drafted < num_iterations * num_draft_tokens - most_lost
+    most_lost = len(requests) * k * (k + 1) / 2
+    fewest = num_iterations * k - most_lost
+    # In short answers, most iterations are among the last ones. Then K is only shown by more drafts than K - 1 allows.
+    most_with_less = num_iterations * (k - 1)
+    return num_drafted > 0 and (num_drafted < fewest or num_drafted <= most_with_less)

@@ -293,7 +293,7 @@ def _foreign_tokens(row: LatencyRow) -> str | None:
     """
     if not row.foreign_tokens:
         return None if row.foreign_tokens is None else ""
-    return f"{counted(row.foreign_tokens, 'token')} on the {row.arm} server"
+    return f"at least {counted(row.foreign_tokens, 'token')} on the {row.arm} server"
 
 
 def _unknown_clients(run: _Run) -> bool:

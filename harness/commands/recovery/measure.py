@@ -185,16 +185,24 @@ def _reference_check(arm: Arm, checks: Sequence[Columns]) -> Columns:
     for sampled in drawn:
         columns |= sampled
         evidence += f"; drawn tokens have a p-value of {p_value_in_words(sampled['p_value'])}"
-    lossy = is_lossy(checks)
-    finding = (
-        "the regular server is no reference: its own texts do not follow the log-probabilities"
-        f" that it reports of them ({evidence}); at temperature=1 the tokens that it leaves out matter least"
-    )
+    verdict, finding = "lossless", None
+    if is_lossy(checks):
+        verdict = "undecided"
+        finding = (
+            "the regular server is no reference: its own texts do not follow the log-probabilities"
+            f" that it reports of them ({evidence}); at temperature=1 the tokens that it leaves out matter least"
+        )
+    elif any(check["verdict"] != "lossless" for check in checks):
+        verdict = "undecided"
+        finding = (
+            "nothing shows yet that the regular server's own texts follow the log-probabilities"
+            f" that it reports of them ({evidence})"
+        )
     return columns | {
         "check": "reference",
         "arm": arm.name,
-        "verdict": "undecided" if lossy else "lossless",
-        "finding": finding if lossy else None,
+        "verdict": verdict,
+        "finding": finding,
     }
 
 
@@ -250,7 +258,7 @@ class RecoveryExperiment(Experiment[RecoverySettings, RecoveryRow]):
         rows = [session.row(RecoveryRow, **common | check) for check in self.checks or [{}]]
         return [
             replace(row, verdict="undecided", finding=row.finding or _LOSSY)
-            if row.lossy and row.verdict == "lossless"
+            if row.lossy and row.verdict == "lossless" and row.check != "reference"
             else row
             for row in rows
         ]

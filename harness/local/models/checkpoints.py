@@ -280,7 +280,7 @@ def refuse_second_quantization(checkpoint: Checkpoint) -> None:
     settings = checkpoint.settings
     stored = "GGUF" if settings.gguf_file else stored_quantization(checkpoint.config)
     if settings.quantization != "none" and stored not in (None, settings.quantization):
-        already = f"the weights of {settings.repository} are quantized already ({stored})"
+        already = f"the weights of {settings.name} are quantized already ({stored})"
         rule = f"{already}: leave this setting out"
         raise SettingError(f"{checkpoint.role}.quantization", rule, settings.quantization)
 

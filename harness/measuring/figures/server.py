@@ -19,8 +19,7 @@ from harness.measuring.figures.measured import Group, MeasuredArm, MeasuredRun
 from harness.results.row import pooled
 from harness.results.schema import MaybeBool, MaybeFloat, MaybeInt
 
-# A server's count may differ from the tokens that arrived by this share of them, and by one token for each request,
-# before other clients are suspected. Some servers count the token that ends a text.
+# A server's count may differ from the tokens that arrived by this share of them before other clients are suspected.
 _TOLERATED = 0.01
 
 
@@ -44,8 +43,8 @@ class ServerFigures(Group):
     )
     foreign_tokens: MaybeInt = pooled(
         "largest",
-        "tokens of other clients' prompts and answers during the run; differences up to 1 % and one token per request"
-        " count as 0; empty if not known",
+        "tokens of other clients' prompts and answers during the run, at least; differences up to 1 %, and one token"
+        " for each prompt and for each answer that ended by itself, count as 0; empty if not known",
         "tokens",
     )
     unseen_tokens: MaybeInt = pooled(
@@ -171,8 +170,8 @@ def traffic_columns(arm: MeasuredArm) -> dict[str, Any]:
     questions are not known. {} if the server has no counters, or does not count generated tokens.
 
     For example, the server counted 1300 tokens, 1000 tokens of our 4 answers arrived, and no request was left
-    unfinished. A difference of 4 + 1 % of 1000 = 14 tokens is tolerated, so 300 tokens are foreign. Had the server
-    counted only 900, 100 of ours would be unseen.
+    unfinished. Two answers ended before their limit of tokens. A surplus of 2 + 1 % of 1000 = 12 tokens is tolerated,
+    so 300 tokens are foreign. Had the server counted only 900, 100 of ours would be unseen.
     """
     counts, requests = arm.counted, arm.counted_requests
     if counts is None or counts.generated is None:
@@ -188,10 +187,12 @@ def traffic_columns(arm: MeasuredArm) -> dict[str, Any]:
         max(each.num_tokens, len(each.arrivals), each.was_left * (each.max_new_tokens or 0))
         for each in requests
     )
-    tolerated = len(requests) + _TOLERATED * ours + most_of_ours - ours
-    num_unseen = round(num_missed) if num_missed > tolerated else 0
+    tolerated = _TOLERATED * ours + most_of_ours - ours
+    # Some servers count the token that ends a text, and some miss the first token of each answer.
+    num_ended = sum(each.num_tokens != each.max_new_tokens for each in requests)
+    num_unseen = round(num_missed) if num_missed > tolerated + len(requests) else 0
     num_foreign = _foreign_prompt_tokens(whole, requests)
-    if surplus > tolerated:
+    if surplus > tolerated + num_ended:
         num_foreign += round(surplus)
     # Counters that missed our tokens may have missed other clients' tokens, too. And if other clients' requests were
     # running before ours (`Counts.running`), it is not known how many of their tokens were generated during our
@@ -205,8 +206,8 @@ def traffic_columns(arm: MeasuredArm) -> dict[str, Any]:
 
 
 def _foreign_prompt_tokens(counts: Counts, requests: Sequence[RequestRecord]) -> int:
-    """Tokens of other clients' prompts: those beyond the tolerated difference, as in `traffic_columns`; 0 if the server
-    does not count prompt tokens, or if one of our answers does not report the tokens of its prompt.
+    """Tokens of other clients' prompts, if there are more than 1 % of ours and one for each of our prompts; 0 if the
+    server does not count prompt tokens, or if one of our answers does not report the tokens of its prompt.
     """
     # Requests with the same index have the same prompt, so one of them may stand in for one that was left unfinished,
     # whose answer reports nothing.
