@@ -135,7 +135,11 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
         session.append(TEXTS_FILE, self.texts)
         self._add_cause(session, as_typed, self.answers)
         for answers in first_command:
-            condition = Condition("command", "with the first command", settings)
+            words = "with the first command"
+            longest = longest_of(answers.requests)
+            if longest not in (None, self.compared_k):
+                words += f", which drafts up to {longest} tokens"
+            condition = Condition("command", words, settings)
             self._add_cause(session, condition, answers, is_asked=True)
         try:
             if settings.causes != "none":
