@@ -144,7 +144,10 @@ class RunSettings:
 
     @property
     def arms(self) -> tuple[str, ...]:
-        """The names of the arms that a run measures; for a single server `regular`, also if it turns out to draft."""
+        """The names of the arms that a run measures; for a single server `regular`, also if it turns out to draft.
+
+        With `ASKS_SPECULATIVE_ALONE`, a command measures the last of them alone.
+        """
         return ("regular",) if self.draft is None else ("regular", "speculative")
 
     @property

@@ -61,13 +61,13 @@ class Session:
         experiment: its `settings` are in effect. `acceptance` replaces it to measure under another condition.
         original_settings: the settings without the command's own changes; they identify the measurement.
         run_id: the `run` of all its rows.
-        status, error: the status is `ok`, `failed`, `interrupted` or `refused`; the error is the reason, or None for
-            `ok`.
+        status, error: the status is `ok`, `failed`, `interrupted` or `refused`, and for `plan` also `does_not_fit`; the
+            error is the reason, or None for `ok`.
         placed: the pair with its devices, after `place`; None if the engine loads no pair here.
         engine: the open engine; None before `open` and after `close`.
         servers: the servers of the engine that was opened last, also after `close`.
-        devices: product names, such as ['NVIDIA A100-SXM4-40GB']; [] before `place`, and if a server runs on another
-            machine.
+        devices: product names, such as ['NVIDIA A100-SXM4-40GB']; [] before `place` (`plan` sets them itself), and if a
+            server runs on another machine.
         written: the rows that `write_rows` has written so far.
     """
 

@@ -104,7 +104,9 @@ class AcceptanceSettings(PromptedSettings):
 
     @property
     def has_weights(self) -> bool:
-        """Whether the models' weights are to be loaded here. If not, only the counts of a server are known."""
+        """Whether the models' weights are to be loaded here; also without a draft, which is then refused. If not, only
+        the counts of a server are known.
+        """
         return self.draft is None or self.draft.method != "server"
 
     def promised_tokens(self, num_draft_tokens: int) -> float | None:

@@ -58,9 +58,13 @@ class PlanExperiment(Experiment[PlanSettings, PlanRow]):
         notes = list(filter(None, [settings.other_sizes, *(plan.sizes.get("note") or [])]))
         self.figures["bandwidths"] = bandwidths
         if plan.reads is not None:
-            # A head may be unable to draft more, whatever K is.
+            # A head may be unable to draft more, whatever K is. `reads` are already those of an iteration with at most
+            # `most` draft tokens.
             most = plan.reads.most_draft_tokens or LARGEST_K
             k = min(num_draft_tokens, most)
+            if num_draft_tokens > most and settings.length_at_k is not None:
+                rule = f"is given at K={num_draft_tokens}, and this head drafts at most {most}: give it at K={most}"
+                raise SettingError("acceptance", rule, settings.acceptance)
             if num_draft_tokens > most:
                 notes.append(
                     f"K={num_draft_tokens} drafts no more tokens than K={k}: the head cannot draft more"

@@ -102,8 +102,8 @@ def _ask(asking: Asking, arm: Arm, reference: Reference, scores: Scores) -> None
     # The mean number of tokens of a drawn text that is not at the one place (`most_drawn`).
     mean_length = (1 + most_drawn(settings.decoding.max_new_tokens)) / 2
     length_at_place = tokens_at_place(settings.decoding)
-    # 0.5 / 16.5 + 0.5 / 6 = 0.11 with K=4. This is also the share of drawn tokens that are not tested, because
-    # speculation does not decide the first token of a text.
+    # 0.5 / 16.5 + 0.5 / 6 = 0.11 with K=4, for texts of 16.5 tokens on average and 6 tokens at the place. This is also
+    # the share of drawn tokens that are not tested, because speculation does not decide the first token of a text.
     texts_per_token = (1 - _SHARE_AT_PLACE) / mean_length + _SHARE_AT_PLACE / length_at_place
 
     def num_needed(rounding: float) -> int:
@@ -327,7 +327,8 @@ class RecoveryExperiment(Experiment[RecoverySettings, RecoveryRow]):
             if not taken:
                 return
         if taken:
-            # `RecoverySettings.check_engine` refuses settings with which no sampled text can be tested.
+            # The arm sends no token ids: `RecoverySettings.check_engine` has refused all settings with which no sampled
+            # text can be tested.
             why = (
                 "sampled texts are tested by their token ids, against weights that load here (model=) or a regular"
                 f" server's log-probabilities: vLLM (with --max-logprobs={settings.top_logprobs}) and"

@@ -78,8 +78,7 @@ class ServedModel:
         try:
             template.check_tools([chat])
         except SettingError as error:
-            reason = "tools: this model has no chat template that shows them"
-            raise Refusal(400, reason) from error
+            raise Refusal(400, f"tools: {first_line(error)}") from error
         try:
             if not template.is_used:
                 text = "\n\n".join(message["content"] for message in messages)

@@ -40,8 +40,9 @@ class Runner(Protocol):
         A prompt without tokens begins an empty row, whose logits are meaningless.
 
         Args:
-            num_slots: the largest number of tokens that a row will have, prompt included. 0 means `BUCKET` tokens more
-                than the longest prompt. A runner whose state grows as needed (`SnapshotRunner`) ignores this.
+            num_slots: the largest number of tokens that a row will have, prompt included. 0 means 128 tokens
+                (`config.amounts.BUCKET`) more than the longest prompt. A runner whose state grows as needed
+                (`SnapshotRunner`) ignores this.
             alone: whether different prompts are read one after the other, so that each is rounded as if it were the
                 only prompt. `SnapshotRunner` ignores this.
         """
@@ -58,8 +59,9 @@ class Runner(Protocol):
             starts: one index per row; None for a row that rests. An index is at most the number of tokens that the row
                 has read, and at least the number that it had read before its last pass. A runner with fixed slots also
                 accepts a tensor [B], which makes the pass a function of tensors.
-            goes_on: whether this pass continues the previous one. The next pass may then discard tokens of both, as if
-                the two had been a single pass.
+            goes_on: whether this pass continues the previous one, as when a draft model draws each token of a proposal
+                in a pass of its own. The next pass may then discard tokens of both, as if the two had been a single
+                pass.
         """
         ...
 
@@ -121,7 +123,7 @@ class Drafter(AnyDrafter, Protocol):
         Args:
             num_draft_tokens: K.
             uniforms: [B, K], the random numbers with which tokens are drawn. They may be the tokens of a text that is
-                replayed, as for `TensorDrafter.draft`.
+                replayed (`acceptance` does this), as for `TensorDrafter.draft`.
         """
         ...
 

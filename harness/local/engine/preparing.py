@@ -89,6 +89,7 @@ def _fix(
     The user sees the reason if the runner cannot be used, or if its passes cannot be compiled.
     """
     if not isinstance(runner, StaticRunner):
+        # The user was told why when the runner was built (`engine.runners`).
         return False
     name = loaded.settings.name
     size, num_slots = preparation.batch_size, preparation.demand.slots
@@ -198,6 +199,7 @@ def prepare_calls(
             return compile_call(call, inputs)
 
     elif refused is not None:
+        # Each part that is called within the block is compiled, and keeps its compiled version.
         with compiling(refused):
             compiled = _decode(calls, rows)
         require_close(compiled, plain, target, "compiled differ from the eager ones")

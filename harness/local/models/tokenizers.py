@@ -41,7 +41,7 @@ def load_tokenizer(settings: ModelSettings, role: str = "model") -> PreTrainedTo
         SettingError: a directory holds no tokenizer that loads, for whatever reason; a setting such as the revision is
             wrong; or the tokenizer needs `trust_remote_code`.
         RunError: the tokenizer's repository is missing, gated or cannot be reached, or the tokenizer cannot be loaded.
-        KeyboardInterrupt: Ctrl-C was the cause of an exception.
+        KeyboardInterrupt: Ctrl-C was the cause of an exception, unless the tokenizer is in a directory.
 
     For repositories and GGUF files, an exception that `failures.explain` does not know, such as a KeyError of
     transformers, passes unchanged.

@@ -50,7 +50,8 @@ class Template:
             raise SettingError("chat_template", f"{reason}; {advice}", self.choice)
 
     def check_tools(self, chats: Sequence[Chat]) -> None:
-        """Raise a SettingError for chats with tools if no template is used, or if the template leaves the tools out.
+        """Raise a SettingError for chats with tools if no template is used, or if the template leaves the tools out or
+        refuses the chat.
 
         The template is tried only with the first chat that offers tools.
         """
@@ -73,7 +74,8 @@ class Template:
         """Return the token ids of each chat, including the tokens with which the template begins the answer.
 
         Raises:
-            SettingError: as `check` does; also for a chat that the template refuses, or that has no tokens.
+            SettingError: as `check` does; also for a chat that the template refuses, or that has no tokens. A template
+                may also raise other exceptions, such as a KeyError, which pass.
         """
         self.check(chats)
         return [self._token_ids(chat) for chat in chats]
