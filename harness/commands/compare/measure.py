@@ -198,8 +198,7 @@ class CompareExperiment(Experiment[CompareSettings, CompareRow]):
 
     def _view(self) -> View:
         """How to show the next race: `view` with `auto` decided by the terminal's width."""
-        settings = self.settings
-        view: View = settings.view
+        view: View = self.settings.view
         if view != "auto":
             return view
         has_room = self._console.is_interactive and self._console.width >= NARROWEST_RACE

@@ -47,33 +47,18 @@ class LatencySettings(PromptedSettings, RepeatedSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        has_precision = self.precision is not None
-        has_draft = self.draft is not None
-        half_width = self.half_width
-        is_share = half_width is not None and 0 < half_width < 1
-        budget_s = self.budget_s
-        is_time = budget_s is not None and budget_s > 0
-        for is_met, setting, rule in (
-            (
-                not has_precision or is_share,
-                "precision",
-                "must be a share of the speed-up, such as 2%",
-            ),
-            (
-                not has_precision or has_draft,
-                "precision",
-                "needs a draft: it is the precision of the speed-up",
-            ),
-            (
-                self.budget is None or is_time,
-                "budget",
-                "must be a time with its unit, such as 10min, 90s or 2h",
-            ),
-            # All requests are in memory at once.
-            (self.num_asked <= 10**6, "num_prompts", "must be at most 10^6"),
-            (self.num_asked >= 1, "num_prompts", "must be at least 1"),
-        ):
-            require(is_met, setting, rule, getattr(self, setting))
+        if self.precision is not None:
+            share = self.half_width
+            rule = "must be a share of the speed-up, such as 2%"
+            require(share is not None and 0 < share < 1, "precision", rule, self.precision)
+            rule = "needs a draft: it is the precision of the speed-up"
+            require(self.draft is not None, "precision", rule, self.precision)
+        if self.budget is not None:
+            rule = "must be a time with its unit, such as 10min, 90s or 2h"
+            require((self.budget_s or 0) > 0, "budget", rule, self.budget)
+        # All requests are in memory at once.
+        rule = "must be from 1 to 10^6"
+        require(1 <= self.num_asked <= 10**6, "num_prompts", rule, self.num_prompts)
         require_at_least(self, num_warmup=0)
         most = self.decoding.max_new_tokens
         rule = "must be at least 2 with a draft: it proposes nothing for an answer's first token"

@@ -117,7 +117,6 @@ def error_body(status: int, message: str, member: str | None = None) -> dict[str
     return {"error": {"message": text, "type": kind, "param": member, "code": None}}
 
 
-_GONE = "the client went away"
 # The most bytes of a request. It is at least _MOST_BYTES; more if the longest prompts need more, at _BYTES_PER_TOKEN,
 # because a token may have many characters of text or JSON.
 _MOST_BYTES = 1_000_000
@@ -384,7 +383,7 @@ async def _while_connected(request: Request, waiting: Any) -> Any:
             done, _ = await asyncio.wait([result], timeout=1.0)
             # Check this even if pieces arrive quickly, because other clients wait for the end of this answer.
             if await request.is_disconnected():
-                raise Refusal(CLIENT_LEFT, _GONE)
+                raise Refusal(CLIENT_LEFT, "the client went away")
             if done:
                 return result.result()
     finally:
