@@ -152,10 +152,10 @@ def test_text_that_repeats_itself() -> None:
     assert repeated_share([[1, 2] * 10, [*range(20)]]) == pytest.approx(15 / 40)
 
 
-def read_text(is_own: bool) -> ReadText:
-    """Of 41 certain tokens, of whose drafts of one token the first of three is right."""
+def read_text(is_own: bool, k: int = 1) -> ReadText:
+    """Of 41 certain tokens, whose drafts of up to K tokens are right in a third of the places."""
     target_rates = np.full(41, 1.0 if is_own else 0.1)
-    drafts = np.resize([1.0, 0.0, 0.0], (40, 1))
+    drafts = np.resize([1.0, 0.0, 0.0], (40, k))
     return ReadText(
         cut=cut(acceptance_chances(target_rates, drafts)),
         num_tokens=41,
@@ -221,6 +221,10 @@ def test_a_drafter_is_judged_by_what_its_server_reports() -> None:
         found = engine_statement(AcceptanceRow(**columns))
         assert found is not None
         assert found.words == words, columns
+    # Most iterations of short answers are among the last ones, which may draft fewer tokens than K.
+    short = [RequestRecord(0, 3, num_tokens=4, outcomes=[(1, 0)] * 3) for _ in range(10)]
+    columns = served_columns([read_text(True, 4)] * 10, short, 4)
+    assert columns["engine_unknown"] == "the engine may draft fewer than K=4"
 
 
 def test_the_k_of_a_server_is_that_which_its_totals_show() -> None:
