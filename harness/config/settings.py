@@ -326,10 +326,11 @@ class DecodingSettings:
 
     @property
     def lossy(self) -> bool:
-        """Whether the output may differ in distribution from the target's own."""
-        # Greedily, the lenience changes nothing, unless a user's rule does something else with it.
-        is_lenient = self.lenience != 1 and (self.temperature > 0 or RULES.is_in_file(self.rule))
-        if self.synthetic_acceptance is not None or is_lenient:
+        """Whether the output may differ in distribution from the target's own.
+
+        A lenience below 1 always counts as lossy, although it changes nothing in greedy decoding.
+        """
+        if self.synthetic_acceptance is not None or self.lenience != 1:
             return True
         return not RULES[self.rule].is_lossless(self.temperature)
 

@@ -233,7 +233,9 @@ def _top(page: Page, show: Callable[[Page], Document]) -> list[Table | Line]:
     for number, part in enumerate(page.parts):
         if number or page.doubts:
             lines.append(Line(""))
-        lines += show(replace(part, title=without(part.title, page.title), next=()))
+        # A part whose title says nothing of its own, such as prompts one by one beside batches, keeps the whole title.
+        title = without(part.title, page.title) or part.title
+        lines += show(replace(part, title=title, next=()))
     return lines
 
 

@@ -159,8 +159,7 @@ def lossy_rule(row: Any) -> str | None:
     if rule and row.lossy and not is_lossless:
         return f"rule {rule}"
     lenience = changed_lenience(row)
-    # `lossy` is None in files of older versions, and False for greedy runs, which a lenience does not change.
-    return None if lenience is None or row.lossy is False else f"lenience {lenience:g}"
+    return None if lenience is None else f"lenience {lenience:g}"
 
 
 def lossy_warning(row: Any) -> str | None:

@@ -87,12 +87,15 @@ def merge(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
 
 
 def _pooled_run(runs: Sequence[Run[Any]]) -> Run[Any] | None:
-    """Pool several runs of one measurement into one run; None if this gives no interval."""
-    has_speedup = len(runs) > 1 and all(len(run.rows) == 2 for run in runs)
-    if not has_speedup or getattr(runs[-1].last, "speedup", None) is None:
+    """Pool several runs of one measurement into one run; None if this gives no interval of a speed-up, unless the runs
+    have a single arm.
+    """
+    has_same_arms = len({len(run.rows) for run in runs}) == 1
+    if len(runs) < 2 or not has_same_arms or not hasattr(runs[-1].last, "pooled_runs"):
         return None
     rows = pooled_rows([run.rows for run in runs])
-    if not rows or rows[-1].speedup is None or not rows[-1].speedup.has_bounds:
+    has_bounds = len(rows) == 1 or (rows and rows[-1].speedup and rows[-1].speedup.has_bounds)
+    if not has_bounds:
         return None
     # These rows are in no file, so their id lists the runs that they pool. The newest comes first, because ids sort by
     # time.

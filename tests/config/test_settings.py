@@ -61,7 +61,6 @@ def test_a_wrong_word_in_a_list_is_named_alone() -> None:
 def test_lenience_is_lossy_and_googles_alone() -> None:
     assert not DecodingSettings(rule="google").lossy
     assert DecodingSettings(rule="google", lenience=0.9).lossy
-    assert not DecodingSettings(rule="google", lenience=0.9, temperature=0).lossy
     with pytest.raises(SettingError, match=r"decoding\.rule=google"):
         DecodingSettings(lenience=0.9)
 

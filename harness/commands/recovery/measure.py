@@ -126,7 +126,7 @@ def _ask(asking: Asking, arm: Arm, reference: Reference, scores: Scores) -> None
     # For each of the two rounds, the number of drawn texts that are not at the one place.
     num_mixed = math.ceil((1 - _SHARE_AT_PLACE) * num_tokens / mean_length / 2)
     workload = Workload(asking)
-    first = asking.ask(arm, workload.first_turns(num_mixed), num_in_flight, "asking")
+    first = asking.ask(arm, workload.first_turns(num_mixed), num_in_flight, "asking, first turns")
     # Drawn texts are scored before greedy ones, whose tolerances depend on the rounding that was measured before.
     scores.add([answer for answer in first if not answer.request.is_greedy])
     if isinstance(reference, ReportedReference) and arm is reference.arm:

@@ -374,7 +374,8 @@ def write(report: ReportContents, output: Path) -> list[Path]:
     contents = {
         output / name: text.encode("utf-8", "backslashreplace") for name, text in texts.items()
     }
-    about = html.escape(" · ".join(report.about))
+    # Without the number of all measurements, of which a plot shows only some.
+    about = html.escape(" · ".join(report.about[1:]))
     for kinds in drawn.values():
         for kind, plots in kinds.items():
             for number, (title, svg) in enumerate(plots, 1):

@@ -144,7 +144,7 @@ def test_a_run_ends_at_the_first_look_that_finds_a_loss(
     monkeypatch.setattr("harness.commands.recovery.measure.is_lossy", bool)
     few = ["num_draws=1000", "num_prompts=2", "decoding.max_new_tokens=6", "batch_size=16"]
     harness("recovery", *pair, *few, code=None)
-    assert asked == ["asking"]
+    assert asked == ["asking, first turns"]
 
 
 @pytest.mark.parametrize("asked", [1, 0])

@@ -132,7 +132,9 @@ def test_the_template_shows_tools_calls_and_results() -> None:
     assert read(None, messages=[user("a"), user("b")]) == "a\n\nb"
 
 
-SHOWS_NO_TOOLS = "^tools: .* 1 of 1 prompts have tools, (which only|and this model's template shows none)"
+SHOWS_NO_TOOLS = (
+    "^tools: .* 1 of 1 prompts have tools, (which only|and this model's template shows none)"
+)
 
 
 def test_chats_that_the_model_would_not_see_are_refused() -> None:
