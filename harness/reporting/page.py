@@ -108,6 +108,11 @@ def heading(row: RunRow, settings: str) -> str:
     return " · ".join(filter(None, [pair_name(row, " + "), device_of(row), settings]))
 
 
+def num_runs(rows: Sequence[RunRow]) -> int:
+    """The number of runs that these rows are from, one row of each. A pooled row is from several runs."""
+    return sum(len(getattr(row, "pooled_runs", None) or [row]) for row in rows)
+
+
 def title_of_many(rows: Sequence[RunRow], noun: str = "run") -> str:
     """The title of several runs: their common pair or, if they have several pairs, their number and common target; then
     their common settings.
@@ -118,9 +123,7 @@ def title_of_many(rows: Sequence[RunRow], noun: str = "run") -> str:
     """
     pairs = {pair_name(row) for row in rows}
     targets = {called(row.model or "") for row in rows}
-    # A pooled row stands for several runs.
-    num_runs = sum(len(getattr(row, "pooled_runs", None) or [row]) for row in rows)
-    what = pairs.pop() if len(pairs) == 1 else counted(num_runs, noun)
+    what = pairs.pop() if len(pairs) == 1 else counted(num_runs(rows), noun)
     if pairs and len(targets) == 1:
         what += f" of {targets.pop()}"
     # The title names a device only if all runs are simulated, to say that the costs are made up.

@@ -94,8 +94,9 @@ def _pooled_run(runs: Sequence[Run[Any]]) -> Run[Any] | None:
     if len(runs) < 2 or not has_same_arms or not hasattr(runs[-1].last, "pooled_runs"):
         return None
     rows = pooled_rows([run.rows for run in runs])
-    has_bounds = len(rows) == 1 or (rows and rows[-1].speedup and rows[-1].speedup.has_bounds)
-    if not has_bounds:
+    if not rows:
+        return None
+    if len(rows) > 1 and (rows[-1].speedup is None or not rows[-1].speedup.has_bounds):
         return None
     # These rows are in no file, so their id lists the runs that they pool. The newest comes first, because ids sort by
     # time.

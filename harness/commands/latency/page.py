@@ -32,7 +32,7 @@ from harness.commands.latency.steps import (
 )
 from harness.config.amounts import counted
 from harness.measuring.rows import LatencyRow
-from harness.reporting.page import Page, figures_table, heading, title_of_many
+from harness.reporting.page import Page, figures_table, heading, num_runs, title_of_many
 from harness.reporting.table import Column, Line, Table, number
 from harness.reporting.words import arm_name, disturbed_runs, settings_line
 from harness.results.runs import Run, grouped
@@ -134,10 +134,11 @@ def _part(group: Sequence[RankedRun], noun: str = "run") -> Page:
         noun: what the runs are called in the title.
     """
     pairs = among_themselves(group)
-    parts_of_title = title_of_many([pair.row for pair in pairs], noun).split(" · ")
+    rows = [pair.row for pair in pairs]
+    parts_of_title = title_of_many(rows, noun).split(" · ")
     parts_of_title += shared_details(group)
     if noun != "run" and len(pairs) > 1:
-        number_of_runs = counted(len(pairs), noun)
+        number_of_runs = counted(num_runs(rows), noun)
         parts_of_title = [part for part in parts_of_title if part != number_of_runs]
         parts_of_title.insert(0, f"{number_of_runs}, not compared with each other")
     # For each series whose runs cannot be ranked, the reason.
