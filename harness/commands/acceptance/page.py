@@ -39,7 +39,7 @@ SHOWN = (1, 2, 4, 8, 16)
 # The end of the first range of context lengths, in tokens.
 _SHORTEST_CONTEXT = 512
 # Settings that `latency` does not have.
-_OWN_SETTINGS = ("up_to", "texts_per_prompt")
+_OWN_SETTINGS = ("up_to", "texts_per_prompt", "card", "causes")
 _TOKENS = Column("tokens per iteration\n(95 % interval)", "{:.2f}".format, "tokens_per_iteration")
 
 AnyRow = TypeVar("AnyRow", AcceptanceTextRow, AcceptanceCauseRow)
