@@ -47,7 +47,7 @@ _LEAST_GROWTH = 2.0
 
 
 # Settings to leave out of a suggested `recovery` command: `recovery` lacks them, or they are about questions.
-_OWN_SETTINGS = ("operands", "replacement", "seeds", "num_prompts")
+_OWN_SETTINGS = ("operands", "replacement", "seeds", "margin", "num_prompts")
 
 
 def eval_page(runs: Sequence[Run[EvalRow]]) -> Page | None:

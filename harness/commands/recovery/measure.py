@@ -185,15 +185,13 @@ def _reference_check(arm: Arm, checks: Sequence[Columns]) -> Columns:
     for sampled in drawn:
         columns |= sampled
         evidence += f"; drawn tokens have a p-value of {p_value_in_words(sampled['p_value'])}"
-    verdict, finding = "lossless", None
+    finding = None
     if is_lossy(checks):
-        verdict = "undecided"
         finding = (
             "the regular server is no reference: its own texts do not follow the log-probabilities"
             f" that it reports of them ({evidence}); at temperature=1 the tokens that it leaves out matter least"
         )
     elif any(check["verdict"] != "lossless" for check in checks):
-        verdict = "undecided"
         finding = (
             "nothing shows yet that the regular server's own texts follow the log-probabilities"
             f" that it reports of them ({evidence})"
@@ -201,7 +199,7 @@ def _reference_check(arm: Arm, checks: Sequence[Columns]) -> Columns:
     return columns | {
         "check": "reference",
         "arm": arm.name,
-        "verdict": verdict,
+        "verdict": "undecided" if finding else "lossless",
         "finding": finding,
     }
 
