@@ -447,12 +447,13 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
             fewest = iterations.fewest_iterations(num_tokens, self.compared_k)
             extra = ExtraIterations(num_iterations, fewest)
             tokens = ratio_of_totals([num_tokens], [num_iterations], extra_iterations=extra)
+        arrived = None if tokens.is_known else tokens_in_burst(self.answers.requests) or None
         names = ("acceptance_rate", "mean_acceptance_length", "marginal_acceptance_by_position")
         return {name: columns.get(name) for name in names} | {
             "num_draft_tokens": self.compared_k,
             "is_in_question": True,
             "tokens_per_iteration": tokens,
             "served_tokens_per_iteration": tokens.estimate if tokens.is_known else None,
-            "arrived_tokens_per_iteration": tokens_in_burst(self.answers.requests) or None,
+            "arrived_tokens_per_iteration": arrived,
             "card_tokens_per_iteration": self.settings.promised_tokens(self.compared_k),
         }

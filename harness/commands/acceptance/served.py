@@ -180,6 +180,8 @@ def served_columns(
     # None if tokens arrive one by one, or all tokens of an answer together.
     arrived = together if together > 1 else None
     weights = limits(texts, num_draft_tokens, None)
+    if counted is not None and not weights.excludes(counted):
+        arrived = None
     impossible = next((request.impossible for request in requests if request.impossible), None)
     why = None
     if not are_own(texts):

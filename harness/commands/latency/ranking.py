@@ -273,12 +273,14 @@ def schedules(pairs: Sequence[RankedRun]) -> list[Schedule]:
     """
     found = []
     curves = grouped(pairs, attrgetter("row.prompts", "curve"))
-    for (_, curve), members in curves.items():
+    have_same_prompts = len({pair.row.prompts for pair in pairs}) == 1
+    for (prompts, curve), members in curves.items():
         have_both_arms = all(len(pair.run.rows) == 2 for pair in members)
         if len({pair.load for pair in members}) < 2 or not have_both_arms:
             continue
         ranges, why_none = schedule_of(judged_at_once([pair.run for pair in members]))
-        whose = f"{', '.join(curve)}: " if len(curves) > 1 else ""
+        words = curve if have_same_prompts else [*curve, f"prompts {prompts}"]
+        whose = f"{', '.join(words)}: " if len(curves) > 1 else ""
         found.append(Schedule(whose, ranges, why_none))
     return found
 

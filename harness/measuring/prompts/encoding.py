@@ -183,9 +183,9 @@ class Encoder:
             ]
             encoded = dataclasses.replace(encoded, others=unmeasured.part(short))
         if prompt_set.num_left_out:
-            say(f"{counted(prompt_set.num_left_out, 'row')} without a question left out")
+            say(f"left out {counted(prompt_set.num_left_out, 'row')} without a question")
         if prompt_set.num_repeated:
-            say(f"{counted(prompt_set.num_repeated, 'row')} left out that repeat another one")
+            say(f"left out {counted(prompt_set.num_repeated, 'repeated row')}")
         unsent = Counter(part for prompt in prompt_set.prompts for part in prompt.unsent)
         if unsent:
             parts = ", ".join(f"{part} ({number})" for part, number in unsent.items())

@@ -63,7 +63,9 @@ class AcceptanceRow(PromptedRow):
         "tokens per iteration by the engine's own counts, in the row of the engine's K", "tokens"
     )
     arrived_tokens_per_iteration: MaybeFloat = figure(
-        "tokens per iteration, from the tokens that arrived together; empty if none did", "tokens"
+        "tokens per iteration, from the tokens that arrived together; empty if none did, or if the engine's own counts"
+        " can be true",
+        "tokens",
     )
     weights_tokens_per_iteration: Interval | None = figure(
         "tokens per iteration that the weights predict for the same texts; an engine with these weights is outside of"
