@@ -108,10 +108,6 @@ class SimulatedSettings(EngineSettings):
         """The acceptance rate at each position. The last rate is for all further positions, too."""
         return (self.acceptance,) if isinstance(self.acceptance, int | float) else self.acceptance
 
-    @property
-    def takes_k(self) -> bool:
-        return True
-
     def pass_ms(self, width: int, num_rows: int = 1) -> float:
         """Return the milliseconds of a pass of the target over `width` tokens of each row."""
         jumps = sum(ms for first, ms in (self.jumps or {}).items() if width >= first)

@@ -62,8 +62,9 @@ def main() -> None:
     except OSError as error:
         if WANTS_TRACEBACK and not isinstance(error, BrokenPipeError):
             raise
-        # Only stdout can have failed, because `reporting` handles all other errors (with HYDRA_FULL_ERROR=1, other
-        # errors were raised above). Discard its buffer, or flushing it at exit would fail again.
+        # `reporting` collects every error of the command but BrokenPipeError, which is taken for a closed stdout. Any
+        # other OSError is that of a `print` or `flush` in this file. (With HYDRA_FULL_ERROR=1, other errors were raised
+        # above.) Discard the buffer of stdout, or flushing it at exit would fail again.
         from harness.reporting.terminal import discard
 
         discard(sys.stdout)

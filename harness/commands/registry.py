@@ -65,9 +65,9 @@ def whose_setting(name: str) -> str:
     Empty if no command has the setting.
     """
     owners = [
-        command
-        for command in with_settings()
-        if name in names_of_fields(configured(command).settings)
+        command.name
+        for command in commands()
+        if isinstance(command, ConfiguredCommand) and name in names_of_fields(command.settings)
     ]
     return f"is a setting of {', '.join(owners)} alone" if owners else ""
 

@@ -30,11 +30,6 @@ class EngineSettings:
         return False
 
     @property
-    def takes_k(self) -> bool:
-        """Whether the servers' commands contain the K of the run."""
-        return False
-
-    @property
     def asks_chats(self) -> bool:
         """Whether the engine gets messages, to which it applies its own chat template, instead of prompts."""
         return False

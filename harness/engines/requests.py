@@ -152,8 +152,10 @@ class RequestRecord:
 
         If drafts are not reported, it is assumed that nothing was drafted.
 
-        Servers also count accepted draft tokens that are after the end of the text. So the number of iterations can be
-        computed from totals only if the answer has as many tokens as it could have (`max_new_tokens`).
+        Most servers also count accepted draft tokens that are after the end of the text. So the number of iterations
+        can be computed from totals only if the server does not (`counts_within`), and the answer has as many tokens as
+        it could have (`max_new_tokens`). But if a server reports how many iterations drafted, the result is at least
+        that number; then iterations that drafted nothing may be missing in it.
         """
         if self.outcomes:
             return len(self.outcomes)

@@ -10,6 +10,7 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from harness.config.amounts import counted
 from harness.config.errors import RunError
 from harness.engines.protocol import Answered, Arm, Engine, Question
 
@@ -71,6 +72,6 @@ def timed_answer(
         answered.peak_memory_bytes = engine.weights.peak_memory_bytes()
     errors = [str(request.error) for request in answered.requests if request.error is not None]
     if errors and not allow_failures:
-        count = f"{len(errors)} of {len(requests)}"
-        raise RunError(f"{arm.name}: {count} requests failed, the first with {errors[0]}")
+        count = f"{len(errors)} of {counted(len(requests), 'request')}"
+        raise RunError(f"{arm.name}: {count} failed: {errors[0]}")
     return answered

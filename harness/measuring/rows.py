@@ -14,6 +14,7 @@ from harness.measuring.figures.requests import AnswerFigures, RequestFigures
 from harness.measuring.figures.server import ServerFigures
 from harness.measuring.figures.texts import EndFigures, TextFigures
 from harness.results.row import pooled, setting
+from harness.results.runs import num_covered
 from harness.results.schema import (
     ComparedRow,
     MaybeInt,
@@ -93,7 +94,7 @@ class LatencyRow(
         It is too large for a pooled row whose runs differ in failed or empty answers, because pooling keeps the largest
         number of these.
         """
-        num_answers = (self.num_prompts or 0) - (self.num_failed or 0) - (self.num_empty or 0)
+        num_answers = num_covered(self)
         return self.num_tokens / num_answers if self.num_tokens and num_answers else None
 
     @property

@@ -121,13 +121,13 @@ def pooled_rows(runs: Sequence[Sequence[AnyRow]]) -> list[AnyRow]:
     pooled_ids = [str(rows[0].run) for rows in succeeded]
     measurements = [str(rows[0].measurement) for rows in succeeded]
     common = {
-        # Ids sort by time, so this one has the newest run's. The digits are equal if the same runs are pooled again.
+        # Ids sort by time, so this one has the newest run's. Both digests are equal if the same runs are pooled
+        # again.
         "run": f"{max(pooled_ids).rpartition('-')[0]}-{_digest(pooled_ids)[:6]}",
         "job": None,
         "repeat": "all",
         "repeats": len(succeeded),
         "pooled_runs": pooled_ids,
-        # The digest is the same if the same runs are pooled again.
         "measurement": _digest(measurements),
         "directory": None,
     }
@@ -136,11 +136,12 @@ def pooled_rows(runs: Sequence[Sequence[AnyRow]]) -> list[AnyRow]:
     for rows_of_arm in zip(*succeeded, strict=True):
         columns = _pooled_figures(rows_of_arm) | common
         row: Any = replace(rows_of_arm[0], **columns)
-        # The rates of acceptance follow from the added counts, and not from the means of the runs' rates.
+        # The rates of acceptance are computed again from the row's added counts (`drafts`). A rate that these do not
+        # determine stays the mean of the runs' rates.
         rates = {name: rate for name, rate in row.drafts.columns().items() if rate is not None}
         pooled.append(replace(row, **rates))
     if len(pooled) > 1:
-        pooled[-1] = replace(pooled[-1], **_speedup(succeeded))
+        pooled[-1] = replace(pooled[-1], speedup=_speedup(succeeded) or pooled[-1].speedup)
     return judged(pooled)
 
 
@@ -200,9 +201,9 @@ def _pooled(rule: Pooling, values: Sequence[Any], weights: Sequence[Any] | None 
     return pooled
 
 
-def _speedup(runs: Sequence[Sequence[AnyRow]]) -> dict[str, Any]:
-    """The column `speedup` for several runs together, by name. The speed-up has no bounds if there are too few units.
-    {} if the rows of the runs' prompts are not found.
+def _speedup(runs: Sequence[Sequence[AnyRow]]) -> Interval | None:
+    """The speed-up of several runs together, without bounds if there are too few units. None if the rows of the runs'
+    prompts are not found.
     """
     waits = []
     # The regular arm's row is enough: both rows of a run name the directory, whose file has the answers of both arms.
@@ -211,10 +212,9 @@ def _speedup(runs: Sequence[Sequence[AnyRow]]) -> dict[str, Any]:
         waits.append(waits_by_unit(units, row.is_batched))
     regular, speculative = common_times(waits)
     if not regular.size:
-        return {}
-    last = runs[0][-1]
+        return None
     # The units are those of the runs' own intervals.
-    coverage = Coverage.of(last.speedup)
+    coverage = Coverage.of(runs[0][-1].speedup)
     unit_name = "prompt" if coverage is None else coverage.unit
     estimate = ratio_over_runs(regular, speculative, unit_name)
     # Of the runs, the one in which most rejections were seen shows what the runs together may have missed.
@@ -223,15 +223,18 @@ def _speedup(runs: Sequence[Sequence[AnyRow]]) -> dict[str, Any]:
     covers = replace(
         coverage or estimate.covers,
         num_units=estimate.covers.num_units,
+        # A few long answers may decide a run, so the run in which fewest units count decides for all.
+        num_effective=min(
+            (run.num_effective for run in coverages if run.num_effective), default=None
+        ),
         num_rejecting=seen.num_rejecting,
         unseen=seen.unseen,
         num_runs=estimate.covers.num_runs,
         # With `repeats=`, each run has another seed, so sampled texts vary between runs, too.
         own_seeds=len({getattr(rows[-1], "seed", None) for rows in runs}) == len(runs),
     )
-    estimate = replace(estimate, covers=covers)
-    speedup = estimate.interval()
-    # Such a run has no bounds by itself, because of a few long answers, and so the runs together have none.
+    speedup = replace(estimate, covers=covers).interval()
+    # If a run has no bounds by itself for that reason, the runs together have none.
     if (covers.num_effective or FEWEST_EFFECTIVE) < FEWEST_EFFECTIVE:
-        speedup = Interval(speedup.estimate, covers=covers)
-    return {"speedup": speedup}
+        return Interval(speedup.estimate, covers=covers)
+    return speedup

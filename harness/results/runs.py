@@ -34,10 +34,13 @@ AnyRunRow = TypeVar("AnyRunRow", bound=RunRow)
 
 
 def num_covered(row: RunRow) -> int:
-    """How many prompts the figures of a row cover: failed requests are among its prompts, but not in its figures. For a
-    pooled row, as many as in the run with most failures.
+    """How many prompts the figures of a row cover: failed requests and empty answers are among its prompts, but not in
+    its figures. For a pooled row, as many as in the run with most failures, and with most empty answers.
     """
-    return (getattr(row, "num_prompts", None) or 0) - (getattr(row, "num_failed", None) or 0)
+    num_prompts, num_failed, num_empty = (
+        getattr(row, name, None) or 0 for name in ("num_prompts", "num_failed", "num_empty")
+    )
+    return num_prompts - num_failed - num_empty
 
 
 @dataclass(eq=False)

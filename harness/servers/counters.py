@@ -71,8 +71,8 @@ class CounterPage:
     """The page with a server's counters. It determines how much the counters grow while the server answers a question.
 
     Attributes:
-        between: how much they grew while this run asked nothing, at all starts of the server so far; None if a reading
-            is missing.
+        between: how much they grew while this run asked nothing, at all starts of the server so far (`ServerArm` hands
+            it on to the page of the next start); None if a reading is missing.
 
     Args:
         url: address of the server's API.
@@ -189,15 +189,14 @@ class CounterPage:
         while counts is not None and counts.running and not self._is_always_busy:
             if time.monotonic() > until:
                 self._is_always_busy = True
-                whose = "this run"
-                if counts.running > self._num_left:
-                    whose = "others"
-                    self._num_others = counts.running
-                number = counted(round(counts.running), "request")
+                self._num_others = max(0.0, counts.running - self._num_left)
+                number = counted(round(self._num_others or counts.running), "request")
+                whose = "others" if self._num_others else "this run"
                 self._say(f"the server is still answering {number} of {whose}")
             time.sleep(_DRAIN_LOOK_S)
             counts = self.read()
         self._end_between(counts)
+        # So that a restart since the last question counts in this one.
         self._before = counts and replace(counts, restarts=self._restarts_reported)
 
     def end(self, num_left: int) -> Counts | None:
@@ -214,4 +213,6 @@ class CounterPage:
         if now is None or self._before is None:
             return None
         self._restarts_reported = now.restarts
-        return replace(growth(now, self._before), running=self._num_others)
+        grown = growth(now, self._before)
+        # An older process may have answered again, after which there are fewer restarts than before.
+        return replace(grown, running=self._num_others, restarts=max(0.0, grown.restarts))

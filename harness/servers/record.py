@@ -86,6 +86,7 @@ class ServerRecord(EngineRecord):
         if settings.takes_k or is_typed("num_draft_tokens"):
             columns["num_draft_tokens"] = run.decoding.num_draft_tokens
         if settings.start_command and run.draft is not None:
+            # The last command is the measured one; the one before it, if two were typed, is the regular one.
             command = commands_of(run)[-1]
             columns |= {"draft_remembers": command.has_pool, "flags_draft": command.drafts}
         return columns

@@ -145,9 +145,8 @@ def tokens_with(tokenizer: Tokenizer, ends: Sequence[str]) -> frozenset[int]:
     """
     if isinstance(tokenizer, TextTokenizer):
         return frozenset()
-    tokens = set()
-    for token in range(len(tokenizer)):
-        text = tokenizer.decode([token], clean_up_tokenization_spaces=False)
-        if any(end in text for end in ends):
-            tokens.add(token)
-    return frozenset(tokens)
+    texts = (
+        tokenizer.decode([token], clean_up_tokenization_spaces=False)
+        for token in range(len(tokenizer))
+    )
+    return frozenset(token for token, text in enumerate(texts) if any(end in text for end in ends))

@@ -44,7 +44,8 @@ _MOST_OF_HOST = 0.1
 _Run = Run[LatencyRow]
 # The consequence of a finding for the figures of a run:
 #
-#     no verdict    the arms are not compared, as `results.verdict.refusal` explains
+#     unchecked     only leaves words out of the line *Checked*; whether the arms are compared is decided by
+#                   `results.verdict.refusal`
 #     comparison    the speed-up, if there is one, should not be believed as it stands
 #     against       none of the figures should be believed as they stand
 #     note          the figures are right, but a reader should know the finding
@@ -52,7 +53,7 @@ _Run = Run[LatencyRow]
 # All findings are printed for a single run. Findings of a check that begins with `setting` are also printed below
 # tables of many runs.
 Consequence = Literal[
-    "no verdict", "comparison", "against", "setting against", "setting note", "note"
+    "unchecked", "comparison", "against", "setting against", "setting note", "note"
 ]
 
 
@@ -281,9 +282,11 @@ def _cached(row: LatencyRow) -> str | None:
     """The share of the prompts' tokens that came from a cache; "" if none did, None if that is unknown."""
     if not row.cached_tokens:
         return None if row.cached_tokens is None else ""
-    if not row.read_prompt_tokens:
+    # Some servers do not count cached tokens as read.
+    num_prompt_tokens = max(row.read_prompt_tokens or 0, row.num_prompt_tokens or 0)
+    if not num_prompt_tokens:
         return None
-    return f"{percent(row.cached_tokens / row.read_prompt_tokens)} in the {row.arm} arm"
+    return f"{percent(row.cached_tokens / num_prompt_tokens)} in the {row.arm} arm"
 
 
 @_each_arm
@@ -437,8 +440,8 @@ CHECKS = (
         "The speed-up changed during the run: that of the second half is {found:.2f} times that of the first.",
         clean="no drift",
     ),
-    Check("no verdict", _unequal_work, "", clean="equal token counts"),
-    Check("no verdict", _unequal_texts, "", clean="equal texts"),
+    Check("unchecked", _unequal_work, "", clean="equal token counts"),
+    Check("unchecked", _unequal_texts, "", clean="equal texts"),
     Check("note", _cached, "Prompt tokens from a cache: {found}.", clean="caches cold"),
     Check(
         "against",
@@ -446,7 +449,7 @@ CHECKS = (
         "Other clients used the servers: {found}.",
         clean="no other client",
     ),
-    Check("no verdict", _regular_drafts, "", clean="regular arm drafted nothing"),
+    Check("unchecked", _regular_drafts, "", clean="regular arm drafted nothing"),
     Check(
         "against",
         _impossible,
@@ -476,7 +479,7 @@ CHECKS = (
     Check(
         "against",
         lambda run: run.last.draft_remembers and run.last.num_different_prompts,
-        "{found} prompts were sent {row.num_prompts} times, and the server drafts from its earlier answers: new"
+        "{found} prompts were sent in {row.num_prompts} requests, and the server drafts from its earlier answers: new"
         " prompts gain less.",
     ),
     Check(

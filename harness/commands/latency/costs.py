@@ -79,6 +79,7 @@ def strongest_limit(regular: LatencyRow | None, row: LatencyRow) -> str | None:
     None if a cost or the predicted speed-up is unknown, or if other programs kept the machine busy.
     """
     costs = costs_in_steps(regular, row)
+    # Without a predicted speed-up, a cost may be 0, by which `main_limit` would divide.
     if costs is None or row.predicted_speedup is None or row.was_starved:
         return None
     tokens = row.tokens_per_iteration or 1.0

@@ -121,9 +121,6 @@ def _why(row: PlanRow) -> Iterator[tuple[str, str]]:
     """Sentences, each with the name of its line: the bytes that must be read per token, and the least times and the
     largest gain that follow from these.
     """
-    if row.read_bytes is None:
-        yield "Time", f"unknown: the size of the KV cache of {row.model} is not known"
-        return
     if row.most_requests:
         alone = f" ({row.regular_most_requests:,} without the draft)" if row.draft else ""
         yield (
@@ -137,6 +134,12 @@ def _why(row: PlanRow) -> Iterator[tuple[str, str]]:
         roles = [f"{size} ({role})" for role, size in zip(row.request_caches, at_16, strict=True)]
         caches = f"{' and '.join(roles)} at 16 bits, {' and '.join(at_8)} at 8 bits"
         yield "Cache", f"one such request needs {caches}"
+    if row.read_bytes is None:
+        reason = f"the size of the KV cache of {row.model} is not known"
+        if row.needed_bytes is not None:
+            reason = "how much an early exit reads is not computed"
+        yield "Time", f"unknown: {reason}"
+        return
     batch = f" for the {row.batch_size} rows of a batch" if (row.batch_size or 1) > 1 else ""
     is_mixture = (row.verification_steps or 1) > _OTHER_EXPERTS
     about = "about " if is_mixture and batch else ""

@@ -35,14 +35,13 @@ class Sampling:
         Args:
             logits: [n, V], the model's logits before each token, without temperature and truncation.
         """
-        values = logits.astype(np.float64)
-        probabilities = exact_probabilities(values, self.decoding)
+        probabilities = exact_probabilities(logits, self.decoding)
         # A server's reference (`ReportedReference`) gives all tokens that the server does not report one logit, the
         # lowest. These tokens share the probability that top-k and top-p leave them together, because it is unknown
-        # which of them the server kept: (0.6, 0.4, 0) with logits (2, 1, 1) becomes (0.6, 0.2, 0.2). Logits of weights
-        # have a single lowest token, whose probability stays.
-        lowest = np.where(np.isinf(values), np.inf, values).min(-1, keepdims=True)
-        alike = values == lowest
+        # which of them the server kept: (0.7, 0.3, 0) becomes (0.7, 0.15, 0.15) if the last two tokens have the lowest
+        # logit. Logits of weights have a single lowest token, whose probability stays.
+        lowest = np.where(np.isinf(logits), np.inf, logits).min(-1, keepdims=True)
+        alike = logits == lowest
         mass = (probabilities * alike).sum(-1, keepdims=True)
         return np.where(alike, mass / alike.sum(-1, keepdims=True), probabilities)
 
@@ -76,8 +75,10 @@ class Sampling:
         """Whether log-probabilities of the `num_top` likeliest tokens (-1 for all) are enough to compute the
         distribution.
 
-        With top-k, the k likeliest are needed. Without top-k, with or without top-p, any number is enough: the tokens
-        that are not reported share the probability that is left (`probabilities_along`).
+        With top-k, the k likeliest are needed. Without top-k, with or without top-p, any number is enough at
+        temperature 1, because the tokens that are not reported share the probability that is left
+        (`probabilities_along`). At another temperature their probability depends on how it is spread among them;
+        `references.Rounding` covers the difference.
         """
         return num_top < 0 or self.decoding.top_k <= num_top
 

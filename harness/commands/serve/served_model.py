@@ -101,16 +101,11 @@ class ServedModel:
             prompt: a text, or the token ids.
 
         Raises:
-            Refusal: if the prompt has no token, or a token that is not in the vocabulary.
+            Refusal: if the prompt has no token.
         """
         ids: Any = self._pair.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         if not ids:
             raise Refusal(400, "prompt: has no tokens")
-        if max(ids) >= self._pair.vocabulary_size:
-            reason = (
-                f"token {max(ids)} does not exist; the vocabulary has {self._pair.vocabulary_size}"
-            )
-            raise Refusal(400, f"prompt: {reason}")
         return ids
 
     def ask(
@@ -184,13 +179,18 @@ class ServedModel:
         """The request for one prompt.
 
         Raises:
-            Refusal: if it exceeds a limit, or asks for another model.
+            Refusal: if it exceeds a limit, asks for another model, or has a token that is not in the vocabulary.
         """
         settings = self.settings
         default = settings.decoding
         num_prompt = len(prompt)
         if body.model not in (None, self.name, settings.model.repository):
             raise Refusal(404, f"model: {body.model} is not served here; {self.name} is")
+        size = self._pair.vocabulary_size
+        if max(prompt, default=0) >= size:
+            raise Refusal(
+                400, f"prompt: token {max(prompt)} does not exist; the vocabulary has {size}"
+            )
         if num_prompt > settings.max_prompt_tokens:
             raise Refusal(400, f"prompt: {num_prompt} tokens; at most {settings.max_prompt_tokens}")
         # 2**62 stands for no limit.

@@ -73,9 +73,9 @@ def _this_machine(placement: PlacementSettings) -> Machine:
     if not gpus:
         return Machine(free_memory(gpus), f"{cpu_name() or 'the CPU'}, main memory", bandwidths={})
     names = [torch.cuda.get_device_name(gpu) for gpu in gpus]
-    texts = []
-    for name, number in Counter(names).items():
-        texts.append(f"{number} × {name}" if number > 1 else name)
+    texts = [
+        f"{number} × {name}" if number > 1 else name for name, number in Counter(names).items()
+    ]
     bandwidths = {}
     for name in names:
         gpu = known_gpu(name)
@@ -165,13 +165,9 @@ def plan_on(machine: Machine, settings: RunSettings, prompt_length: int) -> Pair
         if not advice:
             notes.append(needed_instead(problem))
         placements = fit_regardless(problem)
-    reads = pass_bytes(pair, demand)
-    sizes = _sizes(machine, problem, placements)
-    sizes["note"] = notes or None
-    if reads is None:
-        # The page of `plan` then says only whether the weights fit.
-        sizes["needed_bytes"] = None
-    return PairPlan(sizes, misfit, tuple(advice), reads)
+    columns = _sizes(machine, problem, placements)
+    columns["note"] = notes or None
+    return PairPlan(columns, misfit, tuple(advice), pass_bytes(pair, demand))
 
 
 def _in_own_loop(problem: PlacementProblem) -> str:
@@ -214,11 +210,12 @@ def _sizes(
         "num_gpus": machine.num_gpus,
         "free_bytes": min(frees, default=machine.free["cpu"]),
         "reserve_bytes": problem.reserve_bytes if machine.num_gpus else 0,
-        "needed_bytes": needed,
         "devices_bytes": by_device,
         "device_map": dict(target.device_map),
     }
+    # If the size of a cache is unknown, the page of `plan` says only whether the weights fit.
     if all(sketch.knows_cache for sketch in problem.models):
+        columns["needed_bytes"] = needed
         columns["regular_most_requests"], columns["most_requests"] = capacity(problem)
         columns["request_caches"] = {
             sketch.role: request_cache(sketch, problem.demand) for sketch in problem.models
@@ -247,9 +244,9 @@ def capacity(problem: PlacementProblem) -> tuple[int, int]:
         (problem.models[:1], 0),
         (problem.models, demand.num_draft_tokens),
     ):
-        length = dataclasses.replace(demand, num_draft_tokens=num_draft_tokens)
+        own_demand = dataclasses.replace(demand, num_draft_tokens=num_draft_tokens)
         # Servers hold caches in 16 bits, unless they are told otherwise.
-        row_bytes = sum(request_cache(sketch, length)["16"] for sketch in sketches)
+        row_bytes = sum(request_cache(sketch, own_demand)["16"] for sketch in sketches)
         left = problem.whole_room - sum(sketch.weight_bytes for sketch in sketches)
         numbers.append(max(0, left // row_bytes))
     return numbers[0], numbers[1]
@@ -277,14 +274,15 @@ def pass_bytes(pair: PlannedPair, demand: Demand) -> PassBytes | None:
     target, *drafts = pair.sketches
     # On average, half of the new tokens are in the cache during a pass.
     context = demand.prompt_tokens + demand.new_tokens // 2
-    most = None if pair.head is None else pair.head.config.most_tokens
+    step = target.pass_bytes(demand.batch_size, context)
+    k = demand.num_draft_tokens
+    # A head that has a largest K drafts in one pass, so only its verifications are shorter.
+    largest_k = None if pair.head is None else pair.head.config.most_tokens
+    num_drafted = min(k, largest_k or k)
     # A verification may read more weights than a regular step, because its tokens may use different experts.
-    number = demand.num_draft_tokens
-    num_drafted = min(number, most or number)
     verification = target.pass_bytes(demand.batch_size, context, num_drafted + 1)
     drafting = 0
     for draft in drafts:
-        num_passes = 1 if draft.drafts_in_one_pass else number
+        num_passes = 1 if draft.drafts_in_one_pass else k
         drafting += num_passes * draft.pass_bytes(demand.batch_size, context)
-    step = target.pass_bytes(demand.batch_size, context)
-    return PassBytes(step, verification, drafting, most)
+    return PassBytes(step, verification, drafting, largest_k)

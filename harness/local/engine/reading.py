@@ -174,7 +174,8 @@ class PairReader:
     ) -> Tensor:
         """Return the draft's probabilities [len(answer) - 1, K], as `draft_probabilities_by_replay` does."""
         settings = self._pair.draft_settings
-        # A draft model drafts token by token, so it reads the text faster in chunks than by replaying it.
+        # A draft model drafts token by token, so it reads the text faster in chunks than by replaying it. (A subclass
+        # that a user wrote may draft differently, and is replayed.)
         if type(self._drafter) is ModelDrafter:
             return draft_probabilities_by_chunk(
                 self._drafter.runner, self._drafter.warp, tokens, answer, self._most
@@ -309,7 +310,8 @@ def draft_probabilities_by_replay(
     replay = torch.full((len(answer) - 1, most), torch.nan)
     for number, index in enumerate(answer[:-1]):
         upcoming = tokens[index + 1 : index + 1 + most]
-        # After the end of the text, any token will do.
+        # Whole numbers in place of random numbers are the tokens to draw (`randomness.are_tokens`). After the end of
+        # the text, any token will do.
         wanted = torch.tensor([*upcoming, *[0] * (most - len(upcoming))])
         proposal = drafter.propose(most, wanted.unsqueeze(0))
         proposed = proposal.tokens[0].cpu()

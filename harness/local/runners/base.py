@@ -48,10 +48,6 @@ def logits_to_keep(model: PreTrainedModel, count: int = 1) -> dict[str, int]:
     return {"logits_to_keep": count} if can_leave_out else {}
 
 
-# Whether transformers can be told which layers' states to return (`hidden_arguments`).
-_KEEPS_LISTED_STATES = Version(transformers.__version__) >= Version("5.23")
-
-
 @contextmanager
 def logits_after(model: PreTrainedModel, indices: Tensor) -> Iterator[None]:
     """While the block is executed, the model computes logits after one token of each row only: for row b, the token at
@@ -104,6 +100,10 @@ def joined(steps: Sequence[Step], sources: Sequence[int]) -> Step:
         # Prompts are aligned at the right, as everywhere in `Step.hidden`.
         hidden = pad_sequence(rows, batch_first=True, padding_side="left")[sources]
     return Step(logits[sources], hidden)
+
+
+# Whether transformers can be told which layers' states to return.
+_KEEPS_LISTED_STATES = Version(transformers.__version__) >= Version("5.23")
 
 
 def hidden_arguments(options: Options) -> dict[str, Any]:

@@ -86,6 +86,8 @@ class ServerFigures(Group):
         cached = [row.cached_tokens for row in rows if row.cached_tokens is not None]
         read = [row.read_tokens for row in rows if row.read_tokens is not None]
         drafted = [request.drafts.proposed for request in answered if request.drafts is not None]
+        # Servers may leave out a number of cached tokens that is 0, so a missing one counts as 0 here. A missing number
+        # of read tokens is unknown.
         if cached:
             columns["cached_tokens"] = sum(cached)
         if read and len(read) == len(rows):

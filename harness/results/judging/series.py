@@ -234,6 +234,7 @@ def _ranked(members: list[Member]) -> Series:
             denominators=speculative_times,
             family=family,
             unseen=unseen,
+            unit=coverages[0].unit if coverages[0] else "prompt",
         )
     for member, share in zip(ranked[1:], shares[1:], strict=True):
         member.standing = Statement.ordered("compared", share, subject=member.run.last, **about)

@@ -24,6 +24,7 @@ def relative_to(
     denominators: ArrayLike,
     family: int,
     unseen: Sequence[float],
+    unit: str = "prompt",
 ) -> list[Interval]:
     """The ratio of totals of each alternative, divided by that of the reference, with simultaneous intervals.
 
@@ -41,6 +42,7 @@ def relative_to(
         denominators: the same shape: the ms of each speculative arm.
         family: number of alternatives that a reader sees together.
         unseen: [num_alternatives], `Coverage.unseen` of each alternative's speed-up.
+        unit: as in `ratio_over_runs`.
 
     Returns:
         [num_alternatives], in the order of the alternatives. The reference's own ratio is 1, and its bounds have no
@@ -52,7 +54,7 @@ def relative_to(
     intervals = []
     for top, bottom, its_unseen in zip(tops, bottoms, unseen, strict=True):
         # (top / bottom) / (tops[reference] / bottoms[reference])
-        share = product_ratio_over_runs([top, bottoms[reference]], [bottom, tops[reference]])
+        share = product_ratio_over_runs([top, bottoms[reference]], [bottom, tops[reference]], unit)
         interval = share.interval(confidence)
         # Rejections that no prompt showed could lower the alternative's speed-up, which lowers the ratio; or they could
         # lower the reference's speed-up, which raises the ratio.

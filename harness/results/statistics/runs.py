@@ -52,14 +52,17 @@ def ratio_over_runs(
     return _with_runs(over_units, tops, bottoms)
 
 
-def product_ratio_over_runs(numerators: ArrayLike, denominators: ArrayLike) -> RatioEstimate:
+def product_ratio_over_runs(
+    numerators: ArrayLike, denominators: ArrayLike, unit: str
+) -> RatioEstimate:
     """The product of some totals divided by the product of others, with an interval over units and runs.
 
     Args:
         numerators, denominators: [num_totals, num_runs, num_units], positive.
+        unit: as in `ratio_over_runs`.
     """
     tops, bottoms = np.array([numerators, denominators], dtype=np.float64)
-    over_units = jackknife_estimate(tops.sum(axis=1), bottoms.sum(axis=1))
+    over_units = jackknife_estimate(tops.sum(axis=1), bottoms.sum(axis=1), unit)
     return _with_runs(over_units, tops, bottoms)
 
 

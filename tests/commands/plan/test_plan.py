@@ -176,8 +176,10 @@ def test_early_exit_has_no_bound_and_a_k_above_the_block_of_a_head_drafts_no_mor
     plan: Plan,
 ) -> None:
     asked = ["model=7B", "draft=early_exit", "gpus=1", "gpu_memory=24GB"]
-    row = plan(*asked, "engine=huggingface").row
-    assert not row["highest_speedup"]
+    planned = plan(*asked, "engine=huggingface")
+    assert not planned.row["highest_speedup"]
+    assert "an early exit" in planned.stdout
+    assert "KV cache of unknown size" not in planned.stdout
     planned = plan("draft=tiny_dflash", "acceptance=0.95", "K=9")
     assert planned.row["predicted_tokens_per_iteration"] < 5
     assert planned.row["highest_speedup"] < 5

@@ -88,6 +88,7 @@ class MtpHead(Eagle3):
             self._rotary_arguments["layer_type"] = layer_config.layer_types[0]
 
     def predict(self, states: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the logits, and the states unchanged: `forward` has normalised them, as the next entry needs them."""
         return self.logits(states), states
 
     def join(self, features: Tensor) -> Tensor:
@@ -122,6 +123,7 @@ class MtpHead(Eagle3):
         states = torch.zeros(1, 1, self.config.target_size, device="meta")
         self(states, states, cache)
         buffers = [buffer for layer in cache.buffers.values() for buffer in layer]
+        # Each buffer is [B, heads, slots, D].
         numbers = sum(buffer.shape[1] * buffer.shape[3] for buffer in buffers)
         return [LayerCache(numbers, window=self.windows[0])]
 
@@ -177,7 +179,7 @@ class MtpCheckpoint(HeadCheckpoint):
         # (`layers.61`). `patterns` names the depth of this target.
         stand_in.config.name_or_path = str(self.files[0].parent)
         stand_in._keys_to_ignore_on_load_unexpected = self.patterns
-        with reading(self.target.settings, "draft", "a file"):
+        with reading(self.target.settings, "model", "a file"):
             model = MtpModel.from_pretrained(stand_in, device_map={"": device})
         return ready(MtpHead(self.config, model), device, target)
 
