@@ -171,9 +171,9 @@ def _answer(words: Words, invocation: Invocation) -> None:
             printed = asked
         else:
             from harness.commands.command import PathCommand
-            from harness.commands.registry import COMMANDS, commands
+            from harness.commands.registry import COMMANDS
 
-            record = COMMANDS[_checked(command, [listed.name for listed in commands()])]
+            record = COMMANDS[_checked(command, COMMANDS.names())]
             rest = Words(others, words.servers)
             if isinstance(record, PathCommand):
                 signals.load(record.program).main(rest)

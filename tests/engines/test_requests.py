@@ -253,7 +253,7 @@ def test_memory_is_that_of_one_question() -> None:
 def test_a_failed_request_is_an_error_where_none_may_fail() -> None:
     arm = FakeArm()
     arm.error = RequestError(500, "out of memory")
-    with pytest.raises(RunError, match="any: 1 of 2 requests failed, the first with out of memory"):
+    with pytest.raises(RunError, match="any: 1 of 2 requests failed: out of memory"):
         timed_answer(Engine(), arm, QUESTION)
     answered = timed_answer(Engine(), arm, QUESTION, allow_failures=True)
     assert [record.error for record in answered.requests] == [None, arm.error]

@@ -45,9 +45,9 @@ from harness.local.models.tokenizers import vocabulary_size
 from harness.local.runners.slots import SlotCache
 
 # Model types for which transformers can read the MTP layers' tensors, but does not read how many layers there are. The
-# values name the field of the configuration that holds this number.
+# values name the field of the configuration that holds this number; None if the number is 1 and no field holds it.
 _NUMBER_OF_LAYERS = {
-    "qwen3_next": "mtp_num_hidden_layers",
+    "qwen3_next": None,
     "qwen3_5_text": "mtp_num_hidden_layers",
     "qwen3_5_moe_text": "mtp_num_hidden_layers",
     "glm4_moe_lite": "num_nextn_predict_layers",
@@ -129,13 +129,13 @@ class MtpHead(Eagle3):
 
     def sketches(self) -> list[TensorSketch]:
         [model] = self._model
-        tensors = []
         # The other modules of `model` (embedding, output matrix, rotary embedding) belong to the target.
-        for module_name, module in model.named_modules():
-            if module_name.startswith(("layers", "shared_post_norm")):
-                for name, tensor in own_tensors(module, module_name):
-                    tensors.append(sketch_tensor(model, module, name, tensor, quantizable=False))
-        return tensors
+        return [
+            sketch_tensor(model, module, name, tensor, quantizable=False)
+            for module_name, module in model.named_modules()
+            if module_name.startswith(("layers", "shared_post_norm"))
+            for name, tensor in own_tensors(module, module_name)
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,10 +252,10 @@ def name_layers(text_config: Any) -> None:
     Qwen3-Next's configuration does not mention this layer, so the number 1 is assumed. GLM-4.7 Flash stores its MTP
     layer as DeepSeek does.
     """
-    setting = _NUMBER_OF_LAYERS.get(text_config.model_type)
-    if setting is None:
+    if text_config.model_type not in _NUMBER_OF_LAYERS:
         return
-    number = 1 if text_config.model_type == "qwen3_next" else getattr(text_config, setting, 0)
+    field = _NUMBER_OF_LAYERS[text_config.model_type]
+    number = getattr(text_config, field, 0) if field else 1
     if number:
         text_config.num_mtp_layers = number
         text_config.mtp_layer_types = ["full_attention"] * number
