@@ -67,8 +67,8 @@ def _speedup(row: LatencyRow) -> str:
     verdict = verdict_of(row)
     if verdict.interval.covers is not None:
         text += f" over {verdict.interval.covers}"
-    if verdict.why:
-        text += f", cannot tell: {verdict.why}"
+    if verdict.why and verdict.interval.is_known:
+        text += f", not judged: {verdict.why}"
     if row.status not in ("ok", None):
         text += f", {row.status}"
     return text if row.was_quiet else f"{text}, busy machine"
