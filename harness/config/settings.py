@@ -419,6 +419,7 @@ class PromptSettings:
         require(are_positive and are_different, "lengths", rule, lengths)
         rule = "cannot be combined with prompts.lengths, which cuts texts"
         require(self.turns == "first" or not lengths, "turns", rule, self.turns)
+        require(self.system is None or not lengths, "system", rule, self.system)
 
     @property
     def files(self) -> tuple[str, ...]:

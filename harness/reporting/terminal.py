@@ -118,7 +118,8 @@ def as_text(document: Document, width: int = PLAIN_WIDTH) -> str:
 def _print_text(text: str, style: str, console: Console, more: str = "") -> None:
     """Print a sentence, with `more` next to it or below it.
 
-    A long sentence that consists of more than two parts, separated by ` · `, is broken between parts.
+    A long sentence that consists of more than two parts, separated by ` · `, is broken between parts, unless it is
+    indented.
     """
     if more:
         joined = f"{text}     {more}"
@@ -131,11 +132,11 @@ def _print_text(text: str, style: str, console: Console, more: str = "") -> None
         console.print(shown, soft_wrap=True)
         return
     parts = text.split(" · ")
-    # The separator takes two more characters of a line: the space and the dot after a part.
-    if len(parts) > 2 and max(map(cell_len, parts)) < console.width - 2:
-        text = in_lines(text, console.width)
     if text.startswith(_INDENT):
         text = _filled(text, console)
+    # The separator takes two more characters of a line: the space and the dot after a part.
+    elif len(parts) > 2 and max(map(cell_len, parts)) < console.width - 2:
+        text = in_lines(text, console.width)
     # A path that is longer than a line must not be broken, because it could not be copied.
     longest = max(map(len, text.split()), default=0)
     console.print(Text(visible(text), style), soft_wrap=longest > console.width)
@@ -173,7 +174,7 @@ def _print_lines(rows: Sequence[Sequence[str]], console: Console) -> None:
     """Print names and values, each name next to the first line of its value."""
     width = max((cell_len(name) for name, _ in rows), default=0)
     for name, value in rows:
-        # Two spaces separate a name from its value.
+        # Two spaces separate a name from its value, which gets some room even if the names are long.
         room = max(_UNBROKEN, console.width - len(_INDENT) - width - 2)
         lines: list[str] = []
         for line in visible(value).split("\n"):

@@ -115,10 +115,9 @@ class ServerEngine(Engine):
         except BaseException:
             self.close()
             raise
-        first, *others = self.arms
-        if not others and first.drafts:
+        if len(self.arms) == 1 and self.arms[0].drafts:
             # A single server is measured as it is. If it drafts, its arm is called speculative.
-            first.name = "speculative"
+            self.arms[0].name = "speculative"
 
     def _start_first(self, num_blocks: int, most_starts: int) -> None:
         """Start all servers, or only the first if they take turns, and decide how often they are started in total.
@@ -136,6 +135,7 @@ class ServerEngine(Engine):
                 raise
             self.say(f"{error}: it is started once more, alone")
             self._stop_all()
+            # `_start` describes every arm that has been asked, so both are to be asked again.
             for arm in self.arms:
                 arm.asked = None
             self._takes_turns = True
@@ -423,6 +423,7 @@ class ServerArm(Arm):
         num_left = sum(record.was_left for record in [*self.requests, *load.extra])
         return Answered(
             requests=self.requests,
+            # Without the part of the time that extra requests took.
             seconds=load.seconds * load.share,
             arrivals=arrivals,
             load=load,

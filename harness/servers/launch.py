@@ -150,8 +150,9 @@ class StartedServer:
         if code is None:
             return None
         # If a signal ended the server, the guard's exit code is 128 plus the number of the signal: 137 means SIGKILL.
+        # If a signal ended the guard itself, as `pkill -f` may, the code is the negative number.
         try:
-            ended_by = signal.Signals(code - 128)
+            ended_by = signal.Signals(-code if code < 0 else code - 128)
         except ValueError:
             how = f"ended with exit code {code}"
         else:

@@ -19,7 +19,7 @@ ROW: dict[str, Any] = {
     "model": "30B", "draft": "7B", "devices": "2 pretended GPUs of 40GB", "status": "ok", "error": None,
     "batch_size": 1, "num_draft_tokens": 4, "prompt_length": 128, "max_new_tokens": 64, "placement": "balanced",
     "quantization": "none", "draft_quantization": "8bit", "dtype": "float16", "draft_dtype": "float16",
-    "program": "harness's own decoding loop, which holds each cache twice",
+    "program": "harness's own decoding loop",
     "num_gpus": 2, "free_bytes": 40 * GB, "reserve_bytes": 2 * GB, "num_parameters": 30 * GB,
     "draft_num_parameters": 7 * GB, "model_bytes": 60 * GB, "draft_bytes": 7 * GB, "cache_bytes": GB,
     "draft_cache_bytes": None, "needed_bytes": 68 * GB, "read_bytes": 60 * GB, "speculative_read_bytes": 20 * GB,

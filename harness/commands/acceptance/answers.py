@@ -71,11 +71,11 @@ class Answers:
         none. Otherwise they are computed from the weights (`expected`); {} without weights.
 
         Args:
-            num_draft_tokens: the K for which shares are computed from the weights.
+            num_draft_tokens: the K for which shares are computed from the weights, or the engine's K.
             offset: the position of a draft token, from 0, for its acceptance rate; None for tokens per iteration.
         """
         if self.requests:
-            shares = reported(self.requests, offset)
+            shares = reported(self.requests, num_draft_tokens, offset)
         else:
             shares = [expected(text.cut, num_draft_tokens, offset) for text in self.read]
         by_prompt: dict[int, list[Share]] = {}

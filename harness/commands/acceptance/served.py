@@ -40,13 +40,16 @@ class Share(NamedTuple):
         return cls(sum(share.part for share in shares), sum(share.whole for share in shares))
 
 
-def reported(requests: Sequence[RequestRecord], offset: int | None) -> list[Share]:
-    """The share of each answer according to an engine's counts; [] if the engine does not report the needed counts.
+def reported(
+    requests: Sequence[RequestRecord], num_draft_tokens: int, offset: int | None
+) -> list[Share]:
+    """The share of each answer according to an engine's counts; [] if these counts do not determine it.
 
     With 10 iterations that drafted, of which 7 accepted the first draft token and 4 also the second, the share at
     offset 0 is 7 / 10, and that at offset 1 is 4 / 7.
 
     Args:
+        num_draft_tokens: the engine's K.
         offset: position of the draft token, from 0; None for tokens over iterations.
     """
     counts = [request.counts for request in requests]
@@ -60,9 +63,13 @@ def reported(requests: Sequence[RequestRecord], offset: int | None) -> list[Shar
             continue
         if drafts.accepted_at is None or drafts.drafting is None:
             return []
+        # If the counts do not show which tokens were tested (`Drafts.tested`), a token counts as tested if the token
+        # before it was accepted. The first one was tested in each iteration that drafted. This is wrong if iterations
+        # draft different numbers of tokens.
+        is_guessed = drafts.tested is None and offset > 0
+        if is_guessed and _drafts_fewer(requests, total.drafting or 0, num_draft_tokens):
+            return []
         accepted = [*drafts.accepted_at, *[0] * (offset + 1)]
-        # `tested` is known if iterations draft different numbers of tokens. Otherwise a token was tested if the token
-        # before it was accepted; the first one was tested in each iteration that drafted.
         tested = [*(drafts.tested or [drafts.drafting, *accepted]), *[0] * (offset + 1)]
         shares.append(Share(accepted[offset], tested[offset]))
     return shares
@@ -173,7 +180,7 @@ def served_columns(
         num_draft_tokens: the engine's K.
     """
     counted = None
-    if shares := reported(requests, None):
+    if shares := reported(requests, num_draft_tokens, None):
         num_tokens, num_iterations = Share.total(shares)
         counted = num_tokens / num_iterations if num_iterations else None
     together = tokens_in_burst(requests)
@@ -182,6 +189,7 @@ def served_columns(
     weights = limits(texts, num_draft_tokens, None)
     if counted is not None and not weights.excludes(counted):
         arrived = None
+    # The engine is judged by `counted` or, without it, by `arrived`; `why` stays None if one of them can be judged.
     impossible = next((request.impossible for request in requests if request.impossible), None)
     why = None
     if not are_own(texts):

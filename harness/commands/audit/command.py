@@ -113,6 +113,7 @@ def _checks(row: PrintedRow) -> Iterator[Check]:
         # Without other figures, a rate can only be checked for being a share.
         if rate.low > 1:
             yield Check(row, claim, "acceptance rate as a share", rate.low, 1, 1, "is no share")
+        # `readings`: the tokens per iteration for each meaning that the rate may have.
         if length and row.readings:
             compared = "acceptance rate with tokens per iteration"
             nearest = min(map(length.apart, row.readings.values()))
@@ -205,7 +206,7 @@ def main(words: Words) -> None:
     if paths or not typed:
         raise SettingError("audit", f"takes figures, as a table has them in a row: {_EXAMPLE}")
     rows = stated_rows(typed, tool)
-    judged = [claim for row in rows for claim in judge(row)]
+    judged = [check for row in rows for check in judge(row)]
     print_document(in_full(audit_page(rows, judged)), plain_console(WIDE))
     if not judged:
         raise VerdictError(
@@ -213,7 +214,7 @@ def main(words: Words) -> None:
             " baseline=, or length= with acceptance= and K=",
             CANNOT_TELL,
         )
-    worst = max(judged, key=lambda claim: VERDICTS.index(claim.verdict))
+    worst = max(judged, key=lambda check: VERDICTS.index(check.verdict))
     if worst.verdict != "consistent":
         raise VerdictError(str(worst), 1 if worst.verdict == "impossible" else CANNOT_TELL)
 
@@ -249,18 +250,18 @@ def audit_page(stated: Sequence[PrintedRow], judged: Sequence[Check]) -> Page:
         stated: the rows, at least one.
         judged: the checks of all rows.
     """
-    excluded = {claim.row.name for claim in judged if claim.verdict == "impossible"}
+    excluded = {check.row.name for check in judged if check.verdict == "impossible"}
     rows = [row for row in stated if row.name not in excluded]
     finding = []
     if judged:
-        counts = Counter(claim.verdict for claim in judged)
+        counts = Counter(check.verdict for check in judged)
         verdicts = ", ".join(f"{number} {verdict}" for verdict, number in counts.items())
-        compared = ", ".join(dict.fromkeys(claim.compared for claim in judged))
+        compared = ", ".join(dict.fromkeys(check.compared for check in judged))
         unseen = "a raised rate or length mostly passes"
         checked = f"{counted(len(judged), 'figure')}, {verdicts} ({compared})"
         finding.append(Line(f"checked against each other: {checked}; {unseen}", "strong"))
-    accused = [claim for claim in judged if claim.verdict != "consistent"]
-    finding += [Line(f"{claim.verdict}: {claim}") for claim in accused]
+    accused = [check for check in judged if check.verdict != "consistent"]
+    finding += [Line(f"{check.verdict}: {check}") for check in accused]
     others = [*filter(None, (row.other_readings for row in rows))]
     table = Table.of("costs", "", rows, _COLUMNS, notes=tuple(others), look="plain")
     heading = f"figures · {counted(len(stated), 'row')} with speculation"

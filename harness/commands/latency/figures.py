@@ -83,9 +83,10 @@ _PAIRS = (
     _ACCEPTED.at("row"),
     Column(
         "runs",
+        # `times` counts repetitions, also those that are not pooled (`pooling.merge`).
         of=lambda pair: pair.row.repeats if pair.row.repeat == "all" else pair.run.times,
         varies=True,
-        meaning="number of runs: pooled, or the newest alone is shown if the runs have no units in common",
+        meaning="number of runs: pooled, or the newest alone is shown if the runs together give no interval",
     ),
 )
 
@@ -238,7 +239,7 @@ def _divided(key: str, column: str, title: str, pairs: Sequence[RankedRun]) -> T
     )
     # A single value would only repeat the whole.
     shown = itertools.chain(*by_name.values()) if len(by_name) > 1 else []
-    about = "A speed-up needs at least four prompts, an interval at least eight."
+    about = "A speed-up needs at least four prompts, an interval at least eight prompts or laps."
     return Table.of(key, title, shown, columns, about=about)
 
 
@@ -265,20 +266,21 @@ def categories_of(
         speedup = None
         if waits and num_prompts >= _FEWEST_PROMPTS:
             regular_times, speculative_times = common_times([waits])
-            # The requests of a lap are in flight together, so they are one unit. So are all turns of a conversation,
-            # and all repetitions of a prompt.
+            # The requests of a lap are in flight together, so they are one unit, which has several places. All turns of
+            # a conversation, and all repetitions of a prompt, are one unit with one place.
             places = places_by_unit(prompts).values()
             unit = "lap" if any(len(together) > 1 for together in places) else "prompt"
             speedup = ratio_of_totals(regular_times, speculative_times, unit)
-        columns = drafts_of(drafted).columns()
-        part = Category(
-            str(name),
-            num_prompts,
-            speedup,
-            acceptance_rate=columns["acceptance_rate"],
-            tokens_per_iteration=columns["tokens_per_iteration"],
+        rates = drafts_of(drafted).columns()
+        parts.append(
+            Category(
+                str(name),
+                num_prompts,
+                speedup,
+                rates["acceptance_rate"],
+                rates["tokens_per_iteration"],
+            )
         )
-        parts.append(part)
     return parts
 
 

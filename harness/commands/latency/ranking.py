@@ -167,6 +167,7 @@ def shared_details(pairs: Sequence[RankedRun]) -> list[str]:
     """
     names = [pair.name for pair in pairs]
     details = [text for text in names[0].details if all(text in name.details for name in names)]
+    # If the names share not the whole words about their servers' commands, but some of these:
     if names[0].settings.get("server_command") not in details:
         words = names[0].server_words
         in_all = [word for word in words if all(word in name.server_words for name in names)]
@@ -176,7 +177,9 @@ def shared_details(pairs: Sequence[RankedRun]) -> list[str]:
 
 
 def certainty(pairs: Sequence[RankedRun]) -> str:
-    """What the bounds of these speed-ups are: `95 % interval`, or `95 % for 3 at once` in a series of three runs."""
+    """What the bounds of these speed-ups are: `95 % interval`, or `95 % for 3 at once` in a series of three runs. If
+    runs of several series are mixed, the weakest promise holds for all.
+    """
     family = min(pair.verdict.family for pair in pairs)
     return f"95 % for {family} at once" if family > 1 else "95 % interval"
 

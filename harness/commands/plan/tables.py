@@ -143,7 +143,7 @@ def _why(row: PlanRow) -> Iterator[tuple[str, str]]:
     batch = f" for the {row.batch_size} rows of a batch" if (row.batch_size or 1) > 1 else ""
     is_mixture = (row.verification_steps or 1) > _OTHER_EXPERTS
     about = "about " if is_mixture and batch else ""
-    reader = f" in {row.program.partition(',')[0]}" if row.program else ""
+    reader = f" in {row.program}" if row.program else ""
     if row.dtype in _HALF and row.quantization == "none":
         reader = " in any implementation with 16-bit caches"
     yield "Time", f"one forward pass must read {about}{amount(row.read_bytes)}{batch}{reader}"

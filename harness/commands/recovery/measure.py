@@ -76,7 +76,7 @@ def scored_checks(asking: Asking, arm: Arm, reference: Reference) -> Iterator[Co
     try:
         _ask(asking, arm, reference, scores)
     except KeyboardInterrupt:
-        # Before the end, a check can only show a loss, so at the last look every other verdict is undecided.
+        # Before the end, a check can only show a loss. So of the checks at the last look, all others are undecided.
         if not scores.so_far:
             say("no verdict: interrupted before the first check was complete")
         for check in scores.so_far:
@@ -112,12 +112,15 @@ def _ask(asking: Asking, arm: Arm, reference: Reference, scores: Scores) -> None
         num_decided = asking.token_test.needed(rounding) or 0
         return math.ceil(1.05 * num_decided / (1 - texts_per_token))
 
-    num_tokens = max(_FEWEST_TOKENS, num_needed(rounding=0.0))
-    too_few = ""
+    num_enough = num_needed(rounding=0.0)
+    num_tokens = max(_FEWEST_TOKENS, num_enough)
     if settings.num_draws != "auto":
-        if settings.num_draws < num_tokens:
-            too_few = f": too few to see a shift of {settings.shift:g}, which needs {num_tokens:,}"
         num_tokens = settings.num_draws
+    too_few = ""
+    if num_tokens < num_enough:
+        too_few = f": too few to see a shift of {settings.shift:g}, which needs {num_enough:,}"
+    elif not num_enough:
+        too_few = f": a shift of {settings.shift:g} is too small to be seen"
     tested = "greedy texts"
     if asking.samplings:
         num_settings = counted(len(asking.samplings), "sampling setting")
@@ -162,12 +165,12 @@ def _ask(asking: Asking, arm: Arm, reference: Reference, scores: Scores) -> None
     # The check of drawn tokens is the last one, if there is any.
     last = scores.so_far[-1]
     if last["verdict"] == "undecided" and last["check"] == "sampled":
-        num_enough = num_needed(last["rounding"])
+        num_wanted = num_needed(last["rounding"])
         # With some evidence of a loss, even enough power gives no verdict. Twice as many draws confirm or refute it.
         if last["evidence"] >= NOTABLE_EVIDENCE:
-            num_enough = max(num_enough, 2 * last["num_draws"])
-        if num_enough > max(num_tokens, last["num_draws"]):
-            last["num_draws_needed"] = num_enough
+            num_wanted = max(num_wanted, 2 * last["num_draws"])
+        if num_wanted > max(num_tokens, last["num_draws"]):
+            last["num_draws_needed"] = num_wanted
 
 
 def _reference_check(arm: Arm, checks: Sequence[Columns]) -> Columns:
@@ -179,12 +182,15 @@ def _reference_check(arm: Arm, checks: Sequence[Columns]) -> Columns:
     """
     greedy, *drawn = checks
     columns = dict(greedy)
-    # The check covers greedy and drawn texts, so it has no single temperature.
+    # The check covers greedy and drawn texts, so its row keeps the temperature of the settings.
     del columns["temperature"]
     evidence = f"greedy texts: {greedy['identical_prompts']} of {greedy['num_prompts']} identical"
     for sampled in drawn:
-        columns |= sampled
+        num_past_end = columns["num_past_end"] + sampled["num_past_end"]
+        columns |= sampled | {"num_past_end": num_past_end}
         evidence += f"; drawn tokens have a p-value of {p_value_in_words(sampled['p_value'])}"
+    if columns["num_past_end"]:
+        evidence += f"; {counted(columns['num_past_end'], 'text')} went on past an end"
     finding = None
     if is_lossy(checks):
         finding = (
@@ -285,15 +291,12 @@ class RecoveryExperiment(Experiment[RecoverySettings, RecoveryRow]):
         references = References(settings, session.planned, engine)
         reference = self._reference(session, references, prompts)
         if isinstance(reference, ReportedReference):
-            unknown = [
-                sampling for sampling in taken if not sampling.is_known_by(settings.top_logprobs)
-            ]
-            if unknown:
-                names = ", ".join(sampling.name for sampling in unknown)
-                say(
-                    f"not tested, because top_logprobs={settings.top_logprobs} is not enough: {names}"
-                )
-            taken = [sampling for sampling in taken if sampling not in unknown]
+            num_top = settings.top_logprobs
+            known = [sampling for sampling in taken if sampling.is_known_by(num_top)]
+            if len(known) < len(taken):
+                names = ", ".join(sampling.name for sampling in taken if sampling not in known)
+                say(f"not tested, because top_logprobs={num_top} is not enough: {names}")
+            taken = known
         # Both arms get the same requests.
         can_end = all(each.traits.stops_at_tokens for each in engine.arms)
 
@@ -325,8 +328,8 @@ class RecoveryExperiment(Experiment[RecoverySettings, RecoveryRow]):
             if not taken:
                 return
         if taken:
-            # The arm sends no token ids: `RecoverySettings.check_engine` has refused all settings with which no sampled
-            # text can be tested.
+            # There is no reference for tokens: the arm sends no token ids, or there are neither weights nor a regular
+            # arm. (`RecoverySettings.check_engine` refuses some of these cases before.)
             why = (
                 "sampled texts are tested by their token ids, against weights that load here (model=) or a regular"
                 f" server's log-probabilities: vLLM (with --max-logprobs={settings.top_logprobs}) and"

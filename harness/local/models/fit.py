@@ -212,15 +212,7 @@ class PlacementProblem:
         """The name of the program that holds the models, for messages."""
         if self.is_served:
             return "a server that reads the GGUF file"
-        demand = self.demand
-        once = sum(
-            demand.batch_size * sketch.row_bytes(demand.row_tokens) for sketch in self.models
-        )
-        own_loop = "harness's own decoding loop"
-        # Each cache exists twice if prompts are first read into a separate one (`Demand.runner_tokens`), or if draft
-        # tokens need a copy of a recurrent state.
-        holds_twice = self.cache_bytes > 1.5 * once
-        return f"{own_loop}, which holds each cache twice" if holds_twice else own_loop
+        return "harness's own decoding loop"
 
     def misfit(self) -> Misfit:
         """Return the error to raise if the models do not fit."""
@@ -316,12 +308,15 @@ def _maps(problem: PlacementProblem, sketch: Sketch, room: Memory) -> Iterator[D
         [device] = room
         yield {"": device}
         return
+    caches = problem.cache_sizes(sketch)
+    if sketch.weight_bytes + sum(caches) > sum(room.values()):
+        return
     if sketch.is_served and sketch.settings.gguf_file:
         yield _map_of_file(sketch, room)
         return
-    caches = problem.cache_sizes(sketch)
-    indivisible = list(getattr(sketch.model, "_no_split_modules", None) or ())
-    if not indivisible or sketch.weight_bytes + sum(caches) > sum(room.values()):
+    # accelerate cannot divide a model that does not name the modules to be kept whole.
+    kept_whole = list(getattr(sketch.model, "_no_split_modules", None) or ())
+    if not kept_whole:
         return
     model = copy.deepcopy(sketch.model)
     assert model is not None  # only a head has no model, and a head is never divided
@@ -334,11 +329,11 @@ def _maps(problem: PlacementProblem, sketch: Sketch, room: Memory) -> Iterator[D
     for number, (cache, size) in enumerate(zip(sketch.caches, caches, strict=True)):
         model.get_submodule(cache.module).register_buffer(f"cache_{number}", _bytes(size))
     # First with equal shares for all devices, then with all room of each device.
-    for limits in (get_balanced_memory(model, dict(room), indivisible), room):
+    for limits in (get_balanced_memory(model, dict(room), kept_whole), room):
         # accelerate keeps room for one layer free on the first device. It does so on an imaginary first GPU without any
         # room, so that all room of the real GPUs is used.
         device_map = infer_auto_device_map(
-            model, {-1: 0, **limits}, indivisible, clean_result=False, offload_buffers=True
+            model, {-1: 0, **limits}, kept_whole, clean_result=False, offload_buffers=True
         )
         # accelerate moves to `disk` what has no room on any device.
         has_room_for_all = "disk" not in device_map.values()
@@ -417,7 +412,7 @@ def needed_instead(problem: PlacementProblem) -> str:
     """Return a sentence about what is needed if no change of settings makes the models fit."""
     num_bytes = sum(sketch.weight_bytes for sketch in problem.models)
     if num_bytes <= problem.whole_room:
-        return "the weights alone fit: shorter prompts are needed"
+        return "the weights alone fit: shorter prompts or answers are needed"
     if num_bytes <= sum(problem.free[device] for device in problem.devices):
         return (
             "the weights fit only without the reserve on each GPU, which placement.reserve_gb= sets"

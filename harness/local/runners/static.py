@@ -169,11 +169,10 @@ class HeadPacking:
         is_plain = model.config.get_text_config()._attn_implementation == _PLAIN
         self.heads_per_key = int(groups.pop()) if is_plain and len(groups) == 1 else 1
         # The attributes of each configuration object that names the implementation of attention, by the object's id.
-        self._configs: dict[int, dict[str, Any]] = {}
-        if self.heads_per_key > 1:
-            for module in modules:
-                if hasattr(module, "config"):
-                    self._configs[id(module.config)] = vars(module.config)
+        packed = modules if self.heads_per_key > 1 else []
+        self._configs: dict[int, dict[str, Any]] = {
+            id(module.config): vars(module.config) for module in packed if hasattr(module, "config")
+        }
         ALL_ATTENTION_FUNCTIONS.register(_PACKED, packed_attention)
         ALL_MASK_ATTENTION_FUNCTIONS.register(_PACKED, ALL_MASK_ATTENTION_FUNCTIONS[_PLAIN])
 
@@ -245,6 +244,7 @@ class StaticRunner(Runner):
         # For rows of fixed size: their cache, the pass that reads tokens into it, and the widths of this pass in
         # ascending order.
         self._fixed_cache = SlotCache()
+        # Never called, because `fix` sets the pass. It frees the pass, and so the cache, that was there before.
         self._pass = Part(self._forward, [self._model])
         self._widths: Sequence[int] = ()
 

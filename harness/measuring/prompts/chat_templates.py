@@ -107,15 +107,13 @@ class Template:
         return "".join([*turns, "assistant:"] if asks else turns)
 
     def _applied(self, chat: Chat, **options: bool) -> Any:
-        """A chat as the template writes it: as token ids, or as text with `tokenize=False`. The user's `arguments` take
-        precedence over `options`.
-        """
+        """A chat as the template writes it: as token ids, or as text with `tokenize=False`."""
         from jinja2 import TemplateError
 
         tools = list(map(dict, chat.tools)) or None
         try:
             return self.tokenizer.apply_chat_template(
-                chat.for_template(), tools=tools, return_dict=False, **{**options, **self.arguments}
+                chat.for_template(), tools=tools, return_dict=False, **options, **self.arguments
             )
         except (TemplateError, OverflowError, RecursionError, TypeError, ValueError) as error:
             # For example, a template may not allow a system prompt, or a tokenizer may have several templates and no

@@ -54,7 +54,7 @@ _CHARACTERS_PER_TOKEN = 12
 # Columns that may contain the prompt, in order of precedence.
 _KEYS = tuple(column for column in PROMPT_COLUMNS if column != "category")
 # Columns with parts of a prompt or request that a row may store but that are not sent.
-_PARTS = """
+_UNSENT = """
     context input passage passages document documents article story choices options
     system system_prompt instructions image images image_url audio video files
     max_tokens max_completion_tokens max_new_tokens max_output_tokens output_tokens output_len output_length
@@ -66,6 +66,8 @@ _PARTS = """
 _WITH_SUBJECT = ("instruction", "question")
 # Roles whose messages a model answers.
 _ASKS = ("user", "tool")
+# Endings of files whose lines are counted. In other files, rows are.
+_BY_LINE = (".txt", ".jsonl")
 # The most line numbers or categories that a message lists.
 _MOST_NAMED = 15
 
@@ -115,7 +117,9 @@ class Prompt:
 
     @property
     def opening(self) -> Prompt:
-        """The prompt up to the first recorded answer; the answer and all later messages are then in `following`."""
+        """The prompt up to the first recorded answer; the answer and all later messages are then in `following`. `text`
+        stays that of the whole prompt.
+        """
         messages = self.conversation.messages
         roles = [message["role"] for message in messages]
         if "assistant" not in roles[1:]:
@@ -191,9 +195,9 @@ class PromptSet:
             for category_prompts in members.values():
                 shuffler.shuffle(category_prompts)
         taken: list[Prompt] = []
-        for turn in itertools.zip_longest(*members.values()):
+        for one_of_each in itertools.zip_longest(*members.values()):
             # A category that has no prompt left contributes None.
-            taken += [prompt for prompt in turn if prompt is not None]
+            taken += [prompt for prompt in one_of_each if prompt is not None]
         return tuple(taken[:count])
 
     def index(self, occurrence: Occurrence) -> int:
@@ -212,7 +216,9 @@ class PromptSet:
         return Occurrence(place, turn, repeat)
 
     def at(self, index: int) -> Prompt:
-        """The prompt to which an index belongs; the index may be that of a later turn, or of a repeated sending."""
+        """The prompt to which an index belongs; the index may be that of a later turn, or of a repeated sending. Of a
+        conversation, only `text` and `turn` are those of the turn.
+        """
         occurrence = self.occurrence(index)
         prompt = dataclasses.replace(self.prompts[occurrence.place], index=index)
         if not prompt.turns:
@@ -233,8 +239,8 @@ class PromptSet:
 
 
 def lines_in_words(lines: Iterable[int], settings: PromptSettings) -> str:
-    """Line numbers in words: `line 3 of mine.txt`, `lines 3, 5, 8 of prompts=tiny`. Of more than `_MOST_NAMED`
-    lines, only the first are named, with the number of the others.
+    """Line numbers in words: `line 3 of mine.txt`, `lines 3, 5, 8 of prompts=tiny`, `row 3 of mine.csv`. Of more than
+    `_MOST_NAMED` lines, only the first are named, with the number of the others.
     """
     ascending = sorted(lines)
     named = ", ".join(map(str, ascending[:_MOST_NAMED]))
@@ -243,7 +249,8 @@ def lines_in_words(lines: Iterable[int], settings: PromptSettings) -> str:
     file = Path(settings.file)
     is_own = settings.repository is None and not file.is_relative_to(PACKAGE)
     name = file.name if is_own else f"prompts={settings.name}"
-    return f"line{'s' if len(ascending) > 1 else ''} {named} of {name}"
+    place = "line" if file.suffix in _BY_LINE else "row"
+    return f"{place}{'s' if len(ascending) > 1 else ''} {named} of {name}"
 
 
 def load_prompts(settings: PromptSettings) -> PromptSet:
@@ -274,12 +281,11 @@ def load_prompts(settings: PromptSettings) -> PromptSet:
     prompts = tuple(
         dataclasses.replace(prompt, index=index) for index, prompt in enumerate(different.values())
     )
-    # The second `for` only names a tuple. Its empty values are left out, so that they do not change the digest.
-    contents = [
-        json.dumps([prompt.text, prompt.messages, *filter(None, further)])
-        for prompt in prompts
-        for further in [(prompt.num_tokens, prompt.turns, prompt.tools)]
-    ]
+    contents = []
+    for prompt in prompts:
+        # Empty values are left out, so that they do not change the digest.
+        further = filter(None, (prompt.num_tokens, prompt.turns, prompt.tools))
+        contents.append(json.dumps([prompt.text, prompt.messages, *further]))
     digest = hashlib.sha256("\n".join(contents).encode()).hexdigest()[:12]
     num_repeated = len(read) - len(prompts)
     return PromptSet(settings.name, prompts, digest, settings.seed, num_left_out, num_repeated)
@@ -298,7 +304,7 @@ def _prompts_of(path: Path, settings: PromptSettings) -> tuple[list[Prompt], int
         try:
             prompt = _from_row(row, settings)
         except BadFile as bad:
-            where = f"{'line' if path.suffix in ('.txt', '.jsonl') else 'row'} {number}"
+            where = f"{'line' if path.suffix in _BY_LINE else 'row'} {number}"
             if isinstance(bad, NoQuestion):
                 left_out.append(f"{where} {bad}")
                 continue
@@ -336,10 +342,12 @@ def _cut(documents: Sequence[Prompt], lengths: Sequence[int]) -> list[Prompt]:
         lengths: numbers of tokens.
 
     Raises:
-        SettingError: if all documents together are too short, or if any document is a chat with tools.
+        SettingError: if all documents together are too short, or if any document is a chat of several messages or with
+            tools.
     """
-    if any(document.chat().has_tools for document in documents):
-        rule = "cuts texts, and the prompts of this set are chats with tools"
+    chats = [document.chat() for document in documents]
+    if any(chat.has_tools or len(chat.messages) > 1 for chat in chats):
+        rule = "cuts texts, and the prompts of this set are chats"
         raise SettingError("prompts.lengths", rule, max(lengths))
     most = sum(len(document.text) for document in documents) // _CHARACTERS_PER_TOKEN
     if most < max(lengths):
@@ -404,7 +412,7 @@ def _unsent(row: Mapping[str, Any], prompt: Prompt) -> Iterator[str]:
     sent = ["system"] if prompt.messages else []
     if key in _WITH_SUBJECT and isinstance(row[key], str):
         sent.append("input" if row.get("input") else "context")
-    yield from (part for part in _PARTS if row.get(part) and part not in sent)
+    yield from (part for part in _UNSENT if row.get(part) and part not in sent)
     # Messages in the form of ShareGPT, of which only the user's are sent.
     if _has_objects(row[key], "from") and any(turn["from"] == "system" for turn in row[key]):
         yield "system"

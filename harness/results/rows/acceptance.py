@@ -64,7 +64,7 @@ class AcceptanceRow(PromptedRow):
     )
     arrived_tokens_per_iteration: MaybeFloat = figure(
         "tokens per iteration, from the tokens that arrived together; empty if none did, or if the engine's own counts"
-        " can be true",
+        " agree with the weights",
         "tokens",
     )
     weights_tokens_per_iteration: Interval | None = figure(
