@@ -54,7 +54,8 @@ def pages_about(
         pages["Made up"] = Page(title, parts=made_up)
     without_verdict = [*dict.fromkeys([*without_verdict, *failures])]
     if without_verdict:
-        title = f"{counted(len(without_verdict), 'run')}, each with its reason"
+        number = sum(run.times for run in without_verdict)
+        title = f"{counted(number, 'run')}, each with its reason"
         table = without_verdict_table(without_verdict)
         pages["Without a verdict"] = Page(title, tables=[table])
     return pages
@@ -65,7 +66,7 @@ def without_verdict_table(runs: Sequence[Run]) -> Table:
     columns = (
         Column("command", text=True, of="run.command", varies=True),
         Column("pair", text=True, of="name.cell"),
-        Column("K", of="name.num_draft_tokens", optional=True),
+        Column("K", of="name.k", optional=True),
         Column("why", text=True, of="run", form=_why),
         Column("speed-up\nin this run", form=times, of=_estimate, optional=True).at("run"),
         Column("run", text=True, of="run.id"),

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Generic, NamedTuple
 
 from harness.config.model_names import SECOND_COMMAND
-from harness.reporting.words import FIRST_SETTINGS, pair_name, setting_in_words
+from harness.reporting.words import FIRST_SETTINGS, k_in_words, pair_name, setting_in_words
 from harness.results.runs import AnyRunRow, Run, grouped
 from harness.results.schema import RunRow
 
@@ -45,6 +45,8 @@ class Name:
 
     Attributes:
         pair: the pair's name, from `pair_name`.
+        num_draft_tokens: K; None if there is none.
+        k: K in words (`k_in_words`).
         settings: the settings in which the rows differ, in words, by column; K is left out. For a setting without a
             column, the key is `settings.` and its name, such as `settings.draft.sampling`.
         circumstances: circumstances that distinguish the row from others with the same settings, in words.
@@ -52,6 +54,7 @@ class Name:
 
     pair: str
     num_draft_tokens: int | str | None
+    k: str | None
     settings: dict[str, str] = field(default_factory=dict)
     circumstances: list[str] = field(default_factory=list)
 
@@ -88,7 +91,7 @@ class Name:
 
     def label(self, separator: str = " · ") -> str:
         """The whole name in one line, with K."""
-        k = [f"K={self.num_draft_tokens}"] if self.num_draft_tokens else []
+        k = [f"K={self.k}"] if self.k else []
         return separator.join([self.pair, *k, *self.details])
 
 
@@ -104,7 +107,7 @@ class Named(NamedTuple, Generic[AnyRunRow]):
 
 def name_of(row: RunRow) -> Name:
     """The name of a single row, which need not be distinguished from other rows."""
-    return Name(pair_name(row), row.num_draft_tokens)
+    return Name(pair_name(row), row.num_draft_tokens, k_in_words(row))
 
 
 def distinct_names(rows: Sequence[RunRow]) -> list[Name]:

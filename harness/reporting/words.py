@@ -300,10 +300,17 @@ def _batch(row: RunRow) -> str:
     return "" if size in (None, 1) else f"batches of {size}"
 
 
+def k_in_words(row: RunRow) -> str | None:
+    """`4`, `auto`; `4 (as labelled)` for a server that was already running, whose K is only what the user typed; None
+    without a K.
+    """
+    label = " (as labelled)" if row.has_labelled_k else ""
+    return f"{row.num_draft_tokens}{label}" if row.num_draft_tokens else None
+
+
 def _k(row: RunRow) -> str:
-    """`K=4`. The K of a server that was already running is only what the user typed."""
-    label = " (as labelled)" if row.url and not row.server_command else ""
-    return f"K={row.num_draft_tokens}{label}" if row.num_draft_tokens else ""
+    k = k_in_words(row)
+    return f"K={k}" if k else ""
 
 
 def _rule(row: RunRow) -> str:

@@ -20,7 +20,7 @@ from typing import Any
 from harness.results.prompt_times import common_times, pairs_by_unit, waits_by_unit
 from harness.results.row import Pooling
 from harness.results.rows.prompts import read_prompts
-from harness.results.runs import Run, each_once
+from harness.results.runs import Run, each_once, grouped
 from harness.results.statistics.interval import FEWEST_EFFECTIVE, Coverage, Interval
 from harness.results.statistics.runs import ratio_over_runs
 from harness.results.verdict import AnyRow, judged
@@ -47,7 +47,8 @@ def merge(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
     3. the newest run, if it has figures.
 
     A pooled row that was read from a file replaces the runs that it pools. A failure is a run with any status except
-    `ok`. It counts until a newer run of the same measurement succeeds:
+    `ok`. It counts until a newer run of the same measurement succeeds. Failures with the same reason are counted
+    together (`times`):
 
         ok, failed, ok     the two successes are shown, and no failure
         ok, failed         the success is shown, and the failure counts
@@ -80,9 +81,9 @@ def merge(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
         if newest.has_figures:
             shown.append(_pooled_run(succeeded) or newest)
         failed = repetitions[repetitions.index(newest) + 1 :] if succeeded else repetitions
-        if failed:
-            failed[-1].times = len(failed)
-            failures.append(failed[-1])
+        for alike in grouped(failed, attrgetter("reason")).values():
+            alike[-1].times = len(alike)
+            failures.append(alike[-1])
     return sorted(shown, key=attrgetter("id")), sorted(failures, key=attrgetter("id"))
 
 

@@ -264,6 +264,11 @@ class RunRow(Row):
         return self.url is not None and self.url == self.regular_url and is_one_model
 
     @property
+    def has_labelled_k(self) -> bool:
+        """Whether K is only what the user typed, because the server was already running."""
+        return bool(self.url and not self.server_command and self.num_draft_tokens)
+
+    @property
     def synthetic(self) -> bool:
         """Whether draft tokens were accepted at random, and not by the acceptance rule."""
         return bool(self.draft) and getattr(self, "synthetic_acceptance", None) is not None

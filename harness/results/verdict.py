@@ -149,6 +149,8 @@ def _why_open(row: ComparedRow, speedup: Interval) -> str:
         return row.error or "the arms cannot be compared"
     if not speedup.is_known:
         return "no speed-up was measured"
+    if row.status not in ("ok", None):
+        return f"the run ended early: {row.status}"
     if row.weights == "random" and not row.synthetic:
         return "random weights accept by chance; the texts mean nothing"
     return _waited(row) if speedup.has_bounds else why_no_interval(row)
@@ -287,8 +289,8 @@ def _other_servers(regular: ArmEvidence, speculative: ArmEvidence) -> str | None
         is_second = speculative.draft == SECOND_COMMAND
         name = "server compared with the first" if is_second else "speculative server"
         return (
-            f"the {name} drafted nothing: its flags may select no kind of draft (llama.cpp needs --spec-type), or its"
-            " log says why"
+            f"the {name} drafted nothing: its flags may select no kind of draft (llama.cpp needs --spec-type), these"
+            " texts may repeat nothing (n-grams), or its log says why"
         )
     return _other_prompts(regular, speculative) or _other_texts(speculative)
 

@@ -297,7 +297,7 @@ def _advice(
     if error.code in KEY_REFUSED:
         return "; engine.api_key_variable names the variable with its key"
     if served.url and not served.url.rstrip("/").endswith("/v1"):
-        return "\nthe address does not end in /v1, as those of most servers do"
+        return f"\nmost servers' addresses end in /v1: {served.url.rstrip('/')}/v1"
     if error.code not in _FORM_ERRORS:
         return ""
     if asked.model.name == SERVED:

@@ -94,6 +94,13 @@ def test_few_units_have_no_interval_over_runs_either(
     assert speedup.covers.num_effective == covers.get("num_effective")
 
 
+def test_the_run_in_which_fewest_units_count_decides(tmp_path: Path) -> None:
+    asked = [{"speedup_covers": over(10, num_effective=number)} for number in (4, 3)]
+    runs = [measured(tmp_path, n, 1.0, num_prompts=10, **covers) for n, covers in enumerate(asked)]
+    pooled = [pooled_rows(ordered)[-1].speedup for ordered in (runs, runs[::-1])]
+    assert [speedup.covers.num_effective for speedup in pooled] == [3, 3]
+
+
 def test_every_rule_makes_one_figure_of_two(tmp_path: Path) -> None:
     """Ends of intervals are not averaged: 2.0 (1.9 to 2.1) and 1.2 (1.1 to 1.3) make no 1.55 (1.45 to 1.65)."""
     figures: dict[str, tuple[Any, Any, Any]] = {
@@ -246,7 +253,7 @@ def test_a_measurement_is_its_newest_success_and_the_failures_since() -> None:
     for statuses, shown, failure in [
         # The place of the run that stands for all, and their number.
         (["ok", "failed", "ok"], (2, 2), None),
-        (["ok", "failed", "interrupted"], (0, 1), (2, 2)),
+        (["ok", "failed", "failed"], (0, 1), (2, 2)),
         (["failed", "ok", "failed"], (1, 1), (2, 1)),
         (["failed", "failed"], None, (1, 2)),
         (["interrupted", "interrupted"], (1, 2), (1, 2)),
@@ -254,6 +261,12 @@ def test_a_measurement_is_its_newest_success_and_the_failures_since() -> None:
         runs = list(map(ended, statuses))
         found = [[(runs.index(run), run.times) for run in part] for part in merge(runs[::-1])]
         assert found == [[shown] if shown else [], [failure] if failure else []]
+    # Each reason is kept, with the number of runs that have it.
+    reasons = [ended("failed", error=reason) for reason in ("no room", "stopped", "no room")]
+    assert [(run.reason, run.times) for run in merge(reasons)[1]] == [
+        ("stopped", 1),
+        ("no room (2 times)", 2),
+    ]
 
 
 def test_a_pooled_row_replaces_its_runs_and_is_where_they_are(tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ def races_page(runs: Sequence[Run[CompareRow]]) -> Page | None:
     columns = (
         # `varies` leaves the column out if all races have the same pair; `once` leaves equal cells below empty.
         Column("pair", text=True, of="name.cell", once=True, varies=True),
-        Column("K", of="name.num_draft_tokens"),
+        Column("K", of="name.k"),
         Column("prompt", lambda text: textwrap.shorten(text, 40), "row.prompt", text=True),
         Column(
             "speed-up", times, lambda race: None if race.row.why_no_verdict else race.row.speedup

@@ -28,6 +28,7 @@ from harness.reporting.table import (
 )
 from harness.reporting.words import (
     arm_name,
+    k_in_words,
     lossy_warning,
     settings_line,
     typed_again,
@@ -190,7 +191,7 @@ def accuracy_table(runs: Sequence[Named[EvalRow]], statements: Sequence[Statemen
         lines += [named._replace(row=row) for row in rows]
     columns = (
         Column("pair", text=True, of="name.cell", varies=True, once=True),
-        Column("K", of="row.num_draft_tokens", optional=True),
+        Column("K", of=lambda named: k_in_words(named.row), optional=True),
         Column("arm", text=True, of=arm_name).at("row"),
         Column("seed", of="row.seed", varies=True),
         Column("asked", of="row.num_prompts"),

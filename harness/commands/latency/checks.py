@@ -282,10 +282,10 @@ def _cached(row: LatencyRow) -> str | None:
     """The share of the prompts' tokens that came from a cache; "" if none did, None if that is unknown."""
     if not row.cached_tokens:
         return None if row.cached_tokens is None else ""
-    # Some servers do not count cached tokens as read.
-    num_prompt_tokens = max(row.read_prompt_tokens or 0, row.num_prompt_tokens or 0)
-    if not num_prompt_tokens:
+    if not row.read_prompt_tokens:
         return None
+    # Some servers do not count cached tokens as read.
+    num_prompt_tokens = max(row.read_prompt_tokens, row.num_prompt_tokens or 0)
     return f"{percent(row.cached_tokens / num_prompt_tokens)} in the {row.arm} arm"
 
 
@@ -509,7 +509,7 @@ CHECKS = (
         "The servers were already running: their share of CPU time is unknown.",
     ),
     Check(
-        "note",
+        "against",
         _unknown_clients,
         "Whether other clients used the servers during the run is unknown. The counters of a server show it (llama.cpp:"
         " `--metrics`).",

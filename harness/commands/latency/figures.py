@@ -63,7 +63,7 @@ FIRST_TOKEN = Column("first token ms", number(1), "time_to_first_token_ms", opti
 _ACCEPTED = Column("accepted", share, "acceptance_rate")
 # Columns about a pair.
 _PAIR = Column("pair", text=True, of="name.cell", once=True, varies=True)
-_K = Column("K", of="k", optional=True)
+_K = Column("K", of="name.k", optional=True)
 
 
 _SPEEDUP = Column("speed-up", stated, _known_verdict, reference=1)

@@ -453,7 +453,7 @@ def _check_failures(run: MeasuredRun) -> None:
         failed = [request for request in requests if request.has_failed]
         empty = [request for request in requests if not request.answered]
         first = (failed or empty)[0]
-        raise RunError(f"no verdict: {reason}, the first with {first.error}")
+        raise RunError(f"{reason}, the first with {first.error}")
 
 
 def prompt_rows(run: MeasuredRun, generation: Answered, session: Session) -> list[LatencyPromptRow]:

@@ -231,8 +231,8 @@ def _with_time(pair: RankedRun) -> str:
 
 def _label(pair: RankedRun, is_same_pair: bool) -> str:
     """`K=2`; the whole name of the pair if the sentence is about several pairs, or if no K is known."""
-    if is_same_pair and pair.k is not None:
-        return ", ".join([f"K={pair.k}", *pair.name.circumstances])
+    if is_same_pair and pair.name.k is not None:
+        return ", ".join([f"K={pair.name.k}", *pair.name.circumstances])
     return pair.name.label(", ")
 
 
@@ -259,7 +259,8 @@ class Schedule(NamedTuple):
     """The K to use at each load, for one pair and settings.
 
     Attributes:
-        whose: the name of the pair and settings, followed by a colon; empty if there is only one schedule.
+        whose: the name of the pair and settings, if there are others, and whether K is only a label, followed by a
+            colon; empty if there is nothing to say.
         ranges: in the order of the loads; empty without a schedule.
         why_none: why there is no schedule; empty if there is one.
     """
@@ -282,8 +283,12 @@ def schedules(pairs: Sequence[RankedRun]) -> list[Schedule]:
         if len({pair.load for pair in members}) < 2 or not have_both_arms:
             continue
         ranges, why_none = schedule_of(judged_at_once([pair.run for pair in members]))
-        words = curve if have_same_prompts else [*curve, f"prompts {prompts}"]
-        whose = f"{', '.join(words)}: " if len(curves) > 1 else ""
+        words = [*curve] if len(curves) > 1 else []
+        if not have_same_prompts:
+            words.append(f"prompts {prompts}")
+        if any(pair.row.has_labelled_k for pair in members):
+            words.append("K as labelled")
+        whose = f"{', '.join(words)}: " if words else ""
         found.append(Schedule(whose, ranges, why_none))
     return found
 

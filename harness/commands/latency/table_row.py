@@ -8,10 +8,11 @@ from harness.commands.latency.answer import result_line
 from harness.config.model_names import SECOND_COMMAND
 from harness.measuring.rows import LatencyRow
 from harness.reporting.files import escape
-from harness.reporting.names import STARTS_SERVERS, name_of
+from harness.reporting.names import STARTS_SERVERS
 from harness.reporting.words import (
     called,
     device_of,
+    k_in_words,
     labels,
     lossy_rule,
     setting_in_words,
@@ -69,7 +70,7 @@ def _speedup(row: LatencyRow) -> str:
         text += f" over {verdict.interval.covers}"
     if verdict.why and verdict.interval.is_known:
         text += f", not judged: {verdict.why}"
-    if row.status not in ("ok", None):
+    elif row.status not in ("ok", None):
         text += f", {row.status}"
     return text if row.was_quiet else f"{text}, busy machine"
 
@@ -78,7 +79,7 @@ _COLUMNS: Mapping[str, Callable[[LatencyRow], str]] = {
     "model": lambda row: ", ".join([called(row.model or "unknown model"), *labels(row)]),
     "server": lambda row: row.server or f"engine={row.engine}",
     "draft": _draft,
-    "K": lambda row: str(name_of(row).num_draft_tokens or DASH),
+    "K": lambda row: k_in_words(row) or DASH,
     "in flight": lambda row: str(row.batch_size or 1),
     "settings": _settings,
     "device": device_of,

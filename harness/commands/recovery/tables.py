@@ -211,7 +211,7 @@ def verdicts_table(every: Sequence[Checks]) -> Table:
     """A table with one row per run."""
     columns = (
         Column("pair", text=True, of="name.cell"),
-        Column("K", of="name.num_draft_tokens"),
+        Column("K", of="name.k"),
         Column("verdict", text=True, of="verdict"),
         Column("greedy texts identical", of=lambda run: _identical(run.greedy)),
         Column("draws", "{:,}".format, "sampled.num_draws"),

@@ -28,7 +28,9 @@ class AnswerFigures(Group):
         "number of different prompts, if a small set was sent repeatedly",
     )
     num_prompts_in_set: MaybeInt = pooled("same", "prompts that the set or file has")
-    flags_draft: MaybeBool = pooled("same", "whether flags of a server's command make it draft")
+    flags_draft: MaybeBool = pooled(
+        "same", "whether flags of the measured server's command make it draft"
+    )
     draft_remembers: MaybeBool = pooled(
         "same",
         "whether a server drafts from a pool of its own answers, as its command says",

@@ -83,7 +83,7 @@ class Member:
     @property
     def has_interval(self) -> bool:
         """Whether the run is complete, and has an interval that may be stated."""
-        return self.verdict.is_judged and not self.is_partial
+        return self.verdict.is_judged
 
     @property
     def is_arm_alone(self) -> bool:

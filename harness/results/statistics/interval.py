@@ -174,7 +174,12 @@ class Interval:
         """The bounds as text, such as `2.18 to 2.42`, in the formats of `__format__`; None without bounds."""
         if not self.has_bounds:
             return None
-        return f"{self._text(self.low, form)} to {self._text(self.high, form)}"
+        texts = []
+        for bound in (self.low, self.high):
+            text = self._text(bound, form)
+            # A bound that excludes 1 must not look like 1.
+            texts.append(f"{bound:.4f}" if form == "×" and text == "1.00" and bound != 1 else text)
+        return " to ".join(texts)
 
     @staticmethod
     def _text(value: float, form: str) -> str:

@@ -130,6 +130,7 @@ def test_the_preset_for_lengths_has_each_length_as_a_category(
         ({"ask": "a"}, {}, "must hold a JSON array"),
         (["a", ["b"]], {}, "row 2 must be an object"),
         ([{"prompt": "One short line."}], {"lengths": (512,)}, "must be at most . tokens"),
+        ([{"turns": ["a", "b"]}], {"lengths": (1,), "system": "Be brief."}, "cannot be combined"),
         ([{"conversations": [{"from": "gpt", "value": "x"}]}], {}, "nothing from a human"),
     ],
 )  # fmt: skip
