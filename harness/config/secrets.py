@@ -23,7 +23,9 @@ _ENDINGS = ("key", "token", "secret", "pass", "passwd", "password", "passphrase"
 # Parts with which a name is harmless after all: _SWITCHES as the first part (`--no-auth`), and _ABOUT as the last part
 # (`--api-key-file`).
 _SWITCHES = frozenset("no allow disable enable return skip stream".split())
-_ABOUT = frozenset("dir file format id ids map mode name path sock type url variable".split())
+_ABOUT = frozenset(
+    "dir entity file format group id ids map mode name notes path project sock tags type url variable".split()
+)
 # Flags that are also recognised in shortened form, because programs that use Python's argparse accept such forms.
 # `--ap` is too short, because other flags begin with it, too.
 _ABBREVIATED = ("--api-key", "--hf-token", "--admin-api-key")

@@ -193,7 +193,7 @@ class References:
 
     - `model=` only stands for whatever the server serves (`SERVED`);
     - the server applies the chat template itself, and so reads different tokens than the model would here;
-    - a grammar constrains the server's answers (this and the previous case are `beyond_model`);
+    - a grammar or a penalty changes the server's answers (this and the previous case are `beyond_model`);
     - the server's model cannot be loaded here.
 
     Raises (each method):

@@ -118,12 +118,14 @@ class Drafts:
 
     @property
     def longest(self) -> int:
-        """The most draft tokens of an iteration: the number of positions; otherwise the mean over all iterations,
-        rounded up, which is too low if some iterations draft nothing; 0 if neither is known.
+        """The most draft tokens of an iteration, as far as the counts show: the number of positions, but at least the
+        mean over the iterations that drafted (or over all, if their number is unknown), rounded up; 0 if neither is
+        known.
         """
         if self.tested is not None:
             return len(self.tested)
-        return math.ceil((self.proposed or 0) / (self.iterations or math.inf))
+        mean = (self.proposed or 0) / (self.drafting or self.iterations or math.inf)
+        return max(len(self.accepted_at or ()), math.ceil(mean))
 
     @property
     def histogram(self) -> list[int] | None:

@@ -35,16 +35,17 @@ _MOST_STOPPING_S = 30.0
 _MOST_ENDING_S = 2.0
 # Bytes at the end of a long log that are read.
 _MOST_OF_LOG = 4_000_000
-# Lines of a log that may contain the reason why a server ended. `_POINTS_ELSEWHERE` excludes the last lines of vLLM and
-# llama.cpp, which only refer to an earlier line, and uvicorn's lines about single requests, such as `"POST
-# /v1/completions HTTP/1.1" 500 Internal Server Error`.
+# Lines of a log that may contain the reason why a server ended. The level of vLLM's lines (`ERROR 11-25 12:06:16`) does
+# not count. `_POINTS_ELSEWHERE` excludes the last lines of vLLM, SGLang and llama.cpp, which only refer to an earlier
+# line, and uvicorn's lines about single requests, such as `"POST /v1/completions HTTP/1.1" 500 Internal Server Error`.
 _REASON = re.compile(
-    r"\w*(error|exception|out of memory|cannot|failed|died unexpectedly)\b", re.IGNORECASE
+    r"\w*(error|exception|out of memory|cannot|failed|died unexpectedly)\b(?! \d\d-\d\d )",
+    re.IGNORECASE,
 )
 # llama.cpp's lines of level E (error), such as `0.00.015.367 E llama_prepare_model_devices: ...`.
 _ERROR_OF_LLAMA_CPP = re.compile(r"[\d.]+ E ")
 _POINTS_ELSEWHERE = re.compile(
-    r"see root cause above|traceback|failed core proc|\braise \w+\(|exiting due to| HTTP/\d\.\d\" \d{3}",
+    r"root cause|traceback|child failed|\braise [\w.]+\(|exiting due to| HTTP/\d\.\d\" \d{3}",
     re.IGNORECASE,
 )
 # The usual meaning of the signal that ended a server.
@@ -149,6 +150,7 @@ class StartedServer:
         code = self._guard.poll()
         if code is None:
             return None
+        lines = self._log or ["it wrote nothing"]
         # If a signal ended the server, the guard's exit code is 128 plus the number of the signal: 137 means SIGKILL.
         # If a signal ended the guard itself, as `pkill -f` may, the code is the negative number.
         try:
@@ -157,8 +159,11 @@ class StartedServer:
             how = f"ended with exit code {code}"
         else:
             meaning = _MEANT_BY_SIGNAL.get(ended_by)
-            how = f"was ended by {ended_by.name}" + (f" ({meaning})" if meaning else "")
-        lines = self._log or ["it wrote nothing"]
+            # SGLang kills itself if one of its processes fails.
+            is_own_act = any("child failed" in line for line in lines)
+            how = f"was ended by {ended_by.name}" + (
+                f" ({meaning})" if meaning and not is_own_act else ""
+            )
         # The last line that names a reason counts; without such a line, the last one of all.
         reason = lines[-1]
         was_error = False

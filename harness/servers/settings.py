@@ -25,8 +25,9 @@ _SET_ELSEWHERE = {
 }
 # Entries of a request's body that the measurement sets, and that users must not change.
 _NEEDED = ("n", "stream", "stream_options", "stop", "stop_token_ids", "return_token_ids")
-# Entries with which OpenAI's API, vLLM, SGLang and llama.cpp constrain an answer by a grammar.
-_GRAMMARS = (
+# Entries with which OpenAI's API, vLLM, SGLang and llama.cpp constrain an answer by a grammar, or change the
+# probabilities of tokens otherwise than by temperature, top-k and top-p.
+_BEYOND_MODEL = (
     "response_format",
     "structured_outputs",
     "guided_json",
@@ -37,6 +38,16 @@ _GRAMMARS = (
     "regex",
     "ebnf",
     "grammar",
+    "logit_bias",
+    "min_p",
+    "repetition_penalty",
+    "repeat_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "min_tokens",
+    "bad_words",
+    "allowed_token_ids",
+    "samplers",
 )
 
 
@@ -152,6 +163,6 @@ class ServerSettings(EngineSettings):
         if self.chat is True:
             return "engine.chat=true"
         for name, grammar in (self.extra or {}).items():
-            if name in _GRAMMARS:
+            if name in _BEYOND_MODEL:
                 return f"engine.extra={{{name}: {grammar}}}"
         return None

@@ -316,6 +316,7 @@ RECOVERIES: dict[str, list[list[Changes]]] = {
     "greedy texts differ": [[GREEDY | {"verdict": "undecided"}, SAMPLED | {"num_draws": 0}]],
     "interrupted": [[GREEDY, SAMPLED | WEAK | {"status": "interrupted", "p_value": 7.8e-6, "evidence": 5.1}]],
     "rounding as large as the shift": [[GREEDY, SAMPLED | WEAK | {"num_draws_needed": None, "rounding": 0.04}]],
+    "nothing drafted": [[GREEDY | {"drafted": False}, SAMPLED | {"drafted": False}]],
     "not yet decisive": [[GREEDY, SAMPLED | WEAK | {"p_value": 7.8e-6, "evidence": 5.1}]],
     "no token": [[GREEDY | {"verdict": "undecided", "num_tokens": 0}]],
     "several": [[GREEDY, SAMPLED], [GREEDY | {"draft": "b"}, SAMPLED | LOSS],

@@ -322,6 +322,11 @@ LLAMA_CPP_RETRIES = """0.00.013.105 E llama_init_from_model: failed to initializ
 0.00.015.486 E llama_model_load_from_file_impl: failed to load model"""
 VLLM_ENDS = """ERROR Worker proc VllmWorker-0 died unexpectedly (exit code: -4)
 INFO:     127.0.0.1:46124 - "POST /v1/completions HTTP/1.1" 500 Internal Server Error"""
+VLLM_DIES = """ERROR 11-25 12:06:16 [core.py:1] torch.OutOfMemoryError: CUDA out of memory.
+ERROR 11-25 12:06:16 [async_llm.py:1]     raise self._format_exception(outputs) from None
+ERROR 11-25 12:06:16 [async_llm.py:1] EngineDeadError: EngineCore encountered an issue. See stack trace (above) for the root cause."""
+SGLANG_ENDS = """RuntimeError: Not enough memory. Please try to increase --mem-fraction-static.
+Received sigquit from a child process. It usually means the child failed."""
 
 
 @pytest.mark.parametrize(
@@ -337,6 +342,8 @@ INFO:     127.0.0.1:46124 - "POST /v1/completions HTTP/1.1" 500 Internal Server 
         (f"sys.exit({LLAMA_CPP_ENDS!r})", "E ggml_backend_cuda_buffer_type_alloc_buffer: cudaMalloc failed: out of"),
         (f"sys.exit({LLAMA_CPP_RETRIES!r})", "LLAMA_SPLIT_MODE_TENSOR needs >= 1 devices ("),
         (f"sys.exit({VLLM_ENDS!r})", "exit code 1: ERROR Worker proc VllmWorker-0 died unexpectedly (exit code: -4)"),
+        (f"sys.exit({VLLM_DIES!r})", "torch.OutOfMemoryError: CUDA out of memory."),
+        (f"print({SGLANG_ENDS!r}, flush=True); os.kill(os.getpid(), 9)", "by SIGKILL: RuntimeError: Not enough memory"),
         # A file of a terabyte, without its bytes.
         ("os.ftruncate(1, 1 << 40); sys.exit('\\nerror: full')", "exit code 1: error: full"),
     ],

@@ -201,7 +201,8 @@ class AnswerSource:
         return [self._whole(encoded, requests) for requests in records.values()]
 
     def _whole(self, encoded: Encoded, records: Sequence[RequestRecord]) -> Answers:
-        """The answers with two tokens or more, as `Answers`.
+        """The answers with two tokens or more, as `Answers`. Servers count a token that ends the text, which need not
+        be among the tokens read from it.
 
         Args:
             encoded: the prompts that were sent.
@@ -212,7 +213,7 @@ class AnswerSource:
             for prompt, token_ids, request in zip(
                 encoded.prompts, encoded.token_ids, records, strict=True
             )
-            if request.num_tokens > 1
+            if min(request.num_tokens, len(request.token_ids)) > 1
         ]
         requests = [request for _, request in kept] if self.kind == "served" else []
         return Answers([reading for reading, _ in kept], requests)

@@ -138,8 +138,10 @@ def _at(settings: AcceptanceSettings, temperature: float) -> Any:
 
 def _template(settings: AcceptanceSettings, has_template: bool) -> Condition:
     """The condition that leaves out the chat template or, if the run uses none, that uses it."""
-    if not has_template:
-        why = "the tokenizer has no chat template"
+    why = "" if has_template else "the tokenizer has no chat template"
+    if settings.prompts.lengths:
+        why = "prompts.lengths cuts texts, which are no chats"
+    if why:
         return Condition("template", "the chat template", settings, why_not=why)
     is_used = settings.chat_template != "never"
     changes: dict[str, Any] = {"chat_template": "never" if is_used else "always"}

@@ -4,6 +4,7 @@ one pass of the draft.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace
@@ -79,6 +80,8 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
             weights.
         compared_k: the K for which engine and weights are compared: the K of an engine in another process, otherwise
             the settings' K (at most `most`).
+        is_k_typed: whether the K of an engine in another process was typed. If not, it is the longest draft that was
+            seen.
         most: the largest K for which acceptance is computed.
         pair: the models; only set after `_read_as_typed`, and never without weights.
     """
@@ -95,6 +98,7 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
         asks_for_k = is_elsewhere or settings.card is not None or is_typed("num_draft_tokens")
         self.most = max(settings.up_to, typed_k) if asks_for_k else settings.up_to
         self.compared_k = min(typed_k, self.most)
+        self.is_k_typed = False
 
     def measure(self, session: Session) -> None:
         """Get the answers, read them with the weights (if there are any), and then measure causes of low acceptance."""
@@ -115,8 +119,11 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
             # The longest draft that was seen.
             drafted = longest_of(self.answers.requests)
             if settings.has_weights:
-                # The weights are compared at the K that was typed, in the server's command or as a setting.
-                drafted = engine_of(settings).columns(settings).get("num_draft_tokens") or drafted
+                # The weights are compared at the K that was typed as a setting or fills `{K}` in the server's command,
+                # unless longer drafts were seen.
+                typed = engine_of(settings).columns(settings).get("num_draft_tokens")
+                self.is_k_typed = typed is not None
+                drafted = max(typed or 0, drafted or 0) or None
             elif drafted is None:
                 raise RunError(
                     "the server reported no draft tokens: it drafts nothing, or does not count them"
@@ -157,7 +164,7 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
             batch_size=min(TOGETHER, len(prompts)),
             prompt_tokens=max(prompts),
             new_tokens=settings.decoding.max_new_tokens,
-            num_draft_tokens=settings.up_to,
+            num_draft_tokens=self.most,
             runner="eager",
         )
         return planned.place(demand, force=settings.force)
@@ -174,12 +181,18 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
         self.answers.read = self._read(pair, readings, as_typed, self.most)
         if self.source.kind != "served":
             return
-        self.served = served_columns(self.answers.read, requests, self.compared_k)
+        compare = functools.partial(
+            served_columns,
+            requests=requests,
+            num_draft_tokens=self.compared_k,
+            is_typed=self.is_k_typed,
+        )
+        self.served = compare(self.answers.read)
         if not self._may_be_greedy or self._is_as_weights(self.served):
             return
         greedy = drafted_greedily(as_typed)
         read = self._read(pair, readings, greedy, self.most)
-        served = served_columns(read, requests, self.compared_k)
+        served = compare(read)
         if self._is_as_weights(served):
             say("the server drafts greedily, as draft.sampling=greedy: so do the figures")
             self.settings, self.answers.read, self.served = greedy.settings, read, served

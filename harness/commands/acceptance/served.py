@@ -170,7 +170,11 @@ def repeated_share(texts: Sequence[Sequence[int]]) -> float:
 
 
 def served_columns(
-    texts: Sequence[ReadText], requests: Sequence[RequestRecord], num_draft_tokens: int
+    texts: Sequence[ReadText],
+    requests: Sequence[RequestRecord],
+    num_draft_tokens: int,
+    *,
+    is_typed: bool = False,
 ) -> dict[str, Any]:
     """Columns about what an engine accepted, and what the weights of its models predict for the same answers.
 
@@ -178,6 +182,7 @@ def served_columns(
         texts: the engine's answers, as read with the weights; at least one.
         requests: the engine's records of the same answers, in the same order.
         num_draft_tokens: the engine's K.
+        is_typed: whether the user typed this K. If not, it is the longest draft that the engine's counts show.
     """
     counted = None
     if shares := reported(requests, num_draft_tokens, None):
@@ -203,6 +208,14 @@ def served_columns(
     elif counted is not None and counted < weights.low:
         is_short = _drafts_fewer(requests, num_iterations, num_draft_tokens)
         why = f"the engine may draft fewer than K={num_draft_tokens}" if is_short else None
+    elif counted is not None and weights.excludes(counted) and not is_typed:
+        # The mean number of draft tokens hides longer drafts, unless all are equally long.
+        counts = [request.counts for request in requests]
+        if any(
+            each.accepted_at is None and (each.proposed or 0) % (each.iterations or 1)
+            for each in counts
+        ):
+            why = "the engine may draft more than its mean shows: type its K="
     return {
         "served_tokens_per_iteration": counted,
         "arrived_tokens_per_iteration": arrived,

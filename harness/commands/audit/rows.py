@@ -152,7 +152,7 @@ class PrintedFigure(NamedTuple):
         to = r"\s*(?:to|-|–|…|\.\.+)\s*"
         # Groups 1 and 2 are the number and its unit. In a range, groups 3 and 4 are its end and the unit of the end.
         cell = re.fullmatch(rf"(?i){number}(?:{to}{number})?\s*(?:[±(\[].*)?", text)
-        if cell is None:
+        if cell is None or (cell[3] and name in _COUNTS):
             raise ValueError(_NO_NUMBER)
         first, last = (cls._rounded(name, digits) for digits in (cell[1], cell[3] or cell[1]))
         if last.high < first.low:

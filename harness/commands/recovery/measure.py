@@ -34,6 +34,7 @@ from harness.commands.recovery.workload import (
 from harness.config.amounts import counted
 from harness.config.errors import RunError
 from harness.config.settings import require
+from harness.engines.counts import Counts
 from harness.engines.divergence import first_divergence
 from harness.engines.door.reading import Reference
 from harness.engines.protocol import Arm, in_batches
@@ -222,6 +223,7 @@ class RecoveryExperiment(Experiment[RecoverySettings, RecoveryRow]):
         refused: names of the sampling settings that the engine refused.
         num_skipped: how many prompts were too long.
         has_weights: whether the answers are compared with the model's weights.
+        drafted: whether the arm under test drafted any token; None if nothing reports it.
         checks: the columns of each check so far.
     """
 
@@ -232,6 +234,7 @@ class RecoveryExperiment(Experiment[RecoverySettings, RecoveryRow]):
         self.refused: Sequence[str] = ()
         self.num_skipped = 0
         self.has_weights = False
+        self.drafted: bool | None = None
         self.checks: list[Columns] = []
 
     def measure(self, session: Session) -> None:
@@ -258,6 +261,7 @@ class RecoveryExperiment(Experiment[RecoverySettings, RecoveryRow]):
             "prompts_digest": self.prompt_set.digest,
             "refused": ", ".join(self.refused) or None,
             "num_skipped": self.num_skipped,
+            "drafted": self.drafted,
         }
         rows = [session.row(RecoveryRow, **common | check) for check in self.checks or [{}]]
         return [
@@ -300,7 +304,14 @@ class RecoveryExperiment(Experiment[RecoverySettings, RecoveryRow]):
         # Both arms get the same requests.
         can_end = all(each.traits.stops_at_tokens for each in engine.arms)
 
-        def keep(name: str, answers: Sequence[Answer]) -> None:
+        def keep(name: str, answers: Sequence[Answer], counted: Counts | None) -> None:
+            if name == arm.name:
+                numbers = [drafts_of(answer.record for answer in answers).proposed]
+                if counted is not None:
+                    numbers += [counted.proposed, counted.drafts]
+                known = [number > 0 for number in numbers if number is not None]
+                if known:
+                    self.drafted = any(known) or bool(self.drafted)
             rows = [
                 session.row(
                     RecoveryTextRow,

@@ -62,13 +62,12 @@ class RecoverySettings(PromptedSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         beyond_model = self.engine.beyond_model
-        rule = f"must be auto with {beyond_model}, of which log-probabilities of texts know nothing"
+        rule = f"must be auto with {beyond_model}, which log-probabilities of texts cannot reflect"
         require(beyond_model is None or self.reference == "auto", "reference", rule, self.reference)
         require_at_least(self, num_prompts=1)
         most = self.decoding.max_new_tokens
-        rule = "must be at least 2: speculation decides no first token (or temperature=0)"
-        is_decided = most > 1 or self.decoding.temperature == 0
-        require(is_decided, "decoding.max_new_tokens", rule, most)
+        rule = "must be at least 2: speculation decides no first token"
+        require(most > 1, "decoding.max_new_tokens", rule, most)
         rule = f"must be auto or at least {FEWEST_DRAWS}, and at most 10^8"
         fits = self.num_draws == "auto" or FEWEST_DRAWS <= self.num_draws <= 10**8
         require(fits, "num_draws", rule, self.num_draws)
@@ -98,7 +97,7 @@ class RecoverySettings(PromptedSettings):
         temperature = self.decoding.temperature
         rule = (
             f"must be 0 with {untested}: T=0 compares greedy texts, and sampled texts are only tested with model=,"
-            " chat=false and no grammar"
+            " chat=false and no change of probabilities in engine.extra"
         )
         is_tested = untested is None or temperature == 0
         require(is_tested, "decoding.temperature", rule, temperature)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from harness.results.row import Row, figure, setting
-from harness.results.schema import MaybeFloat, MaybeInt, MaybeText, PromptedRow
+from harness.results.schema import MaybeBool, MaybeFloat, MaybeInt, MaybeText, PromptedRow
 
 TEXTS_FILE = "recovery_texts.csv"
 
@@ -40,6 +40,7 @@ class RecoveryRow(PromptedRow):
     prepared_share: MaybeFloat = figure(
         "share of the arm's tokens that were decided by the prepared calls that `latency` times"
     )
+    drafted: MaybeBool = figure("whether the arm drafted any token; empty if nothing reports it")
     check: MaybeText = figure(
         "what was checked. `greedy`: greedy texts; `sampled`: drawn tokens; `reference`: texts of the regular server"
         " that is the reference, or that there is no reference; `kernels`: the logits of the passes that decode,"

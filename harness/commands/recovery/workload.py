@@ -19,6 +19,7 @@ from harness.commands.recovery.record import RecoverySettings
 from harness.commands.recovery.sampling import Sampling, samplings
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import DecodingSettings
+from harness.engines.counts import Counts
 from harness.engines.protocol import Arm, Request, in_batches
 from harness.engines.record import engine_of
 from harness.engines.requests import RequestRecord
@@ -130,7 +131,8 @@ class Asking:
         can_end: whether the engine can end texts at given tokens. Each request then has such tokens with a probability
             of one half, except those at the one place and those that are left midway.
         with_logprobs: whether to request the log-probabilities of drawn tokens.
-        keep: stores answers; called by `ask` with the name of the arm and its answers. By default nothing is stored.
+        keep: stores answers; called by `ask` with the name of the arm, its answers, and the growth of the server's
+            counters meanwhile. By default nothing is stored.
     """
 
     settings: RecoverySettings
@@ -139,7 +141,7 @@ class Asking:
     end_tokens: frozenset[int]
     can_end: bool = False
     with_logprobs: bool = False
-    keep: Callable[[str, Sequence[Answer]], object] = lambda name, answers: None
+    keep: Callable[[str, Sequence[Answer], Counts | None], object] = lambda *answered: None
 
     @property
     def token_test(self) -> TokenTest:
@@ -166,13 +168,14 @@ class Asking:
                     num_noted += 1
                     advance(None)
 
-            records = arm.answer(requests, num_in_flight, note_ended=note_ended).requests
+            answered = arm.answer(requests, num_in_flight, note_ended=note_ended)
+        records = answered.requests
         failed = [record for record in records if record.error is not None]
         if failed:
             number = f"{len(failed)} of {len(requests)} requests"
             raise RunError(f"{number} failed {doing}: {failed[0].error}")
         answers = [Answer(*answered) for answered in zip(planned, records, strict=True)]
-        self.keep(arm.name, answers)
+        self.keep(arm.name, answers, answered.counted)
         return answers
 
 

@@ -318,6 +318,8 @@ def main(words: Words) -> None:
     finally:
         gc.enable()
     if settings.format == "json":
+        for note in report.notes:
+            print(note, file=sys.stderr)
         print(statements_in_json(report))
         return
     # Write the files first, so that they are complete even if the output in the terminal is cut off.

@@ -363,7 +363,7 @@ class EarlyExit(Method):
         """
         total = target.config.get_text_config(decoder=True).num_hidden_layers
         layers = (max(1, total // 4),) if settings.layers is None else settings.layers
-        rule = f"must be one number below the {total} layers of the target"
+        rule = f"must be one number from 1 to {total - 1}: the target has {total} layers"
         is_possible = len(layers) == 1 and 1 <= layers[0] < total
         require(is_possible, "draft.layers", rule, [*layers])
         return DraftPlan(dataclasses.replace(settings, layers=layers))

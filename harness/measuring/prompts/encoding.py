@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -175,13 +176,15 @@ class Encoder:
             measured = set(encoded.indices)
             others = [prompt for prompt in prompt_set.prompts if prompt.index not in measured]
             others = others[: _MOST_WARMUP * num_others]
-            unmeasured = Encoded(tuple(others), self.encode(others))
-            short = [
-                place
-                for place, ids in enumerate(unmeasured.token_ids)
-                if len(ids) <= encoded.longest
-            ]
-            encoded = dataclasses.replace(encoded, others=unmeasured.part(short))
+            # A template may refuse prompts that are not measured.
+            with contextlib.suppress(SettingError):
+                unmeasured = Encoded(tuple(others), self.encode(others))
+                short = [
+                    place
+                    for place, ids in enumerate(unmeasured.token_ids)
+                    if len(ids) <= encoded.longest
+                ]
+                encoded = dataclasses.replace(encoded, others=unmeasured.part(short))
         if prompt_set.num_left_out:
             say(f"left out {counted(prompt_set.num_left_out, 'row')} without a question")
         if prompt_set.num_repeated:

@@ -100,7 +100,8 @@ def judged_output(rows: Sequence[Any], findings: str, lossy_by: str = "") -> Sta
     1. A run that did not finish is undecided.
     2. If any check found lossy output, the output is lossy.
     3. If a rule or setting is lossy by definition, the output is lossy.
-    4. If any check is undecided or has no verdict, the output is undecided.
+    4. If any check is undecided or has no verdict, or if there is a draft that proposed nothing, the output is
+       undecided.
     5. Otherwise the output is lossless.
 
     Args:
@@ -145,6 +146,8 @@ def _judged(rows: Sequence[Any], lossy_by: str) -> tuple[Relation, str]:
                 "open",
                 "greedy texts differ, and no logits say whether rounding explains it",
             )
+    if not undecided and rows[0].draft and rows[0].drafted is False:
+        return "open", "nothing was drafted, so these checks only tested regular decoding"
     if not undecided:
         return "lossless", ""
     # Only checks of drawn tokens are left.

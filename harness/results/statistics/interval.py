@@ -99,7 +99,8 @@ class Coverage:
         prompts`.
         """
         if self.num_effective is not None and self.num_units >= FEWEST_FOR_INTERVAL:
-            return f"no interval from {self}: the others' answers are much shorter"
+            units = replace(self, num_rejecting=None)
+            return f"no interval from {units}: the others' answers are much shorter"
         return f"no interval from fewer than {counted(fewest_units(self.unit), self.unit)}"
 
     @property

@@ -302,6 +302,7 @@ def audit(capsys: pytest.CaptureFixture[str]) -> Audit:
           for typed in ("", "table.md", "-", "K=4 speedup=2 table.md")),
         ("K=4 lenght=3", 2, "lenght: no such argument (did you mean length?)"),
         ("K=-1 speedup=2", 2, "K=-1: is no such number"),
+        ("K=3-5 length=4.5", 2, "K=3-5: is no such number"),
         ("baseline=0 speed=2", 2, "baseline=0: is no such number"),
         ("acceptance=72 speedup=2", 2, "acceptance=72: is no share: write 72% if it is in percent"),
         ("speedup=2,3,4", 2, "no such number; write 40.6, 24.6ms, 73.9%, 1.79x or +79%, and type a name again"),

@@ -54,7 +54,8 @@ def test_texts_beside_a_grammar_are_the_regular_servers(
 ) -> None:
     """What the echo servers write stands for what a grammar allows: the model alone would have other texts."""
     # lmdeploy #4551: only the first token is decided outside of speculation.
-    regular, server = EchoServer(), EchoServer(stride=2 if is_ignored else 1)
+    regular = EchoServer()
+    server = EchoServer(stride=2 if is_ignored else 1, num_draft_tokens=4)
     grammar = "engine.extra={response_format: {type: json_object}}"
     servers = serve(regular, server)
     code = 3 if is_ignored else 0
@@ -185,7 +186,7 @@ def test_a_server_whose_texts_are_not_those_of_its_log_probabilities_is_no_refer
     """As vLLM gives them, in one answer for a whole text."""
     bodies: list[dict[str, Any]] = []
     told = {"version": "0.32.0", "stride": stride, "scored_stride": 1, "bodies": bodies}
-    servers = [EchoServer(**told) for _ in range(2)]
+    servers = [EchoServer(**told), EchoServer(**told, num_draft_tokens=4)]
     code = 0 if verdict == "lossless" else 3
     outcome = harness("recovery", *SCORED, "num_draws=300", *serve(*servers), code=code)
     rows = results("recovery")
