@@ -157,6 +157,10 @@ class Manifest:
         """Return the manifest of the sweep in a directory."""
         return cls(**json.loads((directory / _FILE).read_text(encoding="utf-8")))
 
+    def is_of_another_sweep(self, directory: Path) -> bool:
+        """Whether the directory contains a sweep with other choices."""
+        return (directory / _FILE).exists() and self.read(directory).choices != self.choices
+
     def write(self, directory: Path) -> None:
         """Write the manifest into the sweep's directory, which is made if it does not exist.
 

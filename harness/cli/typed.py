@@ -129,6 +129,8 @@ def read(words: Words, command: str) -> Typed:
         if values.get(name, value) != value:
             say(f"{name} is given twice: {value} is used, and {values[name]} ignored")
         values[name] = value
+    if ROUND in values:
+        raise SettingError(ROUND, "is set by repeats=: type repeats=3", values[ROUND])
     # `repeats=3` adds the sweep `repeat=1,2,3`.
     rounds = []
     repeats = values.get("repeats", "")

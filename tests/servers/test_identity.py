@@ -324,7 +324,7 @@ VLLM_ENDS = """ERROR Worker proc VllmWorker-0 died unexpectedly (exit code: -4)
 INFO:     127.0.0.1:46124 - "POST /v1/completions HTTP/1.1" 500 Internal Server Error"""
 VLLM_DIES = """ERROR 11-25 12:06:16 [core.py:1] torch.OutOfMemoryError: CUDA out of memory.
 ERROR 11-25 12:06:16 [async_llm.py:1]     raise self._format_exception(outputs) from None
-ERROR 11-25 12:06:16 [async_llm.py:1] EngineDeadError: EngineCore encountered an issue. See stack trace (above) for the root cause."""
+ERROR 11-25 12:06:16 [async_llm.py:1] EngineDeadError: See stack trace (above) for the root cause."""
 SGLANG_ENDS = """RuntimeError: Not enough memory. Please try to increase --mem-fraction-static.
 Received sigquit from a child process. It usually means the child failed."""
 

@@ -375,7 +375,7 @@ CHECKS = (
         "against",
         _busy,
         "The machine was busy: this run got {found}.",
-        clean="machine otherwise idle",
+        clean="got its CPU time",
     ),
     Check(
         "against",

@@ -29,7 +29,6 @@ from harness.results.judging.statement import Statement
 from harness.results.prompt_times import common_times, pairs_by_unit, waits_by_unit
 from harness.results.runs import Run, grouped
 from harness.results.schema import NO_VERDICT
-from harness.results.statistics import Floats
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, Coverage, Interval
 from harness.results.statistics.multiplicity import relative_to
 from harness.results.verdict import verdict_of, why_no_ranking
@@ -218,25 +217,9 @@ def _ranked(members: list[Member]) -> Series:
             continue
         why = member.verdict.why or "drift or a busy machine"
         member.standing = Statement("compared", "open", why=why, subject=member.run.last, **about)
-    is_fair = not why_not and all(member.run.last.was_quiet for member in ranked)
-    times_of_ranked = _common_times(ranked) if is_fair else None
-    # `ranked[0]` is the reference. Each share is the speed-up of a run divided by that of the reference.
-    if times_of_ranked is None:
-        shares = [_share_of_bounds(member, reference) for member in ranked]
-    else:
-        regular_times, speculative_times = times_of_ranked
-        coverages = [Coverage.of(member.run.last.speedup) for member in ranked]
-        # By how much rejections that a run's prompts did not show may lower its speed-up (`Coverage.unseen`).
-        unseen = [coverage.unseen if coverage else 0.0 for coverage in coverages]
-        shares = relative_to(
-            reference=0,
-            numerators=regular_times,
-            denominators=speculative_times,
-            family=family,
-            unseen=unseen,
-            unit=coverages[0].unit if coverages[0] else "prompt",
-        )
-    for member, share in zip(ranked[1:], shares[1:], strict=True):
+    for member in ranked[1:]:
+        share = None if why_not else _share_by_units(member, reference)
+        share = share or _share_of_bounds(member, reference)
         member.standing = Statement.ordered("compared", share, subject=member.run.last, **about)
     return Series(members, reference, why_not)
 
@@ -247,28 +230,38 @@ def _share_of_bounds(member: Member, reference: Member) -> Interval:
     return Interval(its.estimate / others.estimate, its.low / others.high, its.high / others.low)
 
 
-def _common_times(members: Sequence[Member]) -> tuple[Floats, Floats] | None:
-    """Length-adjusted times (`at_equal_lengths`) of the regular and of the speculative arms, for the units that occur
-    in all runs of all members.
+def _share_by_units(member: Member, reference: Member) -> Interval | None:
+    """The ratio of two speed-ups over the units that occur in all their runs, from length-adjusted times
+    (`at_equal_lengths`).
 
-    Returns:
-        Two arrays [num_members, num_runs, num_units] in ms. None for a single member, and if there are too few common
-        units. num_runs is the smallest number of repeated runs of any member.
+    None if the machine was busy, if one has more repeated runs than the other, and if there are too few common units.
     """
-    if len(members) < 2:
+    both = (reference, member)
+    runs = [each.run.parts or [each.run] for each in both]
+    num_runs = len(runs[0])
+    was_quiet = all(each.run.last.was_quiet for each in both)
+    if not was_quiet or len(runs[1]) != num_runs:
         return None
-    runs = [member.run.parts or [member.run] for member in members]
-    num_runs = min(map(len, runs))
     waits = [
         waits_by_unit(pairs_by_unit(run.prompt_rows), run.last.is_batched)
         for parts in runs
-        for run in parts[:num_runs]
+        for run in parts
     ]
     regular, speculative = common_times(waits)
-    if regular.shape[1] < FEWEST_FOR_INTERVAL:
+    num_units = regular.shape[1]
+    if num_units < FEWEST_FOR_INTERVAL:
         return None
-    shape = (len(members), num_runs, regular.shape[1])
-    return regular.reshape(shape), speculative.reshape(shape)
+    coverages = [Coverage.of(each.run.last.speedup) for each in both]
+    _, share = relative_to(
+        reference=0,
+        numerators=regular.reshape(2, num_runs, num_units),
+        denominators=speculative.reshape(2, num_runs, num_units),
+        family=member.verdict.family,
+        # By how much rejections that a run's prompts did not show may lower its speed-up.
+        unseen=[coverage.unseen if coverage else 0.0 for coverage in coverages],
+        unit=coverages[0].unit if coverages[0] else "prompt",
+    )
+    return share
 
 
 class LoadRange(NamedTuple):

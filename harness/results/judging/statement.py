@@ -186,5 +186,5 @@ class Statement:
 def _identity(row: RunRow | None) -> dict[str, Any] | None:
     if row is None:
         return None
-    columns = ("run", "job", "model", "draft", "num_draft_tokens", "batch_size")
+    columns = ("run", "job", "model", "draft", "num_draft_tokens", "batch_size", "engine")
     return {name: getattr(row, name, None) for name in columns}

@@ -388,7 +388,7 @@ def test_a_check_whose_figures_are_unknown_has_no_tick() -> None:
     run = Run([replace(rows[0], drafted=False), rows[1]])
     (held,) = checked(run)
     assert held.split(" · ") == [
-        "machine otherwise idle", "GPUs otherwise idle", "no drift", "equal token counts", "equal texts",
+        "got its CPU time", "GPUs otherwise idle", "no drift", "equal token counts", "equal texts",
         "caches cold", "no other client", "regular arm drafted nothing",
     ]  # fmt: skip
     for index, name in itertools.product((0, 1), [*known, "num_tokens"]):
