@@ -43,7 +43,7 @@ MISTAKES = {
     " submitit_slurm; pip install hydra-joblib-launcher brings it",
     "latency -m K=2, 4": "K=2,: ends in a comma: type no spaces between values, K=2,4",
     "latency -m repeats=1,3": "repeats=1,3: has one value for all jobs of a sweep",
-    "latency repeats=5 repeat=2 dry_run=true": "repeat=2: is set by repeats=: type repeats=3",
+    "latency repeats=5 repeat=2 dry_run=true": "repeats=5: must be typed as repeats=NUMBER, without repeat=",
     "latency -m 'draft=glob(nothing_*)' dry_run=true": "-m: there are no jobs, because glob(...) matches no preset",
     "latency -- llama-server -m a.gguf":
         "the command after --: no flag of it makes llama.cpp speculate: "

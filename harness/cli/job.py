@@ -90,7 +90,7 @@ def settings_of(
     # set in another way, such as by a preset. Some commands have no such setting.
     repeats = getattr(settings, "repeats", 1)
     if repeats > 1 and ROUND not in choices:
-        raise SettingError("repeats", "must be typed as repeats=NUMBER", repeats)
+        raise SettingError("repeats", "must be typed as repeats=NUMBER, without repeat=", repeats)
     return command, settings
 
 

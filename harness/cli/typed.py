@@ -130,7 +130,7 @@ def read(words: Words, command: str) -> Typed:
             say(f"{name} is given twice: {value} is used, and {values[name]} ignored")
         values[name] = value
     if ROUND in values:
-        raise SettingError(ROUND, "is set by repeats=: type repeats=3", values[ROUND])
+        say(f"repeat={values[ROUND]} only numbers this run: repeats=3 measures it three times")
     # `repeats=3` adds the sweep `repeat=1,2,3`.
     rounds = []
     repeats = values.get("repeats", "")
