@@ -129,7 +129,7 @@ def read(words: Words, command: str) -> Typed:
         if values.get(name, value) != value:
             say(f"{name} is given twice: {value} is used, and {values[name]} ignored")
         values[name] = value
-    if ROUND in values:
+    if ROUND in values and "repeats" not in values:
         say(f"repeat={values[ROUND]} only numbers this run: repeats=3 measures it three times")
     # `repeats=3` adds the sweep `repeat=1,2,3`.
     rounds = []
