@@ -161,7 +161,7 @@ def run_job(config: Any, servers: Servers) -> Sequence[RunRow]:
     job = Job(command.name, settings, output, f"[{number + 1}] {label}")
     file = SweepFile(directory, measurement(command.name).row)
 
-    def record(rows: Rows, note: str) -> None:
+    def put_rows(rows: Rows, note: str) -> None:
         """Put the job's rows into the sweep's file, and print a line: `[3/12] draft=lookup: 1.31× (0:00:08)`.
 
         Args:
@@ -175,7 +175,7 @@ def run_job(config: Any, servers: Servers) -> Sequence[RunRow]:
     rows = _measured_before(job)
     if rows:
         write_rows(job.file, rows)
-        record(rows, "measured before")
+        put_rows(rows, "measured before")
         return rows
     started = time.monotonic()
     error: HarnessError | None = None
@@ -204,13 +204,13 @@ def run_job(config: Any, servers: Servers) -> Sequence[RunRow]:
         if not rows and isinstance(interrupt, signals.TimeLimit):
             rows = job.ensure_rows(RunError(str(interrupt)))
         if rows:
-            record(rows, _duration(time.monotonic() - started))
+            put_rows(rows, _duration(time.monotonic() - started))
         raise
     # If the job failed after it had written complete rows, its own file keeps these, and the sweep's file gets copies
     # that are marked as failed.
-    if error is not None and all(row.status == "ok" for row in rows):
+    if error is not None and all(row.status in ("ok", NO_VERDICT) for row in rows):
         rows = [dataclasses.replace(row, status="failed", error=str(error)) for row in rows]
-    record(rows, _duration(time.monotonic() - started))
+    put_rows(rows, _duration(time.monotonic() - started))
     return rows
 
 
@@ -344,8 +344,9 @@ def print_sweep(
     """
     record = measurement(command)
     failures: Sequence[Run] = []
-    if len(pooled) == 1:
-        # A single job that was repeated is printed like a single run.
+    num_done = len({row.job for row in rows})
+    if len(pooled) == 1 and pooled[0][0].repeats == num_done:
+        # If all rows are those of a single job that was repeated, they are printed like a single run.
         runs = [Run(list(pooled[0]))]
     else:
         runs = runs_of([*rows, *itertools.chain.from_iterable(pooled)])
@@ -353,7 +354,6 @@ def print_sweep(
             # Show each measurement once: leave out the single runs that a pooled row combines.
             runs, failures = merge(runs)
     pages = pages_about([record], runs, failures)
-    num_done = len({row.job for row in rows})
     if num_done < num_jobs:
         # The user must first repeat this command or correct a setting, so leave out the steps that the pages suggest.
         pages = {question: dataclasses.replace(page, next=()) for question, page in pages.items()}
@@ -376,9 +376,9 @@ def print_sweep(
     line = f"  Saved  {num_done} of {counted(num_jobs, 'job')}{_unfinished(rows)}"
     if rows:
         line += f" in {file}"
-    # If the start of the server is unknown, it may have been replaced since, and its figures are only reused with
-    # resume=always. One row with the server's start is enough, because the rows of jobs that did not reach the server
-    # have none.
+    # If the start of the server is unknown, it may have been replaced since. Then a second start of this sweep reuses
+    # its figures only with resume=always; without it, everything would be measured again. One row with the server's
+    # start is enough, because the rows of jobs that did not reach the server have none.
     served = [row for row in rows if row.engine == "server"]
     is_unknown = bool(served) and not any(row.server_started for row in served)
     again = "the same command with resume=always" if is_unknown else "the same command again"

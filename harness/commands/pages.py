@@ -75,7 +75,9 @@ def without_verdict_table(runs: Sequence[Run]) -> Table:
 
 
 def _why(run: Run[Any]) -> str:
-    """The reason why a run has no verdict: `interrupted: Ctrl-C`, `no interval from fewer than 8 prompts`."""
+    """The reason why a run has no verdict: `interrupted: stopped by the user`, `no interval from fewer than 8
+    prompts`.
+    """
     if run.status == "ok":
         return verdict_of(run.last).why
     return f"{run.status.replace('_', ' ')}: {run.reason}"

@@ -84,7 +84,8 @@ def check_address(setting: str, url: str | None) -> None:
     if url is None:
         return
     # Checked first, because `urlsplit` drops line breaks.
-    require(url.isprintable() and " " not in url, setting, _ADDRESS_RULE, repr(url))
+    shown = "***" if "@" in url else repr(url)
+    require(url.isprintable() and " " not in url, setting, _ADDRESS_RULE, shown)
     try:
         parts = urlsplit(url)
     except ValueError as error:
@@ -97,7 +98,7 @@ def check_address(setting: str, url: str | None) -> None:
     except ValueError:  # no number, or one that is too large
         is_possible = False
     is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and is_possible
-    require(is_address, setting, _ADDRESS_RULE, url)
+    require(is_address, setting, _ADDRESS_RULE, "***" if "@" in url else url)
 
 
 def require_at_least(settings: object, **least: float) -> None:
@@ -132,7 +133,7 @@ def require_possible_path(setting: str, path: str | None) -> None:
 
 def _last_part(name: str) -> str:
     """Return the last part of a model's name in lower case: `org/Tiny` and `./tiny.gguf` -> `tiny`."""
-    return name.rpartition("/")[2].lower().removesuffix(".gguf")
+    return name.rstrip("/").rpartition("/")[2].lower().removesuffix(".gguf")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,7 +187,7 @@ class ModelSettings:
             served: the server's name, such as `tiny.gguf`, or two names, such as `m (org/Tiny)`.
         """
         listed = served.removesuffix(")").split(" (")
-        own = (self.name, self.repository, self.gguf_file or "")
+        own = filter(None, (self.name, self.repository, self.gguf_file))
         return not set(map(_last_part, listed)).isdisjoint(map(_last_part, own))
 
     def is_same(self, other: ModelSettings) -> bool:

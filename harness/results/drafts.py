@@ -229,8 +229,9 @@ class DraftColumns:
         if histogram and proposed is None:
             drafting, accepted = sum(histogram), sum(positions(histogram))
             proposed = round(drafting * (row.mean_proposed or 0))
-        # Iterations are known, but no drafts: nothing was drafted.
-        if proposed is None and rate is None:
+        # Iterations are known, but no drafts: nothing was drafted. (SGLang counts iterations that drafted, but not the
+        # tokens that they proposed.)
+        if proposed is None and rate is None and not drafting:
             return Drafts(answers=1, decoded=decoded, iterations=iterations)
         return Drafts(
             answers=1,
@@ -242,7 +243,7 @@ class DraftColumns:
             # Without a histogram, the positions are known only if nothing was accepted: then there are none.
             accepted_at=positions(histogram) if histogram or not accepted else None,
             tested_at=self.tested_by_position,
-            k=(proposed or 0) / drafting if drafting else 0,
+            k=(math.nan if proposed is None else proposed / drafting) if drafting else 0,
         )
 
 

@@ -54,6 +54,8 @@ def devices_of(url: str, starter: int | None) -> list[str]:
         for process in listening:
             processes.update(process.children(recursive=True))
         gpus = _gpus_of({process.pid for process in processes})
+        if gpus:
+            return gpus
         # A process on the port that harness did not start may only forward requests, to a container or to another
         # machine.
         all_started_here = bool(listening) and set(listening) <= set(started)
@@ -62,7 +64,7 @@ def devices_of(url: str, starter: int | None) -> list[str]:
         )
     except (psutil.Error, OSError):
         return []
-    return gpus if gpus or may_use_gpus else processor
+    return [] if may_use_gpus else processor
 
 
 def _gpus_of(pids: Collection[int]) -> list[str]:

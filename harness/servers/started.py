@@ -82,7 +82,8 @@ def with_names_of_commands(run: RunSettings, commands: Sequence[ServerCommand]) 
     If the user typed two commands, the name of the draft is `SECOND_COMMAND`.
 
     Raises:
-        SettingError: if the user named another draft than the command contains.
+        SettingError: if the user named another draft than the command contains. (`acceptance` takes any draft
+            (`ASKS_SPECULATIVE_ALONE`), because it may compare with another one.)
     """
     settings = ServerSettings.of(run)
     measured = commands[-1]
@@ -121,9 +122,9 @@ def start(opening: Opening, settings: ServerSettings) -> Engine:
     run = opening.settings
     commands = commands_of(run)
     has_gpus = bool(gpu_names())
-    # With `blocks=auto`, two servers may run side by side on the processor. If both bound their threads to the same
-    # cores, they would wait for each other.
-    if len(commands) > 1 and settings.blocks == "auto" and not has_gpus:
+    # With these values of `blocks`, two servers may run side by side on the processor. If both bound their threads to
+    # the same cores, they would wait for each other.
+    if len(commands) > 1 and settings.blocks in ("auto", 0) and not has_gpus:
         commands = [command.without_core_binding() for command in commands]
     labels = labels_of(run, commands)
     served = []

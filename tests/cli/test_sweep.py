@@ -81,6 +81,10 @@ def test_pairs_and_failures_are_printed(tmp_path: Path, capsys: pytest.CaptureFi
     assert out.count("1.50×") == 1
     assert mentions(error, "5 of 6 jobs", "4 measured", "1 failed")
     assert mentions(error, "multirun/latency.csv", "the same command again")
+    # A job that was pooled does not hide another one that failed in every round.
+    pooled = [dataclasses.replace(row, repeat="all", repeats=2) for row in runs[0]]
+    print_sweep("latency", rows[:4] + rows[-4:-2], tmp_path / "multirun/latency.csv", 4, [pooled])
+    assert "does not fit" in capsys.readouterr().out
     print_sweep("latency", [], tmp_path / "latency.csv", 6, [])
     assert "  Saved  0 of 6 jobs\n" in capsys.readouterr().err, "no row, and so no file"
 

@@ -260,6 +260,8 @@ def build(paths: Sequence[str | Path], ids: Sequence[str] = ()) -> ReportContent
     """
     findings = read([Path(path) for path in paths], ids)
     found = [*dict.fromkeys([*findings.runs, *findings.failures])]
+    if not found:
+        raise SettingError(", ".join(map(str, paths)), "holds no run with figures")
     # A single run gets the page that it printed, not a page about many.
     command = measurement(found[0].command)
     single = command.page(found) if len(found) == 1 and found[0].status != "incomplete" else None

@@ -63,6 +63,7 @@ class ModelDrafter(TensorDrafter):
             # `starts` takes the distance from the index of LAST. The first pass begins at the token before LAST, the
             # second at the token after it.
             starts = rows.starts(-1 if num_drawn == 0 else num_drawn)
+            # `goes_on`: all passes of a proposal count as one, so the next proposal may roll all of them back.
             logits = self.runner.extend(tokens, starts, goes_on=num_drawn > 0).logits
             # `view` gives the logits the same memory layout after a pass of two tokens as after a pass of one, so that
             # the code that draws is compiled only once.

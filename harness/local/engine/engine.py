@@ -157,8 +157,8 @@ class LocalEngine(Engine):
         self.runners = open_runners(pair, preparation)
         prepare(self.runners, preparation)
         drafts = pair.draft_settings is not None
-        width = 1 + (preparation.decoding.most_draft_tokens if drafts else 0)
-        reference = ModelReference(self.runners, width, preparation.batch_size)
+        verification_width = 1 + (preparation.decoding.most_draft_tokens if drafts else 0)
+        reference = ModelReference(self.runners, verification_width, preparation.batch_size)
         self.weights: Weights = loaded_weights(pair, reference)
         self.runner = self.runners.target_name
         if self.runners.draft_name != self.runner:

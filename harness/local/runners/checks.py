@@ -240,8 +240,9 @@ def _require_influence(
         # Decoding will report the first token with such logits.
         return
     precise = _is_precise(model)
-    influence = (expected - unrelated).norm()
-    error = (actual - expected).norm()
+    expected = expected.float()
+    influence = (expected - unrelated.float()).norm()
+    error = (actual.float() - expected).norm()
     # Both comparisons are false if a number is nan.
     if error <= (_INFLUENCE_TOLERANCE if precise else _COARSE_INFLUENCE_TOLERANCE) * influence:
         return
