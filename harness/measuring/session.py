@@ -299,14 +299,12 @@ class Session:
             seed = self.settings.seed
         # With `ignore_eos`, no token ends an answer.
         stop_tokens = frozenset() if decoding.ignore_eos else self.end_tokens()
-        requests = []
-        for place, (prompt, index) in enumerate(zip(token_ids, indices, strict=True)):
-            chat = chats[place] if chats else None
-            salt = salts[place] if salts else None
-            requests.append(
-                Request(prompt, decoding, seed, index, stop_tokens, chat=chat, salt=salt)
-            )
-        return requests
+        none = [None] * len(token_ids)
+        parts = zip(token_ids, indices, chats or none, salts or none, strict=True)
+        return [
+            Request(prompt, decoding, seed, index, stop_tokens, chat=chat, salt=salt)
+            for prompt, index, chat, salt in parts
+        ]
 
     def row(self, kind: type[AnyRow], acceptance: Drafts | None = None, **figures: Any) -> AnyRow:
         """Return a row of this run, with its settings, its circumstances (status, machine, server) and its figures.

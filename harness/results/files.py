@@ -90,10 +90,8 @@ def read_rows(path: str | Path, kind: type[AnyRow]) -> list[AnyRow]:
     Raises:
         OSError: if a file cannot be read.
     """
-    rows: list[AnyRow] = []
-    for file in itertools.takewhile(Path.exists, _numbered(Path(path))):
-        rows += rows_in(file, kind)
-    return rows
+    files = itertools.takewhile(Path.exists, _numbered(Path(path)))
+    return [row for file in files for row in rows_in(file, kind)]
 
 
 def rows_in(path: Path, kind: type[AnyRow]) -> list[AnyRow]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from pydantic_core import to_jsonable_python
 
@@ -59,7 +58,10 @@ def write_result(
         "statements": [statement.as_json() for statement in statements],
         "environment": environment(devices),
         "rows": [
-            {name: _parts(value) for name, value in vars(row).items()}
+            {
+                name: value.parts() if isinstance(value, Interval) else value
+                for name, value in vars(row).items()
+            }
             | {"as_printed": as_printed(row)}
             for row in rows
         ],
@@ -67,7 +69,3 @@ def write_result(
     # A number that is not finite is null.
     finite = to_jsonable_python(content, inf_nan_mode="null")
     replace_file(directory / NAME, f"{json.dumps(finite, indent=1)}\n".encode())
-
-
-def _parts(value: Any) -> Any:
-    return value.parts() if isinstance(value, Interval) else value

@@ -94,13 +94,14 @@ def _mask(log: str, keys: list[str]) -> None:
     """
     with suppress(OSError), open(log, "r+b") as file:
         size = os.fstat(file.fileno()).st_size
-        longest = max(map(len, map(str.encode, keys)), default=0)
+        codes = [key.encode() for key in keys]
+        longest = max(map(len, codes), default=0)
         for begin in {0, max(0, size - _MOST_MASKED)}:
             for offset in range(begin, min(size, begin + _MOST_MASKED), _PART - longest):
                 file.seek(offset)
                 content = masked = file.read(_PART)
-                for key in map(str.encode, keys):
-                    masked = masked.replace(key, b"*" * len(key))
+                for code in codes:
+                    masked = masked.replace(code, b"*" * len(code))
                 if masked != content:
                     file.seek(offset)
                     file.write(masked)

@@ -269,12 +269,10 @@ class ModelDraft(SampledMethod):
         from harness.local.models.random_weights import checkpoint_for
 
         head = read_head(settings, target, layers=settings.layers, weights=weights == "stored")
-        plan = DraftPlan(settings, head=head)
-        if head is None:
-            plan = DraftPlan(settings, checkpoint=checkpoint_for("draft", settings, weights))
+        checkpoint = checkpoint_for("draft", settings, weights) if head is None else None
         rule = f"is for heads and early_exit, and draft={settings.name} is a model"
         require(head is not None or settings.layers is None, "draft.layers", rule, settings.layers)
-        return plan
+        return DraftPlan(settings, checkpoint, head)
 
     def huggingface(
         self, pair: Pair, settings: ModelDraftSettings, decoding: DecodingSettings

@@ -106,7 +106,7 @@ class HeadDrafter(TensorDrafter):
             num_rows, num_draft_tokens + 1, size, device=self.device, dtype=dtype
         )
         self._cache = SlotCache(num_rows, round_up(num_slots))
-        # The proposal is compiled again for each kind of warp, because the compiled code depends on it.
+        # The proposal is compiled again for each kind of warp.
         warp = self.warp
         drafting = functools.partial(draft_tensors, self.head, self._cache, self._draw)
         # The arguments are the fields of an `Unread`, followed by uniforms [B, K].
@@ -147,14 +147,14 @@ class HeadDrafter(TensorDrafter):
             counts,
             rows.numbers[Column.LENGTH] - counts,
         )
+        # A prepared call knows no lengths on the host, so it reads all slots.
         if rows.lengths is None:
             cache.width = cache.num_slots
         else:
             longest = max(length for length in rows.lengths if length is not None)
             # Each row gained at least one token, so that its first unread features belong at slot LENGTH - 1 or before.
             cache.width = longest - 1 + self.head.num_written(width, num_draft_tokens)
-        tokens, probabilities = self._propose(*unread, uniforms)
-        return Proposal(tokens, probabilities)
+        return Proposal(*self._propose(*unread, uniforms))
 
     def learn(self, hidden: Tensor) -> None:
         num_rows, width = hidden.shape[:2]
