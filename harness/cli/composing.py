@@ -39,7 +39,7 @@ from harness.config.installation import CONF, install_command
 from harness.results.locked_files import DISK_ERRORS
 
 # Settings whose value is an acceptance, each with the form for a mean acceptance length and its K. The form is
-# suggested to users who give a rate for each position.
+# suggested to users who give a rate for each position (`amounts.rates_by_position`).
 _LENGTHS = {"acceptance": "acceptance={:.3f}@{}", "card": "card={:.3f} K={}"}
 
 
@@ -114,6 +114,7 @@ def run(command: str, typed: Typed, invocation: Invocation) -> str:
         callbacks = Callbacks(config)
         context = HydraContext(config_loader=hydra.config_loader, callbacks=callbacks)
         about: Any = {"config": config, "config_name": command}
+        # Locks the run's directory, and removes it if nothing was measured.
         with claimed(config):
             if is_sweep:
                 callbacks.on_multirun_start(**about)

@@ -171,7 +171,8 @@ class ReportedReference:
             left = np.flatnonzero(is_left)
             if len(left) and mass_left > 0:
                 num_alike = len(left)
-                # Servers also report tokens that cannot be drawn, with a log-probability of -9999.
+                # Servers also report tokens that cannot be drawn, with a log-probability of -9999. `least` is then 0,
+                # and the mass is spread evenly.
                 least = math.exp(logprobs[-1])
                 if not is_even and least > 0:
                     num_alike = max(1, min(num_alike, round(mass_left / least)))

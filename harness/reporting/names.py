@@ -182,26 +182,27 @@ def _words_of_servers(rows: Sequence[RunRow], names: Sequence[Name]) -> list[str
     ngram-simple against none of it, both -np 1` if the commands of another row have `-np 2`.
     """
     typed = [[(row.settings or {}).get(name) for name in STARTS_SERVERS] for row in rows]
-    if any(typed[0]) and all(words == typed[0] for words in typed):
+    if any(typed[0]) and all(settings == typed[0] for settings in typed):
         # All rows come from one typed command. They differ only in K and `vary`, whose words are part of the name
         # already.
         return [""] * len(rows)
     commands = [getattr(row, "server_command", None) or [] for row in rows]
     ks = [name.num_draft_tokens for name in names]
     # The measured server's command is the last one. Before it is the regular one, if there are two.
-    measured = _differing_words([" ".join(words[-1:]) for words in commands], ks)
-    regular = _differing_words([" ".join(words[:-1]) for words in commands], ks)
+    of_measured = _differing_words([" ".join(own[-1:]) for own in commands], ks)
+    of_regular = _differing_words([" ".join(own[:-1]) for own in commands], ks)
     texts = []
-    for row, words, its_words, others in zip(rows, commands, measured, regular, strict=True):
+    for row, own, measured, regular in zip(rows, commands, of_measured, of_regular, strict=True):
         in_both: list[str] = []
-        alone = [word for word in others if word not in its_words]
-        if row.draft == SECOND_COMMAND and len(set(words)) == 2:
-            # Two different commands are compared: each is named by the words that the other one lacks.
-            first, second = (re.findall(_FLAG_OR_WORD, command) for command in words)
-            in_both = [word for word in others if word in second]
-            its_words = [word for word in second if word not in first]
+        alone = [word for word in regular if word not in measured]
+        if row.draft == SECOND_COMMAND and len(set(own)) == 2:
+            # Two different commands are compared: each is named by the words that the other one lacks. Words that both
+            # have, but not the commands of other rows, come last.
+            first, second = (re.findall(_FLAG_OR_WORD, command) for command in own)
+            in_both = [word for word in regular if word in second]
+            measured = [word for word in second if word not in first]
             alone = [word for word in first if word not in second] or ["none of it"]
-        text = " ".join([*its_words, *(["against", *alone] if alone else [])])
+        text = " ".join([*measured, *(["against", *alone] if alone else [])])
         texts.append(f"{text}, both {' '.join(in_both)}" if in_both else text)
     return texts
 

@@ -142,7 +142,8 @@ def start(opening: Opening, settings: ServerSettings) -> Engine:
     # 0, or `auto` with a single server     0             no             0
     # `auto` with two servers:
     #     on GPUs that cannot be shared     4, or 24      yes            not used
-    #     otherwise                         4, or 24      no             up to 8
+    #     otherwise                         4, or 24      no             up to 8; 0 with `precision`, and for commands
+    #                                                                    whose prompts cannot be divided among starts
     # There are 24 blocks with `precision`. If the servers do not take turns, `num_blocks` counts only if they cannot be
     # started side by side.
     num_blocks = most_starts = 0
