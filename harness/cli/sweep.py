@@ -344,16 +344,12 @@ def print_sweep(
     """
     record = measurement(command)
     failures: Sequence[Run] = []
-    num_done = len({row.job for row in rows})
-    if len(pooled) == 1 and pooled[0][0].repeats == num_done:
-        # If all rows are those of a single job that was repeated, they are printed like a single run.
-        runs = [Run(list(pooled[0]))]
-    else:
-        runs = runs_of([*rows, *itertools.chain.from_iterable(pooled)])
-        if record.measures:
-            # Show each measurement once: leave out the single runs that a pooled row combines.
-            runs, failures = merge(runs)
+    runs = runs_of([*rows, *itertools.chain.from_iterable(pooled)])
+    if record.measures:
+        # Show each measurement once: leave out the single runs that a pooled row combines.
+        runs, failures = merge(runs)
     pages = pages_about([record], runs, failures)
+    num_done = len({row.job for row in rows})
     if num_done < num_jobs:
         # The user must first repeat this command or correct a setting, so leave out the steps that the pages suggest.
         pages = {question: dataclasses.replace(page, next=()) for question, page in pages.items()}

@@ -319,7 +319,7 @@ def _rule(row: RunRow) -> str:
     if rule in (None, DecodingSettings.rule):
         return ""
     by = lossy_rule(row)
-    return f"{by} (lossy)" if by in (rule, f"rule {rule}") else f"rule {rule}"
+    return f"{by} (lossy)" if by == f"rule {rule}" else f"rule {rule}"
 
 
 def _lenience(row: RunRow) -> str:

@@ -35,7 +35,8 @@ AnyRunRow = TypeVar("AnyRunRow", bound=RunRow)
 
 def num_covered(row: RunRow) -> int:
     """How many prompts the figures of a row cover: failed requests and empty answers are among its prompts, but not in
-    its figures. For a pooled row, as many as in the run with most failures, and with most empty answers.
+    its figures. For a pooled row: its prompts without the most failures, and the most empty answers, of any run; so
+    perhaps fewer than in each run.
     """
     num_prompts, num_failed, num_empty = (
         getattr(row, name, None) or 0 for name in ("num_prompts", "num_failed", "num_empty")

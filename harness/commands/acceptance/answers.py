@@ -123,7 +123,9 @@ class AnswerSource:
         whole = {prompt.index: prompt for prompt in self.prompts}
         openings = tuple(prompt.opening for prompt in self.prompts)
         encoder = session.encoder
-        encoded = encoder.encode_set(self.prompt_set, openings, 2, "two tokens of an answer")
+        encoded = encoder.encode_set(
+            self.prompt_set, openings, new_tokens=2, answers="two tokens of an answer"
+        )
         self.num_skipped = encoded.num_skipped
         readings: list[Reading] = []
         for opening, token_ids in zip(encoded.prompts, encoded.token_ids, strict=True):

@@ -345,6 +345,7 @@ def _cut(documents: Sequence[Prompt], lengths: Sequence[int]) -> list[Prompt]:
         SettingError: if all documents together are too short, or if any document is a chat of several messages or with
             tools.
     """
+    documents = [*{document.text: document for document in documents}.values()]
     chats = [document.chat() for document in documents]
     if any(chat.has_tools or len(chat.messages) > 1 for chat in chats):
         rule = "cuts texts, and the prompts of this set are chats"

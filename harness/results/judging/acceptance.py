@@ -210,7 +210,9 @@ def _as_weights(
         difference = Interval(moved, served - weights.high, served - weights.low)
         bound = weights.high if moved > 0 else weights.low
         half_width = abs(bound - weights.estimate)
-        deviations = MOST_DEVIATIONS * abs(moved) / half_width if half_width else 0.0
+        # The bounds of a rate are at most 0 and 1, and then do not show its standard deviation.
+        is_known = half_width > 0 and bound not in (0.0, 1.0)
+        deviations = MOST_DEVIATIONS * abs(moved) / half_width if is_known else 0.0
         if _DOUBTFUL_DEVIATIONS < deviations <= MOST_DEVIATIONS:
             why = why or f"{deviations:.1f} standard deviations apart; more texts decide"
     return Statement.ordered("engine", difference, why, limit=0.0, subject=subject, figure=figure)
