@@ -158,12 +158,10 @@ class StartedServer:
         except ValueError:
             how = f"ended with exit code {code}"
         else:
-            meaning = _MEANT_BY_SIGNAL.get(ended_by)
             # SGLang kills itself if one of its processes fails.
             is_own_act = any("child failed" in line for line in lines)
-            how = f"was ended by {ended_by.name}" + (
-                f" ({meaning})" if meaning and not is_own_act else ""
-            )
+            meaning = None if is_own_act else _MEANT_BY_SIGNAL.get(ended_by)
+            how = f"was ended by {ended_by.name}" + (f" ({meaning})" if meaning else "")
         # The last line that names a reason counts; without such a line, the last one of all.
         reason = lines[-1]
         was_error = False

@@ -4,7 +4,6 @@ one pass of the draft.
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace
@@ -80,8 +79,6 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
             weights.
         compared_k: the K for which engine and weights are compared: the K of an engine in another process, otherwise
             the settings' K (at most `most`).
-        is_k_typed: whether the K of an engine in another process was typed. If not, it is the longest draft that was
-            seen.
         most: the largest K for which acceptance is computed.
         pair: the models; only set after `_read_as_typed`, and never without weights.
     """
@@ -98,7 +95,6 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
         asks_for_k = is_elsewhere or settings.card is not None or is_typed("num_draft_tokens")
         self.most = max(settings.up_to, typed_k) if asks_for_k else settings.up_to
         self.compared_k = min(typed_k, self.most)
-        self.is_k_typed = False
 
     def measure(self, session: Session) -> None:
         """Get the answers, read them with the weights (if there are any), and then measure causes of low acceptance."""
@@ -119,11 +115,8 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
             # The longest draft that was seen.
             drafted = longest_of(self.answers.requests)
             if settings.has_weights:
-                # The weights are compared at the K that was typed as a setting or fills `{K}` in the server's command,
-                # unless longer drafts were seen.
-                typed = engine_of(settings).columns(settings).get("num_draft_tokens")
-                self.is_k_typed = typed is not None
-                drafted = max(typed or 0, drafted or 0) or None
+                # The weights are compared at the typed K, unless longer drafts were seen.
+                drafted = max(self._typed_k or 0, drafted or 0) or None
             elif drafted is None:
                 raise RunError(
                     "the server reported no draft tokens: it drafts nothing, or does not count them"
@@ -181,21 +174,24 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
         self.answers.read = self._read(pair, readings, as_typed, self.most)
         if self.source.kind != "served":
             return
-        compare = functools.partial(
-            served_columns,
-            requests=requests,
-            num_draft_tokens=self.compared_k,
-            is_typed=self.is_k_typed,
-        )
-        self.served = compare(self.answers.read)
+        k, is_typed = self.compared_k, self._typed_k is not None
+        self.served = served_columns(self.answers.read, requests, k, is_typed=is_typed)
         if not self._may_be_greedy or self._is_as_weights(self.served):
             return
         greedy = drafted_greedily(as_typed)
         read = self._read(pair, readings, greedy, self.most)
-        served = compare(read)
+        served = served_columns(read, requests, k, is_typed=is_typed)
         if self._is_as_weights(served):
             say("the server drafts greedily, as draft.sampling=greedy: so do the figures")
             self.settings, self.answers.read, self.served = greedy.settings, read, served
+
+    @property
+    def _typed_k(self) -> int | None:
+        """The K of an engine in another process, if it was typed as a setting or fills `{K}` in the server's command;
+        otherwise None.
+        """
+        k: int | None = engine_of(self.settings).columns(self.settings).get("num_draft_tokens")
+        return k
 
     def _is_as_weights(self, served: dict[str, Any]) -> bool:
         """Whether the engine accepts as much as its weights predict; False if that is unknown."""

@@ -208,7 +208,7 @@ def served_columns(
     elif counted is not None and counted < weights.low:
         is_short = _drafts_fewer(requests, num_iterations, num_draft_tokens)
         why = f"the engine may draft fewer than K={num_draft_tokens}" if is_short else None
-    elif counted is not None and weights.excludes(counted) and not is_typed:
+    elif counted is not None and counted > weights.high and not is_typed:
         # The mean number of draft tokens hides longer drafts, unless all are equally long.
         counts = [request.counts for request in requests]
         if any(

@@ -277,8 +277,8 @@ def categories_of(
                 str(name),
                 num_prompts,
                 speedup,
-                rates["acceptance_rate"],
-                rates["tokens_per_iteration"],
+                acceptance_rate=rates["acceptance_rate"],
+                tokens_per_iteration=rates["tokens_per_iteration"],
             )
         )
     return parts

@@ -39,6 +39,7 @@ from harness.engines.divergence import first_divergence
 from harness.engines.door.reading import Reference
 from harness.engines.protocol import Arm, in_batches
 from harness.measuring.acceptance import drafts_of
+from harness.measuring.figures.server import counter_columns
 from harness.measuring.progress import say
 from harness.measuring.prompts.sets import load_prompts
 from harness.measuring.references import References, ReportedReference
@@ -304,14 +305,13 @@ class RecoveryExperiment(Experiment[RecoverySettings, RecoveryRow]):
         # Both arms get the same requests.
         can_end = all(each.traits.stops_at_tokens for each in engine.arms)
 
-        def keep(name: str, answers: Sequence[Answer], counted: Counts | None) -> None:
+        def keep(name: str, answers: Sequence[Answer], counts: Counts) -> None:
             if name == arm.name:
-                numbers = [drafts_of(answer.record for answer in answers).proposed]
-                if counted is not None:
-                    numbers += [counted.proposed, counted.drafts]
-                known = [number > 0 for number in numbers if number is not None]
-                if known:
-                    self.drafted = any(known) or bool(self.drafted)
+                proposed = drafts_of(answer.record for answer in answers).proposed
+                by_answers = None if proposed is None else proposed > 0
+                for drafted in (by_answers, counter_columns(counts).get("drafted")):
+                    if drafted is not None:
+                        self.drafted = drafted or bool(self.drafted)
             rows = [
                 session.row(
                     RecoveryTextRow,

@@ -132,7 +132,7 @@ class Asking:
             of one half, except those at the one place and those that are left midway.
         with_logprobs: whether to request the log-probabilities of drawn tokens.
         keep: stores answers; called by `ask` with the name of the arm, its answers, and the growth of the server's
-            counters meanwhile. By default nothing is stored.
+            counters meanwhile (without any counter if it has none). By default nothing is stored.
     """
 
     settings: RecoverySettings
@@ -141,7 +141,7 @@ class Asking:
     end_tokens: frozenset[int]
     can_end: bool = False
     with_logprobs: bool = False
-    keep: Callable[[str, Sequence[Answer], Counts | None], object] = lambda *answered: None
+    keep: Callable[[str, Sequence[Answer], Counts], object] = lambda name, answers, counts: None
 
     @property
     def token_test(self) -> TokenTest:
@@ -174,8 +174,8 @@ class Asking:
         if failed:
             number = f"{len(failed)} of {len(requests)} requests"
             raise RunError(f"{number} failed {doing}: {failed[0].error}")
-        answers = [Answer(*answered) for answered in zip(planned, records, strict=True)]
-        self.keep(arm.name, answers, answered.counted)
+        answers = [Answer(*pair) for pair in zip(planned, records, strict=True)]
+        self.keep(arm.name, answers, answered.counted or Counts())
         return answers
 
 

@@ -179,7 +179,9 @@ class Interval:
         for bound in (self.low, self.high):
             text = self._text(bound, form)
             # A bound that excludes 1 must not look like 1.
-            texts.append(f"{bound:.4f}" if form == "×" and text == "1.00" and bound != 1 else text)
+            if form == "×" and text == "1.00" and bound != 1:
+                text = f"{bound:.4f}"
+            texts.append(text)
         return " to ".join(texts)
 
     @staticmethod
