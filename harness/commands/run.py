@@ -65,6 +65,9 @@ def run_command(
     log = logging.getLogger("harness")
     log.info(str(Words.noted()))
     is_mistake = False
+    page = None
+    saved: str | None = None
+    write_error: HarnessError | None = None
     try:
         # Sets `session.status` and `session.error`, which the rows then contain.
         with session.watch():
@@ -77,25 +80,27 @@ def run_command(
     finally:
         if session.error is not None:
             log.info("%s: %s", session.status, session.error)
-        with finishing():
-            show("making the page")
-            rows = _rows(command, experiment, session)
-            if is_mistake and not any(row.has_figures for row in rows):
-                rows = []
-            page = record.page([Run(list(rows), directory=directory)]) if rows else None
-            saved, write_error = _write(session, rows, page)
-            show("")
-        session.close()
-        _remove_own_locks(settings, directory)
-        if settings.results.format == "json" and (directory / NAME).is_file():
-            page = None
-            print((directory / NAME).read_text(encoding="utf-8"))
         try:
-            if page is not None:
-                print_document(in_full(page) if settings.results.details else in_short(page))
+            with finishing():
+                show("making the page")
+                rows = _rows(command, experiment, session)
+                if is_mistake and not any(row.has_figures for row in rows):
+                    rows = []
+                page = record.page([Run(list(rows), directory=directory)]) if rows else None
+                saved, write_error = _write(session, rows, page)
+                show("")
+            session.close()
+            _remove_own_locks(settings, directory)
+        # Even a second Ctrl-C, which may arrive while servers are stopped, does not suppress the page.
         finally:
-            if saved is not None:
-                say(saved)
+            try:
+                if settings.results.format == "json" and (directory / NAME).is_file():
+                    print((directory / NAME).read_text(encoding="utf-8"))
+                elif page is not None:
+                    print_document(in_full(page) if settings.results.details else in_short(page))
+            finally:
+                if saved is not None:
+                    say(saved)
         if write_error is not None:
             # A full disk matters more than an error that ended the run. That error becomes this error's context.
             raise write_error

@@ -184,9 +184,9 @@ def explained_by_rounding(excess: float | None) -> str:
 
 def disturbed_runs(runs: Sequence[Run[Any]]) -> str | None:
     """`1 of 5 runs drifted and 2 of 5 runs shared the processor with other programs`; None if neither. Of a pooled run,
-    each of its runs counts.
+    each of its runs counts. Simulated runs do not, because no other program can disturb them.
     """
-    measured = [part for run in runs for part in run.parts or [run]]
+    measured = [part for run in runs for part in run.parts or [run] if not part.last.is_simulated]
     num_drifted = sum(bool(run.last.drifted) for run in measured)
     num_starved = sum(run.last.was_starved for run in measured)
     happened = {"drifted": num_drifted, "shared the processor with other programs": num_starved}
