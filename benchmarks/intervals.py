@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from scipy.stats import norm as normal
 
 from harness.results.statistics.interval import DASH, Interval
-from harness.results.statistics.multiplicity import relative_to
+from harness.results.statistics.multiplicity import relative_speedup
 from harness.results.statistics.ratios import ExtraIterations, ratio_of_totals
 from harness.results.statistics.runs import ratio_over_runs
 from harness.results.statistics.stopping import CONFIDENCE_OF_LOOKS, is_precise, looks
@@ -271,10 +271,10 @@ def false_table(lengths: float, num_repetitions: int, num_prompts: int) -> Itera
     rng = np.random.default_rng(num_prompts)
     for _ in range(num_repetitions):
         hardness = rng.lognormal(0, lengths, num_prompts)
+        tops = hardness[None]
         bottoms = hardness * np.exp(-rng.normal(0, 0.1, (6, 1, num_prompts)))
-        best = int(np.argmin(bottoms.sum(axis=(1, 2))))
-        shares = relative_to(best, np.tile(hardness, (6, 1, 1)), bottoms, 6, [0.0] * 6)
-        yield any(share.high < 1 for share in shares)
+        best = bottoms[np.argmin(bottoms.sum(axis=(1, 2)))]
+        yield any(relative_speedup((tops, bottom), (tops, best), 6).high < 1 for bottom in bottoms)
 
 
 def main() -> None:

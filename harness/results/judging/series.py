@@ -30,7 +30,7 @@ from harness.results.prompt_times import common_times, pairs_by_unit, waits_by_u
 from harness.results.runs import Run, grouped
 from harness.results.schema import NO_VERDICT
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, Coverage, Interval
-from harness.results.statistics.multiplicity import relative_to
+from harness.results.statistics.multiplicity import relative_speedup
 from harness.results.verdict import verdict_of, why_no_ranking
 
 # Columns that must be equal in runs with the same regular measurement. The runner belongs to them, because some ways to
@@ -236,7 +236,7 @@ def _share_by_units(member: Member, reference: Member) -> Interval | None:
 
     None if the machine was busy, if one has more repeated runs than the other, and if there are too few common units.
     """
-    both = (reference, member)
+    both = (member, reference)
     runs = [each.run.parts or [each.run] for each in both]
     num_runs = len(runs[0])
     was_quiet = all(each.run.last.was_quiet for each in both)
@@ -251,17 +251,17 @@ def _share_by_units(member: Member, reference: Member) -> Interval | None:
     num_units = regular.shape[1]
     if num_units < FEWEST_FOR_INTERVAL:
         return None
-    coverages = [Coverage.of(each.run.last.speedup) for each in both]
-    _, share = relative_to(
-        reference=0,
-        numerators=regular.reshape(2, num_runs, num_units),
-        denominators=speculative.reshape(2, num_runs, num_units),
+    its_coverage, others_coverage = (Coverage.of(each.run.last.speedup) for each in both)
+    return relative_speedup(
+        (regular[:num_runs], speculative[:num_runs]),
+        (regular[num_runs:], speculative[num_runs:]),
         family=member.verdict.family,
-        # By how much rejections that a run's prompts did not show may lower its speed-up.
-        unseen=[coverage.unseen if coverage else 0.0 for coverage in coverages],
-        unit=coverages[0].unit if coverages[0] else "prompt",
+        unseen=(
+            its_coverage.unseen if its_coverage else 0.0,
+            others_coverage.unseen if others_coverage else 0.0,
+        ),
+        unit=others_coverage.unit if others_coverage else "prompt",
     )
-    return share
 
 
 class LoadRange(NamedTuple):

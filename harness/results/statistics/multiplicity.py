@@ -12,63 +12,58 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import ArrayLike
 
+from harness.results.statistics import Floats
 from harness.results.statistics.interval import CONFIDENCE, Interval, t_quantile
 from harness.results.statistics.runs import product_ratio_over_runs
 
 
-def relative_to(
-    reference: int,
-    numerators: ArrayLike,
-    denominators: ArrayLike,
+def relative_speedup(
+    alternative: tuple[Floats, Floats],
+    reference: tuple[Floats, Floats],
     family: int,
-    unseen: Sequence[float],
+    unseen: tuple[float, float] = (0.0, 0.0),
     unit: str = "prompt",
-) -> list[Interval]:
-    """The ratio of totals of each alternative, divided by that of the reference, with simultaneous intervals.
+) -> Interval:
+    """The speed-up of an alternative divided by that of the reference, with an interval over units and runs.
 
-    Each interval is over units and runs, and has Šidák's level (1967) for all pairs of alternatives. Because the
-    intervals of all pairs hold simultaneously, the intervals of pairs with the reference do so even if the reference
-    was chosen by the same data.
+    The interval has Šidák's level (1967) for all pairs of `family` alternatives. Because the intervals of all pairs
+    hold simultaneously, those of pairs with the reference do so even if the reference was chosen by the same data.
 
     In simulations of six and of ten equal alternatives on 9 to 30 prompts, 1.3 to 4.5 % of the tables showed a
     difference by chance. The lengths of answers varied by factors of 1.6 and 2.2.
 
     Args:
-        reference: index of the alternative that the others are compared with.
-        numerators: [num_alternatives, num_runs, num_units], positive: for speed-ups the ms of each regular arm on the
-            same prompts.
-        denominators: the same shape: the ms of each speculative arm.
+        alternative, reference: the ms of the regular and of the speculative arm, [num_runs, num_units], positive. All
+            four arrays have the same units.
         family: number of alternatives that a reader sees together.
-        unseen: [num_alternatives], `Coverage.unseen` of each alternative's speed-up.
+        unseen: `Coverage.unseen` of the alternative's speed-up and of the reference's: the logarithm of the factor by
+            which rejections that the prompts did not show may lower each of them.
         unit: as in `ratio_over_runs`.
 
     Returns:
-        [num_alternatives], in the order of the alternatives. The reference's own ratio is 1, and its bounds have no
-            meaning. The bounds are nan if there are too few units.
+        The bounds are nan if there are too few units.
     """
-    tops, bottoms = np.array([numerators, denominators], dtype=np.float64)
+    regular, speculative = alternative
+    others_regular, others_speculative = reference
+    # (regular / speculative) / (others_regular / others_speculative)
+    share = product_ratio_over_runs(
+        [regular, others_speculative], [speculative, others_regular], unit
+    )
     num_pairs = max(1, family * (family - 1) // 2)
-    confidence = CONFIDENCE ** (1 / num_pairs)
-    intervals = []
-    for top, bottom, its_unseen in zip(tops, bottoms, unseen, strict=True):
-        # (top / bottom) / (tops[reference] / bottoms[reference])
-        share = product_ratio_over_runs([top, bottoms[reference]], [bottom, tops[reference]], unit)
-        interval = share.interval(confidence)
-        # Rejections that no prompt showed could lower the alternative's speed-up, which lowers the ratio; or they could
-        # lower the reference's speed-up, which raises the ratio.
-        low = interval.low * math.exp(-its_unseen)
-        high = interval.high * math.exp(unseen[reference])
-        intervals.append(replace(interval, low=low, high=high))
-    return intervals
+    interval = share.interval(CONFIDENCE ** (1 / num_pairs))
+    # Rejections that no prompt showed could lower the alternative's speed-up, which lowers the ratio; or they could
+    # lower the reference's speed-up, which raises the ratio.
+    its_unseen, others_unseen = unseen
+    low = interval.low * math.exp(-its_unseen)
+    return replace(interval, low=low, high=interval.high * math.exp(others_unseen))
 
 
 def widened(interval: Interval, num_intervals: int, confidence: float = CONFIDENCE) -> Interval:
     """Widen the interval of a ratio, so that it holds simultaneously with the other intervals of a table.
 
     All intervals then hold in 95 % of the cases (Šidák's inequality, for jointly normal logarithms). For alternatives
-    on the same prompts, `relative_to` is better: it compares them prompt by prompt, and so finds smaller differences.
+    on the same prompts, `relative_speedup` is better: it compares prompt by prompt, and so finds smaller differences.
 
     Args:
         interval: a Student's t interval of the log ratio; a normal interval if `covers` is None. Its degrees of freedom

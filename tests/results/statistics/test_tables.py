@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from harness.results.statistics.interval import Coverage, Interval
-from harness.results.statistics.multiplicity import adjusted_p_values, relative_to, widened
+from harness.results.statistics.multiplicity import adjusted_p_values, relative_speedup, widened
 from harness.results.statistics.proportions import (
     difference_of_paired_proportions,
     mcnemar_p_value,
@@ -108,8 +108,11 @@ def alternatives(
 def relative_to_best(tops: Floats, bottoms: Floats, unseen: float = 0.0) -> list[Interval]:
     """As a series chooses its reference where all are shown to pay."""
     best = int(np.argmax(np.sum(tops, axis=(1, 2)) / np.sum(bottoms, axis=(1, 2))))
-    all_unseen = unseen * np.arange(1, 1 + len(tops))
-    return relative_to(best, tops, bottoms, len(tops), all_unseen.tolist())
+    arms = list(zip(tops, bottoms, strict=True))
+    return [
+        relative_speedup(both, arms[best], len(arms), (unseen * number, unseen * (best + 1)))
+        for number, both in enumerate(arms, 1)
+    ]
 
 
 def test_intervals_of_a_table_hold_together() -> None:
