@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,7 +30,6 @@ from harness.engines.timing import timed_answer
 from harness.local.drafting.method import Pair
 from harness.local.engine.engine import LocalEngine
 from harness.local.runners.prepared import Graphs
-from harness.measuring.acceptance import drafts_of
 from harness.reporting.table import Table
 from harness.results.drafts import Drafts
 from harness.results.statistics.interval import Interval
@@ -137,8 +137,8 @@ class Arms:
 
     @property
     def acceptance(self) -> Drafts:
-        told = [drafts_of(one.requests) for found in self.generations.values() for one in found]
-        return sum(told, Drafts())
+        answers = itertools.chain.from_iterable(self.generations.values())
+        return Drafts.total(each.counts for answer in answers for each in answer.requests)
 
 
 def first_token_seconds(generation: Answered) -> float:

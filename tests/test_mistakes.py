@@ -33,6 +33,7 @@ MISTAKES = {
     "latency --wat": "--wat: no such option; for all settings type harness help latency all",
     "latency tokens=1": "decoding.max_new_tokens=1: must be at least 2 with a draft: it proposes nothing",
     "latency -m K=2,4 --cfg job": "-m: cannot be combined with --cfg: leave one of them out",
+    "latency --cfg job -- a -- b -- c": "--cfg: shows one run: type at most two commands after --",
     "latency -m 'seed=range(0,3,0)'": "settings: range() arg 3 must not be zero",
     "latency prompts='One day, in a/b'": "prompts=One day, in a/b: a text goes into a file, one prompt on each line:",
     "latency prompts=./": "prompts=./: must be a file, or the directory of a run with acceptance_texts.csv or",

@@ -78,6 +78,7 @@ def settings_of(
     limit = settings.job_timeout_s
     if manifest is None and limit is not None:
         raise SettingError("job_timeout_s", "needs -m: it ends jobs of a sweep", limit)
+    # A server that runs already. One that a command starts has no address here.
     if settings.engine.url is not None:
         for name in choices:
             if name in ("draft", "decoding.num_draft_tokens") or name.startswith("draft."):
@@ -98,7 +99,7 @@ def check_machine(command: ConfiguredCommand[Any], settings: RunSettings) -> Non
     """Raise a SettingError if a package or a program that the run needs is missing."""
     if command.needs_local(settings):
         require_local(command.name)
-    elif command.measures:
+    if command.measures:
         engine_of(settings).check_installed(settings)
     command.check_installed()
 

@@ -223,7 +223,7 @@ def results_file(config: DictConfig) -> str | None:
 
 
 class SweepFile:
-    """`multirun/…/latency.csv`: exactly one set of rows for each job of a sweep, however the job ended.
+    """`multirun/…/latency.csv`: one set of rows for each job of a sweep that was not refused, however it ended.
 
     A launcher may run jobs in several processes. Each job writes its rows to this file, and reads the rows of other
     jobs. Two columns tell the kinds of rows apart:

@@ -429,7 +429,8 @@ def _unfinished(rows: Rows) -> str:
     )
     if not {*ended} - {"measured"}:
         return ""
-    return f" ({', '.join(f'{number} {status}' for status, number in ended.items())})"
+    counts = [f"{number} {status.replace('_', ' ')}" for status, number in ended.items()]
+    return f" ({', '.join(counts)})"
 
 
 # Before a sweep -------------------------------------------------------------------------------------

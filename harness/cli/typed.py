@@ -140,6 +140,8 @@ def read(words: Words, command: str) -> Typed:
         raise SettingError("repeats", "has one value for all jobs of a sweep", repeats)
     if "repeats" in known and is_repeated and "cfg" not in options:
         rounds = [f"{ROUND}={','.join(map(str, range(1, int(repeats) + 1)))}"]
+    if len(words.servers) > 2 and "cfg" in options:
+        raise SettingError("--cfg", "shows one run: type at most two commands after --")
     if rounds or len(words.servers) > 2:
         options.setdefault("multirun", "")
     quoted = [_quoted_for_hydra(setting) for setting in settings]
@@ -194,7 +196,7 @@ def _check_names(settings: Sequence[str], command: str, known: Mapping[str, Any]
     for setting in settings:
         key, _, value = setting.partition("=")
         name = key.lstrip("+~")
-        if name in _NAMES_OR_PATHS and not value.startswith("{"):
+        if name in _NAMES_OR_PATHS:
             # Otherwise Hydra would look for a file with this name, and its error would not name the setting.
             for choice in value.split(","):
                 require_possible_path(name, choice)
@@ -279,7 +281,7 @@ def _quoted_for_hydra(argument: str) -> str:
     decoding.top_p=0.9           decoding.top_p=0.9: unchanged, because Hydra can read it
 
     A `~` at the beginning of a path becomes the home directory. `${...}` is looked up, except in a prompt without
-    quotes. The order of the conditions matters: a condition is only reached if none before it applied.
+    quotes.
     """
     key, equals, value = argument.partition("=")
     name = key.lstrip("+")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,8 +9,9 @@ import numpy as np
 
 from harness.config.amounts import length_in_common
 from harness.config.errors import RunError
-from harness.engines.door.reading import Reference
+from harness.engines.door.reading import WeightsReference
 from harness.engines.tokenizer import BROKEN, Detokenizer, Tokenizer, tokens_behind
+from harness.results.rows.prompts import margin_excess
 from harness.results.statistics import Floats
 
 # To compare two computations of the logits, the margins between this many likeliest tokens are compared.
@@ -49,17 +49,12 @@ class Divergence:
 
     @property
     def excess(self) -> float:
-        """The size of the margin divided by its tolerance. Rounding explains values up to 1.
-
-        Infinite if there is no margin, because then nothing shows that the tokens tied.
-        """
-        if self.logit_margin is None or self.logit_tolerance is None:
-            return math.inf
-        return abs(self.logit_margin) / self.logit_tolerance
+        """`margin_excess` of the two tokens."""
+        return margin_excess(self.logit_margin, self.logit_tolerance)
 
 
 def first_divergence(
-    reference: Reference | None,
+    reference: WeightsReference | None,
     prompt: Sequence[int],
     expected: Sequence[int],
     actual: Sequence[int],
@@ -76,8 +71,8 @@ def first_divergence(
         actual: the tokens of the other continuation.
 
     Raises:
-        RunError: a token is not in the reference's vocabulary, or as from `Reference.margin`. It is not raised if no
-            margin is measured.
+        RunError: a token is not in the reference's vocabulary, or as from `WeightsReference.margin`. It is not raised
+            if no margin is measured.
     """
     position = length_in_common(expected, actual)
     if position == max(len(expected), len(actual)):
@@ -122,7 +117,7 @@ def _ends_text(tokenizer: Tokenizer, token: int) -> bool:
 
 
 def text_divergence(
-    reference: Reference,
+    reference: WeightsReference,
     tokenizer: Tokenizer,
     prompt: Sequence[int],
     text: str,
@@ -146,7 +141,7 @@ def text_divergence(
             write the whole text, the two diverge after these tokens.
 
     Raises:
-        RunError: as from `Reference.logits_along`.
+        RunError: as from `WeightsReference.logits_along`.
     """
     # Servers differ in whether they send an incomplete last character.
     text = text.rstrip(BROKEN)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 from harness.config.settings import DecodingSettings
 from harness.engines.arrivals import Arrival, Origin
 from harness.engines.counts import Counts
-from harness.engines.door.reading import Reference
+from harness.engines.door.reading import WeightsReference
 from harness.engines.requests import Load, RequestRecord
 
 Message = Mapping[str, Any]
@@ -381,7 +381,7 @@ class Weights:
         peak_memory_bytes: returns the peak of the memory that GPUs held in this period, in bytes; None without a GPU.
     """
 
-    reference: Reference
+    reference: WeightsReference
     gpus: Sequence[str]
     synchronize: Callable[[], None]
     reset_peak_memory: Callable[[], None]

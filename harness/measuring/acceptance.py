@@ -24,11 +24,6 @@ from harness.engines.requests import RequestRecord
 from harness.results.drafts import Drafts
 
 
-def drafts_of(requests: Iterable[RequestRecord]) -> Drafts:
-    """The counts of all these answers, added up."""
-    return sum((request.counts for request in requests), Drafts())
-
-
 def counted_drafts(
     counts: Counts, requests: Sequence[RequestRecord], has_others: bool = False
 ) -> DraftCounts | None:
@@ -46,9 +41,11 @@ def counted_drafts(
     num_requests = len(requests)
     generated = counts.generated
     accepted = counts.accepted
+    drafting = counts.drafts
     if accepted is None and counts.drafts and generated is not None:
-        # Each verification yields one token in addition to the accepted ones.
+        # SGLang counts every verification, also of nothing. Each yields one token in addition to the accepted ones.
         accepted = max(0.0, generated - num_requests - counts.drafts)
+        drafting = None
     if accepted is None or not (counts.proposed or counts.drafts):
         return None
     # The draft positions from 0 to the last one of which the counters know anything.
@@ -56,7 +53,7 @@ def counted_drafts(
     return DraftCounts(
         accepted=accepted,
         proposed=counts.proposed,
-        iterations=counts.drafts,
+        iterations=drafting,
         accepted_at=[counts.accepted_at.get(position, 0.0) for position in positions],
         num_tokens=math.inf if has_others or generated is None else generated,
         num_answers=num_requests,
@@ -80,11 +77,10 @@ def counted_acceptance(counts: Counts, requests: Sequence[RequestRecord]) -> Dra
         generated = sum(request.num_tokens for request in requests)
     decoded = generated - len(requests)
     # Tokens that were accepted beyond the end of an answer are not among its tokens. So the number of iterations is
-    # known only if the counters report it, or if no answer ended early. It is at least the number of iterations that
-    # drafted.
+    # computed only if no answer ended early, or if the counters report at least how many iterations drafted.
     are_whole = all(request.num_tokens == request.max_new_tokens for request in requests)
-    is_known = drafted.iterations is not None or are_whole
-    iterations = max(decoded - drafted.accepted, drafted.iterations or 0.0) if is_known else None
+    is_known = counts.drafts is not None or are_whole
+    iterations = max(decoded - drafted.accepted, counts.drafts or 0.0) if is_known else None
     # K is left unknown: answers may have been drafted with different K, so the mean does not show which positions were
     # drafted.
     return replace(drafted.counts, decoded=decoded, iterations=iterations, k=math.nan)
@@ -94,8 +90,9 @@ def tokens_in_burst(requests: Sequence[RequestRecord]) -> float:
     """Mean number of tokens that arrive together (`RequestRecord.bursts`), without the first burst of each answer,
     which is assumed to have one token; 0 if no answer had a second burst.
     """
-    num_bursts = sum(len(request.bursts) - 1 for request in requests)
-    num_tokens = sum(request.num_tokens - 1 for request in requests)
+    spread = [request for request in requests if len(request.bursts) > 1]
+    num_bursts = sum(len(request.bursts) - 1 for request in spread)
+    num_tokens = sum(request.num_tokens - 1 for request in spread)
     return num_tokens / num_bursts if num_bursts > 0 else 0.0
 
 

@@ -197,9 +197,9 @@ def first_turns(
     """
     extra: list[Request] = []
     in_flight: int | None = None
-    # An engine with a queue gets laps. Its warm-up has as many requests as are then in flight.
+    # An engine with a queue gets laps.
     if engine_of(session.settings).queues:
-        in_flight = len(warmup.requests)
+        in_flight = session.settings.batch_size
         if in_flight > 1:
             extra = [dataclasses.replace(request, salt="extra") for request in warmup.requests]
     questions = []

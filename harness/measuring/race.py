@@ -9,8 +9,7 @@ from harness.engines.arrivals import Origin
 from harness.engines.divergence import first_divergence
 from harness.engines.protocol import Answered, Question, Weights
 from harness.engines.tokenizer import Detokenizer, Tokenizer
-from harness.measuring.acceptance import drafts_of
-from harness.results.drafts import Rejection
+from harness.results.drafts import Drafts, Rejection
 
 # Times until fewer tokens than this are not compared: the first tokens contain the pass over the prompt, and a single
 # iteration may yield several tokens.
@@ -58,7 +57,7 @@ def comparison_columns(
     divergence = first_divergence(reference, question.prompts[0], expected, actual)
     return {
         **_speedup(regular, speculative),
-        "acceptance": drafts_of(speculative.requests),
+        "acceptance": Drafts.total(each.counts for each in speculative.requests),
         "identical": divergence is None,
         "parted_at": divergence and divergence.position,
         "logit_margin": divergence and divergence.logit_margin,

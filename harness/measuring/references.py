@@ -24,7 +24,7 @@ from harness.config.model_names import SERVED
 from harness.config.run import RunSettings
 from harness.engines.divergence import Divergence, check_known, text_divergence
 from harness.engines.door import local
-from harness.engines.door.reading import Margin, Reference
+from harness.engines.door.reading import WeightsReference
 from harness.engines.protocol import Arm, Engine, Likeliest
 from harness.engines.record import Preparation, engine_of
 from harness.engines.tokenizer import AnyPair, ServedPair, tokens_as_served
@@ -113,16 +113,6 @@ class ReportedReference:
         """
         return np.full(likeliest.shape, self.rounding)
 
-    def margin(self, token_ids: Sequence[int], wanted: int, other: int) -> Margin:
-        # Each of the two is scored as the text's own token, which some servers report in addition to the likeliest
-        # tokens.
-        pairs = [(token_ids, [wanted]), (token_ids, [other])]
-        scored = self._scores(pairs, self._num_top, 1)
-        either = {**scored[0][0], **scored[1][0]}
-        # Of a token that is not reported, only an upper bound is known: the least likely reported token.
-        least = min(either.values())
-        return Margin(either.get(wanted, least) - either.get(other, least), self.rounding)
-
     def logits_along(
         self, prompts: Sequence[Sequence[int]], texts: Sequence[Sequence[int]]
     ) -> Floats:
@@ -207,7 +197,7 @@ class References:
         self._planned = planned
         self._engine = engine
 
-    def for_tokens(self) -> Reference | None:
+    def for_tokens(self) -> WeightsReference | None:
         """The reference for token ids; None if there is no reference, or if an arm does not report the tokens that it
         drew.
         """
@@ -215,7 +205,7 @@ class References:
             return None
         return self.for_texts()
 
-    def for_texts(self) -> Reference | None:
+    def for_texts(self) -> WeightsReference | None:
         """The reference for texts, whose token ids need not be known; None if there is no reference."""
         if self._settings.engine.beyond_model is not None:
             return None
@@ -242,7 +232,7 @@ class References:
         return text_divergence(reference, tokenizer, prompt, text, num_tokens)
 
     @functools.cached_property
-    def _loaded(self) -> Reference | None:
+    def _loaded(self) -> WeightsReference | None:
         """The target, loaded here. None if its weights are unknown or cannot be loaded, and a message then says so."""
         settings = self._settings
         if settings.model.repository == SERVED:

@@ -220,12 +220,16 @@ def _differing_words(commands: Sequence[str], ks: Sequence[int | str | None]) ->
     split = [re.findall(_FLAG_OR_WORD, command) for command in commands]
     # Runs without a command are ignored, because another engine ran them.
     in_all = set.intersection(*[set(words) for words in split if words] or [set()])
-    # The flags that have another value than K in any command. `-np 4` may have the value of K by chance.
+    # The forms that each flag has with K in place of its number. A flag whose value is K has one form, with K in it.
+    # `-np 4` may have the value of K by chance, and then has another form in another command.
+    forms: dict[str, set[str]] = {}
+    for words, k in zip(split, ks, strict=True):
+        for word in words:
+            if k is not None:
+                form = re.sub(rf"(?<![\w.]){k}(?![\w.])", "{K}", word)
+                forms.setdefault(_flag_of(word), set()).add(form)
     others = {
-        _flag_of(word)
-        for words, k in zip(split, ks, strict=True)
-        for word in words
-        if k is not None and not re.search(rf"(?<![\w.]){k}(?![\w.])", word)
+        flag for flag, found in forms.items() if len(found) > 1 or "{K}" not in next(iter(found))
     }
     return [
         [word for word in words if word not in in_all and (k is None or _flag_of(word) in others)]

@@ -17,9 +17,8 @@ from harness.config.settings import DecodingSettings
 from harness.results.runs import Run
 from harness.results.schema import RunRow
 
-# The meaning of a lossy rule, and the reason why prompts were left out or cut.
+# The meaning of a lossy rule.
 LOSSY = "the speculative output no longer follows the target (lossy)"
-TOO_LONG = "(too long for the context)"
 
 
 def settings_line(rows: Sequence[RunRow]) -> str:
@@ -168,28 +167,14 @@ def lossy_warning(row: Any) -> str | None:
     return rule and f"{rule}: {LOSSY}."
 
 
-def explained_by_rounding(excess: float | None) -> str:
-    """The end of a sentence about greedy texts that differ.
-
-    Args:
-        excess: the logit margin at the difference, divided by the largest margin that rounding explains; None if it is
-            not known.
-    """
-    if excess is None:
-        return ""
-    if excess > 1:
-        return f": {excess:.3g} times what rounding explains"
-    return " (a tie that rounding broke)"
-
-
 def disturbed_runs(runs: Sequence[Run[Any]]) -> str | None:
-    """`1 of 5 runs drifted and 2 of 5 runs shared the processor with other programs`; None if neither. Of a pooled run,
-    each of its runs counts. Simulated runs do not, because no other program can disturb them.
+    """`1 of 5 runs drifted and 2 of 5 runs got too little CPU time`; None if neither. Of a pooled run, each of its runs
+    counts. Simulated runs do not, because no other program can disturb them.
     """
     measured = [part for run in runs for part in run.parts or [run] if not part.last.is_simulated]
     num_drifted = sum(bool(run.last.drifted) for run in measured)
     num_starved = sum(run.last.was_starved for run in measured)
-    happened = {"drifted": num_drifted, "shared the processor with other programs": num_starved}
+    happened = {"drifted": num_drifted, "got too little CPU time": num_starved}
     parts = [
         f"{number} of {counted(len(measured), 'run')} {verb}"
         for verb, number in happened.items()
@@ -199,9 +184,7 @@ def disturbed_runs(runs: Sequence[Run[Any]]) -> str | None:
 
 
 def too_long(row: Any) -> str | None:
-    """A sentence about prompts that were longer than the context: `3 prompts were left out`; None if there
-    were none.
-    """
+    """`3 prompts were left out`, because they were too long; None if there were none."""
     if not row.num_skipped:
         return None
     were = "was" if row.num_skipped == 1 else "were"
@@ -359,8 +342,12 @@ _COMPOSED: Mapping[str, Callable[[Any], str | None]] = {
     "prompts": _prompts,
     "batch_size": _batch,
     "num_draft_tokens": _k,
-    "weight_bytes": lambda row: f"target on {', '.join(row.weight_bytes or ())}",
-    "draft_weight_bytes": lambda row: f"draft on {', '.join(row.draft_weight_bytes or ())}",
+    "weight_bytes": lambda row: (
+        f"target on {', '.join(row.weight_bytes)}" if row.weight_bytes else ""
+    ),
+    "draft_weight_bytes": lambda row: (
+        f"draft on {', '.join(row.draft_weight_bytes)}" if row.draft_weight_bytes else ""
+    ),
     "commit": lambda row: f"commit {short_commit(row.commit)}" if row.commit else "",
     "rule": _rule,
     "lenience": _lenience,

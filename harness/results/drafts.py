@@ -60,6 +60,11 @@ class Drafts:
     k: float = 0
 
     @classmethod
+    def total(cls, counts: Iterable[Drafts]) -> Drafts:
+        """The sum of the counts."""
+        return sum(counts, cls())
+
+    @classmethod
     def of(cls, outcomes: Iterable[Sequence[int]], decoded: int | None = None) -> Drafts:
         """The counts of one answer, from pairs (num_proposed, num_accepted), one for each iteration.
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 # The sum of the probabilities at one position may exceed 1 by this much, because servers round them, some to half
 # precision.
 _MASS_TOLERANCE = 0.02
-# Larger log-probabilities are reduced to this before exponentiation, which could overflow.
-_MOST_LOGPROB = 100.0
 
 
 @dataclass(frozen=True)
@@ -91,7 +89,8 @@ class TextScorer:
             are_numbers = all(isinstance(number, float | int) for number in numbers)
             if not are_numbers or not all(map(math.isfinite, numbers)):
                 raise AnswerError(f"log-probabilities of a text are no numbers: {numbers[:3]}")
-            mass = sum(math.exp(min(number, _MOST_LOGPROB)) for number in numbers)
+            # The exponential of a large number would overflow.
+            mass = sum(math.exp(min(number, 100.0)) for number in numbers)
             if mass > 1 + _MASS_TOLERANCE:
                 about = f"log-probabilities of a text make {mass:.3g} together at one position"
                 raise AnswerError(f"{about}, more than 1")

@@ -115,6 +115,8 @@ def test_every_setting_tells_jobs_apart(kind: type, row: type[RunRow]) -> None:
         ("K={K} -np {other}", ["-np 1", "-np 3", "-np 7"]),
         ("--top {other} -k {K}", ["--top 1", "--top 3", "--top 7"]),
         ("--m{other} {other}", ["--m1 1", "--m3 3", "--m7 7"]),
+        # Compact JSON is one word, of which K is only a part.
+        ("-c {{k:{K},max:{other}}}", ["-c {k:2,max:1}", "-c {k:4,max:3}", "-c {k:8,max:7}"]),
     ],
 )  # fmt: skip
 def test_commands_that_differ_in_k_alone_have_one_name(flags: str, names: list[str]) -> None:

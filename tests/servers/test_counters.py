@@ -93,7 +93,7 @@ def test_sglang_tells_verifications_and_tokens() -> None:
     page = "sglang:generation_tokens_total 102\nsglang:spec_verify_calls_total 40\n"
     columns = counted_acceptance(read_counters(page), [RequestRecord(0, 1)] * 2).columns()
     # 102 tokens without the first of each of 2 requests, in 40 verifications.
-    assert (columns["mean_acceptance_length"], columns["acceptance_rate"]) == (2.5, None)
+    assert (columns["tokens_per_iteration"], columns["mean_acceptance_length"]) == (2.5, None)
 
 
 def test_rates_follow_from_vllms_definitions_and_are_printed_as_by_vllm() -> None:

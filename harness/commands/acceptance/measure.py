@@ -35,11 +35,12 @@ from harness.engines.divergence import check_known
 from harness.engines.door import local
 from harness.engines.door.reading import TOGETHER, ReadText
 from harness.engines.record import engine_of
-from harness.measuring.acceptance import drafts_of, longest_of, tokens_in_burst
+from harness.measuring.acceptance import longest_of, tokens_in_burst
 from harness.measuring.progress import progress, say
 from harness.measuring.prompts.encoding import Encoder
 from harness.measuring.prompts.transcripts import Reading
 from harness.measuring.session import Session
+from harness.results.drafts import Drafts
 from harness.results.judging.acceptance import (
     AcceptanceFinding,
     engine_statement,
@@ -118,9 +119,15 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
                 # The weights are compared at the typed K, unless longer drafts were seen.
                 drafted = max(self._typed_k or 0, drafted or 0) or None
             elif drafted is None:
-                raise RunError(
-                    "the server reported no draft tokens: it drafts nothing, or does not count them"
+                impossible = next(
+                    filter(None, (each.impossible for each in self.answers.requests)), None
                 )
+                if impossible is not None:
+                    raise RunError(f"what the engine reports cannot be true: {impossible}")
+                reason = "it drafts nothing, or does not count them"
+                if settings.batch_size > 1:
+                    reason += ", or counts them for all requests together: batch_size=1 reads these counters"
+                raise RunError(f"the server reported no draft tokens: {reason}")
             if drafted is None:
                 raise SettingError("K", "must be typed (K=4): the server reported no draft tokens")
             self.compared_k = drafted
@@ -449,7 +456,7 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
 
     def _counted(self) -> dict[str, Any]:
         """The columns that follow from an engine's counts, for a run without weights."""
-        columns = drafts_of(self.answers.requests).columns()
+        columns = Drafts.total(each.counts for each in self.answers.requests).columns()
         tokens = Interval()
         if shares := self.answers.shares(self.compared_k):
             num_tokens, num_iterations = np.array([*shares.values()]).T

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TypeVar
 
 from harness.config.amounts import capitalised, counted, percent
@@ -20,6 +18,7 @@ from harness.results.judging.acceptance import (
     against_weights,
     believed,
     engine_in_words,
+    engine_statement,
     excluded,
     finding_of,
     has_difference,
@@ -75,21 +74,16 @@ def acceptance_page(runs: Sequence[Run[AcceptanceRow]]) -> Page | None:
         steps.append(NextStep("measure it", command=command))
     findings = [_finding(draft) for draft in drafts]
     doubts = dict.fromkeys(map(off_policy, filter(None, (found.texts for found in findings))))
-    statements = [*itertools.chain(*(found.statements for found in findings))]
+    statements = [statement for found in findings for statement in found.statements]
     return replace(page, doubts=[*filter(None, doubts)], next=steps, statements=statements)
 
 
 def rows_of(run: Run[AcceptanceRow], kind: type[AnyRow]) -> list[AnyRow]:
     """The run's rows in its file for `kind`; [] if that file no longer exists."""
-    directory = run.directory or Path(str(run.last.directory))
-    rows = rows_in(directory / f"{kind.kind}.csv", kind)
+    if run.directory is None:
+        return []
+    rows = rows_in(run.directory / f"{kind.kind}.csv", kind)
     return [row for row in rows if row.run == run.id]
-
-
-def texts_of(run: Run[AcceptanceRow], k: int) -> list[AcceptanceTextRow]:
-    """The texts of a run. Texts without a number of iterations at this K, as in a damaged file, are left out."""
-    texts = rows_of(run, AcceptanceTextRow)
-    return [text for text in texts if len(text.iterations_by_num_draft_tokens or ()) >= k]
 
 
 def summary(rows: Sequence[AcceptanceRow]) -> str:
@@ -117,7 +111,12 @@ def _page_of_draft(draft: Draft) -> Page:
     """
     rows, row = draft.run.rows, draft.row
     k = int(row.num_draft_tokens or 1)
-    texts = texts_of(draft.run, k)
+    texts = [
+        text
+        for text in rows_of(draft.run, AcceptanceTextRow)
+        # A damaged file may lack numbers of iterations.
+        if len(text.iterations_by_num_draft_tokens or ()) >= k
+    ]
     tokens = row.tokens_per_iteration or Interval()
     bounds = tokens.bounds()
     # After the figure: its interval, or the reason why it has none, or why there is no figure.
@@ -135,11 +134,11 @@ def _page_of_draft(draft: Draft) -> Page:
     shown = [each for each in rows if each.num_draft_tokens in SHOWN or each is row]
     tables = [Table.of("by_k", "By K", shown, _BY_K)]
     # The rows of the run as typed, and then of each cause, with the interval that may be stated about it.
-    conditions = [*found.typed]
-    for statement in found.causes:
-        cause = statement.subject
-        note = statement.why or statement.words
-        conditions.append(replace(cause, relative=statement.interval, why=note))
+    causes = [
+        replace(each.subject, relative=each.interval, why=each.why or each.words)
+        for each in found.causes
+    ]
+    conditions = [*found.typed, *causes]
     if found.causes or any(each.served for each in found.typed):
         title = f"Accepted by condition and draft token, K={k}"
         tables.append(Table.of("causes", title, conditions, _CONDITIONS))
@@ -180,7 +179,7 @@ def _sentences(row: AcceptanceRow, found: AcceptanceFinding) -> list[str]:
     if engine is not None:
         text = engine_in_words(engine)
         if engine.relation == "below" and found.first_below is not None:
-            text = f"from draft token {found.first_below} on it {text}"
+            text = f"first at draft token {found.first_below}, the engine {text}"
         sentences.append(capitalised(text))
     if found.card is not None:
         tokens = f"{row.tokens_per_iteration or Interval():.2f} tokens per iteration"
@@ -195,6 +194,9 @@ def _sentences(row: AcceptanceRow, found: AcceptanceFinding) -> list[str]:
         sentences.append(f"Explained by {ways}")
     for statement in found.differing:
         cause = statement.subject
+        if statement.why:
+            sentences.append(f"Not compared {cause.condition}: {statement.why}")
+            continue
         figure = "the tokens per iteration"
         if cause.position is not None:
             figure = f"as often at draft token {cause.position}"
@@ -232,7 +234,7 @@ def _reasons(row: AcceptanceRow, found: AcceptanceFinding) -> list[tuple[str, st
     is_batched = row.text_source == "served" and (row.batch_size or 1) > 1
     by_position = [each.served for each in found.typed if each.position]
     if is_batched and by_position and not any(by_position):
-        counts = "the engine's acceptance by draft token: batch_size=1 details=true shows it"
+        counts = "the engine's acceptance by draft token: batch_size=1 details=true may show it"
         reasons.append(("Missing", counts))
     if found.engine is None and row.text_source == "served":
         reasons.append(
@@ -251,10 +253,11 @@ def off_policy(texts: Statement) -> str | None:
     row = texts.subject
     if not texts.is_conclusion:
         return None
-    served, expected = row.log_probability or 0.0, row.own_log_probability or 0.0
+    # Log-probabilities are at most 0.
+    served, expected = abs(row.log_probability or 0.0), abs(row.own_log_probability or 0.0)
     return (
-        f"Not {row.model}'s own texts at this temperature: {-served:.2f} nats per token, its own texts"
-        f" {-expected:.2f}; it cannot generate {percent(row.impossible_share, 1)} of these tokens"
+        f"Not {row.model}'s own texts at this temperature: {served:.2f} nats per token, its own texts"
+        f" {expected:.2f}; it cannot generate {percent(row.impossible_share, 1)} of these tokens"
     )
 
 
@@ -263,7 +266,7 @@ _CONDITIONS = (
     Column("draft\ntoken", of="position"),
     Column("engine\n(95 % interval)", "{:.2f}".format, "served", optional=True),
     Column("predicted\n(limits)", "{:.2f}".format, "weights", optional=True),
-    Column("relative\n(95 % interval)", "{:.2f}".format, "relative", optional=True),
+    Column("relative\n(bounds)", "{:.2f}".format, "relative", optional=True),
     Column("", text=True, of="why"),
 )
 _BY_K = (
@@ -306,6 +309,12 @@ def _origin(row: AcceptanceRow) -> str:
     return "counted by the server" if is_counted else "computed from probabilities"
 
 
+def _engine(row: AcceptanceRow) -> str:
+    """Whether an engine accepts as much as its weights predict; empty if no engine is tested."""
+    statement = engine_statement(row)
+    return "" if statement is None else statement.words
+
+
 def _page_of_drafts(drafts: Sequence[Draft]) -> Page:
     """The page of several drafts: a table with one row for each."""
     columns = (
@@ -313,6 +322,7 @@ def _page_of_drafts(drafts: Sequence[Draft]) -> Page:
         Column("K", of="row.num_draft_tokens"),
         _TOKENS.at("row"),
         Column("", text=True, of="row", form=_origin, varies=True),
+        Column("engine", text=True, of="row", form=_engine, optional=True),
     )
     title = title_of_many([_asked(draft.row) for draft in drafts])
     origins = {_origin(draft.row): None for draft in drafts}

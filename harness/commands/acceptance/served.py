@@ -53,7 +53,7 @@ def reported(
         offset: position of the draft token, from 0; None for tokens over iterations.
     """
     counts = [request.counts for request in requests]
-    total = sum(counts, Drafts())
+    total = Drafts.total(counts)
     if not total.answers or total.iterations is None:
         return []
     shares = []

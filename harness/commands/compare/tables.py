@@ -19,7 +19,7 @@ from harness.reporting.table import (
     times,
     visible,
 )
-from harness.reporting.words import explained_by_rounding, labels, lossy_warning
+from harness.reporting.words import labels, lossy_warning
 from harness.results.drafts import Rejection
 from harness.results.runs import Run
 
@@ -138,4 +138,9 @@ def _identity(row: CompareRow) -> str:
         shorter = min(row.regular_num_tokens or 0, row.speculative_num_tokens or 0)
         return f"{differ}, where one of them ends." if row.parted_at == shorter else f"{differ}."
     differ += f", where the logits differ by {row.logit_margin:.2g}"
-    return f"{differ}{explained_by_rounding(row.margin_over_rounding)}."
+    excess = row.margin_over_rounding
+    if excess is None:
+        return f"{differ}."
+    if excess > 1:
+        return f"{differ}: {excess:.3g} times what rounding explains."
+    return f"{differ} (a tie that rounding broke)."

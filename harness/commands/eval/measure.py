@@ -173,7 +173,7 @@ class EvalExperiment(Experiment[EvalSettings, EvalRow]):
             num_correct=sum(answer.correct for answer in arm_answers),
             num_parsed=sum(answer.answer is not None for answer in arm_answers),
             num_tokens=sum(answer.num_tokens for answer in arm_answers),
-            acceptance=sum((answer.drafts for answer in arm_answers), Drafts()),
+            acceptance=Drafts.total(answer.drafts for answer in arm_answers),
             **columns,
             **figures,
         )

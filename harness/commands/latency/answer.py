@@ -14,7 +14,7 @@ from harness.results.runs import Run
 from harness.results.schema import NO_VERDICT, ComparedRow
 from harness.results.statistics.interval import Coverage, Interval
 from harness.results.statistics.stopping import half_width
-from harness.results.verdict import verdict_of
+from harness.results.verdict import MOST_FOREIGN, verdict_of
 
 # If iterations of harness's own loop draft this share of K or more on average, the page does not state how many tokens
 # they draft.
@@ -98,13 +98,17 @@ def reasons(run: Run[LatencyRow], verdict: Statement) -> list[str]:
     """
     # For a single arm, both are the same row.
     regular, row = run.rows[0], run.last
-    if row.acceptance_rate is None and row.tokens_per_iteration is None:
-        # With two commands, neither server has to draft.
-        may_draft = row.arm == "speculative" and row.draft != SECOND_COMMAND
-        was_measured = row.is_elsewhere or row.speedup is not None
-        if row.draft == SECOND_COMMAND and not any(arm.drafted is not False for arm in run.rows):
+    if row.draft == SECOND_COMMAND:
+        if all(arm.drafted is False for arm in run.rows):
             return ["neither server drafted anything"]
-        return [_not_reported(row)] if may_draft and was_measured else []
+        sentences = []
+        for command, arm in (("first", run.row("regular")), ("second", run.row("speculative"))):
+            if arm is not None and (words := _yielded(arm, "per iteration")):
+                sentences.append(f"{command}: {words}")
+        return sentences
+    if row.acceptance_rate is None and row.tokens_per_iteration is None:
+        was_measured = row.is_elsewhere or row.speedup is not None
+        return [_not_reported(row)] if row.arm == "speculative" and was_measured else []
     # If other programs kept the machine busy, the measured cost of an iteration includes waiting for them.
     is_quiet = not row.was_starved
     costs = costs_in_steps(regular, row) if is_quiet else None
@@ -118,8 +122,6 @@ def reasons(run: Run[LatencyRow], verdict: Statement) -> list[str]:
     yielded = _yielded(row, price)
     if share is not None:
         yielded += f"; a regular step takes {percent(share)} of an iteration's time"
-    if row.draft == SECOND_COMMAND and regular.acceptance_rate is not None:
-        return [f"first: {_yielded(regular, 'per iteration')}", f"second: {yielded}"]
     limit = strongest_limit(regular, row) if verdict.relation == "below" else None
     return [yielded, *filter(None, [limit])]
 
@@ -132,7 +134,7 @@ def _yielded(row: LatencyRow, price: str) -> str:
     """
     parts = []
     if row.acceptance_rate is not None:
-        drafted = row.mean_num_draft_tokens or row.mean_proposed
+        drafted = row.mean_num_draft_tokens
         k = row.num_draft_tokens
         # Fewer than K tokens are drafted near the end of an answer, and if a draft has no guess.
         is_k = not row.was_served and isinstance(k, int) and (drafted or k) >= _ABOUT_K * k
@@ -153,7 +155,8 @@ def _not_reported(row: LatencyRow) -> str:
         return f"the {row.arm} arm drafted nothing"
     if row.impossible_counts:
         return "acceptance is unknown: the server's counts cannot be true"
-    if row.foreign_tokens:
+    own = (row.num_tokens or 0) + (row.num_prompt_tokens or 0)
+    if (row.foreign_tokens or 0) > MOST_FOREIGN * own:
         return "acceptance is unknown: the server's counters include tokens of other clients"
     return "acceptance is not reported by the server"
 
@@ -167,7 +170,7 @@ def end(row: LatencyRow) -> list[str]:
         "precision": "precise enough",
         "budget": "the budget was spent",
         "blocks": "all blocks were measured",
-        "num_prompts": f"num_prompts={row.num_prompts} was reached",
+        "num_prompts": "the limit num_prompts was reached",
         "prompts": "all prompts were sent",
     }
     reached = "no interval"

@@ -17,7 +17,6 @@ from harness.config.run import NO_GRAPHS
 from harness.measuring.rows import LatencyRow
 from harness.reporting.words import (
     LOSSY,
-    TOO_LONG,
     lossy_rule,
     synthetic_value,
     too_long,
@@ -487,7 +486,7 @@ CHECKS = (
         _otherwise_by_answer,
         "Answers have {row.shortest_answer} to {row.longest_answer} tokens: {found}.",
     ),
-    Check("setting note", lambda run: too_long(run.last), f"{{found}} {TOO_LONG}."),
+    Check("setting note", lambda run: too_long(run.last), "{found} (too long for the context)."),
     Check(
         "against",
         _held_back,

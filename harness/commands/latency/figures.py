@@ -30,7 +30,7 @@ from harness.config.acceptance_rules import tests_each_token
 from harness.config.amounts import percent
 from harness.measuring.rows import LatencyRow
 from harness.reporting.table import Column, Table, number, share, stated, times, with_bounds
-from harness.results.drafts import as_printed
+from harness.results.drafts import Drafts, as_printed
 from harness.results.judging.statement import Statement
 from harness.results.prompt_times import (
     common_times,
@@ -39,7 +39,7 @@ from harness.results.prompt_times import (
     waits_by_unit,
 )
 from harness.results.published import DIFFERENCES, Published, published_for
-from harness.results.rows.prompts import LatencyPromptRow, drafts_of
+from harness.results.rows.prompts import LatencyPromptRow
 from harness.results.runs import Run, grouped
 from harness.results.statistics.interval import DASH, Interval
 from harness.results.statistics.ratios import ratio_of_totals
@@ -271,7 +271,7 @@ def categories_of(
             places = places_by_unit(prompts).values()
             unit = "lap" if any(len(together) > 1 for together in places) else "prompt"
             speedup = ratio_of_totals(regular_times, speculative_times, unit)
-        rates = drafts_of(drafted).columns()
+        rates = Drafts.total(prompt.drafts for prompt in drafted).columns()
         parts.append(
             Category(
                 str(name),

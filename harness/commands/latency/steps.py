@@ -47,11 +47,13 @@ def _better_interval(row: LatencyRow, verdict: Statement) -> list[NextStep]:
 
     The first condition that applies decides:
 
+        random weights, whose texts mean nothing               nothing
         interval that is not judged, or from a busy machine    measure again, reusing nothing
         identical arms, or it is unknown what is covered       nothing
         nothing was drafted                                    another draft
         the budget ended the run, and the set has enough       no budget
-        interval over several runs, or over blocks             twice as many of these, but at least 4 blocks
+        interval over several runs                             twice as many runs
+        interval over blocks                                   twice as many, but at least 4, with enough prompts
         interval over batches or laps                          more prompts
         interval over prompts, and the set has more            more prompts
         interval over all prompts of the set                   repeated runs
@@ -61,6 +63,8 @@ def _better_interval(row: LatencyRow, verdict: Statement) -> list[NextStep]:
     """
     coverage = Coverage.of(row.speedup)
     has_bounds = verdict.interval.has_bounds
+    if row.weights == "random":
+        return []
     if has_bounds and (verdict.why or not row.was_quiet):
         return [_QUIET]
     if coverage is None or row.has_one_server or row.has_same_command:
@@ -75,9 +79,16 @@ def _better_interval(row: LatencyRow, verdict: Statement) -> list[NextStep]:
     # More prompts do not reduce the variation from run to run, or from start to start.
     if has_bounds and coverage.num_runs is not None:
         return [NextStep(aim, f"repeats={2 * coverage.num_runs}")]
+    num_measured = row.num_prompts or 0
     if coverage.unit == "block":
-        return [NextStep(aim, f"engine.blocks={max(4, 2 * coverage.num_units)}")]
+        num_blocks = max(4, 2 * coverage.num_units)
+        # Each block has at least one lap, and a lap at least as many prompts as are in flight.
+        fewest = num_blocks * (row.batch_size or 1)
+        more = f" num_prompts={fewest}" if fewest > num_measured else ""
+        return [NextStep(aim, f"engine.blocks={num_blocks}{more}")]
     # Four times as many units halve the width of an interval.
+    if coverage.unit in ("lap", "batch") and has_bounds:
+        return [NextStep(aim, f"num_prompts={4 * num_measured}")]
     num_units = 4 * coverage.num_units if has_bounds else FEWEST_FOR_INTERVAL
     if coverage.num_effective and not has_bounds:
         num_units = math.ceil(num_units * coverage.num_units / coverage.num_effective)
@@ -114,7 +125,7 @@ def steps_after_runs(pairs: Sequence[RankedRun]) -> list[NextStep]:
         the regular arms of a series differ too much to rank runs    repeated runs
         no run can be the best                                       nothing
         a run on a busy machine has a higher speed-up                measure again, reusing nothing
-        every run is slower than regular decoding                    a free draft
+        every run with an interval is slower                         a free draft
         the best run is not significantly faster                     a better interval for it
         the best K is the largest that was measured                  twice this K
         no run was repeated                                          repeated runs
@@ -126,7 +137,8 @@ def steps_after_runs(pairs: Sequence[RankedRun]) -> list[NextStep]:
         return []
     if any(not pair.row.was_quiet and (pair.speedup or 0) > (best.speedup or 0) for pair in pairs):
         return [_QUIET]
-    if all(pair.verdict.relation == "below" for pair in pairs if pair.has_interval):
+    judged = [pair.verdict for pair in pairs if pair.has_interval]
+    if judged and all(verdict.relation == "below" for verdict in judged):
         return _free_draft([pair.row for pair in pairs])
     if not best.verdict.pays:
         return _better_interval(best.row, best.verdict)

@@ -107,7 +107,9 @@ def _finding(row: PlanRow) -> Line:
     if row.needed_bytes is not None:
         needed = f"{amount(row.needed_bytes)} of weights and KV cache"
     if row.status != "ok":
-        count = f"{row.num_gpus} × " if row.num_gpus else ""
+        # `free_bytes` is the least that any of the GPUs has.
+        is_least = len({size for _, _, size in _uses(row)}) > 1
+        count = f"{'at least ' if is_least else ''}{row.num_gpus} × " if row.num_gpus else ""
         text = f"{program}{needed}, and {count}{gigabytes(row.free_bytes or 0)} GB are free"
         if row.num_gpus and row.reserve_bytes:
             text += f" less {amount(row.reserve_bytes)} reserve"

@@ -38,12 +38,12 @@ from harness.engines.counts import Counts
 from harness.engines.divergence import first_divergence
 from harness.engines.door.reading import Reference
 from harness.engines.protocol import Arm, in_batches
-from harness.measuring.acceptance import drafts_of
 from harness.measuring.figures.server import counter_columns
 from harness.measuring.progress import say
 from harness.measuring.prompts.sets import load_prompts
 from harness.measuring.references import References, ReportedReference
 from harness.measuring.session import Session
+from harness.results.drafts import Drafts
 from harness.results.statistics.drawn_tokens import NOTABLE_EVIDENCE, p_value_in_words
 
 # The share of the drawn tokens that are drawn at the one place (`choose_place`).
@@ -307,7 +307,7 @@ class RecoveryExperiment(Experiment[RecoverySettings, RecoveryRow]):
 
         def keep(name: str, answers: Sequence[Answer], counts: Counts) -> None:
             if name == arm.name:
-                proposed = drafts_of(answer.record for answer in answers).proposed
+                proposed = Drafts.total(each.record.counts for each in answers).proposed
                 by_answers = None if proposed is None else proposed > 0
                 for drafted in (by_answers, counter_columns(counts).get("drafted")):
                     if drafted is not None:
@@ -436,5 +436,5 @@ def greedy_check(asking: Asking, arm: Arm, regular: Arm | None, references: Refe
             # The logits of two servers are unknown here, so a divergence has no margin.
             parting = first_divergence(None, planned.prompt, wanted.token_ids, record.token_ids)
             texts.add(parting, planned, wanted, record)
-    acceptance = drafts_of(answer.record for answer in answers)
+    acceptance = Drafts.total(each.record.counts for each in answers)
     return with_ends(texts.columns(), answers) | {"acceptance": acceptance}

@@ -24,8 +24,8 @@ from harness.engines.divergence import check_known
 from harness.engines.door.reading import Reference
 from harness.engines.protocol import in_batches
 from harness.engines.requests import RequestRecord
-from harness.measuring.acceptance import drafts_of
 from harness.measuring.progress import progress
+from harness.results.drafts import Drafts
 from harness.results.statistics import Floats
 from harness.results.statistics.drawn_tokens import DrawnText, Recovered, TokenResult
 
@@ -238,7 +238,7 @@ class Scores:
                 "check": "sampled",
                 "sampling": ", ".join(sampling.name for sampling in self._asking.samplings),
                 # A reader needs the acceptance of all answers: without rejections most of the algorithm never ran.
-                "acceptance": drafts_of([answer.record for answer in self.answers]),
+                "acceptance": Drafts.total(answer.record.counts for answer in self.answers),
             }
             checks.append(with_ends(check, [a for a in self.answers if not a.request.is_greedy]))
         self.so_far = checks

@@ -19,7 +19,6 @@ from harness.reporting.page import (
 )
 from harness.reporting.table import Column, Line, Style, Table
 from harness.reporting.words import (
-    TOO_LONG,
     labels,
     lossy_rule,
     settings_line,
@@ -152,7 +151,7 @@ def _doubts(checks: Checks) -> list[str]:
     if row.draft and row.is_elsewhere and row.drafted is None:
         doubts.append("The server does not report whether it drafted anything.")
     if prompts := too_long(row):
-        doubts.append(f"{prompts} {TOO_LONG}.")
+        doubts.append(f"{prompts} (too long for the context).")
     return doubts
 
 

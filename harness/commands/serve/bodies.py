@@ -22,8 +22,8 @@ _IRRELEVANT = frozenset(
     "metadata priority prompt_cache_key request_id safety_identifier service_tier user "
     "return_spec_tokens_details".split()
 )
-# Parameters that this service does not support. They are accepted if they are off (0, false or empty), because they
-# then change nothing.
+# Parameters that this service does not support (`tools` and `tool_calls`: outside of chats). They are accepted if they
+# are off (0, false or empty), because they then change nothing.
 _OFF = frozenset(
     "annotations early_stopping echo frequency_penalty functions include_obfuscation logit_bias min_p min_tokens"
     " presence_penalty return_tokens_as_token_ids store suffix tool_calls tools top_logprobs use_beam_search".split()
@@ -110,7 +110,6 @@ class SamplingBody(Body):
     stop_token_ids: Annotated[list[TokenId], Field(max_length=1000)] = []
     ignore_eos: bool = False
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
-    stream: bool = False
 
     @field_validator("max_completion_tokens")
     @classmethod
@@ -130,6 +129,7 @@ class StreamOptions(Body):
 class GenerationBody(SamplingBody):
     """The fields that completions and chats share."""
 
+    stream: bool = False
     stop: Annotated[list[Stop], Field(max_length=16), BeforeValidator(_listed)] = []
     # pydantic validates only values that a request contains, so the default is also accepted without a stream.
     stream_options: StreamOptions = StreamOptions()

@@ -27,11 +27,11 @@ from harness.engines.keeper import PairKeeper
 from harness.engines.protocol import Chat, Engine, Question, Request
 from harness.engines.record import Preparation
 from harness.engines.timing import timed_answer
-from harness.measuring.acceptance import drafts_of
 from harness.measuring.prompts.chat_templates import Template
 from harness.measuring.prompts.messages import messages_of, tools_of
 from harness.measuring.prompts.prompt_files import BadFile
 from harness.measuring.race import race_page_data
+from harness.results.drafts import Drafts
 
 if TYPE_CHECKING:
     from harness.local.serving import LocalService, ServedAnswer
@@ -169,7 +169,7 @@ class ServedModel:
                 "arms": [
                     race_page_data(answered, self._pair.tokenizer, ids) for answered in answers
                 ],
-                "acceptance": drafts_of(answers[-1].requests).columns(),
+                "acceptance": Drafts.total(each.counts for each in answers[-1].requests).columns(),
                 "identical": len({tuple(answered.tokens[0]) for answered in answers}) == 1,
             }
 

@@ -88,9 +88,12 @@ class Reference(Protocol):
             deviation: the `margin_deviation` between two ways of computing the logits.
         """
 
+
+class WeightsReference(Reference, Protocol):
+    """A reference computed from the weights, which can compare single tokens, too."""
+
     def margin(self, token_ids: Sequence[int], wanted: int, other: int) -> Margin:
-        """Return the logit of `wanted` after a text minus the logit of `other`, and the tolerance for rounding. If a
-        server does not report one of the two tokens, the least likely token that it reports takes its place.
+        """Return the logit of `wanted` after a text minus the logit of `other`, and the tolerance for rounding.
 
         Args:
             token_ids: the prompt and the text, at least one token.

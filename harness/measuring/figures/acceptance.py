@@ -9,7 +9,6 @@ from harness.measuring.figures.measured import Group, MeasuredArm, MeasuredRun
 from harness.measuring.figures.server import impossible_counts, traffic_columns
 from harness.results.drafts import DraftColumns, Drafts
 from harness.results.row import pooled
-from harness.results.rows.prompts import drafts_of
 from harness.results.schema import AcceptedByIteration, MaybeFloat, MaybeInt, MaybeText
 from harness.results.verdict import MOST_FOREIGN
 
@@ -57,7 +56,7 @@ def reported_drafts(run: MeasuredRun, arm: MeasuredArm) -> tuple[Drafts, str | N
     Returns:
         The counts, and their source: `metrics` for counters, None for answers.
     """
-    reported = drafts_of(row for row in run.rows_of(arm) if row.is_answered)
+    reported = Drafts.total(row.drafts for row in run.rows_of(arm) if row.is_answered)
     # `drafting` is the number of iterations that drafted; None if it is unknown, 0 if there were none.
     # Answers take precedence: counters also include the requests that only keep up the load.
     if reported.drafting or (arm.keeps_up_load and reported.proposed):

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.measuring.figures.measured import Group, MeasuredArm, MeasuredRun
+from harness.results.drafts import Drafts
 from harness.results.row import pooled
-from harness.results.rows.prompts import drafts_of
 from harness.results.schema import MaybeFloat
 
 
@@ -91,7 +91,9 @@ def _prediction(run: MeasuredRun, regular: MeasuredArm, speculative: MeasuredArm
     drafting a token, and v the cost of verifying K + 1 tokens, both in regular steps. In theorem 3.8 of Leviathan et
     al. 2023, v is 1; here v is measured. The code has `drafted c` as one time, that of the phase `drafting`.
     """
-    length = drafts_of(run.rows_of(speculative)).columns()["tokens_per_iteration"]
+    length = Drafts.total(row.drafts for row in run.rows_of(speculative)).columns()[
+        "tokens_per_iteration"
+    ]
     step_ms = regular.phases.ms_per_iteration("forward")
     draft_ms = speculative.phases.ms_per_iteration("drafting")
     verify_ms = speculative.phases.ms_per_iteration("forward")

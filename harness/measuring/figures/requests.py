@@ -98,8 +98,6 @@ class AnswerFigures(Group):
         )
 
 
-# The figures of `RequestFigures` whose names contain `p50` and `p99`.
-PERCENTILES = (50, 99)
 # Tokens were held back if on average more than this many times the tokens of an iteration arrive together. The factor
 # is above 1 because some tokens have no text, and because a busy client sees several arrivals as one.
 _MOST_PER_ITERATION = 1.5
@@ -190,7 +188,7 @@ class RequestFigures(Group):
             tokens_per_arrival=num_arrived / num_arrivals if num_arrivals else None,
             held_back=is_held_back,
             mean_in_flight=sum(load.request_seconds for load in loads) / load_s if loads else None,
-            **percentile_columns(
+            **_percentile_columns(
                 time_to_first_token=first_token_times(run, arm),
                 # If tokens are held back, only the times of whole answers are known.
                 time_per_output_token=[] if is_held_back else per_output_token,
@@ -238,8 +236,9 @@ def were_held_back(run: MeasuredRun, arm: MeasuredArm) -> bool | None:
         )
     reported = reported_drafts(run, arm)[0].columns()
     yielded = reported["tokens_per_iteration"]
-    # A regular arm of which no draft is known decodes token by token.
-    if arm.name == "regular" and reported["acceptance_rate"] is None:
+    # A regular arm decodes token by token, unless the user typed its command, which may contain a draft.
+    is_typed = bool(getattr(run.settings.engine, "first_command", ()))
+    if yielded is None and arm.name == "regular" and not is_typed:
         yielded = 1.0
     if num_arrivals == 0:
         return False
@@ -252,7 +251,7 @@ def were_held_back(run: MeasuredRun, arm: MeasuredArm) -> bool | None:
     return None if num_tokens / num_bursts >= most_per_arrival else False
 
 
-def percentile_columns(**times_ms: Iterable[float | None]) -> dict[str, float | None]:
+def _percentile_columns(**times_ms: Iterable[float | None]) -> dict[str, float | None]:
     """The columns `<name>_p50_ms` and `<name>_p99_ms` for each name; their values are None if no value is known.
 
     Args:
@@ -263,7 +262,7 @@ def percentile_columns(**times_ms: Iterable[float | None]) -> dict[str, float | 
     columns: dict[str, float | None] = {}
     for name, times in times_ms.items():
         known_times = [time for time in times if time is not None]
-        for share in PERCENTILES:
+        for share in (50, 99):
             value = float(np.percentile(known_times, share)) if known_times else None
             columns[f"{name}_p{share}_ms"] = value
     return columns

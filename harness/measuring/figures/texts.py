@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from harness.config.amounts import length_in_common
 from harness.engines.divergence import first_divergence
-from harness.engines.door.reading import Reference
+from harness.engines.door.reading import WeightsReference
 from harness.engines.protocol import Answered
 from harness.engines.requests import RequestRecord
 from harness.engines.tokenizer import TextTokenizer, Tokenizer
@@ -62,7 +62,7 @@ class TextFigures(Group):
 
 def compare_texts(
     run: MeasuredRun,
-    reference: Reference | None,
+    reference: WeightsReference | None,
     tokenizer: Tokenizer,
     regular: Answered,
     speculative: Answered,

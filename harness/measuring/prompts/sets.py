@@ -437,7 +437,8 @@ def _with_known_columns(row: Mapping[str, Any], settings: PromptSettings) -> dic
             text += literal
             if column is not None:
                 value = _column(row, column, "prompts.template")
-                others.pop(column, None)
+                if column != "category":
+                    others.pop(column, None)
                 # A list is written with one entry per line.
                 text += "\n".join(map(str, value)) if isinstance(value, list) else str(value)
         named["prompt"] = text

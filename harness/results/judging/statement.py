@@ -61,7 +61,12 @@ WORDS: Mapping[Kind, Mapping[str, str]] = {
         "unknown": "cannot tell",
     },
     "texts": {"above": "not the model's", "below": "not the model's", "open": "the model's"},
-    "card": {"above": "above its card", "below": "below its card", "open": "as its card says"},
+    "card": {
+        "above": "above its card",
+        "below": "below its card",
+        "open": "as its card says",
+        "unknown": "not compared with its card",
+    },
     "cause": {
         "above": "accepts more",
         "below": "accepts less",

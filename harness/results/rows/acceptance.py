@@ -35,11 +35,11 @@ class AcceptanceRow(PromptedRow):
         "whether the run is about this K (the K of a tested engine, of a card, or of the settings)"
     )
     tokens_per_iteration: Interval | None = figure(
-        "expected tokens per iteration, over all iterations",
+        "tokens per iteration, expected by the weights or, without weights, counted by the server",
         "tokens",
     )
     marginal_acceptance_by_position: list[float | None] | None = figure(
-        "for each position: expected share of the iterations that drafted which accept the draft token there"
+        "for each position: share of the drafting iterations that accept the draft token there, expected or counted"
     )
     log_probability: MaybeFloat = figure(
         "mean log-probability, under the target, of the texts' tokens that it can draw", "nats"

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.results.drafts import DraftColumns, Drafts
+from harness.results.drafts import DraftColumns
 from harness.results.files import rows_in
 from harness.results.row import Row, figure
 from harness.results.schema import AcceptedByIteration, MaybeBool, MaybeFloat, MaybeInt, MaybeText
@@ -99,12 +98,8 @@ class LatencyPromptRow(DraftColumns, AcceptedByIteration, Row):
 
     @property
     def excess(self) -> float:
-        """The logit margin at which the text diverged from the regular arm's, divided by the largest margin that
-        rounding explains; infinite if no margin is known.
-        """
-        if self.logit_margin is None or self.logit_tolerance is None:
-            return math.inf
-        return abs(self.logit_margin) / self.logit_tolerance
+        """`margin_excess` at the position at which the text diverged from the regular arm's."""
+        return margin_excess(self.logit_margin, self.logit_tolerance)
 
     @property
     def num_decoded(self) -> int:
@@ -112,9 +107,13 @@ class LatencyPromptRow(DraftColumns, AcceptedByIteration, Row):
         return max(0, (self.num_tokens or 0) - 1)
 
 
-def drafts_of(rows: Iterable[LatencyPromptRow]) -> Drafts:
-    """The draft tokens of all these answers, added up."""
-    return sum((row.drafts for row in rows), Drafts())
+def margin_excess(margin: float | None, tolerance: float | None) -> float:
+    """The size of a logit margin divided by the largest margin that rounding explains. Rounding explains values up to
+    1. Infinite if there is no margin, because then nothing shows that the two tokens tied.
+    """
+    if margin is None or not tolerance:
+        return math.inf
+    return abs(margin) / tolerance
 
 
 def read_prompts(directory: str | Path | None, run: str | None) -> list[LatencyPromptRow]:

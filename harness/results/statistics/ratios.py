@@ -98,12 +98,12 @@ class ExtraIterations(NamedTuple):
     def noted_in(self, covers: Coverage) -> Coverage:
         """Return the coverage of these units, with the effect of rejections that they may have missed.
 
-        If draft tokens are hardly ever rejected, few units have extra iterations. If these units are less than half of
-        all, both in number and as `effective_units`, they do not show how rejections vary, and in the long run there
-        may be more extra iterations. Two upper bounds of their number are computed, and the larger counts: Poisson's
-        upper bound of the number of extra iterations (Garwood 1936); and Poisson's upper bound of the number of units
-        with extra iterations, times the mean number in such a unit. `unseen` is the log of the factor by which the
-        total of iterations would grow.
+        If draft tokens are hardly ever rejected, few units have extra iterations. If these units, counted singly and as
+        `effective_units`, are less than half of the `effective_units` of all, they do not show how rejections vary, and
+        in the long run there may be more extra iterations. Two upper bounds of their number are computed, and the
+        larger counts: Poisson's upper bound of the number of extra iterations (Garwood 1936); and Poisson's upper bound
+        of the number of units with extra iterations, times the mean number in such a unit. `unseen` is the log of the
+        factor by which the total of iterations would grow.
 
         For example, 15 units need at least 10 iterations each, and one of them has 2 extra iterations. The first bound
         is 7.2 extra iterations, the second is 5.6 units times 2. So the total may grow from 152 to 161 iterations.

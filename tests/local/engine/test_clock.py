@@ -16,7 +16,7 @@ from harness.local.decoding.loop import RowStep
 from harness.local.drafting.model import ModelDrafter
 from harness.local.engine import clock
 from harness.local.engine.clock import LoopClock, PhaseTimer
-from harness.measuring.acceptance import drafts_of
+from harness.results.drafts import Drafts
 from some_questions import question_of
 
 
@@ -57,7 +57,7 @@ def test_an_answer_collects_rows_and_outcomes() -> None:
     # The first row ends with an accepted token.
     assert [record.outcomes for record in answered.requests] == [[(2, 0), (0, 0)], [(2, 1)]]
     assert answered.batch.num_iterations == 2
-    assert drafts_of(answered.requests).proposed == 4
+    assert sum(each.counts.proposed or 0 for each in answered.requests) == 4
 
 
 @pytest.mark.parametrize("drafts", [True, False])
@@ -77,7 +77,8 @@ def test_iterations_have_the_tokens_that_they_gave(stop: int) -> None:
     for record in answered.requests:
         assert record.token_ids[-1] == stop
         assert 1 + sum(1 + accepted for _, accepted in record.outcomes) == record.num_tokens
-    assert drafts_of(answered.requests).columns()["acceptance_rate"] == 1
+    drafts = Drafts.total(each.counts for each in answered.requests)
+    assert drafts.columns()["acceptance_rate"] == 1
 
 
 def test_a_later_batch_has_its_own_time() -> None:

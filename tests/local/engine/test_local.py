@@ -25,8 +25,8 @@ from harness.local.engine.pair import PlacedPair, plan_pair
 from harness.local.engine.records import Local
 from harness.local.engine.reference import not_finite
 from harness.local.models.fit import fit
-from harness.measuring.acceptance import drafts_of
 from harness.measuring.prompts import sets
+from harness.results.drafts import Drafts
 from some_questions import question_of
 from tiny_checkpoints import as_draft, load, on_gpu, shipped
 from traced import run_as_traced
@@ -187,7 +187,8 @@ def test_shipped_heads_draft_well_and_change_no_text(head: str, least: float) ->
     engine = LocalEngine(pair, Preparation(decoding=decoding, runner="eager", batch_size=3))
     regular, speculative = (arm.answer(question.requests, 3) for arm in engine.arms)
     assert speculative.tokens == regular.tokens
-    assert drafts_of(speculative.requests).columns()["mean_acceptance_length"] > least
+    drafts = Drafts.total(each.counts for each in speculative.requests)
+    assert drafts.columns()["mean_acceptance_length"] > least
 
 
 def test_stopwatches_count_every_pass(pair: Pair) -> None:

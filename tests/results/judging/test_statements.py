@@ -200,6 +200,10 @@ def test_a_draft_is_held_against_its_card() -> None:
     for columns, words in [
         ({"card_tokens_per_iteration": 4.3}, "below its card"),
         ({"card_tokens_per_iteration": 4.0}, "as its card says"),
+        (
+            {"card_tokens_per_iteration": 4.0, "tokens_per_iteration": Interval(2.1)},
+            "not compared with its card",
+        ),
         ({"likelihood_z": -4.8}, "not the model's"),
         ({"likelihood_z": -4.7}, "the model's"),
         ({"impossible_share": 0.006}, "not the model's"),
