@@ -1,9 +1,9 @@
-"""Makes the pictures of the report and of the browser's race from real runs, which takes about five minutes:
+"""Makes docs/report.png, the picture of a sweep's page, from real runs, which takes about five minutes:
 
     python recipes/report_capture.py [--sweep DIRECTORY]
 
-docs/report.png shows the page of a sweep, and docs/race.png the race of `harness serve`. Needs Chromium. The pictures
-contain measured figures, so the machine must be otherwise idle: if a page has doubts, no picture is made.
+Needs Chromium. The picture contains measured figures, so the machine must be otherwise idle: if the page has doubts, no
+picture is made.
 """
 
 from __future__ import annotations
@@ -14,13 +14,7 @@ import io
 import subprocess
 import sys
 import tempfile
-import time
-import urllib.parse
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from urllib.error import URLError
-from urllib.request import urlopen
 
 from PIL import Image
 
@@ -31,10 +25,8 @@ sys.path.insert(0, str(ROOT / "tests" / "support"))
 from browser import Page, browser  # noqa: E402
 
 SWEEP = ["draft=tiny_draft,tiny_eagle3,lookup", "K=2,4,8", "num_prompts=10"]
-# Words that must not be on a page of which a picture is made.
+# Words that must not be on the page.
 DOUBTS = ("busy", "are not ordered", "Without a verdict")
-PROMPT = "Paul was a shy hedgehog who lived near the village. In"
-PORT = 5711
 # So many colours are enough for the pages' colours and the edges of letters, and take a third of the bytes.
 COLOURS = 256
 # Pixels.
@@ -80,36 +72,6 @@ def report_picture(directory: Path, page: Page) -> None:
     picture(page, "report", "document.body", pairs)
 
 
-def race_picture(directory: Path, page: Page) -> None:
-    """Make a picture of a race of `harness serve` that has ended, down to the acceptance by position."""
-    with serving(directory):
-        query = urllib.parse.urlencode({"prompt": PROMPT, "temperature": 0})
-        page.open(f"http://127.0.0.1:{PORT}/?{query}", WIDTH)
-        page.wait_for("document.getElementById('verdict')?.innerText")
-        picture(page, "race", "document.body", "document.getElementById('again')")
-
-
-@contextmanager
-def serving(directory: Path) -> Iterator[None]:
-    """Run `harness serve` with the shipped pair within the block."""
-    with (directory / "serve.log").open("w") as log:
-        server = subprocess.Popen(
-            harness("serve", f"port={PORT}"), cwd=directory, stdout=log, stderr=log
-        )
-    try:
-        while True:
-            assert server.poll() is None, "harness serve has ended"
-            try:
-                urlopen(f"http://127.0.0.1:{PORT}/v1/models")
-                break
-            except URLError:
-                time.sleep(0.5)
-        yield
-    finally:
-        server.terminate()
-        server.wait()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -117,8 +79,6 @@ def main() -> None:
     parser.add_argument("--sweep", type=Path, help="the directory of a sweep that was measured")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
-        with browser(Path(place), "--hide-scrollbars") as page:
-            race_picture(Path(place), page)
         if options.sweep:
             directory = options.sweep.resolve()
         else:

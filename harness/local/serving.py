@@ -6,13 +6,12 @@ change any more. It ends at the first of the request's *stops*, texts at which t
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections.abc import Callable, Sequence
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -23,8 +22,6 @@ from harness.engines.protocol import Engine, Request
 from harness.engines.tokenizer import Detokenizer, Tokenizer
 from harness.local.decoding.loop import RowStep
 from harness.local.engine.engine import LocalArm
-
-Result = TypeVar("Result")
 
 
 @dataclass(eq=False)
@@ -117,13 +114,12 @@ def _overlap(text: str, stop: str) -> int:
 
 
 class LocalService:
-    """Does jobs with a loaded pair, one after the other, in the order in which they were queued. Generating an answer
-    is a job.
+    """Generates answers with a loaded pair, one after the other, in the order in which they were queued.
 
     Args:
         open_engine: returns the engine. It is called in the service's thread, the only thread that uses the models.
         tokenizer: the model's tokenizer.
-        max_waiting: the largest number of jobs that may wait while another job is being done.
+        max_waiting: the largest number of answers that may wait while another answer is generated.
 
     Raises:
         Exception: any exception of `open_engine`.
@@ -134,14 +130,14 @@ class LocalService:
     ) -> None:
         self._tokenizer = tokenizer
         self._max_waiting = max_waiting
-        # This lock is held while jobs are added, and while closing begins.
+        # This lock is held while answers are queued, and while closing begins.
         self._lock = threading.Lock()
-        self._jobs: list[Future[Any]] = []
+        self._jobs: list[Future[Piece]] = []
         self._is_closing = False
         # Set to False to end the answer that is still being generated.
         self.is_running = True
         self._thread = ThreadPoolExecutor(1)
-        # Inference mode is a state of a thread, so the service's thread enters it, here and in `_do`.
+        # Inference mode is a state of a thread, so the service's thread enters it, here and in `_generate`.
         opening = self._thread.submit(torch.inference_mode()(open_engine))
         try:
             # Wait until the engine is open, so that everything is ready for the first request. The wait is repeated
@@ -176,22 +172,23 @@ class LocalService:
             ServedAnswer(self._arms[arm], request, self._tokenizer, put, choice, stops)
             for choice, request in enumerate(requests)
         ]
-        jobs = self._add([functools.partial(self._generate, answer) for answer in answers])
+        with self._lock:
+            if self._is_closing:
+                raise Refusal(503, ENDING)
+            self._jobs = [job for job in self._jobs if not job.done()]
+            if len(self._jobs) + len(answers) > 1 + self._max_waiting:
+                rule = f"at most {self._max_waiting} may wait (max_waiting)"
+                raise Refusal(429, f"too many requests at once; {rule}")
+            jobs = [self._thread.submit(self._generate, answer) for answer in answers]
+            self._jobs += jobs
         for answer, job in zip(answers, jobs, strict=True):
             answer.job = job
             job.add_done_callback(answer.end)
         return answers
 
-    def alone(self, work: Callable[[Engine], Result]) -> Future[Result]:
-        """Queue other work that needs the engine, and return its future. Raises Refusal if the queue has no room, or if
-        the service is ending.
-        """
-        [job] = self._add([work])
-        return job
-
     def close(self, grace_s: float = 0.0) -> None:
-        """Stop accepting and beginning jobs, wait up to `grace_s` seconds for the running job, and end the thread. An
-        answer that has not ended by then ends with the next iteration. Other work (`alone`) is awaited to its end.
+        """Stop accepting and beginning answers, wait up to `grace_s` seconds for the running one, and end the thread.
+        An answer that has not ended by then ends with the next iteration.
         """
         with self._lock:
             self._is_closing = True
@@ -199,47 +196,30 @@ class LocalService:
         self.is_running = False
         self._thread.shutdown()
 
-    def _add(self, jobs: Sequence[Callable[[Engine], Result]]) -> list[Future[Result]]:
-        """Queue all of these jobs, and return their futures; or queue none of them, and raise Refusal (`ask`)."""
-        with self._lock:
-            if self._is_closing:
-                raise Refusal(503, ENDING)
-            self._jobs = [job for job in self._jobs if not job.done()]
-            if len(self._jobs) + len(jobs) > 1 + self._max_waiting:
-                rule = f"at most {self._max_waiting} may wait (max_waiting)"
-                raise Refusal(429, f"too many requests at once; {rule}")
-            added = [self._thread.submit(self._do, job) for job in jobs]
-            self._jobs += added
-        return added
-
     @torch.inference_mode()
-    def _do(self, job: Callable[[Engine], Result]) -> Result:
-        """Do a job. Raises Refusal if the job fails, or if the service is ending."""
+    def _generate(self, answer: ServedAnswer) -> Piece:
+        """Generate an answer. Each piece but the last is passed on as soon as it exists; the last piece is returned.
+
+        Raises:
+            Refusal: the service is ending, or generating fails: a model's logits are not finite, or a user's draft
+                method fails.
+        """
         if self._is_closing:
             raise Refusal(503, ENDING)
+        arm = answer.arm
         try:
-            return job(self._engine)
+            with arm.explained([answer.request]):
+                loop, iteration = arm.begin([answer.request])
+                while True:
+                    [step] = iteration
+                    piece = answer.take(step)
+                    if piece.finish_reason is not None or answer.is_cancelled:
+                        return piece
+                    if not self.is_running:
+                        raise Refusal(503, ENDING)
+                    answer.put(piece)
+                    iteration = loop.step()
         except Refusal:
             raise
         except Exception as error:
             raise Refusal(500, str(as_run_error(error) or in_one_line(error))) from error
-
-    def _generate(self, answer: ServedAnswer, engine: Engine) -> Piece:
-        """Generate an answer. Each piece but the last is passed on as soon as it exists; the last piece is returned.
-
-        Raises:
-            Refusal: the service is ending.
-            RunError: a model's logits are not finite, or a user's draft method fails.
-        """
-        arm = answer.arm
-        with arm.explained([answer.request]):
-            loop, iteration = arm.begin([answer.request])
-            while True:
-                [step] = iteration
-                piece = answer.take(step)
-                if piece.finish_reason is not None or answer.is_cancelled:
-                    return piece
-                if not self.is_running:
-                    raise Refusal(503, ENDING)
-                answer.put(piece)
-                iteration = loop.step()

@@ -1,14 +1,13 @@
-"""The figures of a race, in which both arms answer one prompt, for `compare` and the page of `serve`."""
+"""The figures of a race, in which both arms answer one prompt, for `compare`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from harness.engines.arrivals import Origin
 from harness.engines.divergence import first_divergence
 from harness.engines.protocol import Answered, Question, Weights
-from harness.engines.tokenizer import Detokenizer, Tokenizer
+from harness.engines.tokenizer import Tokenizer
 from harness.results.drafts import Drafts, Rejection
 
 # Times until fewer tokens than this are not compared: the first tokens contain the pass over the prompt, and a single
@@ -141,43 +140,3 @@ def token_text(tokenizer: Tokenizer, token: int) -> str:
     if "\N{REPLACEMENT CHARACTER}" in text:
         return str(tokenizer.convert_ids_to_tokens(token))
     return text
-
-
-def race_page_data(
-    answered: Answered, tokenizer: Tokenizer, prompt: Sequence[int]
-) -> dict[str, Any]:
-    """One arm's answer in the form that the web page of `serve` draws.
-
-    `name` is the arm's name. `seconds` and `num_tokens` are those of the whole answer. `steps` has one entry for each
-    arrival. An entry contains its time in seconds (`at`) and its `tokens`. Each token has its `text` and its `origin`
-    (an `Origin`, such as `draft` or `bonus`). A token that replaced a draft token also has the `rejection`, a
-    dictionary with the fields of `Rejection`.
-
-    Args:
-        answered: the answer to a question with a single request.
-        prompt: the token ids of the prompt, because the text of a token may depend on the tokens before it.
-    """
-    detokenizer = Detokenizer(tokenizer, prompt)
-    rejections = {
-        rejection.position: rejection for rejection in find_rejections(answered, tokenizer)
-    }
-    steps: list[dict[str, Any]] = []
-    position = 0
-    for arrival in answered.arrivals:
-        tokens: list[dict[str, Any]] = []
-        for token, origin in zip(arrival.tokens, arrival.origins, strict=True):
-            piece: dict[str, Any] = {"text": detokenizer.add(token) or "", "origin": origin}
-            if position in rejections:
-                piece["rejection"] = rejections[position]._asdict()
-            tokens.append(piece)
-            position += 1
-        steps.append({"at": arrival.seconds, "tokens": tokens})
-    if position:
-        # The detokenizer may still hold the bytes of an incomplete character.
-        steps[-1]["tokens"][-1]["text"] += detokenizer.flush()
-    return {
-        "name": answered.arm,
-        "seconds": answered.seconds,
-        "num_tokens": position,
-        "steps": steps,
-    }

@@ -37,6 +37,7 @@ class TableArm:
         self.has_begun = threading.Event()
         self.gate = threading.Event()
         self.gate.set()
+        self.failure: Exception | None = None
 
     def _asked(self, request: Request) -> RowRequest:
         decoding = request.decoding
@@ -55,6 +56,8 @@ class TableArm:
     def begin(self, requests: Sequence[Request]) -> tuple[Loop, list[RowStep]]:
         self.has_begun.set()
         assert self.gate.wait(60)
+        if self.failure is not None:
+            raise self.failure
         loop = self._loop()
         return loop, loop.start(list(map(self._asked, requests)))
 
@@ -162,66 +165,54 @@ def test_an_answer_that_nobody_waits_for_holds_up_nobody() -> None:
 
 
 def test_others_wait_in_order_and_no_more_than_may_wait() -> None:
-    """Work, too; several prompts of a request have room together, or none has."""
+    """Several prompts of a request have room together, or none has."""
     arm = TableArm("regular", 0)
     arm.gate.clear()
-    ended: list[int] = []
-    with service_over(arm, waiting=3) as service:
-        running = [Client(service, "regular", request(0))]
+    with service_over(arm, waiting=2) as service:
+        clients = [Client(service, "regular", request(0))]
         assert arm.has_begun.wait(60)
-        running.append(Client(service, "regular", request(1)))
-        work = service.alone(lambda _: ended.extend(client.ended.is_set() for client in running))
-        for asked in (lambda: service.ask("regular", [request(2)] * 2, print),
-                      lambda: [service.alone(id), service.alone(id)]):  # fmt: skip
-            with pytest.raises(Refusal, match="at most 3 may wait") as refused:
-                asked()
-            assert refused.value.status == 429
+        clients.append(Client(service, "regular", request(1)))
+        with pytest.raises(Refusal, match="at most 2 may wait") as refused:
+            service.ask("regular", [request(2)] * 2, print)
+        assert refused.value.status == 429
+        clients.append(Client(service, "regular", request(2)))
         arm.gate.set()
-        work.result(60)
-        assert ended == [True, True]
+        clients[2].tokens()
+        assert all(client.ended.is_set() for client in clients)
 
 
-def test_work_that_fails_is_refused_with_its_reason_and_the_service_goes_on() -> None:
-    def leave(_: Engine) -> None:
-        raise Refusal(499, "the client went away")
-
-    def fail(_: Engine) -> None:
-        raise ValueError("two\nlines")
-
-    with service_over(waiting=1) as service:
-        with pytest.raises(Refusal, match="went away") as left:
-            service.alone(leave).result()
-        with pytest.raises(Refusal, match="ValueError: two") as failed:
-            service.alone(fail).result()
-        assert (left.value.status, failed.value.status) == (499, 500)
-        assert "\n" not in str(failed.value)
-        assert service.alone(lambda opened: opened).result().arms == ()
+def test_an_answer_that_fails_gives_its_reason_and_the_service_goes_on() -> None:
+    arm = TableArm("regular", 0)
+    with service_over(arm, waiting=1) as service:
+        arm.failure = ValueError("two\nlines")
+        failed = Client(service, "regular", request(0))
+        assert failed.tokens() == []
+        assert failed.last.finish_reason == "error"
+        assert failed.last.text.startswith("ValueError: two")
+        assert "\n" not in failed.last.text
+        arm.failure = None
+        assert Client(service, "regular", request(0)).tokens() == arm.alone(request(0))
     assert not service.is_running
-    with pytest.raises(Refusal, match="ending") as late:
-        service.alone(leave)
-    assert late.value.status == 503
+    assert refusal(service) == 503
 
 
 @pytest.mark.parametrize("grace_s", [0.0, 60.0])
 def test_what_runs_and_what_waits_fails_when_the_service_ends(grace_s: float) -> None:
-    """What runs has time to end; what waits, and work, has none."""
+    """What runs has time to end; what waits has none."""
     arm = TableArm("regular", 0)
     arm.gate.clear()
-    with service_over(arm, waiting=2) as service:
+    with service_over(arm, waiting=1) as service:
         runs = Client(service, "regular", request(0))
         assert arm.has_begun.wait(60)
         waits = Client(service, "regular", request(1))
-        work = service.alone(lambda engine: None)
         closing = threading.Thread(target=service.close, args=[grace_s])
         closing.start()
         while refusal(service) != 503 or (not grace_s and service.is_running):
             time.sleep(0.01)
         arm.gate.set()
         closing.join()
-        with pytest.raises(Refusal, match=ENDING):
-            work.result(60)
-        assert (waits.last.finish_reason, waits.last.text) == ("error", ENDING)
         assert waits.tokens() == []
+        assert (waits.last.finish_reason, waits.last.text) == ("error", ENDING)
         if grace_s:
             assert (runs.last.finish_reason, len(runs.tokens())) == ("length", 12)
         else:
@@ -229,9 +220,9 @@ def test_what_runs_and_what_waits_fails_when_the_service_ends(grace_s: float) ->
 
 
 def refusal(service: LocalService) -> int:
-    """The status with which further work is refused; the two that may wait do."""
+    """The status with which a further request is refused; the one that may wait does."""
     with pytest.raises(Refusal) as refused:
-        service.alone(id)
+        service.ask("regular", [request(9)], print)
     return refused.value.status
 
 

@@ -1,1 +1,1 @@
-"""The command `serve`: the pair as a service over HTTP, and a web page."""
+"""The command `serve`: the pair as a service over HTTP."""

@@ -1,25 +1,23 @@
-"""The HTTP side of `serve`: completions and chats as in OpenAI's API, and the endpoints of the web page.
+"""The HTTP side of `serve`: completions and chats as in OpenAI's API.
 
 For a request, the service generates answers (`ServedModel.ask`), whose pieces arrive in a queue. This file turns these
-pieces into responses in the form of OpenAI's API. The web page uses `/race`.
+pieces into responses in the form of OpenAI's API.
 """
 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import json
 import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import FileResponse, JSONResponse, StreamingResponse
+from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -30,7 +28,6 @@ from harness.commands.serve.bodies import (
     Completion,
     GenerationBody,
     Prediction,
-    Race,
 )
 from harness.commands.serve.served_model import ServedModel
 from harness.config.errors import SettingError
@@ -42,7 +39,7 @@ if TYPE_CHECKING:
     from harness.local.serving import ServedAnswer
 
 
-_OPEN = ("/", "/health")  # these need no key, because they reveal nothing
+_OPEN = "/health"  # needs no key, because it reveals nothing
 CLIENT_LEFT = 499  # nginx's code for a client that left before an answer began
 
 
@@ -82,7 +79,7 @@ class Guard:
         # Browsers always send a Host, so a request without one does not come from a web page.
         if self.local and not is_loopback(host or "localhost"):
             return error_response(400, "this service answers requests for localhost alone")
-        if self.key and path not in _OPEN:
+        if self.key and path != _OPEN:
             scheme, _, given = headers.get("authorization", "").partition(" ")
             is_right = secrets.compare_digest(given.strip().encode("latin-1"), self.key.encode())
             if scheme.lower() != "bearer" or not is_right:
@@ -148,28 +145,19 @@ def make_app(served: ServedModel, key: str | None) -> FastAPI:
     # `/regular` generates without the draft. Without a draft, both prefixes use the same arm.
     app.include_router(_generation(served, settings.arms[-1]))
     app.include_router(_generation(served, "regular"), prefix="/regular", include_in_schema=False)
-    _add_pages(app, served)
+    _add_health(app, served)
     _add_error_handlers(app)
     return app
 
 
-def _add_pages(app: FastAPI, served: ServedModel) -> None:
-    """Add the endpoints that are not part of OpenAI's API: the web page, its race, and health."""
-
-    @app.get("/", include_in_schema=False)
-    def page() -> FileResponse:
-        return FileResponse(Path(__file__).with_name("page.html"))
+def _add_health(app: FastAPI, served: ServedModel) -> None:
+    """Add the endpoint that says whether the service runs."""
 
     @app.get("/health")
     def health() -> dict[str, str]:
         if not served.service.is_running:
             raise Refusal(503, ENDING)
         return {"status": "ok"}
-
-    @app.post("/race")
-    async def race(body: Race, request: Request) -> Any:
-        racing = await run_in_threadpool(served.race, body)
-        return await _while_connected(request, asyncio.wrap_future(racing))
 
 
 def _add_error_handlers(app: FastAPI) -> None:
@@ -239,17 +227,8 @@ def _generation(served: ServedModel, arm: str) -> APIRouter:
 
     @router.get("/v1/models")
     def models() -> dict[str, Any]:
-        settings = served.settings
-        about = {
-            "id": served.name,
-            "object": "model",
-            "created": served.started,
-            "owned_by": "harness",
-            # The web page shows these settings at first.
-            "draft": settings.draft and settings.draft.name,
-            "decoding": dataclasses.asdict(settings.decoding),
-        }
-        return {"object": "list", "data": [about]}
+        about = {"id": served.name, "object": "model", "created": served.started}
+        return {"object": "list", "data": [{**about, "owned_by": "harness"}]}
 
     @router.post("/v1/completions")
     async def completions(body: Completion, request: Request) -> Any:

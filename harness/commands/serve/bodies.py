@@ -92,13 +92,19 @@ class Body(BaseModel):
         return {name: value for name, value in body.items() if not _changes_nothing(name, value)}
 
 
-class SamplingBody(Body):
-    """The fields of every request to generate.
+class StreamOptions(Body):
+    """Options of a stream: whether the last chunk, or every chunk, has the usage so far."""
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+class GenerationBody(Body):
+    """The fields that completions and chats share.
 
     If `temperature`, `top_p`, `top_k` or both names of the length are left out, the service's own setting is used (a
     shorter length if the context has less room). Without `ignore_eos`, the model's end tokens end an answer, whatever
-    the service's setting is. Without `seed`, the seed is drawn at random, except in a race, which takes the service's
-    seed.
+    the service's setting is. Without `seed`, the seed is drawn at random.
     """
 
     model: Annotated[Text, Field(max_length=500)] | None = None
@@ -110,6 +116,11 @@ class SamplingBody(Body):
     stop_token_ids: Annotated[list[TokenId], Field(max_length=1000)] = []
     ignore_eos: bool = False
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
+    stream: bool = False
+    stop: Annotated[list[Stop], Field(max_length=16), BeforeValidator(_listed)] = []
+    # pydantic validates only values that a request contains, so the default is also accepted without a stream.
+    stream_options: StreamOptions = StreamOptions()
+    return_token_ids: bool = False
 
     @field_validator("max_completion_tokens")
     @classmethod
@@ -117,23 +128,6 @@ class SamplingBody(Body):
         if info.data.get("max_tokens") not in (None, value):
             raise ValueError("must be equal to max_tokens where both are given")
         return value
-
-
-class StreamOptions(Body):
-    """Options of a stream: whether the last chunk, or every chunk, has the usage so far."""
-
-    include_usage: bool = False
-    continuous_usage_stats: bool = False
-
-
-class GenerationBody(SamplingBody):
-    """The fields that completions and chats share."""
-
-    stream: bool = False
-    stop: Annotated[list[Stop], Field(max_length=16), BeforeValidator(_listed)] = []
-    # pydantic validates only values that a request contains, so the default is also accepted without a stream.
-    stream_options: StreamOptions = StreamOptions()
-    return_token_ids: bool = False
 
     @field_validator("stream_options")
     @classmethod
@@ -157,12 +151,6 @@ class Completion(GenerationBody):
         if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
             return prompt
         return [prompt]
-
-
-class Race(SamplingBody):
-    """The body of `/race`: a prompt for both arms."""
-
-    prompt: Text | list[TokenId]
 
 
 class Prediction(Body):

@@ -66,7 +66,7 @@ class Serve(Service[ServeSettings]):
     """The record of `serve`, which serves a pair until Ctrl-C."""
 
     name = "serve"
-    summary = "the pair as a service with OpenAI's API, and a web page on which both arms race"
+    summary = "the pair as a service with OpenAI's API, with and without speculation"
     example = "model=13B draft=7B"
     examples = (
         ("", "the shipped tiny pair on http://127.0.0.1:5000/"),

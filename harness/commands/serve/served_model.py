@@ -13,16 +13,15 @@ import functools
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from harness.commands.serve.bodies import ChatBody, GenerationBody, Race, SamplingBody
+from harness.commands.serve.bodies import ChatBody, GenerationBody
 from harness.commands.serve.record import ServeSettings
 from harness.config.errors import SettingError
 from harness.config.failures import first_line
 from harness.engines.door import local
-from harness.engines.door.serving import ENDING, Piece, Refusal
+from harness.engines.door.serving import Piece, Refusal
 from harness.engines.keeper import PairKeeper
 from harness.engines.protocol import Chat, Engine, Question, Request
 from harness.engines.record import Preparation
@@ -30,8 +29,6 @@ from harness.engines.timing import timed_answer
 from harness.measuring.prompts.chat_templates import Template
 from harness.measuring.prompts.messages import messages_of, tools_of
 from harness.measuring.prompts.prompt_files import BadFile
-from harness.measuring.race import race_page_data
-from harness.results.drafts import Drafts
 
 if TYPE_CHECKING:
     from harness.local.serving import LocalService, ServedAnswer
@@ -142,40 +139,7 @@ class ServedModel:
         ]
         return self.service.ask(arm, requests, put, body.stop)
 
-    def race(self, body: Race) -> Future[dict[str, Any]]:
-        """Run both arms on one prompt for the web page, one after the other. No other request is answered then.
-
-        Returns:
-            What the web page shows, once both arms have ended.
-
-        Raises:
-            Refusal: if the request exceeds a limit.
-        """
-        ids = self.tokens_of(body.prompt)
-        # Without a seed, every race uses the same random numbers, unlike `ask`, which draws a seed for each request.
-        seed = self.settings.seed if body.seed is None else body.seed % 2**64
-        request = self._request(ids, body, seed, index=0)
-        question = Question([request])
-
-        def run(engine: Engine) -> dict[str, Any]:
-            answers = []
-            for arm in engine.arms:
-                if not self.service.is_running:
-                    raise Refusal(503, ENDING)
-                answers.append(timed_answer(engine, arm, question))
-            return {
-                "prompt": body.prompt,
-                "temperature": request.decoding.temperature,
-                "arms": [
-                    race_page_data(answered, self._pair.tokenizer, ids) for answered in answers
-                ],
-                "acceptance": Drafts.total(each.counts for each in answers[-1].requests).columns(),
-                "identical": len({tuple(answered.tokens[0]) for answered in answers}) == 1,
-            }
-
-        return self.service.alone(run)
-
-    def _request(self, prompt: list[int], body: SamplingBody, seed: int, index: int) -> Request:
+    def _request(self, prompt: list[int], body: GenerationBody, seed: int, index: int) -> Request:
         """The request for one prompt.
 
         Raises:

@@ -293,20 +293,6 @@ def test_too_many_requests_are_refused(service: tuple[str, Forked]) -> None:
     assert statuses.count(200) >= 12
 
 
-def test_a_race(url: str) -> None:
-    body = {"prompt": PROMPTS[0], "temperature": 0, "max_tokens": 40, "ignore_eos": True}
-    race = post(url, "/race", body).json()
-    assert [arm["name"] for arm in race["arms"]] == ["regular", "speculative"]
-    assert race["identical"]
-    times = [step["at"] for step in race["arms"][1]["steps"]]
-    assert times == sorted(times)
-    assert times[-1] <= race["arms"][1]["seconds"]
-    tokens = [token for step in race["arms"][1]["steps"] for token in step["tokens"]]
-    assert {token["origin"] for token in tokens if "rejection" in token} == {"recovered"}
-    refused = post(url, "/race", {**body, "stop": "a"})
-    assert (refused.status_code, "stop: " in refused.text) == (400, True)
-
-
 def slow_down() -> None:
     """Leave the command no grace period after a signal, and let it rest before every iteration."""
     from harness.local.decoding.loop import Loop
