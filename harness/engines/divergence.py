@@ -86,7 +86,7 @@ def first_divergence(
 
 
 def margin_deviation(logits: Floats, again: Floats) -> float:
-    """Return the standard deviation by which margins differ between two computations of the same logits [n, V].
+    """Return the root mean square by which margins differ between two computations of the same logits [n, V].
 
     Margins between all pairs of the eight likeliest tokens at each position count. If two tokens' logits differ by 0.1
     and by 0.3 between the computations, their margin differs by 0.2. The result is 0 if no pair has finite logits.

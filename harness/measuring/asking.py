@@ -57,10 +57,10 @@ class Part(NamedTuple):
 def batches_to_ask(num_prompts: int, num_asked: int, size: int, seed: int) -> list[Part]:
     """Plan batches of at most `size` prompts, until `num_asked` prompts have been sent.
 
-    Usually the set is divided into batches once, and whole batches are sent again; all repetitions of a batch are one
-    unit. In two cases, batches are filled with repeated prompts instead, so that they share prompts, and each batch is
-    a unit of its own: if the set is smaller than one batch; and if the set makes too few batches for an interval, but
-    `num_asked` prompts make enough.
+    Usually the set is divided into batches once, and whole batches (the last one perhaps shortened) are sent again; all
+    repetitions of a batch are one unit. In two cases, batches are filled with repeated prompts instead, so that they
+    share prompts, and each batch is a unit of its own: if the set is smaller than one batch; and if the set makes too
+    few batches for an interval, but `num_asked` prompts make enough.
 
     Args:
         seed: determines the order in which batches, or prompts, are sent again.

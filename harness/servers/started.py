@@ -79,7 +79,7 @@ def check_program(command: ServerCommand) -> None:
 def with_names_of_commands(run: RunSettings, commands: Sequence[ServerCommand]) -> RunSettings:
     """Return the settings, with the names of model and draft from the commands, unless the user named these.
 
-    If the user typed two commands, the name of the draft is `SECOND_COMMAND`.
+    If the user typed two commands and no draft, the name of the draft is `SECOND_COMMAND`.
 
     Raises:
         SettingError: if the user named another draft than the command contains. (`acceptance` takes any draft
@@ -144,7 +144,8 @@ def start(opening: Opening, settings: ServerSettings) -> Engine:
     #     on GPUs that cannot be shared     4, or 24      yes            not used
     #     otherwise                         4, or 24      no             up to 8; 0 with `precision`, and for commands
     #                                                                    whose prompts cannot be divided among starts
-    # There are 24 blocks with `precision`. If the servers do not take turns, `num_blocks` counts only if they cannot be
+    # `most_starts` servers are started side by side for each arm, and each start is then a block. There are 24 blocks
+    # with `precision`. If the servers do not take turns, `num_blocks` counts only if they cannot be
     # started side by side.
     num_blocks = most_starts = 0
     takes_turns = False

@@ -106,9 +106,9 @@ def questions_to_ask(
         encoded: the measured prompts.
         conversations: makes the questions about later turns.
     """
-    unused_index = prompt_set.first_unused(settings.num_asked)
-    warmup = warmup_question(session, encoded, settings.batch_size, unused_index)
     num_prompts = len(encoded.prompts)
+    unused_index = prompt_set.first_unused(settings.num_asked, num_prompts)
+    warmup = warmup_question(session, encoded, settings.batch_size, unused_index)
     num_asked = settings.num_asked if asks_again(settings, prompt_set) else num_prompts
     if engine_of(settings).queues:
         num_laps = functools.partial(lap_count, settings, engine)

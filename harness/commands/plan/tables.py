@@ -55,7 +55,7 @@ def plan_page(runs: Sequence[Run[PlanRow]]) -> Page | None:
         finding = Line(num_fitting, "good" if fitting else "bad", " or ".join(programs))
         # The names of the GPUs or memories for which the table's times hold.
         slowest = sorted({_rates(row)[-1][0] for row in rows if row.bandwidths})
-        least = f"the least time for reading the weights on {' or '.join(slowest)}"
+        least = f"the least time for reading weights and caches on {' or '.join(slowest)}"
         if any((row.num_gpus or 0) > 1 for row in rows):
             least += ", one GPU at a time"
         fastest_gpus = [rates[0][0] for row in rows if len(rates := _rates(row)) > 1]

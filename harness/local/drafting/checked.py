@@ -63,7 +63,7 @@ def drafters_of(draft: DraftSettings, pair: Pair, runner: Runner | None) -> Make
 
 class CheckedDrafter(Proxy):
     """Wraps the drafter of a user's method. `propose` raises a RunError if the user's `propose` fails, or if it returns
-    tensors whose shapes are not those of `Proposal`.
+    `tokens` or `probabilities` of another shape than `Proposal` states.
 
     Args:
         name: the method's name, as the user typed it.

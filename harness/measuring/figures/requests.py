@@ -38,7 +38,7 @@ class AnswerFigures(Group):
     num_tokens: MaybeInt = pooled("mean", "tokens generated over all prompts", "tokens")
     num_prompt_tokens: MaybeInt = pooled(
         "mean",
-        "tokens of all prompts; if nothing counts them, bytes / 4",
+        "tokens of all answered prompts; if nothing counts them, bytes / 4",
         "tokens",
     )
     shortest_answer: MaybeInt = pooled("smallest", "tokens of the shortest answer", "tokens")

@@ -227,10 +227,12 @@ class PromptSet:
             prompt, text=prompt.turns[occurrence.turn], turn=occurrence.turn + 1
         )
 
-    def first_unused(self, num_asked: int) -> int:
-        """Return an index above all indices that are used when `num_asked` prompts are sent, with all their turns."""
+    def first_unused(self, num_asked: int, num_measured: int) -> int:
+        """Return an index above all indices that are used when `num_measured` of these prompts are sent, some of them
+        repeatedly, `num_asked` times in all, with all their turns.
+        """
         # Rounded up: how often each prompt is sent at most.
-        times = -(-num_asked // len(self.prompts))
+        times = -(-num_asked // num_measured)
         return self.index(Occurrence(0, repeat=max(1, times)))
 
     @functools.cached_property

@@ -90,7 +90,7 @@ def test_indices_of_turns_and_repetitions_are_all_different() -> None:
     assert indices == list(range(18))
     assert [prompt_set.occurrence(index) for index in indices] == every
     assert prompt_set.at(prompt_set.index(Occurrence(0, 2, 1))).text == "c"
-    assert prompt_set.first_unused(5) == 18
+    assert prompt_set.first_unused(5, 2) == 18
 
 
 def test_the_prompt_is_the_unit_however_often_it_is_asked(harness: Harness) -> None:
