@@ -15,16 +15,16 @@ import pandas as pd
 
 def drafts(answers: pd.DataFrame) -> dict[str, Any]:
     """Rates over all iterations of these answers; an answer without counts drafted nothing, one token an iteration."""
-    reported = answers[answers.num_iterations.notna()]
-    # A count that one answer does not report is unknown for all.
+    has_counts = answers[["num_iterations", "num_proposed"]].notna().any(axis=1)
+    reported = answers[has_counts]  # A count that one of them does not report is unknown for all.
     counts = reported[["num_drafting", "num_proposed", "num_accepted"]].sum(skipna=False)
     drafting, proposed, accepted = counts
     decoded = (answers.num_tokens - 1).clip(lower=0)
-    iterations = answers.num_iterations.fillna(decoded).sum()
+    iterations = answers.num_iterations.where(has_counts, decoded).sum(skipna=False)
     found = {
         **counts, "num_iterations": iterations, "num_decoded": decoded.sum(), "acceptance_rate": accepted / proposed,
         "mean_acceptance_length": 1 + accepted / drafting, "mean_num_draft_tokens": proposed / iterations,
-        "mean_proposed": proposed / drafting, "tokens_per_iteration": max(1.0, decoded.sum() / iterations),
+        "mean_proposed": proposed / drafting, "tokens_per_iteration": np.maximum(1.0, decoded.sum() / iterations),
     }  # fmt: skip
     if reported[reported.num_proposed > 0].tested_by_position.notna().all():
         tested = reported.tested_by_position.dropna().map(json.loads).apply(pd.Series).sum()

@@ -331,8 +331,9 @@ class Session:
             if self.settings.draft is None or figures.get("arm") == "regular":
                 columns["num_draft_tokens"] = None
             # `model=` may name another model than the server's; only its tokenizer is then used.
-            if self.served_instead:
-                columns["model"] = self.served_instead[0]
+            if served := self.served_instead:
+                # The regular server's model comes first.
+                columns["model"] = served[0 if figures.get("arm") == "regular" else -1]
         if acceptance is not None:
             columns |= _selected(acceptance.counts() | acceptance.columns(), kind)
         for name, value in figures.items():

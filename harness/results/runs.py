@@ -16,7 +16,7 @@ from harness.config.amounts import counted
 from harness.results.environment import typed_in
 from harness.results.row import Row
 from harness.results.rows.prompts import LatencyPromptRow, read_prompts
-from harness.results.schema import RunRow
+from harness.results.schema import NO_VERDICT, RunRow
 
 Item = TypeVar("Item")
 Key = TypeVar("Key", bound=Hashable)
@@ -112,7 +112,7 @@ class Run(Generic[AnyRunRow]):
         )
         reason = self.last.error or unknown
         num_prompts = getattr(self.last, "num_prompts", None)
-        if self.has_figures and num_prompts and not is_incomplete:
+        if self.has_figures and num_prompts and self.status not in ("incomplete", NO_VERDICT):
             arms = {getattr(row, "arm", ""): num_covered(row) for row in self.rows}
             prompts = counted(num_covered(self.last), "prompt")
             if len(set(arms.values())) > 1:

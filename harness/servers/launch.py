@@ -151,6 +151,7 @@ class StartedServer:
         if code is None:
             return None
         lines = self._log or ["it wrote nothing"]
+        reason = f": {lines[-1]}"
         # If a signal ended the server, the guard's exit code is 128 plus the number of the signal: 137 means SIGKILL.
         # If a signal ended the guard itself, as `pkill -f` may, the code is the negative number.
         try:
@@ -162,8 +163,9 @@ class StartedServer:
             is_own_act = any("child failed" in line for line in lines)
             meaning = None if is_own_act else _MEANT_BY_SIGNAL.get(ended_by)
             how = f"was ended by {ended_by.name}" + (f" ({meaning})" if meaning else "")
-        # The last line that names a reason counts; without such a line, the last one of all.
-        reason = lines[-1]
+            reason = ""
+        # The last line that names a reason counts. Without such a line, it is the last one of all, but not if a signal
+        # ended the server: the line then has nothing to do with it.
         was_error = False
         for line in lines:
             is_error = _ERROR_OF_LLAMA_CPP.match(line) is not None
@@ -171,8 +173,8 @@ class StartedServer:
             is_reason = not was_error if is_error else _REASON.search(line)
             was_error = is_error
             if is_reason and not _POINTS_ELSEWHERE.search(line):
-                reason = line
-        return f"the {self.name} server {how}: {reason} (all of it: {self._launch.log})"
+                reason = f": {line}"
+        return f"the {self.name} server {how}{reason} (all of it: {self._launch.log})"
 
     def why_ended(self) -> str | None:
         """The reason why a server that just closed a connection has ended; None if it still runs.

@@ -273,7 +273,7 @@ _BY_K = (
     Column("K", of="num_draft_tokens"),
     _TOKENS,
     Column("accepted", percent, "acceptance_rate"),
-    Column("accepted\nof tested", percent, "conditional_acceptance_rate"),
+    Column("accepted\nof tested", percent, "conditional_acceptance_rate", optional=True),
 )
 
 

@@ -198,6 +198,25 @@ def _slow_host(row: LatencyRow) -> str | None:
     return f"{percent(share)} of the {row.arm} arm's time" if share > _MOST_OF_HOST else None
 
 
+def _two_models(run: _Run) -> str | None:
+    """The names of the models on the two servers; None if they have one name."""
+    names = run.last.served_model or []
+    return " and ".join(names) if len(names) > 1 else None
+
+
+def _drift(run: _Run) -> str | None:
+    """The speed-up of the second half as a multiple of that of the first, if they differ; "" if they do not, and None
+    if that is unknown.
+    """
+    row = run.last
+    if row.drift is None or not row.drifted:
+        return "" if row.drifted is False else None
+    words = f"{row.drift:.2f} times that of the first"
+    if row.draft_remembers:
+        words += "; the server drafts from its earlier answers, of which there are ever more"
+    return words
+
+
 def _in_two_places(run: _Run) -> str | None:
     """The addresses of two servers whose speeds may differ for reasons other than speculation; None for a single
     address, or if both are this machine's.
@@ -221,7 +240,8 @@ def _busy(run: _Run) -> str | None:
     if not row.was_starved or share is None:
         return None if row.url is not None or share is None else ""
     load = f"load {row.load or 0:.1f} on {row.num_cores} cores"
-    return f"{percent(share)} of the CPU time it wanted ({load})"
+    # Rounded down, because a share just below the limit would be printed as the limit.
+    return f"{math.floor(100 * share)} % of the CPU time it wanted ({load})"
 
 
 def _low_acceptance(run: _Run) -> str | None:
@@ -422,6 +442,11 @@ CHECKS = (
         "Both commands are the same: the ratio only shows how far apart identical servers are.",
     ),
     Check(
+        "setting against",
+        _two_models,
+        "The servers call their models {found}: if these are different weights, the ratio compares the models, too.",
+    ),
+    Check(
         "comparison",
         _in_two_places,
         "The servers at {found} may be different machines or devices: a slower one would look like a slower arm."
@@ -435,8 +460,8 @@ CHECKS = (
     ),
     Check(
         "comparison",
-        lambda run: run.last.drifted and run.last.drift,
-        "The speed-up changed during the run: that of the second half is {found:.2f} times that of the first.",
+        _drift,
+        "The speed-up changed during the run: that of the second half is {found}.",
         clean="no drift",
     ),
     Check("unchecked", _unequal_work, "", clean="equal token counts"),
@@ -510,8 +535,8 @@ CHECKS = (
     Check(
         "against",
         _unknown_clients,
-        "Whether other clients used the servers during the run is unknown. The counters of a server show it (llama.cpp:"
-        " `--metrics`).",
+        "Whether other clients used the servers during the run is unknown. Only counters that are read before and after"
+        " the run show it (llama.cpp: `--metrics`).",
     ),
     Check(
         "note",

@@ -47,7 +47,8 @@ def _better_interval(row: LatencyRow, verdict: Statement) -> list[NextStep]:
 
     The first condition that applies decides:
 
-        random weights, whose texts mean nothing               nothing
+        random weights, or a drift that repeats: the server
+        drafts from its earlier answers                        nothing
         interval that is not judged, or from a busy machine    measure again, reusing nothing
         identical arms, or it is unknown what is covered       nothing
         nothing was drafted                                    another draft
@@ -63,7 +64,7 @@ def _better_interval(row: LatencyRow, verdict: Statement) -> list[NextStep]:
     """
     coverage = Coverage.of(row.speedup)
     has_bounds = verdict.interval.has_bounds
-    if row.weights == "random":
+    if row.weights == "random" or (row.drifted and row.draft_remembers):
         return []
     if has_bounds and (verdict.why or not row.was_quiet):
         return [_QUIET]

@@ -381,8 +381,8 @@ class RecoveryExperiment(Experiment[RecoverySettings, RecoveryRow]):
         reads_ids = reports_ids and settings.engine.beyond_model is None
         if not (others and reads_ids and regular.scores):
             rule = (
-                "needs a second arm (engine.regular_url, or a draft) that sends token ids and"
-                " log-probabilities of texts, and model= for its tokenizer"
+                "needs model= for its tokenizer, and a second arm (engine.regular_url, or a draft) that sends token ids"
+                " and log-probabilities of texts"
             )
             require(not is_asked_for, "reference", rule, settings.reference)
             return None
