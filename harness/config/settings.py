@@ -25,7 +25,7 @@ LARGEST_K = 1024
 # The most bytes of a file's name and of a path on Linux. On macOS a name may also have 255.
 _LONGEST_NAME = 255
 _LONGEST_PATH = 4095
-# With `auto`, K follows the schedule of transformers, whose first value is _FIRST_AUTO_K.
+# With `auto`, K follows the schedule of transformers, which begins with _FIRST_AUTO_K and may grow.
 NumDraftTokens = int | Literal["auto"]
 _FIRST_AUTO_K = 20
 # The endings of files with prompts, and the meanings that a column of such a file can have.
@@ -322,7 +322,7 @@ class DecodingSettings:
 
     @property
     def most_draft_tokens(self) -> int:
-        """The most tokens that an iteration drafts; for `auto`, the first K of the schedule."""
+        """K; for `auto`, the first K of the schedule, which may grow."""
         return _FIRST_AUTO_K if self.num_draft_tokens == "auto" else self.num_draft_tokens
 
     @property

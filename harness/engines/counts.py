@@ -111,7 +111,7 @@ class DraftCounts:
         proposed, drafting = self.proposed, self.iterations
         return Drafts(
             answers=self.num_answers if proposed != 0 else 0,
-            drafting=drafting if drafting or proposed else 0,
+            drafting=drafting if drafting or proposed or self.accepted else 0,
             proposed=proposed,
             accepted=self.accepted,
             accepted_at=self.accepted_at or (None if self.accepted else ()),

@@ -270,6 +270,11 @@ class Answered:
         ]
 
     @property
+    def has_token_times(self) -> bool:
+        """Whether the arrivals show when single tokens came, and not only the end of the answer."""
+        return len(self.arrivals) > 1 or self.num_tokens < 2
+
+    @property
     def has_request_times(self) -> bool:
         """Whether each request has its own time. Requests that were kept in flight have; rows of a batch have not."""
         return self.batch is None

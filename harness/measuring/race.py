@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from harness.engines.arrivals import Origin
-from harness.engines.divergence import first_divergence
 from harness.engines.protocol import Answered, Question, Weights
 from harness.engines.tokenizer import Tokenizer
+from harness.measuring.figures.texts import answers_divergence
 from harness.results.drafts import Drafts, Rejection
 
 # Times until fewer tokens than this are not compared: the first tokens contain the pass over the prompt, and a single
@@ -37,7 +37,11 @@ def arm_columns(answered: Answered, tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def comparison_columns(
-    weights: Weights | None, question: Question, regular: Answered, speculative: Answered
+    weights: Weights | None,
+    tokenizer: Tokenizer,
+    question: Question,
+    regular: Answered,
+    speculative: Answered,
 ) -> dict[str, Any]:
     """The figures that compare the two arms, by name. `acceptance` is a `Drafts`; the others are columns of
     `CompareRow`.
@@ -47,13 +51,13 @@ def comparison_columns(
             process.
 
     Raises:
-        RunError: the margin cannot be measured, as from `first_divergence`.
+        RunError: the margin cannot be measured, as from `answers_divergence`.
     """
-    [expected], [actual] = regular.tokens, speculative.tokens
+    [expected], [actual] = regular.requests, speculative.requests
     reference = None
     if weights is not None and question.decoding.temperature == 0:
         reference = weights.reference
-    divergence = first_divergence(reference, question.prompts[0], expected, actual)
+    divergence = answers_divergence(reference, tokenizer, question.prompts[0], expected, actual)
     return {
         **_speedup(regular, speculative),
         "acceptance": Drafts.total(each.counts for each in speculative.requests),
@@ -79,7 +83,8 @@ def _speedup(regular: Answered, speculative: Answered) -> dict[str, Any]:
     num_compared = min(lengths)
     if num_compared == 0:
         return {}
-    if max(lengths) > num_compared >= _FEWEST_COMPARED:
+    has_times = regular.has_token_times and speculative.has_token_times
+    if max(lengths) > num_compared >= _FEWEST_COMPARED and has_times:
         regular_s = _seconds_until(regular, num_compared)
         speculative_s = _seconds_until(speculative, num_compared)
         if regular_s and speculative_s:

@@ -65,8 +65,8 @@ class ReportContents:
         answers = {}
         for question, page in self.pages.items():
             said = [(page, line) for line in page.finding]
-            # Of parts, only lines with an interval (`Line.more`) are shown. Lines that compare other runs of a series
-            # with its best run have none.
+            # Of parts, only the lines about best runs are shown, which have their interval in `Line.more`. Lines that
+            # compare other runs of a series with its best run have none there.
             said += [(part, line) for part in page.parts for line in part.finding if line.more]
             findings: list[Line] = []
             for part, line in said[:_MOST_ANSWERS]:
@@ -75,7 +75,8 @@ class ReportContents:
             if len(said) > _MOST_ANSWERS:
                 findings.append(Line(f"and {len(said) - _MOST_ANSWERS} more"))
             findings += sentences("plain", without(page.title, " · ".join(self.about)))
-            answers[question] = said_by(replace(page, finding=findings))
+            doubts = dict.fromkeys(doubt for each in (page, *page.parts) for doubt in each.doubts)
+            answers[question] = said_by(replace(page, finding=findings, doubts=[*doubts]))
         return answers
 
 
@@ -91,11 +92,9 @@ def on_terminal(report: ReportContents) -> Document:
 
     The page about a single run is otherwise as the run printed it; it has no heading with the question.
     """
-    # Where readers find what the short form leaves out.
-    rest = "details=true" if report.is_single else "report.md"
 
     def short(page: Page) -> Document:
-        return in_short(replace(page, next=()), rest=rest)
+        return in_short(replace(page, next=()), rest="report.md")
 
     pages = report.pages
     shown = short(*pages.values()) if report.is_single else below_each_other(pages, short)
@@ -105,8 +104,8 @@ def on_terminal(report: ReportContents) -> Document:
 def html_page(
     report: ReportContents, plots: Mapping[str, Mapping[str, Sequence[tuple[str, str]]]]
 ) -> str:
-    """Return an HTML page that loads no font, picture or script from other files or addresses. Full tables open on a
-    click.
+    """Return an HTML page that loads no font, picture or script from other files or addresses. Tables of parts and
+    tables to look up figures in open on a click.
 
     Args:
         plots: for each question, the titles and SVGs of each kind of plot.

@@ -234,9 +234,9 @@ class DraftColumns:
         if histogram and proposed is None:
             drafting, accepted = sum(histogram), sum(positions(histogram))
             proposed = round(drafting * (row.mean_proposed or 0))
-        # Iterations are known, but no drafts: nothing was drafted. (SGLang counts iterations that drafted, but not the
-        # tokens that they proposed.)
-        if proposed is None and rate is None and not drafting:
+        # Iterations are known, but no drafts: nothing was drafted. (SGLang counts accepted tokens, but not the tokens
+        # that were proposed.)
+        if proposed is None and rate is None and not drafting and not accepted:
             return Drafts(answers=1, decoded=decoded, iterations=iterations)
         return Drafts(
             answers=1,

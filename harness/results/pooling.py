@@ -94,7 +94,13 @@ def _pooled_run(runs: Sequence[Run[Any]]) -> Run[Any] | None:
     has_same_arms = len({len(run.rows) for run in runs}) == 1
     if len(runs) < 2 or not has_same_arms or not hasattr(runs[-1].last, "pooled_runs"):
         return None
-    rows = pooled_rows([run.rows for run in runs])
+    # A run that was moved is beside its file, and not in the directory that its rows name.
+    rows = pooled_rows(
+        [
+            [replace(row, directory=str(run.directory or row.directory)) for row in run.rows]
+            for run in runs
+        ]
+    )
     if not rows:
         return None
     if len(rows) > 1 and (rows[-1].speedup is None or not rows[-1].speedup.has_bounds):

@@ -68,11 +68,13 @@ def test_an_interval_over_prompts_and_runs(tmp_path: Path) -> None:
     assert [row.arm for row in rows] == ["regular", "speculative"]
     assert speculative.acceptance_histogram == [3, 2, 1]
     assert regular.speedup is None
-    # Runs of one measurement are shown as one, with the ids of all, the newest first, where the newest one is.
-    one = [[replace(row, measurement="feed") for row in run] for run in runs]
-    (shown,), _ = merge([Run(rows, Path(f"f{n}"), Path(f"d{n}")) for n, rows in enumerate(one)])
+    # Runs of one measurement are shown as one, with the ids of all, the newest first, where the newest one is, even if
+    # they were moved away from the directories that their rows name.
+    moved = [Path(run[0].directory) for run in runs]
+    one = [[replace(row, measurement="feed", directory="gone") for row in run] for run in runs]
+    (shown,), _ = merge([Run(rows, Path(f"f{n}"), moved[n]) for n, rows in enumerate(one)])
     assert (shown.id, shown.times) == ("run-3, run-2, run-1", 3)
-    assert (shown.file, shown.directory) == (Path("f2"), Path("d2"))
+    assert (shown.file, shown.directory) == (Path("f2"), moved[2])
 
 
 @pytest.mark.parametrize(

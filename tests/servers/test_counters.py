@@ -91,7 +91,9 @@ def test_a_damaged_page_is_no_sign_that_nothing_was_drafted(damage: str) -> None
 
 def test_sglang_tells_verifications_and_tokens() -> None:
     page = "sglang:generation_tokens_total 102\nsglang:spec_verify_calls_total 40\n"
-    columns = counted_acceptance(read_counters(page), [RequestRecord(0, 1)] * 2).columns()
+    counted = counted_acceptance(read_counters(page), [RequestRecord(0, 1)] * 2)
+    columns = counted.columns()
+    assert counted.drafting is None, "verifications of nothing are among them"
     # 102 tokens without the first of each of 2 requests, in 40 verifications.
     assert (columns["tokens_per_iteration"], columns["mean_acceptance_length"]) == (2.5, None)
 

@@ -161,22 +161,26 @@ class CompareExperiment(Experiment[CompareSettings, CompareRow]):
                         self._show_text(answered, arm, session.tokenizer, token_ids)
                 reports_drafts = engine.arms[-1].traits.reports_drafts
                 if len(answers) == 2:
-                    columns |= comparison_columns(engine.weights, question, *answers)
+                    columns |= comparison_columns(
+                        engine.weights, session.tokenizer, question, *answers
+                    )
                     if reports_drafts:
                         rejected = find_rejections(answers[-1], session.tokenizer)
                         columns["num_rejections"] = len(rejected)
         finally:
             self._num_races += 1
-            as_measured = session.row(CompareRow, **columns)
-            # Without a verdict the row has no speed-up, but the sentences below need it for the reason.
-            recorded = as_measured
-            if as_measured.why_no_verdict is not None:
-                recorded = dataclasses.replace(as_measured, speedup=None)
-            self._written = session.write_rows([recorded])
-        if view == "race":
+            row = session.row(CompareRow, **columns)
+            if row.why_no_verdict is not None:
+                row = dataclasses.replace(row, speedup=None)
+            self._written = session.write_rows([row])
+        if view == "race" and all(answered.has_token_times for answered in answers):
             show_race(self._console, answers, session.tokenizer, token_ids, legend=reports_drafts)
+        elif view == "race":
+            # Most servers send text without token ids, so that no token can be shown at its time.
+            for answered, arm in zip(answers, engine.arms, strict=True):
+                self._show_text(answered, arm, session.tokenizer, token_ids)
         log = rejections(rejected) if view == "log" and self.settings.draft is not None else []
-        document = [*log, *verdict(as_measured)]
+        document = [*log, *verdict(row)]
         if document:
             self._console.print()
             print_document(document, self._console)

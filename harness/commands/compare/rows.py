@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from harness.results.row import figure, setting
+from harness.results.rows.prompts import margin_excess
 from harness.results.schema import DecodedRow, MaybeBool, MaybeFloat, MaybeInt, MaybeText
-from harness.results.statistics.interval import Interval
 from harness.results.verdict import ArmEvidence, refusal
 
 
@@ -62,11 +61,7 @@ class CompareRow(DecodedRow):
 
     @property
     def why_no_verdict(self) -> str | None:
-        """The reason why the arms cannot be compared; None if they can, or if an arm is missing.
-
-        Needs the speed-up as it was measured. A row in a file has none if there is a reason, which then may be another.
-        """
-        speedup = self.speedup if self.speedup is not None else math.nan
+        """The reason why the arms cannot be compared; None if they can, or if an arm is missing."""
         regular = self.regular_num_tokens
         speculative = self.speculative_num_tokens
         if regular is None or speculative is None:
@@ -79,7 +74,6 @@ class CompareRow(DecodedRow):
             ArmEvidence(
                 arm="speculative",
                 draft=self.draft,
-                tokens_per_iteration=self.tokens_per_iteration,
                 num_prompts=1,
                 num_tokens=speculative,
                 identical_prompts=int(bool(self.identical)),
@@ -87,8 +81,6 @@ class CompareRow(DecodedRow):
                 margin_over_rounding=self.margin_over_rounding,
                 lossy=bool(self.lossy),
             ),
-            # A race has no interval, so both bounds are the figure itself.
-            Interval(speedup, speedup, speedup),
         )
 
     @property
@@ -99,4 +91,4 @@ class CompareRow(DecodedRow):
         """
         if self.logit_margin is None or self.logit_tolerance is None:
             return None
-        return abs(self.logit_margin) / self.logit_tolerance
+        return margin_excess(self.logit_margin, self.logit_tolerance)

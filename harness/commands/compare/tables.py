@@ -30,8 +30,6 @@ def verdict(row: CompareRow) -> Document:
 
     After a race with a single arm there are only warnings about random weights and synthetic acceptance, if any.
 
-    Args:
-        row: the row as it was measured. The speed-up is needed for the reason, but is not recorded if there is one.
     """
     # "random weights: ...", "synthetic 0.8: ..."
     not_real = [
@@ -109,9 +107,7 @@ def races_page(runs: Sequence[Run[CompareRow]]) -> Page | None:
         Column("pair", text=True, of="name.cell", once=True, varies=True),
         Column("K", of="name.k"),
         Column("prompt", lambda text: textwrap.shorten(text, 40), "row.prompt", text=True),
-        Column(
-            "speed-up", times, lambda race: None if race.row.why_no_verdict else race.row.speedup
-        ),
+        Column("speed-up", times, "row.speedup"),
         Column("accepted", share, "row.acceptance_rate"),
     )
     doubt = "Single prompts, timed once each: an impression, not a measurement."
@@ -132,8 +128,8 @@ def _identity(row: CompareRow) -> str:
     if row.lossy:
         return f"{differ}."
     if row.temperature:
-        samples = f"At temperature {row.temperature:g} two samples differ; both are valid"
-        return f"{samples}. At temperature 0 there is one text."
+        samples = f"At temperature {row.temperature:g} two samples usually differ"
+        return f"{samples}; `harness recovery` tests whether they follow the target."
     if row.logit_margin is None:
         shorter = min(row.regular_num_tokens or 0, row.speculative_num_tokens or 0)
         return f"{differ}, where one of them ends." if row.parted_at == shorter else f"{differ}."

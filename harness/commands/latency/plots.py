@@ -26,16 +26,15 @@ def latency_plots(pairs: Sequence[RankedRun]) -> dict[str, list[Plot]]:
         by_k.append((title, f"speed-up, {certainty(group)}", curves))
     # A damaged file may hold any number as the load.
     loaded = [pair for pair in complete if pair.load > 0]
-    by_load: list[Plot] = []
+    by_load = []
     by_prompts = grouped(loaded, attrgetter("row.prompts"))
     for prompts, alike in by_prompts.items():
         title = f"prompts {prompts}" if len(by_prompts) > 1 else ""
         curves = _curves(alike, "curve_of_k", "load")
-        panel = (title, f"speed-up, {certainty(alike)}", curves)
-        by_load += curve_plots([panel], "requests in flight, or rows of a batch", doubling=True)
+        by_load.append((title, f"speed-up, {certainty(alike)}", curves))
     return {
         "num_draft_tokens": curve_plots(by_k, "K, draft tokens per iteration"),
-        "load": by_load,
+        "load": curve_plots(by_load, "requests in flight, or rows of a batch", doubling=True),
     }
 
 

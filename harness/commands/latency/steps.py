@@ -12,7 +12,7 @@ from harness.results.judging.series import best_of
 from harness.results.judging.statement import Statement
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, Coverage
 
-# No step suggests more prompts than this.
+# No step suggests more prompts than this for an interval over prompts. Each lap or batch takes several prompts.
 _MOST_PROMPTS = 500
 
 

@@ -79,7 +79,7 @@ class GreedyTexts:
         self, divergence: Divergence | None, request: PlannedRequest, *texts: RequestRecord
     ) -> None:
         """Add a comparison of a text with another arm's text or with the text that the weights give; or add an empty
-        text, which has nothing to compare.
+        text, which counts as identical, because it has nothing to compare.
 
         Args:
             divergence: where the texts differ; None if they do not.

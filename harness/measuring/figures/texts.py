@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from harness.config.amounts import length_in_common
-from harness.engines.divergence import first_divergence
+from harness.engines.divergence import Divergence, first_divergence
 from harness.engines.door.reading import WeightsReference
 from harness.engines.protocol import Answered
 from harness.engines.requests import RequestRecord
@@ -88,17 +88,30 @@ def compare_texts(
         requests = regular_request, speculative_request
         if prompt != speculative_prompt or not all(request.answered for request in requests):
             continue
-        texts = [request.token_ids for request in requests]
-        if regular_request.from_text != speculative_request.from_text:
-            # If only one arm's tokens were read from its text, both texts are encoded, because encoding a text need not
-            # give the tokens that were drawn.
-            encode = functools.partial(tokenizer.encode, add_special_tokens=False)
-            texts = [encode(request.text) for request in requests]
-        divergence = first_divergence(reference, prompt, *texts)
-        # This tokenizer's ids stand for pieces of text, so a position among them is no number of tokens.
-        if divergence is not None and isinstance(tokenizer, TextTokenizer):
-            divergence = replace(divergence, position=_num_leading(*requests))
-        divergences[regular_request.index] = divergence
+        divergences[regular_request.index] = answers_divergence(
+            reference, tokenizer, prompt, *requests
+        )
+
+
+def answers_divergence(
+    reference: WeightsReference | None,
+    tokenizer: Tokenizer,
+    prompt: Sequence[int],
+    regular: RequestRecord,
+    speculative: RequestRecord,
+) -> Divergence | None:
+    """Return where two answers to a prompt diverge, as `first_divergence` does; None if they have the same text."""
+    texts = [regular.token_ids, speculative.token_ids]
+    if regular.from_text != speculative.from_text:
+        # If only one arm's tokens were read from its text, both texts are encoded, because encoding a text need not
+        # give the tokens that were drawn.
+        encode = functools.partial(tokenizer.encode, add_special_tokens=False)
+        texts = [encode(regular.text), encode(speculative.text)]
+    divergence = first_divergence(reference, prompt, *texts)
+    # This tokenizer's ids stand for pieces of text, so a position among them is no number of tokens.
+    if divergence is not None and isinstance(tokenizer, TextTokenizer):
+        divergence = replace(divergence, position=_num_leading(regular, speculative))
+    return divergence
 
 
 def _num_leading(regular: RequestRecord, speculative: RequestRecord) -> int:

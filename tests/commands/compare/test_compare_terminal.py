@@ -176,12 +176,6 @@ def test_piped_lines(pipe: Pipe) -> None:
     assert result.stderr.splitlines()[-1] == "harness: 1 of 5 lines failed"
 
 
-def test_an_impossible_speed_up_is_no_verdict(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("harness.measuring.race._speedup", lambda *arms: {"speedup": 50.0})
-    assert "No verdict: a speed-up of 50.00× is impossible" in pipe("prompt=Banana").stdout
-    assert pd.isna(pd.read_csv("results/compare.csv")["speedup"].iloc[-1])
-
-
 def test_without_a_prompt_that_can_be_answered_nothing_is_printed(pipe: Pipe) -> None:
     for arguments, expected in (
         ([], "prompt: must be given without a terminal"),
