@@ -138,7 +138,7 @@ class Arms:
     @property
     def acceptance(self) -> Drafts:
         answers = itertools.chain.from_iterable(self.generations.values())
-        return Drafts.total(each.counts for answer in answers for each in answer.requests)
+        return Drafts.total(each.as_drafts for answer in answers for each in answer.requests)
 
 
 def first_token_seconds(generation: Answered) -> float:

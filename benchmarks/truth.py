@@ -476,7 +476,7 @@ def one_run(rng: random.Random) -> Found:
     is_equal = world.engine["acceptance"] == 0 and len(read_run.rows) == 2
     if is_equal and not world.engine["draft_ms"]:
         # A draft that proposes nothing has no acceptance.
-        silent = dict.fromkeys(Drafts().counts() | Drafts().columns()) | {
+        silent = dict.fromkeys(Drafts().count_columns() | Drafts().columns()) | {
             "tokens_per_iteration": 1.0
         }
         read_run.rows[-1] = replace(read_run.rows[-1], **silent)

@@ -101,7 +101,7 @@ class DraftCounts:
             raise ImpossibleCounts(f"{self.proposed:.0f} draft tokens in {of}")
 
     @property
-    def counts(self) -> Drafts:
+    def as_drafts(self) -> Drafts:
         """The same counts as a `Drafts` object, which can be added to the counts of other answers.
 
         If nothing was drafted for an answer, it counts as an answer that reports no drafts.

@@ -174,7 +174,7 @@ class RequestRecord:
         return num_iterations
 
     @property
-    def counts(self) -> Drafts:
+    def as_drafts(self) -> Drafts:
         """The counts of draft tokens of the request, with figures by iteration if these are known. `UNKNOWN` if the
         server's counts are impossible.
         """
@@ -183,7 +183,7 @@ class RequestRecord:
         # If the server reports single iterations (`steps`), these are in `outcomes`.
         counts = Drafts.of(self.outcomes)
         if self.drafts is not None and not self.drafts.steps:
-            counts = self.drafts.counts
+            counts = self.drafts.as_drafts
         decoded = max(0, self.num_tokens - 1)
         return replace(counts, decoded=decoded, iterations=self.num_iterations)
 

@@ -83,7 +83,7 @@ def counted_acceptance(counts: Counts, requests: Sequence[RequestRecord]) -> Dra
     iterations = max(decoded - drafted.accepted, counts.drafts or 0.0) if is_known else None
     # K is left unknown: answers may have been drafted with different K, so the mean does not show which positions were
     # drafted.
-    return replace(drafted.counts, decoded=decoded, iterations=iterations, k=math.nan)
+    return replace(drafted.as_drafts, decoded=decoded, iterations=iterations, k=math.nan)
 
 
 def tokens_in_burst(requests: Sequence[RequestRecord]) -> float:
@@ -100,4 +100,4 @@ def longest_of(requests: Iterable[RequestRecord]) -> int | None:
     """The K of an engine: the most tokens that any answer's iterations drafted, by its iterations or totals; None if
     not known.
     """
-    return max((request.counts.longest for request in requests), default=0) or None
+    return max((request.as_drafts.longest for request in requests), default=0) or None

@@ -60,7 +60,7 @@ def comparison_columns(
     divergence = answers_divergence(reference, tokenizer, question.prompts[0], expected, actual)
     return {
         **_speedup(regular, speculative),
-        "acceptance": Drafts.total(each.counts for each in speculative.requests),
+        "acceptance": Drafts.total(each.as_drafts for each in speculative.requests),
         "identical": divergence is None,
         "parted_at": divergence and divergence.position,
         "logit_margin": divergence and divergence.logit_margin,

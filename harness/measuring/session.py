@@ -335,7 +335,7 @@ class Session:
                 # The regular server's model comes first.
                 columns["model"] = served[0 if figures.get("arm") == "regular" else -1]
         if acceptance is not None:
-            columns |= _selected(acceptance.counts() | acceptance.columns(), kind)
+            columns |= _selected(acceptance.count_columns() | acceptance.columns(), kind)
         for name, value in figures.items():
             is_unknown = isinstance(value, Interval) and not value.is_known
             columns[name] = None if is_unknown else value

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from harness.results.row import pooled
 from harness.results.schema import RunRow
 
-Counts = Sequence[float]
+Numbers = Sequence[float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +55,8 @@ class Drafts:
     drafting: float | None = 0
     proposed: float | None = 0
     accepted: float | None = 0
-    accepted_at: Counts | None = ()
-    tested_at: Counts | None = ()
+    accepted_at: Numbers | None = ()
+    tested_at: Numbers | None = ()
     k: float = 0
 
     @classmethod
@@ -106,7 +106,7 @@ class Drafts:
         return Drafts(**sums, k=k)
 
     @property
-    def tested(self) -> Counts | None:
+    def tested(self) -> Numbers | None:
         """`tested_at`; if it is not known, computed from the other counts; None if these do not determine it.
 
         If only the mean number of draft tokens per iteration is known, and it is the same whole number in all answers,
@@ -142,7 +142,7 @@ class Drafts:
         reached = [self.drafting, *self.accepted_at, 0]
         return [round(here - further) for here, further in pairwise(reached)]
 
-    def counts(self) -> dict[str, Any]:
+    def count_columns(self) -> dict[str, Any]:
         """The counts as columns of a row (`DraftColumns`), by name, without the histogram; all None if no answer
         reports anything about drafts.
         """

@@ -235,7 +235,7 @@ async def connect(
                     sender,
                     CounterPage(url, key, served.pages, say),
                     _traits(form, record),
-                    drafts=bool(record.counts.proposed),
+                    drafts=bool(record.as_drafts.proposed),
                 )
             if error.code not in _FORM_ERRORS:
                 break

@@ -35,7 +35,7 @@ def test_what_proposed_nothing_counts_where_time_is_concerned_alone() -> None:
 
 
 def test_nothing_measured_is_none_and_not_zero() -> None:
-    assert {*Drafts().columns().values(), *Drafts().counts().values()} == {None}
+    assert {*Drafts().columns().values(), *Drafts().count_columns().values()} == {None}
     # An older file has the iterations, and so no drafts.
     idle = LatencyRow(num_decoded=3, num_iterations=3).drafts.columns()
     assert (idle["mean_num_draft_tokens"], idle["acceptance_rate"]) == (0, None)

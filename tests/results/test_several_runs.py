@@ -190,7 +190,7 @@ def test_a_pooled_rate_is_the_total_over_the_total() -> None:
 def test_rates_by_position_are_those_of_all_iterations() -> None:
     """Where runs tested a position unequally often, no mean of their rates is the rate of all."""
     parts = [Drafts.of([(2, 2), (2, 0)]), Drafts.of([(2, 1), (2, 1), (2, 1), (1, 1)])]
-    runs = [[LatencyRow(status="ok", **part.counts(), **part.columns())] for part in parts]
+    runs = [[LatencyRow(status="ok", **part.count_columns(), **part.columns())] for part in parts]
     (pooled,) = pooled_rows(runs)
     assert pooled.acceptance_by_position == [0.8333, 0.25]
     assert pooled.conditional_acceptance_rate == pytest.approx(6 / 10)

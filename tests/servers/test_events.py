@@ -102,14 +102,18 @@ def test_totals_and_histograms_have_what_was_tested_where_drafts_are_equal() -> 
     # Two drafts per iteration on average, and three accepted in one of them.
     counts = vllm(num_accepted_draft_tokens=3, acceptance_histogram=[3, 0, 0, 1])
     request = reported(counts)
-    assert (request.counts.proposed, request.counts.accepted, request.counts.tested) == (8, 3, None)
+    assert (request.as_drafts.proposed, request.as_drafts.accepted, request.as_drafts.tested) == (
+        8,
+        3,
+        None,
+    )
     counts = vllm(num_draft_tokens=12, acceptance_histogram=[1, 0, 2])
     usage = {"prompt_tokens": 5, "prompt_tokens_details": {"cached_tokens": 3}}
     request = reported(counts, {"usage": usage})
-    assert (request.counts.tested, request.outcomes) == ([3, 2, 2, 0], [])
+    assert (request.as_drafts.tested, request.outcomes) == ([3, 2, 2, 0], [])
     assert (request.num_read, request.num_cached, request.impossible) == (5, 3, "")
     once = vllm(num_draft_tokens=4, num_accepted_draft_tokens=1, acceptance_histogram=[0, 1])
-    assert reported(once).counts.tested == [1, 1, 0, 0]
+    assert reported(once).as_drafts.tested == [1, 1, 0, 0]
     totals = {"draft_n": 6, "draft_n_accepted": 3, "cache_n": 2, "prompt_ms": 7.5}  # llama.cpp's
     request = reported({"timings": totals})
     assert (request.outcomes, request.num_cached, request.prompt_ms) == ([], 2, 7.5)
@@ -141,7 +145,7 @@ def test_counts_that_cannot_be_are_left_out_and_named() -> None:
         assert mentions(request.impossible, *words)
         assert len(request.impossible) < 400
         assert (request.drafts, request.outcomes, request.num_cached) == (None, [], None)
-        both = request.counts + reported(timings(8, 4)).counts
+        both = request.as_drafts + reported(timings(8, 4)).as_drafts
         assert both.columns()["acceptance_rate"] is None
 
 

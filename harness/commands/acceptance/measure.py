@@ -456,7 +456,7 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
 
     def _counted(self) -> dict[str, Any]:
         """The columns that follow from an engine's counts, for a run without weights."""
-        columns = Drafts.total(each.counts for each in self.answers.requests).columns()
+        columns = Drafts.total(each.as_drafts for each in self.answers.requests).columns()
         tokens = Interval()
         if shares := self.answers.shares(self.compared_k):
             num_tokens, num_iterations = np.array([*shares.values()]).T

@@ -52,7 +52,7 @@ def reported(
         num_draft_tokens: the engine's K.
         offset: position of the draft token, from 0; None for tokens over iterations.
     """
-    counts = [request.counts for request in requests]
+    counts = [request.as_drafts for request in requests]
     total = Drafts.total(counts)
     if not total.answers or total.iterations is None:
         return []
@@ -210,7 +210,7 @@ def served_columns(
         why = f"the engine may draft fewer than K={num_draft_tokens}" if is_short else None
     elif counted is not None and counted > weights.high and not is_typed:
         # The mean number of draft tokens hides longer drafts, unless all are equally long.
-        counts = [request.counts for request in requests]
+        counts = [request.as_drafts for request in requests]
         if any(
             each.accepted_at is None and (each.proposed or 0) % (each.iterations or 1)
             for each in counts
@@ -231,7 +231,7 @@ def _drafts_fewer(
     have drafted K tokens at all.
     """
     k = num_draft_tokens
-    num_drafted = sum(request.counts.proposed or 0 for request in requests)
+    num_drafted = sum(request.as_drafts.proposed or 0 for request in requests)
     # Each of the last K iterations of an answer may draft fewer tokens than K: the last one up to K fewer, the one
     # before it up to K - 1 fewer, and so on.
     most_lost = len(requests) * k * (k + 1) / 2

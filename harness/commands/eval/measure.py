@@ -269,7 +269,7 @@ class EvalExperiment(Experiment[EvalSettings, EvalRow]):
             line, answer = parse_answer(text)
             yield session.row(
                 AnswerRow,
-                request.counts,
+                request.as_drafts,
                 prompt_index=problem.index,
                 seed=problem.seed,
                 arm=answered.arm,

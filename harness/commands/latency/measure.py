@@ -468,7 +468,7 @@ def prompt_rows(run: MeasuredRun, generation: Answered, session: Session) -> lis
         # Values that mean "does not apply" (0, False, empty text) become None, an empty cell of the file.
         row = session.row(
             LatencyPromptRow,
-            request.counts,
+            request.as_drafts,
             prompt_index=request.index,
             prompt_place=occurrence.place,
             category=prompt.category,

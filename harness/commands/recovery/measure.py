@@ -307,7 +307,7 @@ class RecoveryExperiment(Experiment[RecoverySettings, RecoveryRow]):
 
         def keep(name: str, answers: Sequence[Answer], counts: Counts) -> None:
             if name == arm.name:
-                proposed = Drafts.total(each.record.counts for each in answers).proposed
+                proposed = Drafts.total(each.record.as_drafts for each in answers).proposed
                 by_answers = None if proposed is None else proposed > 0
                 for drafted in (by_answers, counter_columns(counts).get("drafted")):
                     if drafted is not None:
@@ -436,5 +436,5 @@ def greedy_check(asking: Asking, arm: Arm, regular: Arm | None, references: Refe
             # The logits of two servers are unknown here, so a divergence has no margin.
             parting = first_divergence(None, planned.prompt, wanted.token_ids, record.token_ids)
             texts.add(parting, planned, wanted, record)
-    acceptance = Drafts.total(each.record.counts for each in answers)
+    acceptance = Drafts.total(each.record.as_drafts for each in answers)
     return with_ends(texts.columns(), answers) | {"acceptance": acceptance}

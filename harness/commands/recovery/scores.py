@@ -238,7 +238,7 @@ class Scores:
                 "check": "sampled",
                 "sampling": ", ".join(sampling.name for sampling in self._asking.samplings),
                 # A reader needs the acceptance of all answers: without rejections most of the algorithm never ran.
-                "acceptance": Drafts.total(answer.record.counts for answer in self.answers),
+                "acceptance": Drafts.total(answer.record.as_drafts for answer in self.answers),
             }
             checks.append(with_ends(check, [a for a in self.answers if not a.request.is_greedy]))
         self.so_far = checks

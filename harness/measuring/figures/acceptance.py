@@ -38,7 +38,7 @@ class AcceptanceFigures(Group, DraftColumns, AcceptedByIteration):
     def measured(cls, run: MeasuredRun, arm: MeasuredArm) -> Group:
         drafts, source = reported_drafts(run, arm)
         # Tested tokens that can be computed from other counts are stored, too.
-        counts = replace(drafts, tested_at=drafts.tested).counts()
+        counts = replace(drafts, tested_at=drafts.tested).count_columns()
         impossible = impossible_counts(arm) if arm.was_sent else None
         return cls(
             acceptance_source=source, impossible_counts=impossible, **counts | drafts.columns()

@@ -57,7 +57,7 @@ def test_an_answer_collects_rows_and_outcomes() -> None:
     # The first row ends with an accepted token.
     assert [record.outcomes for record in answered.requests] == [[(2, 0), (0, 0)], [(2, 1)]]
     assert answered.batch.num_iterations == 2
-    assert sum(each.counts.proposed or 0 for each in answered.requests) == 4
+    assert sum(each.as_drafts.proposed or 0 for each in answered.requests) == 4
 
 
 @pytest.mark.parametrize("drafts", [True, False])
@@ -77,7 +77,7 @@ def test_iterations_have_the_tokens_that_they_gave(stop: int) -> None:
     for record in answered.requests:
         assert record.token_ids[-1] == stop
         assert 1 + sum(1 + accepted for _, accepted in record.outcomes) == record.num_tokens
-    drafts = Drafts.total(each.counts for each in answered.requests)
+    drafts = Drafts.total(each.as_drafts for each in answered.requests)
     assert drafts.columns()["acceptance_rate"] == 1
 
 

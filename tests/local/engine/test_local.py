@@ -187,7 +187,7 @@ def test_shipped_heads_draft_well_and_change_no_text(head: str, least: float) ->
     engine = LocalEngine(pair, Preparation(decoding=decoding, runner="eager", batch_size=3))
     regular, speculative = (arm.answer(question.requests, 3) for arm in engine.arms)
     assert speculative.tokens == regular.tokens
-    drafts = Drafts.total(each.counts for each in speculative.requests)
+    drafts = Drafts.total(each.as_drafts for each in speculative.requests)
     assert drafts.columns()["mean_acceptance_length"] > least
 
 
