@@ -38,7 +38,7 @@ class DraftCounts:
 
     Attributes:
         proposed, accepted: the numbers of proposed and of accepted draft tokens.
-        iterations: the number of iterations that drafted something.
+        drafting: the number of iterations that drafted something.
         accepted_at: for each position, from 0, the number of iterations that accepted the draft token there.
         steps: (proposed, accepted) for each iteration in order. Iterations that drafted nothing may be among them.
 
@@ -48,7 +48,7 @@ class DraftCounts:
 
     accepted: float
     proposed: float | None = None
-    iterations: float | None = None
+    drafting: float | None = None
     accepted_at: Sequence[float] = ()
     steps: Sequence[tuple[int, int]] = ()
     num_tokens: float = math.inf
@@ -66,7 +66,7 @@ class DraftCounts:
             _require_equal("accepted", self.accepted, sum(self.accepted_at))
         by_steps = Counter(accepted for _, accepted in self.steps)
         num_left = len(self.steps)
-        before = math.inf if self.iterations is None else self.iterations
+        before = math.inf if self.drafting is None else self.drafting
         # If three iterations accepted 3, 1 and 0 tokens, `accepted_at` is [2, 1, 1].
         for position, number in enumerate(self.accepted_at):
             name = f"iterations that accepted draft token {position + 1}"
@@ -89,11 +89,11 @@ class DraftCounts:
             most_accepted = max(accepted for _, accepted in self.steps)
         # All draft tokens that the last iteration of an answer accepted may be after the end of the answer. So if two
         # iterations accepted 3 tokens each, and made 8 tokens, the answer has at least 5 of them.
-        least = (self.iterations or 0) + self.accepted - most_accepted * self.num_answers
+        least = (self.drafting or 0) + self.accepted - most_accepted * self.num_answers
         if least > self.num_tokens:
             tokens = f"answers have {self.num_tokens:.0f}"
             raise ImpossibleCounts(f"drafts that make {least:.0f} tokens, and the {tokens}")
-        iterations = self.iterations
+        iterations = self.drafting
         if iterations is None:
             iterations = self.num_tokens + self.num_answers
         if (self.proposed or 0) > _MOST_DRAFTED * iterations:
@@ -108,7 +108,7 @@ class DraftCounts:
         """
         # In `Drafts`, 0 or () means that there was nothing to count, and None that it was not counted. So `tested_at`,
         # which no server reports, is () only if nothing was proposed.
-        proposed, drafting = self.proposed, self.iterations
+        proposed, drafting = self.proposed, self.drafting
         return Drafts(
             answers=self.num_answers if proposed != 0 else 0,
             drafting=drafting if drafting or proposed or self.accepted else 0,

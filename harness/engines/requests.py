@@ -163,10 +163,10 @@ class RequestRecord:
         # decides one. So an answer of 9 tokens, of which 6 were accepted, took 2 iterations.
         drafts = self.drafts or DraftCounts(accepted=0)
         num_iterations = max(0, self.num_tokens - 1) - round(drafts.accepted)
-        if drafts.iterations:
+        if drafts.drafting:
             # Accepted tokens after the end of the text make the computed number too small, but it is at least the
             # number of iterations that drafted.
-            return max(num_iterations, round(drafts.iterations))
+            return max(num_iterations, round(drafts.drafting))
         is_whole = self.counts_within and self.num_tokens == self.max_new_tokens
         if drafts.proposed and (not is_whole or num_iterations < 1):
             # Some accepted draft tokens may be after the end of the text.

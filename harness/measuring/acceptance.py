@@ -1,9 +1,10 @@
-"""Counts an arm's draft tokens, by a server's answers or, if the answers report none, by the server's counters.
+"""Turns a server's counters into counts of draft tokens. (`figures.acceptance` chooses between these and the counts
+that answers report.)
 
-An answer reports its drafts for each iteration, as a histogram, or as totals. A server counts only those iterations in
-which something was drafted. Every iteration yields one token in addition to the accepted draft tokens, and the first
-token of an answer comes from the pass over the prompt. So an answer of n tokens, of which m are accepted draft tokens,
-took n - 1 - m iterations.
+A server counts only those iterations in which something was drafted, except SGLang, which counts every verification;
+how many of these drafted is then unknown. Every iteration yields one token in addition to the accepted draft tokens,
+and the first token of an answer comes from the pass over the prompt. So an answer of n tokens, of which m are accepted
+draft tokens, took n - 1 - m iterations.
 
 For example, an answer has 64 tokens, of which 16 are accepted draft tokens, and the server counted 4 iterations that
 drafted. The answer took 63 - 16 = 47 iterations, and each yielded 63 / 47 = 1.34 tokens on average. The 4 iterations
@@ -53,7 +54,7 @@ def counted_drafts(
     return DraftCounts(
         accepted=accepted,
         proposed=counts.proposed,
-        iterations=drafting,
+        drafting=drafting,
         accepted_at=[counts.accepted_at.get(position, 0.0) for position in positions],
         num_tokens=math.inf if has_others or generated is None else generated,
         num_answers=num_requests,

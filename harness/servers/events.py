@@ -286,7 +286,7 @@ def _drafts(event: Event, num_tokens: int, max_tokens: int) -> DraftCounts | Non
     return DraftCounts(
         proposed=proposed,
         accepted=accepted,
-        iterations=by_iteration or event.num_iterations or None,
+        drafting=by_iteration or event.num_iterations or None,
         accepted_at=positions(histogram),
         steps=steps,
         num_tokens=num_tokens,

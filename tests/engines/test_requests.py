@@ -51,7 +51,7 @@ def test_tokens_that_arrive_together_are_one_burst() -> None:
 
 
 # Three iterations drafted something.
-HISTOGRAM = DraftCounts(accepted=4, iterations=3, accepted_at=[2, 2])
+HISTOGRAM = DraftCounts(accepted=4, drafting=3, accepted_at=[2, 2])
 
 
 def test_iterations_follow_from_what_is_reported() -> None:
