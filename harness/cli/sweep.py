@@ -225,7 +225,8 @@ def _measured_before(job: Job) -> Sequence[RunRow]:
     rows = measured_rows(file, record.row, identify(settings))
     is_repeat = isinstance(settings, RepeatedSettings) and settings.repeats > 1
     if rows and is_repeat and not Path(rows[0].directory or "", PROMPTS_FILE).is_file():
-        # The interval over several runs needs the times of their prompts, which are missing here.
+        # The interval over several runs needs the times of their prompts, which are missing here. (Only `latency` has
+        # repeated runs.)
         return []
     return rows
 
@@ -372,9 +373,9 @@ def print_sweep(
     line = f"  Saved  {num_done} of {counted(num_jobs, 'job')}{_unfinished(rows)}"
     if rows:
         line += f" in {file}"
-    # If the start of the server is unknown, it may have been replaced since. Then a second start of this sweep reuses
-    # its figures only with resume=always; without it, everything would be measured again. One row with the server's
-    # start is enough, because the rows of jobs that did not reach the server have none.
+    # If the start of a running server is unknown, it may have been replaced since. Then a second start of this sweep
+    # reuses its figures only with resume=always; without it, everything would be measured again. One row with the
+    # server's start is enough, because the rows of jobs that did not reach the server have none.
     served = [row for row in rows if row.engine == "server"]
     is_unknown = bool(served) and not any(row.server_started for row in served)
     again = "the same command with resume=always" if is_unknown else "the same command again"

@@ -157,8 +157,8 @@ def literal(text: str) -> str:
 
 
 def settings_meant_by(name: str, known: Collection[str]) -> list[str]:
-    """Return the settings that a name may mean: `decoding.temperature` for `temperature` or `T`; [] if there are
-    none.
+    """Return the settings that a name may mean: `decoding.temperature` for `temperature`, for `T`, and for
+    `foo.temperature`, because a wrong group is ignored; [] if there are none.
     """
     if name in known:
         return [name]
@@ -184,8 +184,8 @@ def _meant_by(name: str, known: Collection[str]) -> str:
 def _check_names(settings: Sequence[str], command: str, known: Mapping[str, Any]) -> None:
     """Raise a SettingError for mistakes that Hydra would accept silently, or would report in an error of many lines.
 
-    One error lists all names that are not settings of the command, of any draft or of any engine. Settings that only
-    the chosen draft or engine lacks are refused later, by `conversion`.
+    One error lists all names that are not settings of the command, of any draft or of any engine. Names typed with `+`,
+    and settings that only the chosen draft or engine lacks, are refused later, by `conversion`.
     """
     # Beginnings of names that are not checked here: Hydra's, those that `conversion` checks, and keys of mappings.
     takes_any_key = ["hydra", "draft.", "engine."]

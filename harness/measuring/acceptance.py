@@ -70,6 +70,7 @@ def counted_acceptance(counts: Counts, requests: Sequence[RequestRecord]) -> Dra
     Raises:
         ImpossibleCounts: if the counters contradict each other. (`figures.acceptance` checks this beforehand.)
     """
+    # The counts are not compared with the number of tokens again: `impossible_counts` has done that.
     drafted = counted_drafts(counts, requests, has_others=True)
     if drafted is None:
         return Drafts()

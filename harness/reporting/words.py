@@ -229,7 +229,8 @@ def setting_in_words(row: RunRow, column: str) -> str | None:
         value = (value or {}).get(entry)
     if value is None:
         return None if column in _PLACES else ""
-    # Only the last part of a path is shown, because copies of one model are in different directories.
+    # Only the last part of a path is shown, because copies of one model are in different directories. The `./` makes
+    # `called` take `org/model` for a path, too.
     text = called(f"./{value}") if column in _PLACES else _as_text(value)
     if entry.startswith("vary."):
         return f"{entry.removeprefix('vary.')}={text}"

@@ -224,7 +224,8 @@ def _speedup(runs: Sequence[Sequence[AnyRow]]) -> Interval | None:
     coverage = Coverage.of(runs[0][-1].speedup)
     unit_name = "prompt" if coverage is None else coverage.unit
     estimate = ratio_over_runs(regular, speculative, unit_name)
-    # Of the runs, the one in which most rejections were seen shows what the runs together may have missed.
+    # Of the runs, the one in which most rejections were seen, whose `unseen` is therefore smallest, shows what the runs
+    # together may have missed.
     coverages = [Coverage.of(rows[-1].speedup) or estimate.covers for rows in runs]
     seen = min(coverages, key=attrgetter("unseen"))
     covers = replace(
@@ -241,7 +242,7 @@ def _speedup(runs: Sequence[Sequence[AnyRow]]) -> Interval | None:
         own_seeds=len({getattr(rows[-1], "seed", None) for rows in runs}) == len(runs),
     )
     speedup = replace(estimate, covers=covers).interval()
-    # If a run has no bounds by itself for that reason, the runs together have none.
+    # If a few long answers leave a run without bounds, the runs together have none.
     if (covers.num_effective or FEWEST_EFFECTIVE) < FEWEST_EFFECTIVE:
         return Interval(speedup.estimate, covers=covers)
     return speedup

@@ -91,6 +91,7 @@ def _better_interval(row: LatencyRow, verdict: Statement) -> list[NextStep]:
     if coverage.unit in ("lap", "batch") and has_bounds:
         return [NextStep(aim, f"num_prompts={4 * num_measured}")]
     num_units = 4 * coverage.num_units if has_bounds else FEWEST_FOR_INTERVAL
+    # If a few long answers dominate, the suggested number must contain enough *effective* units.
     if coverage.num_effective and not has_bounds:
         num_units = math.ceil(num_units * coverage.num_units / coverage.num_effective)
     if coverage.unit in ("lap", "batch"):

@@ -195,7 +195,8 @@ class Judge:
         """Decide with logits [B, 1 + K, V] about a proposal, and advance the rows. Returns `Decided.packed`.
 
         Args:
-            fields: the fields of the proposal, because a compiled `Part` takes tensors alone; none without a proposal.
+            fields: the fields of the proposal, because a compiled call (`runners.compiled.Part`) takes tensors and
+                None, and no `Proposal`; none without a proposal.
         """
         if fields:
             return self._verify(rows, logits, Proposal(*fields))

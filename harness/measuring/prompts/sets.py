@@ -248,6 +248,7 @@ def lines_in_words(lines: Iterable[int], settings: PromptSettings) -> str:
     named = ", ".join(map(str, ascending[:_MOST_NAMED]))
     if len(ascending) > _MOST_NAMED:
         named += f" and {len(ascending) - _MOST_NAMED} more"
+    # With several files, this is their pattern, `{a,b}.jsonl`.
     file = Path(settings.file)
     is_own = settings.repository is None and not file.is_relative_to(PACKAGE)
     name = file.name if is_own else f"prompts={settings.name}"

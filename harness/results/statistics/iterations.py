@@ -109,6 +109,7 @@ def acceptance_chances(target: ArrayLike, draft: ArrayLike, *, block: bool = Fal
             wanted = np.where(targets[:, index] == 0, np.inf, targets[:, index] * surplus)
             chances[:, index] = np.minimum(1, draft_chances[:, index] / wanted)
             if block:
+                # `fmin` ignores nan: where no token is offered, the surplus is not used any more.
                 surplus = np.fmin(1, wanted / draft_chances[:, index])
     return chances
 
@@ -177,7 +178,8 @@ def expected_tokens_per_iteration(
 
     Like the interval of a measured run, it covers the choice of prompts, and of the texts that the target draws after
     each prompt. Unlike that interval, it does not cover the randomness of accepting, because the numbers of iterations
-    are expected values. Texts of the same prompt are not independent, so their totals form one unit.
+    are expected values. Texts of the same prompt are not independent, so their totals form one unit. If hardly any unit
+    has a rejection, the lower bound allows for rejections that the texts may have missed (`ExtraIterations`).
 
     Args:
         cuts: [num_texts], the cut of each text. Texts must have at least two tokens, because a text of one token has no

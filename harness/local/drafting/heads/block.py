@@ -152,6 +152,7 @@ class DFlash(LayeredHead):
         for index, numbers in enumerate(uniforms.unbind(1)):
             bias = self.markov_head["markov_w2"](self.markov_head["markov_w1"](before))
             drawn.append(draw(logits[:, index] + bias, numbers))
+            # Like the anchor, these are ids of the target's vocabulary.
             before = drawn[-1].tokens
         return stacked(drawn)
 
