@@ -124,10 +124,7 @@ def rule_of_paths(path: str) -> str | None:
 
 def require_possible_path(setting: str, path: str | None) -> None:
     """Raise a SettingError if no file system can have this path; None is accepted."""
-    if path is None:
-        return
-    rule = rule_of_paths(path)
-    if rule is not None:
+    if path is not None and (rule := rule_of_paths(path)):
         raise SettingError(setting, rule, path)
 
 

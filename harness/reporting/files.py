@@ -175,8 +175,7 @@ def _number(value: object) -> float | None:
         value = value.interval
     if isinstance(value, Interval):
         value = value.estimate
-    is_number = isinstance(value, int | float) and math.isfinite(value)
-    return float(value) if is_number else None  # type: ignore[arg-type]
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
 def _scale(values: Sequence[object], reference: float) -> Callable[[float], float]:
@@ -190,7 +189,7 @@ def _scale(values: Sequence[object], reference: float) -> Callable[[float], floa
     ends = [end for figure in shown for end in (figure.estimate, figure.low, figure.high)]
     known_ends = [reference, *(end for end in ends if not math.isnan(end))]
     # The scale extends beyond the estimates by at most their range, so that one wide interval does not squeeze all
-    # others. An unknown estimate (nan) does not count: no number compares as smaller or larger than nan.
+    # others.
     estimates = [reference, *(figure.estimate for figure in shown)]
     margin = max(estimates) - min(estimates) or 0.5
     low = max(min(estimates) - margin, min(known_ends))

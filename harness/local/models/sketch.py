@@ -192,10 +192,8 @@ class Sketch:
 
     def read_bytes(self, num_tokens: int = 1) -> int:
         """Return the bytes of weights that a pass over `num_tokens` tokens reads, on all devices together."""
-        total = 0
-        for tensor in (*self.tensors, *self.borrowed_tensors):
-            total += round(tensor.read_share(num_tokens) * self.tensor_bytes(tensor))
-        return total
+        tensors = (*self.tensors, *self.borrowed_tensors)
+        return sum(round(each.read_share(num_tokens) * self.tensor_bytes(each)) for each in tensors)
 
     def pass_bytes(self, num_rows: int, context: int, num_tokens: int = 1) -> int:
         """Return the bytes of weights and caches that a pass reads.
@@ -211,11 +209,10 @@ class Sketch:
         """Return the bytes of one row's cache in each layer. A layer with a sliding window counts only the tokens in
         its window.
         """
-        sizes = []
-        for cache in self.caches:
-            num_seen = context if cache.window is None else min(context, cache.window)
-            sizes.append(cache.nbytes(self.dtype, num_seen, 1))
-        return sizes
+        return [
+            cache.nbytes(self.dtype, min(context, cache.window or context), 1)
+            for cache in self.caches
+        ]
 
     def row_bytes(self, context: int) -> int:
         """Return the bytes of one row's caches in all layers."""
@@ -436,12 +433,12 @@ def _quantizable_modules(model: PreTrainedModel) -> set[str]:
     kept = HfQuantizer.get_modules_to_not_convert(
         model, None, list(model._keep_in_fp32_modules or ())
     )
-    names = set()
-    for name, module in model.named_modules():
-        is_linear = type(module) is nn.Linear or isinstance(module, Conv1D)
-        if is_linear and should_convert_module(name, kept):
-            names.add(name)
-    return names
+    return {
+        name
+        for name, module in model.named_modules()
+        if (type(module) is nn.Linear or isinstance(module, Conv1D))
+        and should_convert_module(name, kept)
+    }
 
 
 # Caches -------------------------------------------------------------------------------------------

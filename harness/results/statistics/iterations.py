@@ -142,7 +142,7 @@ def cut(chances: ArrayLike) -> Cut:
         # chances of 0.4 and 0.5, `reach` is [[1, 0.4, 0], [1, 0.4, 0.2]] for K=1 and K=2, and `ends` is
         # [[0.6, 0.4, 0], [0.6, 0.2, 0.2]].
         reach = np.where(np.arange(most + 1) <= limits[:, np.newaxis], reached, 0)
-        ends = reach - np.append(reach[:, 1:], np.zeros((most, 1)), axis=1)
+        ends = -np.diff(reach, axis=1, append=0)
         visits, counts, squares = moments[:, :, index]
         # With one more iteration: the expected numbers are E[i + 1], and E[(i + 1)^2] = E[i^2] + 2 E[i] + 1.
         counted = np.stack([visits, counts + visits, squares + 2 * counts + visits])
