@@ -56,13 +56,13 @@ def pages_about(
     if without_verdict:
         number = sum(run.times for run in without_verdict)
         title = f"{counted(number, 'run')}, each with its reason"
-        table = without_verdict_table(without_verdict)
+        table = _without_verdict_table(without_verdict, [*runs, *failures])
         pages["Without a verdict"] = Page(title, tables=[table])
     return pages
 
 
-def without_verdict_table(runs: Sequence[Run]) -> Table:
-    """A table of runs without a verdict, each with the reason."""
+def _without_verdict_table(runs: Sequence[Run], among: Sequence[Run]) -> Table:
+    """A table of runs without a verdict, each with the reason, and with the name that it has `among` all runs."""
     columns = (
         Column("command", text=True, of="run.command", varies=True),
         Column("pair", text=True, of="name.cell"),
@@ -71,7 +71,9 @@ def without_verdict_table(runs: Sequence[Run]) -> Table:
         Column("speed-up\nin this run", form=times, of=_estimate, optional=True).at("run"),
         Column("run", text=True, of="run.id"),
     )
-    return Table.of("unjudged", "", named_runs(runs), columns, faint=lambda named: True)
+    every = named_runs([*dict.fromkeys([*among, *runs])])
+    named = [each for each in every if each.run in runs]
+    return Table.of("unjudged", "", named, columns, faint=lambda each: True)
 
 
 def _why(run: Run[Any]) -> str:

@@ -224,10 +224,12 @@ def _speedup(runs: Sequence[Sequence[AnyRow]]) -> Interval | None:
     coverage = Coverage.of(runs[0][-1].speedup)
     unit_name = "prompt" if coverage is None else coverage.unit
     estimate = ratio_over_runs(regular, speculative, unit_name)
-    # Of the runs, the one in which most rejections were seen, whose `unseen` is therefore smallest, shows what the runs
-    # together may have missed.
     coverages = [Coverage.of(rows[-1].speedup) or estimate.covers for rows in runs]
-    seen = min(coverages, key=attrgetter("unseen"))
+    # The run in which most rejections were seen shows what the runs together may have missed.
+    seen = max(
+        coverages,
+        key=lambda run: math.inf if run.num_rejecting is None else run.num_rejecting,
+    )
     covers = replace(
         coverage or estimate.covers,
         num_units=estimate.covers.num_units,

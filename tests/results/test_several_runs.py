@@ -103,6 +103,21 @@ def test_the_run_in_which_fewest_units_count_decides(tmp_path: Path) -> None:
     assert [speedup.covers.num_effective for speedup in pooled] == [3, 3]
 
 
+def test_the_run_with_most_rejections_shows_what_may_be_missed(tmp_path: Path) -> None:
+    counts: list[dict[str, Any]] = [
+        {"num_rejecting": 0, "unseen": 0.04},
+        {"num_rejecting": 3, "unseen": 0.09},
+        {},
+    ]
+    runs = [
+        measured(tmp_path, n, 1.0, num_prompts=10, speedup_covers=over(10, **c))
+        for n, c in enumerate(counts)
+    ]
+    few, enough = (pooled_rows(pooled)[-1].speedup.covers for pooled in (runs[:2], runs))
+    assert (few.num_rejecting, few.unseen) == (3, 0.09)
+    assert (enough.num_rejecting, enough.unseen) == (None, 0.0)
+
+
 def test_every_rule_makes_one_figure_of_two(tmp_path: Path) -> None:
     """Ends of intervals are not averaged: 2.0 (1.9 to 2.1) and 1.2 (1.1 to 1.3) make no 1.55 (1.45 to 1.65)."""
     figures: dict[str, tuple[Any, Any, Any]] = {
