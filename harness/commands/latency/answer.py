@@ -171,7 +171,7 @@ def end(row: LatencyRow) -> list[str]:
         "budget": "the budget was spent",
         "blocks": "all blocks were measured",
         "num_prompts": "the limit num_prompts was reached",
-        "prompts": "all prompts were sent",
+        "prompts": "all prompts of the set were sent",
     }
     reached = "no interval"
     if row.speedup.has_bounds:

@@ -240,8 +240,9 @@ def _busy(run: _Run) -> str | None:
     if not row.was_starved or share is None:
         return None if row.url is not None or share is None else ""
     load = f"load {row.load or 0:.1f} on {row.num_cores} cores"
+    whose = f"one of {row.repeats} runs" if row.repeat == "all" else "this run"
     # Rounded down, because a share just below the limit would be printed as the limit.
-    return f"{math.floor(100 * share)} % of the CPU time it wanted ({load})"
+    return f"{whose} got {math.floor(100 * share)} % of the CPU time it wanted ({load})"
 
 
 def _low_acceptance(run: _Run) -> str | None:
@@ -393,7 +394,7 @@ CHECKS = (
     Check(
         "against",
         _busy,
-        "The machine was busy: this run got {found}.",
+        "The machine was busy: {found}.",
         clean="got its CPU time",
     ),
     Check(

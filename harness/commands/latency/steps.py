@@ -74,7 +74,8 @@ def _better_interval(row: LatencyRow, verdict: Statement) -> list[NextStep]:
         return _free_draft([row])
     aim = "a narrower interval" if has_bounds else "an interval"
     num_in_set = row.num_prompts_in_set or _MOST_PROMPTS
-    has_few = coverage.unit == "prompt" and not has_bounds and num_in_set < FEWEST_FOR_INTERVAL
+    is_single = coverage.unit in ("prompt", "conversation")
+    has_few = is_single and not has_bounds and num_in_set < FEWEST_FOR_INTERVAL
     if row.stopped_by == "budget" and not has_few:
         return [NextStep(aim, "budget=null")]
     # More prompts do not reduce the variation from run to run, or from start to start.

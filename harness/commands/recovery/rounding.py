@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from harness.commands.recovery.rows import MOST_APART
 from harness.commands.recovery.workload import Answer, Columns
 from harness.engines.divergence import margin_deviation
 from harness.engines.door.reading import KernelDeviations, Reference
@@ -19,9 +20,6 @@ from harness.results.statistics.drawn_tokens import NO_ROUNDING, DrawnText, roun
 _NUM_READ_TWICE = 8
 # The key for texts at the one place that many requests continue. All other keys are names of sampling settings.
 _AT_PLACE = "at the one place"
-# The passes that decode may deviate from the eager model by this many times the deviation that rounding causes. No
-# measurement of this factor is recorded.
-_MOST_APART = 5.0
 
 
 class Rounding:
@@ -105,7 +103,7 @@ class Rounding:
             return []
         passes = root_mean_square([kernels.passes for kernels in self._kernels])
         rounding = root_mean_square([kernels.rounding for kernels in self._kernels])
-        is_explained = passes <= _MOST_APART * rounding
+        is_explained = passes <= MOST_APART * rounding
         return [
             {
                 "check": "kernels",

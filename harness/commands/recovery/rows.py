@@ -9,6 +9,10 @@ from harness.results.schema import MaybeBool, MaybeFloat, MaybeInt, MaybeText, P
 
 TEXTS_FILE = "recovery_texts.csv"
 
+# The passes that decode may deviate from the eager model by this many times the deviation that rounding causes. No
+# measurement of this factor is recorded.
+MOST_APART = 5.0
+
 
 @dataclass(frozen=True, kw_only=True)
 class RecoveryTextRow(Row):

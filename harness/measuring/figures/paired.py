@@ -101,7 +101,7 @@ class PairedTimes(NamedTuple):
     token of its unit.
 
     Attributes:
-        unit: the name of a unit: `prompt`, `batch`, `lap` or `block`.
+        unit: the name of a unit: `prompt`, `conversation`, `batch`, `lap` or `block`.
         lengths: [num_units], the tokens that the times were spent on, added up over both arms. A batch counts as one
             answer of mean length.
         extra_iterations: the speculative arm's iterations, and the fewest that its tokens need; None if the iterations
@@ -154,7 +154,8 @@ def paired_times(
     if run.in_blocks and not by_question:
         name = "block"
     elif all(len(generation.requests) == 1 for generation in regular.generations):
-        name = "prompt"
+        has_turns = any((row.turn or 1) > 1 for row in run.prompt_rows)
+        name = "conversation" if has_turns else "prompt"
     elif regular.was_sent:
         name = "lap"
     lengths = [sum(wait.num_tokens for wait in both) for both in waits.values()]
