@@ -91,9 +91,8 @@ def _prediction(run: MeasuredRun, regular: MeasuredArm, speculative: MeasuredArm
     drafting a token, and v the cost of verifying K + 1 tokens, both in regular steps. In theorem 3.8 of Leviathan et
     al. 2023, v is 1; here v is measured. The code has `drafted c` as one time, that of the phase `drafting`.
     """
-    length = Drafts.total(row.drafts for row in run.rows_of(speculative)).columns()[
-        "tokens_per_iteration"
-    ]
+    drafts = Drafts.total(row.drafts for row in run.rows_of(speculative))
+    length = drafts.columns()["tokens_per_iteration"]
     step_ms = regular.phases.ms_per_iteration("forward")
     draft_ms = speculative.phases.ms_per_iteration("drafting")
     verify_ms = speculative.phases.ms_per_iteration("forward")
