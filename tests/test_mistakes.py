@@ -52,7 +52,7 @@ MISTAKES = {
     "latency -m K=2,4 -- sh -c 'exec vllm serve A --port {port} --n {K} --api-key X'":
         "the command after --: --api-key: what is typed is written into files: leave it out, or set it in the"
         " environment; engine.api_key_variable names",
-    "report 2026": "2026: no such file or directory, and no id of a run (8 digits or more)",
+    "report 2026": "2026: no such file or directory, and no id of a run (its first 8 digits, or",
     "report empty": "empty: holds no CSV file of latency",
     "report notes.csv": "notes.csv: is no CSV file of latency",
     "report latency.csv output=notes.csv": "output=notes.csv: cannot be written to",

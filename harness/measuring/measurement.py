@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from harness.config.acceptance_rules import RULES
-from harness.config.installation import is_installed
+from harness.config.installation import PACKAGE, is_installed
 from harness.config.machine import cpu_name, gpu_names, num_usable_cores
 from harness.config.methods import METHODS
 from harness.config.run import RunSettings
@@ -121,7 +121,6 @@ _NOT_MEASURED = (
 # Settings of `decoding` that have no effect without a draft, so that one measurement serves all their values.
 OF_THE_DRAFT = ("num_draft_tokens", "rule", "lenience", "synthetic_acceptance")
 
-_PACKAGE = Path(__file__).resolve().parents[1]
 _SOURCES = (".py", ".csv")
 # Matches names on the hub, such as `Qwen/Qwen3-8B`.
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
@@ -219,7 +218,7 @@ def _digest(
         "method": settings.draft and METHODS.source(settings.draft.method),
         "engine": ENGINES.source(settings.engine.name),
         "rule": RULES.source(settings.decoding.rule),
-        "command": None if command.is_relative_to(_PACKAGE) else _contents(command),
+        "command": None if command.is_relative_to(PACKAGE) else _contents(command),
     }
     text = json.dumps(everything, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -344,7 +343,7 @@ def _of_command(words: Sequence[str]) -> list[object]:
 def _source() -> str:
     """A digest of the source files of this package."""
     digest = hashlib.sha256()
-    for file in sorted(_PACKAGE.rglob("*")):
+    for file in sorted(PACKAGE.rglob("*")):
         if file.suffix in _SOURCES:
             digest.update(file.read_bytes())
     return digest.hexdigest()

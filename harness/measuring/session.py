@@ -189,7 +189,9 @@ class Session:
         token_ids = self.encoder.encode(prompts)
         longest = max(map(len, token_ids))
         # A sentence about the context that is too small; None if all contexts are large enough.
-        rule = self.planned.excess(longest, new_tokens or self.settings.decoding.max_new_tokens)
+        answers = None if new_tokens is None else f"{new_tokens} new tokens"
+        most = new_tokens or self.settings.decoding.max_new_tokens
+        rule = self.planned.excess(longest, most, answers)
         if rule is not None:
             raise SettingError(setting, f"it has {longest} tokens; {rule}")
         return token_ids
@@ -202,8 +204,8 @@ class Session:
     ) -> None:
         """Decide where the pair and its caches are placed, show the devices, and write `environment.json`.
 
-        Only the first call of a run decides, so it must state the largest demand of the run. Later calls change
-        nothing.
+        Only the first call of a run decides, so it must state the largest demand of the run. Later calls only write
+        `environment.json` again. If the engine loads no pair, nothing is placed.
 
         Args:
             batch_size: number of rows that are decoded together.
@@ -332,7 +334,7 @@ class Session:
                 columns["num_draft_tokens"] = None
             # `model=` may name another model than the server's; only its tokenizer is then used.
             if served := self.served_instead:
-                # The regular server's model comes first.
+                # The regular arm's model comes first; with one entry, both arms have it.
                 columns["model"] = served[0 if figures.get("arm") == "regular" else -1]
         if acceptance is not None:
             columns |= _selected(acceptance.count_columns() | acceptance.columns(), kind)

@@ -23,6 +23,7 @@ from typing import Any
 import psutil
 
 from harness.config.command_line import Words
+from harness.config.installation import PACKAGE
 from harness.config.machine import cpu_name, cpu_quota, num_usable_cores, output_of
 from harness.results.locked_files import replace_file
 
@@ -35,7 +36,6 @@ _DISTRIBUTIONS = (
     "hydra-core",
     "pandas",
 )
-_PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def new_run_id() -> str:
@@ -77,7 +77,7 @@ def environment_columns(devices: Sequence[str] = ()) -> dict[str, Any]:
         "timestamp": datetime.now(UTC).isoformat(timespec="milliseconds"),
         "devices": "; ".join(devices) or None,
         "num_threads": None if torch is None else int(torch.get_num_threads()),
-        "commit": commit_of(_PACKAGE),
+        "commit": commit_of(PACKAGE),
         # This is not the version of the installed distribution: a checkout may be newer than the version that pip
         # recorded.
         "harness_version": sys.modules["harness"].__version__,

@@ -102,10 +102,7 @@ def rows_in(path: Path, kind: type[AnyRow]) -> list[AnyRow]:
     """
     if not path.exists():
         return []
-    # Rows of a subclass have all columns of this kind and more. `read_file` must know the subclasses to distinguish
-    # them.
-    contents = read_file(path, [kind, *kind.__subclasses__()])
-    return [row for row in contents.rows if type(row) is kind]
+    return [row for row in read_file(path, [kind]).rows if isinstance(row, kind)]
 
 
 def read_file(path: Path, kinds: Iterable[type[Row]]) -> Contents:

@@ -74,7 +74,7 @@ def test_all_source_counts(
     settings: LatencySettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package = tmp_path / "package"
-    monkeypatch.setattr(measurement, "_PACKAGE", package)
+    monkeypatch.setattr(measurement, "PACKAGE", package)
 
     def digest(file: str) -> str:
         (package / file).parent.mkdir(parents=True, exist_ok=True)

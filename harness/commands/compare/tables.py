@@ -63,7 +63,7 @@ def verdict(row: CompareRow) -> Document:
         Line(_identity(row)),
         *sentences("warning", lossy_warning(row), *not_real),
     ]
-    ended_apart = row.regular_num_tokens != row.speculative_num_tokens
+    ended_apart = row.regular_num_tokens != row.speculative_num_tokens and row.num_compared is None
     if no_verdict is not None and ended_apart and not row.ignore_eos:
         lines.append(Line("decoding.ignore_eos=true gives both arms the same length.", "dim"))
     return lines

@@ -66,6 +66,7 @@ def _better_interval(row: LatencyRow, verdict: Statement) -> list[NextStep]:
     has_bounds = verdict.interval.has_bounds
     if row.weights == "random" or (row.drifted and row.draft_remembers):
         return []
+    # With bounds, the only reasons that are left are about other programs, for which threads waited.
     if has_bounds and (verdict.why or not row.was_quiet):
         return [_QUIET]
     if coverage is None or row.has_one_server or row.has_same_command:
@@ -153,11 +154,11 @@ def steps_after_runs(pairs: Sequence[RankedRun]) -> list[NextStep]:
 
 
 def steps_without_interval(pairs: Sequence[RankedRun]) -> list[NextStep]:
-    """The step that gives an interval to runs that have none.
+    """The step that gives an interval to runs of both arms that have none.
 
     It is the step of the run with the most requests in flight: that run needs the most prompts, so the step helps all.
     """
-    whole = [pair for pair in pairs if pair.row.status == "ok"]
+    whole = [pair for pair in pairs if pair.row.status == "ok" and not pair.is_arm_alone]
     lacking = [pair for pair in whole if not pair.verdict.interval.has_bounds]
     if not lacking:
         return []

@@ -52,7 +52,8 @@ class Findings:
     Attributes:
         runs: the runs with figures, each measurement once, the oldest first.
         failures: runs with another status than `ok`, such as `failed`, `no_verdict` or `incomplete`, after which no run
-            of the same measurement succeeded. Those with figures are in `runs`, too, unless an older run succeeded.
+            of the same measurement succeeded: the newest of each reason. The newest of all is in `runs`, too, if it has
+            figures and no older run succeeded.
         files: the number of rows in each file that harness wrote and that was read.
         notes: lines about files or rows that could not be read, or were left out.
     """
@@ -83,7 +84,8 @@ def read(paths: Sequence[Path], ids: Sequence[str] = ()) -> Findings:
             raise SettingError(wanted, f"no run in {', '.join(map(str, paths))} has this id")
     if ids:
         chosen = [run for run in findings.runs if run.id.startswith(tuple(ids))]
-        # Keep the runs that a chosen pooled row combines, because their directories contain the row's command.
+        # Keep the runs that a chosen pooled row combines, because their directories contain the row's command. `merge`
+        # then makes them parts of the pooled row.
         parts = {part for run in chosen for part in getattr(run.last, "pooled_runs", None) or ()}
         kept = parts | {run.id for run in chosen}
         findings.runs = [run for run in findings.runs if run.id in kept]
@@ -119,7 +121,8 @@ class _Reader:
                 self._read_directory(path)
             elif not path.exists():
                 raise SettingError(
-                    str(path), "no such file or directory, and no id of a run (8 digits or more)"
+                    str(path),
+                    "no such file or directory, and no id of a run (its first 8 digits, or more of it)",
                 )
             elif path not in findings.files and not self._read_file(path):
                 raise SettingError(str(path), f"is no CSV file of {', '.join(self._run_kinds)}")

@@ -70,8 +70,7 @@ def run(
         gc.freeze()
     except BaseException as error:
         listening.close()
-        explained = as_run_error(error) if isinstance(error, Exception) else None
-        raise explained or error from error
+        raise as_run_error(error) or error from error
     app = make_app(served, key)
     config = uvicorn.Config(
         app,
@@ -87,8 +86,8 @@ def run(
         f"Serving {name} on http://{f'[{host}]' if ':' in host else host}:{port}/ (Ctrl-C ends)",
         flush=True,
     )
-    # uvicorn handles a signal: it stops serving, and then raises the signal again, for which `signals` raises
-    # KeyboardInterrupt.
+    # uvicorn handles a signal: it stops serving, and then raises the signal again, for which the handler of the command
+    # line (`cli/signals.py`) raises KeyboardInterrupt.
     try:
         with suppress(KeyboardInterrupt):
             _Server(config, served.service).run(sockets=[listening])

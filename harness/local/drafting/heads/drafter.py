@@ -153,9 +153,11 @@ class HeadDrafter(TensorDrafter):
         else:
             longest = max(length for length in rows.lengths if length is not None)
             # Each row gained at least one token, so that its first unread features belong at slot LENGTH - 1 or before.
+            # Rows that rest may write behind `width`, which nobody reads.
             cache.width = longest - 1 + self.head.num_written(width, num_draft_tokens)
         return Proposal(*self._propose(*unread, uniforms))
 
     def learn(self, hidden: Tensor) -> None:
+        # hidden[:, i] belongs to the token before `decided[:, i]`.
         num_rows, width = hidden.shape[:2]
         self._features[:num_rows, :width] = hidden.flatten(2)
