@@ -1,8 +1,8 @@
 """The acceptance rules by their names. A rule decides which draft tokens are kept. A user may add one in a file.
 
 This module imports no torch: it contains the path of each rule's function, which is imported when a run decodes. Every
-statement about a rule, such as that it is lossless, follows from the rule's record. To add a rule, write a class here
-and a function in `harness/local/decoding/verify.py`.
+statement about a rule, such as that it is lossless, follows from the rule's record. To add a rule, write a class here,
+list it in `RULES`, and write a function in `harness/local/decoding/verify.py`.
 """
 
 from __future__ import annotations

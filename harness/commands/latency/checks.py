@@ -187,8 +187,9 @@ def _empty(row: LatencyRow) -> str | None:
 
 def _has_a_slower_runner(run: _Run) -> bool:
     """Whether the draft is compiled, but the target is not. `draft_runner` is None if both have the same runner."""
-    draft_runner = run.last.draft_runner
-    return run.last.runner in _SLOW_RUNNERS and draft_runner not in (None, *_SLOW_RUNNERS)
+    runners = [run.last.runner or "", run.last.draft_runner or ""]
+    target, draft = (runner.removesuffix(NO_GRAPHS) for runner in runners)
+    return target in _SLOW_RUNNERS and draft not in ("", *_SLOW_RUNNERS)
 
 
 @_each_arm

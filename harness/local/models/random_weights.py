@@ -39,7 +39,7 @@ def checkpoint_for(role: str, settings: ModelSettings, weights: WeightsSource | 
     Raises:
         SettingError, RunError: as from `read_checkpoint`.
         SettingError: `weights` is `random`, and the weights are in a format in which random numbers cannot be stored:
-            GGUF, or quantized by a library other than bitsandbytes.
+            GGUF, or quantized by any library as they are stored.
     """
     if weights != "random":
         return read_checkpoint(role, settings, needs_weights=weights is not None)

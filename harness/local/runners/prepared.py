@@ -227,7 +227,8 @@ class Graphs(TorchDispatchMode):
         # The GPU of the inputs, and the device on which the operation makes its output. They differ only if the
         # operation has an argument `device`, as a copy has.
         here = next((tensor.device for tensor in tensors if tensor.is_cuda), None)
-        device = kwargs.get("device") or here
+        devices = [kwargs.get("device"), *(arg for arg in args if isinstance(arg, torch.device))]
+        device = next(filter(None, devices), here)
         # The operations of "prim" only describe tensors.
         if device is None or device.type != "cuda" or func.namespace == "prim":
             return func(*args, **kwargs)

@@ -279,6 +279,7 @@ SAID: list[tuple[Changes, Changes, str]] = [
     ({}, {"synthetic_acceptance": 0.8}, "=0.8: draft tokens were accepted at random with this probability."),
     ({}, {"lossy": True, "lenience": 0.5}, "lenience 0.5: the speculative output no longer follows"),
     ({}, {"runner": "eager", "draft_runner": "compiled"}, "which inflates the speed-up."),
+    ({}, {"runner": "static, no graphs", "draft_runner": "compiled, no graphs"}, "which inflates the speed-up."),
     ({}, {"runner": "eager", "draft_runner": "static"}, ""),
     ({}, SERVED | {"lossy": True}, "engine.lossy=true: the speculative output no longer follows"),
     ({}, SERVED | {"url": "http://127.0.0.1:1/v1", "regular_url": "http://localhost:2/v1"}, RUNNING),

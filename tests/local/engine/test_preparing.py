@@ -189,6 +189,7 @@ def test_captured_calls_decide_what_plain_calls_decide(
 ONE_GPU = Counter(replay=2), Counter(replay=1)
 ITERATIONS = {
     "model on another GPU": (Counter(replay=3, between=5), Counter(replay=1)),
+    "EAGLE-3 on another GPU": (Counter(replay=4, between=6), Counter(replay=1)),
     "model of a target on two GPUs": (Counter(replay=6, between=7), Counter(replay=5, between=7)),
     # Hidden states are copied back, too.
     "DFlash of a target on two GPUs": (Counter(replay=7, between=8), Counter(replay=6, between=8)),

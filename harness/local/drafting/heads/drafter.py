@@ -160,4 +160,5 @@ class HeadDrafter(TensorDrafter):
     def learn(self, hidden: Tensor) -> None:
         # hidden[:, i] belongs to the token before `decided[:, i]`.
         num_rows, width = hidden.shape[:2]
-        self._features[:num_rows, :width] = hidden.flatten(2)
+        # Copied by `to`, because `runners.prepared.Graphs` puts no other copy between two GPUs' graphs.
+        self._features[:num_rows, :width] = hidden.flatten(2).to(self.device)
