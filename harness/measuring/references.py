@@ -236,7 +236,9 @@ class References:
         """The target, loaded here. None if its weights are unknown or cannot be loaded, and a message then says so."""
         settings = self._settings
         if settings.model.repository == SERVED:
-            say("no exact distribution: model= names the weights that are served")
+            say(
+                "no exact distribution: the weights that are served are not known here; model= names them"
+            )
             return None
         try:
             require_local("model", settings.model.name)

@@ -240,10 +240,13 @@ def _busy(run: _Run) -> str | None:
     share = row.processor_share
     if not row.was_starved or share is None:
         return None if row.url is not None or share is None else ""
-    load = f"load {row.load or 0:.1f} on {row.num_cores} cores"
-    whose = f"one of {row.repeats} runs" if row.repeat == "all" else "this run"
-    # Rounded down, because a share just below the limit would be printed as the limit.
-    return f"{whose} got {math.floor(100 * share)} % of the CPU time it wanted ({load})"
+    load = f"{row.load or 0:.1f} on {row.num_cores} cores"
+    # A share just below the limit, 90 %, is not printed as the limit.
+    got = f"{min(round(100 * share), 89)} % of the CPU time"
+    if row.repeat == "all":
+        # A pooled row has the smallest share and the largest load of its runs.
+        return f"the {row.repeats} runs got at least {got} they wanted (load up to {load})"
+    return f"this run got {got} it wanted (load {load})"
 
 
 def _low_acceptance(run: _Run) -> str | None:
@@ -320,9 +323,15 @@ def _foreign_tokens(row: LatencyRow) -> str | None:
     return f"at least {counted(row.foreign_tokens, 'token')} on the {row.arm} server"
 
 
-def _unknown_clients(run: _Run) -> bool:
-    """Whether it is unknown if other clients used a server that was already running."""
-    return run.last.url is not None and any(arm.foreign_tokens is None for arm in run.rows)
+def _unknown_clients(run: _Run) -> str | None:
+    """The reason why it is unknown if other clients used a server that was already running; None if it is known."""
+    if run.last.url is None or all(arm.foreign_tokens is not None for arm in run.rows):
+        return None
+    if run.last.has_one_server:
+        return "both arms asked one server"
+    if run.last.status != "ok":
+        return "the run ended early"
+    return "a server's counters show it, read before and after the run (llama.cpp: `--metrics`)"
 
 
 @_each_arm
@@ -537,8 +546,7 @@ CHECKS = (
     Check(
         "against",
         _unknown_clients,
-        "Whether other clients used the servers during the run is unknown. Only counters that are read before and after"
-        " the run show it (llama.cpp: `--metrics`).",
+        "Whether other clients used the servers during the run is unknown: {found}.",
     ),
     Check(
         "note",

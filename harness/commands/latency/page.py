@@ -112,7 +112,7 @@ def _page_of_runs(pairs: Sequence[RankedRun]) -> Page:
     parts.sort(key=lambda part: not any(line.style in ("good", "bad") for line in part.finding))
     single = [group[0] for group in by_series if len(group) == 1]
     if single:
-        parts.append(_part(single, "single run" if parts else "run"))
+        parts.append(_part(single, "single run"))
     page = parts[0]
     if len(parts) > 1:
         page = Page(title_of_many([pair.row for pair in pairs]), parts=parts)

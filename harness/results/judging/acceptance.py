@@ -255,7 +255,7 @@ def _card(row: AcceptanceRow) -> Statement | None:
 def engine_in_words(engine: Statement) -> str:
     """The statement about an engine in words, with its figures.
 
-    For example, `as the weights predict, no difference above 9 %: the engine decides 3.96 tokens per iteration at K=4,
+    For example, `as the weights predict, no difference above 9 %: the engine yields 3.96 tokens per iteration at K=4,
     the weights predict 4.05 (3.80 to 4.31)`. The 9 % are (4.31 - 3.96) / 4.05.
     """
     row = engine.subject
@@ -266,7 +266,7 @@ def engine_in_words(engine: Statement) -> str:
     words = engine.words
     figures = row.engine_unknown
     if figures is None:
-        figures = f"the engine decides {believed(row):.2f} tokens per iteration at K={row.num_draft_tokens}"
+        figures = f"the engine yields {believed(row):.2f} tokens per iteration at K={row.num_draft_tokens}"
     if engine.is_judged_open:
         words += f", {excluded(engine, weights)}"
     elif engine.why and row.engine_unknown is None:

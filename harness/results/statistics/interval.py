@@ -48,7 +48,7 @@ def fewest_units(unit: str) -> int:
 @dataclass(frozen=True)
 class Coverage:
     """The choices that an interval covers, such as the choice of prompts. As text: `15 prompts and 5 runs`, `8 laps of
-    the same texts`, or `1 batch`.
+    the same prompts`, or `1 batch`.
 
     Attributes:
         num_units: number of units; each is independent of the others.
@@ -79,7 +79,7 @@ class Coverage:
     def __str__(self) -> str:
         text = counted(self.num_units, self.unit)
         if self.same_texts:
-            text += " of the same texts"
+            text += " of the same prompts"
         if self.num_effective is not None:
             text += f" (of which {self.num_effective} count)"
         if self.num_runs is not None:

@@ -136,7 +136,7 @@ def test_a_server_is_asked_past_its_cache(
     load = ["batch_size=4", "num_prompts=32", "num_warmup=0", "prompts=./three.txt"]
     harness(*QUICK, *asked, *load)
     row = results().iloc[-1]
-    assert covered(row["speedup_covers"]) == "8 laps of the same texts"
+    assert covered(row["speedup_covers"]) == "8 laps of the same prompts"
     assert (row["salted"], row["num_different_prompts"]) == (salted, 3)
     measured = [body for body in server.bodies if body["max_tokens"] == 4]
     salts = Counter(body.get("cache_salt") for body in measured)

@@ -142,7 +142,7 @@ def test_a_model_that_nobody_named_is_looked_up_nowhere(harness: Harness) -> Non
     typed = [word for word in ASKED if not word.startswith("model=")]
     with serving(server) as address:
         outcome = harness(*typed, f"engine.url={address}", "chat=false", code=3)
-    assert "no exact distribution: model= names the weights" in outcome.stderr
+    assert "no exact distribution: the weights that are served are not known" in outcome.stderr
     assert "cannot be loaded here" not in outcome.stderr
 
 
