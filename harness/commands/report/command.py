@@ -36,6 +36,12 @@ from harness.results.rows.prompts import LatencyPromptRow
 from harness.results.runs import AnyRunRow, Run, grouped, measured_of, runs_of
 from harness.results.schema import RunRow
 
+_DEFAULT = Path("results")
+# Matches the beginnings of run ids.
+_RUN_ID = re.compile(r"\d{8}(T[\w.-]*)?")
+# The most notes that a report shows, because a damaged file may have one for each of its rows.
+_MOST_NOTES = 20
+
 
 def measuring() -> list[Command[Any, Any]]:
     """The commands that measure, and so have runs to show. `compare`, which cannot be swept, is last."""
@@ -241,15 +247,6 @@ def files_table(files: Mapping[Path, int]) -> Table:
     columns = (Column("file", text=True), Column("rows"))
     rows = tuple(map(TableRow, files.items()))
     return Table("files", "Files read", columns, rows, for_reference=True)
-
-
-_DEFAULT = Path("results")
-# Matches the beginnings of run ids.
-_RUN_ID = re.compile(r"\d{8}(T[\w.-]*)?")
-
-
-# The most notes that a report shows, because a damaged file may have one for each of its rows.
-_MOST_NOTES = 20
 
 
 def build(paths: Sequence[str | Path], ids: Sequence[str] = ()) -> ReportContents:

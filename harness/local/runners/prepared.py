@@ -202,8 +202,8 @@ class Graphs(TorchDispatchMode):
                 with _waits_refused():
                     call(*inputs)
                 self.is_capturing = True
-                # `__torch_dispatch__` begins the graphs, and enters the capture of each into `_graph`. Leaving this
-                # block ends the last capture.
+                # `__torch_dispatch__` begins the graphs, and enters the capture of each into `_graph`, which `close`
+                # empties, so that it can be filled again. Leaving this block ends the last capture.
                 with self._graph, self:
                     outputs = call(*inputs)
                 self.is_capturing = False

@@ -163,6 +163,7 @@ class SnapshotRunner(Runner):
         state = self._state
         assert state is not None
         lengths = list(map(len, self._unread))
+        # If no row has unread tokens, and one token is new, that token is the pass's first, and is kept.
         is_kept_first = self._keeps_first and max(lengths) == 1
         if self._rolls_back and not is_kept_first:
             state = state.copied()
@@ -196,6 +197,7 @@ class SnapshotRunner(Runner):
         if self._ahead is not None and min(counts) == num_extended:
             self._state = self._ahead
             self._unread = [self._no_tokens] * len(counts)
+        # The last pass used the state up without a copy.
         elif self._state is None:
             raise ValueError(f"{type(self._model).__name__} cannot take tokens back")
         else:

@@ -264,7 +264,8 @@ class StaticRunner(Runner):
         steps = []
         for group in [[prompt] for prompt in distinct] if alone else [distinct]:
             states, step = self._read_prompts(group)
-            # The states of p alone are written to rows 0 and 2. `write` counts its sources from the first of the group.
+            # The states of p alone are written to rows 0 and 2. `write` counts its sources from the first of the group:
+            # with `alone` that is the group's only prompt, and otherwise the first of all.
             first = distinct.index(group[0])
             rows = [row for row, source in enumerate(sources) if distinct[source] in group]
             self._cache.write(states, rows, sources=[sources[row] - first for row in rows])

@@ -106,7 +106,8 @@ class HeadDrafter(TensorDrafter):
             num_rows, num_draft_tokens + 1, size, device=self.device, dtype=dtype
         )
         self._cache = SlotCache(num_rows, round_up(num_slots))
-        # The proposal is compiled again for each kind of warp.
+        # The proposal is compiled again for each kind of warp. A local name, so that the part does not refer to this
+        # drafter, and its cache is freed at once.
         warp = self.warp
         drafting = functools.partial(draft_tensors, self.head, self._cache, self._draw)
         # The arguments are the fields of an `Unread`, followed by uniforms [B, K].

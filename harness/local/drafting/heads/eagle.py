@@ -62,10 +62,10 @@ class Eagle3(LayeredHead):
 
     @classmethod
     def fields(cls, stored: StoredHead) -> dict[str, Any]:
-        has_embedding = stored.is_speculators or stored.is_deepspec
-        usually_stored = ["lm_head", "embed_tokens"] if has_embedding else ["lm_head"]
+        is_safeailab = not (stored.is_speculators or stored.is_deepspec)
+        usually_stored = ["lm_head"] if is_safeailab else ["lm_head", "embed_tokens"]
         # SafeAILab's heads always have one layer, even if their configuration states another number.
-        num_layers = None if has_embedding else 1
+        num_layers = 1 if is_safeailab else None
         fields = stored.layered(usually_stored, num_layers)
         return fields | {option: bool(stored.named.get(option)) for option in _OPTIONS}
 
