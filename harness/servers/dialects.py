@@ -214,6 +214,7 @@ def startups() -> list[Startup]:
 def known_programs() -> list[str]:
     """The programs that start servers, as they are typed, such as `vllm serve`."""
     every = [program for startup in startups() for program in startup.programs]
+    # Without those after `python`, such as `-m mlx_lm.server`.
     return [program for program in every if not program.startswith("-")]
 
 

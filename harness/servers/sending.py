@@ -118,6 +118,7 @@ class Sender:
         self.num_in_flight += 1
         try:
             await self._read(outgoing)
+        # Raised by `answer_to`, which limits a whole answer to the client's timeout.
         except TimeoutError:
             was_answered = False
             request.error = RequestError(TIMED_OUT, f"Timeout: no end after {timeout_s:g} s")

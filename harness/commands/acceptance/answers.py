@@ -95,6 +95,7 @@ class AnswerSource:
             unless the answers are `served`.
         prompts: the prompts whose answers are read in the run as typed.
         num_skipped: how many prompts of the run as typed were too long.
+        num_sent: how many requests the run as typed sent; 0 for given texts.
     """
 
     def __init__(self, settings: AcceptanceSettings) -> None:
@@ -113,6 +114,7 @@ class AnswerSource:
         automatic = min(len(self.prompt_set.prompts), GIVEN if answered else WRITTEN)
         self.prompts = self.prompt_set.take(automatic if asked == "auto" else asked)
         self.num_skipped = 0
+        self.num_sent = 0
 
     def given(self, session: Session) -> Answers:
         """The recorded answers of the prompts. Also places the pair in memory.
@@ -176,6 +178,8 @@ class AnswerSource:
                 # texts each become 0, 0, 1, 1.
                 repeated = np.repeat(range(len(encoded.prompts)), settings.texts_per_prompt)
                 encoded = encoded.part(repeated.tolist())
+            if condition.cause is None:
+                self.num_sent = len(encoded.prompts)
             num_rows = min(settings.batch_size, len(encoded.prompts))
             session.place(num_rows, encoded.longest, new_tokens)
             engine = session.open(num_rows, encoded.longest)

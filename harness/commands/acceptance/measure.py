@@ -33,7 +33,7 @@ from harness.config.demand import Demand
 from harness.config.errors import HarnessError, RunError, SettingError
 from harness.engines.divergence import check_known
 from harness.engines.door import local
-from harness.engines.door.reading import TOGETHER, ReadText
+from harness.engines.door.reading import ReadText, num_together
 from harness.engines.record import engine_of
 from harness.measuring.acceptance import longest_of, tokens_in_burst
 from harness.measuring.progress import progress, say
@@ -119,11 +119,11 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
                 # The weights are compared at the typed K, unless longer drafts were seen.
                 drafted = max(self._typed_k or 0, drafted or 0) or None
             elif drafted is None:
-                impossible = next(
-                    filter(None, (each.impossible for each in self.answers.requests)), None
-                )
-                if impossible is not None:
-                    raise RunError(f"what the engine reports cannot be true: {impossible}")
+                for request in self.answers.requests:
+                    if request.impossible:
+                        raise RunError(
+                            f"what the engine reports cannot be true: {request.impossible}"
+                        )
                 reason = "it drafts nothing, or does not count them"
                 if settings.batch_size > 1:
                     reason += ", or counts them for all requests together: batch_size=1 reads these counters"
@@ -159,10 +159,11 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
         planned: PlannedPair = local("engine.pair").plan_pair(
             settings.model, settings.draft, settings.placement, settings.dtype
         )
-        prompts = [len(reading.transcript.prompt) for reading in self.answers.readings]
+        transcripts = [reading.transcript for reading in self.answers.readings]
+        longest = max(len(transcript.token_ids) for transcript in transcripts)
         demand = Demand(
-            batch_size=min(TOGETHER, len(prompts)),
-            prompt_tokens=max(prompts),
+            batch_size=min(num_together(longest), len(transcripts)),
+            prompt_tokens=max(len(transcript.prompt) for transcript in transcripts),
             new_tokens=settings.decoding.max_new_tokens,
             num_draft_tokens=self.most,
             runner="eager",
@@ -181,13 +182,14 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
         self.answers.read = self._read(pair, readings, as_typed, self.most)
         if self.source.kind != "served":
             return
-        k, is_typed = self.compared_k, self._typed_k is not None
-        self.served = served_columns(self.answers.read, requests, k, is_typed=is_typed)
+        k, k_is_typed = self.compared_k, self._typed_k is not None
+        self.served = served_columns(self.answers.read, requests, k, is_typed=k_is_typed)
         if not self._may_be_greedy or self._is_as_weights(self.served):
             return
+        # Only the settings of this condition are used.
         greedy = drafted_greedily(as_typed)
         read = self._read(pair, readings, greedy, self.most)
-        served = served_columns(read, requests, k, is_typed=is_typed)
+        served = served_columns(read, requests, k, is_typed=k_is_typed)
         if self._is_as_weights(served):
             say("the server drafts greedily, as draft.sampling=greedy: so do the figures")
             self.settings, self.answers.read, self.served = greedy.settings, read, served
@@ -231,12 +233,13 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
         finding = self._finding(session)
         # Only an engine in another process may have drafted in another way than its weights here.
         if self.served and (is_asked_for or finding.is_in_doubt):
-            conditions = reread_conditions(settings, has_template)
-            for condition in conditions:
+            tried = [
                 self._read_otherwise(session, condition)
+                for condition in reread_conditions(settings, has_template)
+            ]
             finding = self._finding(session)
             if self._may_be_greedy and not finding.explaining:
-                for condition in conditions:
+                for condition in tried:
                     # One that cannot be measured already has its rows.
                     if not condition.why_not:
                         self._read_otherwise(session, drafted_greedily(condition))
@@ -258,12 +261,14 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
                     )
             self._add_cause(session, condition, answers, is_asked=True)
 
-    def _read_otherwise(self, session: Session, condition: Condition) -> None:
-        """Read the same answers as if an engine under this condition had drafted them, and add the condition's rows."""
+    def _read_otherwise(self, session: Session, condition: Condition) -> Condition:
+        """Read the same answers as if an engine under this condition had drafted them, and add the condition's rows.
+        Return the condition, with the reason if it cannot be measured.
+        """
         pair: Pair | None = self.pair
         readings, requests = self.answers.readings, self.answers.requests
         if condition.num_unused >= self.compared_k:
-            return
+            return condition
         if condition.cause == "quantization" and not condition.why_not:
             try:
                 pair = self._placed_here(condition.settings).load()
@@ -272,7 +277,7 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
                 condition = replace(condition, why_not=str(error).partition("\n")[0])
         if condition.why_not:
             self._add_cause(session, condition, Answers(readings, requests))
-            return
+            return condition
         if condition.fault is not None:
             pair = local("engine.reading").drafting_wrong(self.pair, condition.fault)
         elif condition.cause == "template":
@@ -288,6 +293,7 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
         if pair is not None:
             read = self._read(pair, readings, condition, self.compared_k)
             self._add_cause(session, condition, Answers(readings, requests, read))
+        return condition
 
     def _add_cause(
         self, session: Session, condition: Condition, answers: Answers, *, is_asked: bool = False
@@ -430,10 +436,13 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
         token_ids = self.answers.token_ids
         num_tokens = sum(text.num_tokens or 0 for text in self.texts) or None
         common |= {"num_texts": len(token_ids), "num_tokens": num_tokens}
-        common["batch_size"] = min(self.settings.batch_size, len(token_ids))
+        # Answers of one token were sent, too, but are not among these.
+        num_sent = self.source.num_sent or len(token_ids)
+        common["batch_size"] = min(self.settings.batch_size, num_sent)
         known_ids = [text.token_ids for text in self.texts if text.token_ids]
         common["repeated_share"] = repeated_share(known_ids) if known_ids else None
-        if not self.answers.read:
+        # An interruption may come after texts were read with the weights, and before their rows are made.
+        if not (self.answers.read and self.texts):
             return [session.row(AcceptanceRow, **common, **self._counted())]
         cuts = [text.cut for text in self.answers.read]
         common |= likelihood_columns(self.answers.read)

@@ -137,8 +137,9 @@ def compiling(refused: Callable[[UnsupportedModelError], None] | None = None) ->
 def compile_call(call: Callable[..., Any], inputs: Sequence[Tensor | None]) -> Callable[..., Any]:
     """Compile a call, which may contain parts. Returns a function of tensors with the shapes of `inputs`.
 
-    Every time, the compiled function uses those weights and other tensors that the call uses now. It does not look them
-    up or check them again, because that would take a tenth of the time of a small model's pass.
+    The compiled function keeps the weights and other tensors that the call refers to while it is compiled: to replace
+    such a tensor later has no effect, to write into it has. They are not looked up or checked again, because that would
+    take a tenth of the time of a small model's pass.
 
     `torch.compile` is slower. Measured with the tiny pair, without guards and with layers as `nested_compile_region`
     (benchmarks/RESULTS.md):
@@ -180,7 +181,8 @@ def compile_call(call: Callable[..., Any], inputs: Sequence[Tensor | None]) -> C
     for node in whole.graph.find_nodes(op="call_module"):
         part = whole.get_submodule(node.target)
         assert isinstance(part, fx.GraphModule)
-        # All operations of a part have the same GPUs. The one before the output node is the part's last.
+        # All operations of a part have the same GPUs, which `_split_by_layer` has noted. The one before the output node
+        # is the part's last.
         if len(part.graph.output_node().prev.meta["gpus"]) > 1:
             # Copies between GPUs are not compiled.
             continue

@@ -76,7 +76,6 @@ class MeasuredArm:
     @property
     def counted(self) -> Counts | None:
         """Growth of the server's counters, added up over all questions whose growth is known; None if there is none."""
-
         total: Counts | None = None
         for generation in self.generations:
             if generation.counted is not None:

@@ -144,7 +144,8 @@ def ready(head: Head, device: torch.device, target: PreTrainedModel | None) -> H
     Args:
         target: as for `HeadCheckpoint.load`; if None, the head gets no matrices and cannot draft.
     """
-    # Buffers that are not stored in checkpoints, such as a rotary embedding's, are still on the CPU.
+    # Buffers that are not stored in checkpoints, such as a rotary embedding's, are still on the CPU: heads compute them
+    # there, while everything else is built on the meta device.
     head.to(device).eval().requires_grad_(False)
     if target is not None:
         head.borrow(target)
