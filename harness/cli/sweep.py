@@ -310,11 +310,9 @@ def pool(manifest: Manifest, rows: Sequence[RunRow]) -> list[list[ComparedRow]]:
     """
     if manifest.jobs_per_round == manifest.num_jobs:
         return []
-    compared = [row for row in rows if isinstance(row, ComparedRow)]
-    runs = grouped(compared, lambda row: int(row.job or 0))
-    jobs = grouped(runs, lambda number: number % manifest.jobs_per_round)
-    pooled = [pooled_rows([runs[number] for number in numbers]) for numbers in jobs.values()]
-    return [*filter(None, pooled)]
+    runs = runs_of([row for row in rows if isinstance(row, ComparedRow)])
+    jobs = grouped(runs, lambda run: int(run.last.job or 0) % manifest.jobs_per_round)
+    return [*filter(None, map(pooled_rows, jobs.values()))]
 
 
 def print_sweep(

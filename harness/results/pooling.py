@@ -19,7 +19,6 @@ from typing import Any
 
 from harness.results.prompt_times import common_times, pairs_by_unit, waits_by_unit
 from harness.results.row import Pooling
-from harness.results.rows.prompts import read_prompts
 from harness.results.runs import Run, each_once, grouped
 from harness.results.statistics.interval import FEWEST_EFFECTIVE, Coverage, Interval
 from harness.results.statistics.runs import ratio_over_runs
@@ -94,13 +93,7 @@ def _pooled_run(runs: Sequence[Run[Any]]) -> Run[Any] | None:
     has_same_arms = len({len(run.rows) for run in runs}) == 1
     if len(runs) < 2 or not has_same_arms or not hasattr(runs[-1].last, "pooled_runs"):
         return None
-    # A run that was moved is beside its file, and not in the directory that its rows name.
-    rows = pooled_rows(
-        [
-            [replace(row, directory=str(run.directory or row.directory)) for row in run.rows]
-            for run in runs
-        ]
-    )
+    rows = pooled_rows(runs)
     if not rows:
         return None
     if len(rows) > 1 and (rows[-1].speedup is None or not rows[-1].speedup.has_bounds):
@@ -112,21 +105,21 @@ def _pooled_run(runs: Sequence[Run[Any]]) -> Run[Any] | None:
     return Run(rows, runs[-1].file, runs[-1].directory, len(runs), runs)
 
 
-def pooled_rows(runs: Sequence[Sequence[AnyRow]]) -> list[AnyRow]:
+def pooled_rows(runs: Sequence[Run[AnyRow]]) -> list[AnyRow]:
     """Pool several runs of the same settings into one row per arm, with an interval of the speed-up over units and
     runs.
 
     Args:
-        runs: the rows of each repetition, the regular arm first.
+        runs: the repetitions. The rows of each begin with that of the regular arm.
 
     Returns:
         One row per arm, in the order of the arms; [] if fewer than two runs succeeded.
     """
-    succeeded = [rows for rows in runs if rows and all(row.status == "ok" for row in rows)]
+    succeeded = [run for run in runs if run.rows and all(row.status == "ok" for row in run.rows)]
     if len(succeeded) < 2:
         return []
-    pooled_ids = [str(rows[0].run) for rows in succeeded]
-    measurements = [str(rows[0].measurement) for rows in succeeded]
+    pooled_ids = [run.id for run in succeeded]
+    measurements = [str(run.last.measurement) for run in succeeded]
     common = {
         # Ids sort by time, so this one has the newest run's. Both digests are equal if the same runs are pooled
         # again.
@@ -140,7 +133,7 @@ def pooled_rows(runs: Sequence[Sequence[AnyRow]]) -> list[AnyRow]:
     }
     pooled = []
     # All runs have the same arms, because they have the same settings.
-    for rows_of_arm in zip(*succeeded, strict=True):
+    for rows_of_arm in zip(*(run.rows for run in succeeded), strict=True):
         columns = _pooled_figures(rows_of_arm) | common
         row: Any = replace(rows_of_arm[0], **columns)
         # The rates of acceptance are computed again from the row's added counts (`drafts`). A rate that these do not
@@ -208,23 +201,19 @@ def _pooled(rule: Pooling, values: Sequence[Any], weights: Sequence[Any] | None 
     return pooled
 
 
-def _speedup(runs: Sequence[Sequence[AnyRow]]) -> Interval | None:
+def _speedup(runs: Sequence[Run[AnyRow]]) -> Interval | None:
     """The speed-up of several runs together, without bounds if there are too few units. None if the rows of the runs'
     prompts are not found.
     """
-    waits = []
-    # The regular arm's row is enough: both rows of a run name the directory, whose file has the answers of both arms.
-    for row, *_ in runs:
-        units = pairs_by_unit(read_prompts(row.directory, row.run))
-        waits.append(waits_by_unit(units, row.is_batched))
+    waits = [waits_by_unit(pairs_by_unit(run.prompt_rows), run.last.is_batched) for run in runs]
     regular, speculative = common_times(waits)
     if not regular.size:
         return None
     # The units are those of the runs' own intervals.
-    coverage = Coverage.of(runs[0][-1].speedup)
+    coverage = Coverage.of(runs[0].last.speedup)
     unit_name = "prompt" if coverage is None else coverage.unit
     estimate = ratio_over_runs(regular, speculative, unit_name)
-    coverages = [Coverage.of(rows[-1].speedup) or estimate.covers for rows in runs]
+    coverages = [Coverage.of(run.last.speedup) or estimate.covers for run in runs]
     # The run in which most rejections were seen shows what the runs together may have missed.
     seen = max(
         coverages,
@@ -241,7 +230,7 @@ def _speedup(runs: Sequence[Sequence[AnyRow]]) -> Interval | None:
         unseen=seen.unseen,
         num_runs=estimate.covers.num_runs,
         # With `repeats=`, each run has another seed, so sampled texts vary between runs, too.
-        own_seeds=len({getattr(rows[-1], "seed", None) for rows in runs}) == len(runs),
+        own_seeds=len({getattr(run.last, "seed", None) for run in runs}) == len(runs),
     )
     speedup = replace(estimate, covers=covers).interval()
     # If a few long answers leave a run without bounds, the runs together have none.

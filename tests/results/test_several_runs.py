@@ -2,6 +2,7 @@
 
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,10 @@ import numpy as np
 import pytest
 
 from harness.measuring.rows import LatencyRow
+from harness.results import pooling
 from harness.results.drafts import Drafts
 from harness.results.files import append_rows
-from harness.results.pooling import merge, pooled_rows
+from harness.results.pooling import merge
 from harness.results.prompt_times import Wait, pairs_by_unit, wait_for, waits_by_unit
 from harness.results.rows.prompts import LatencyPromptRow
 from harness.results.runs import Run, runs_of
@@ -46,6 +48,13 @@ def measured(directory: Path, repeat: int, slowness: float, **changes: Any) -> l
         "acceptance_histogram": [1] * repeat, "temperature": 0.0, "seed": repeat if changes.get("temperature") else 0,
     }  # fmt: skip
     return latency_run(**(asked | changes))
+
+
+def pooled_rows(runs: Sequence[Sequence[LatencyRow]]) -> list[LatencyRow]:
+    """The rows of these runs, pooled; each run is in the directory that its rows name."""
+    directories = [rows[0].directory for rows in runs]
+    placed = zip(runs, directories, strict=True)
+    return pooling.pooled_rows([Run(list(rows), directory=at and Path(at)) for rows, at in placed])
 
 
 def test_an_interval_over_prompts_and_runs(tmp_path: Path) -> None:
