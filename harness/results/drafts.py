@@ -273,19 +273,6 @@ def _rounded(rates: Iterable[float | None]) -> list[float | None] | None:
     return [rate if rate is None else round(rate, 4) for rate in rates] or None
 
 
-class Rejection(NamedTuple):
-    """A draft token that the target rejected, with its position in the new text, counted from 0.
-
-    Both probabilities are those of the rejected token; they are None if the engine does not report them.
-    """
-
-    position: int
-    rejected: str
-    target_probability: float | None
-    draft_probability: float | None
-    replacement: str
-
-
 class Printed(NamedTuple):
     """A figure that a server program prints.
 

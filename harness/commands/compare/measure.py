@@ -10,6 +10,12 @@ from typing import Any
 
 from harness.commands.command import Experiment
 from harness.commands.compare.display import Lane, print_lanes, show_race
+from harness.commands.compare.race import (
+    Rejection,
+    arm_columns,
+    comparison_columns,
+    find_rejections,
+)
 from harness.commands.compare.record import NARROWEST_RACE, CompareSettings, View
 from harness.commands.compare.rows import CompareRow
 from harness.commands.compare.tables import rejections, verdict
@@ -19,12 +25,10 @@ from harness.engines.timing import quick_garbage_collections, timed_answer
 from harness.engines.tokenizer import Tokenizer
 from harness.measuring.progress import say, show
 from harness.measuring.prompts.sets import Prompt, load_prompts
-from harness.measuring.race import arm_columns, comparison_columns, find_rejections
 from harness.measuring.session import Session
 from harness.reporting.table import visible
 from harness.reporting.terminal import plain_console, print_document, stderr_console
 from harness.reporting.words import pair_name, settings_line
-from harness.results.drafts import Rejection
 
 # Each arm generates this many tokens before the first race, because the first tokens of a process take longer.
 _WARMUP_TOKENS = 8

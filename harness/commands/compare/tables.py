@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
+from harness.commands.compare.race import Rejection
 from harness.commands.compare.rows import CompareRow
 from harness.config.amounts import counted, percent
 from harness.reporting.names import Named, distinct_names
@@ -20,7 +21,6 @@ from harness.reporting.table import (
     visible,
 )
 from harness.reporting.words import labels, lossy_warning
-from harness.results.drafts import Rejection
 from harness.results.runs import Run
 
 
@@ -29,7 +29,6 @@ def verdict(row: CompareRow) -> Document:
     identical.
 
     After a race with a single arm there are only warnings about random weights and synthetic acceptance, if any.
-
     """
     # "random weights: ...", "synthetic 0.8: ..."
     not_real = [

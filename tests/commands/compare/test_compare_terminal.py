@@ -17,12 +17,12 @@ from transformers import AutoTokenizer
 from chain_pair import CHAIN, MARKED, TEXT, save_chain_pair
 from harness.commands.compare import display as compare_display
 from harness.commands.compare.display import Lane, show_race, view
+from harness.commands.compare.race import Rejection
 from harness.commands.compare.tables import rejections
 from harness.engines.arrivals import Arrival, Origin
 from harness.engines.protocol import Answered
 from harness.reporting.table import Line
 from harness.reporting.terminal import plain_console, print_document
-from harness.results.drafts import Rejection
 from in_process import Harness, Outcome
 from terminal import CTRL_C, CTRL_D, ENTER, UP, Terminal
 

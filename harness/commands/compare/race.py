@@ -1,18 +1,31 @@
-"""The figures of a race, in which both arms answer one prompt, for `compare`."""
+"""The figures of a race, in which both arms answer one prompt, such as its speed-up and its rejections."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from harness.engines.arrivals import Origin
 from harness.engines.protocol import Answered, Question, Weights
 from harness.engines.tokenizer import Tokenizer
 from harness.measuring.figures.texts import answers_divergence
-from harness.results.drafts import Drafts, Rejection
+from harness.results.drafts import Drafts
 
 # Times until fewer tokens than this are not compared: the first tokens contain the pass over the prompt, and a single
 # iteration may yield several tokens.
 _FEWEST_COMPARED = 8
+
+
+class Rejection(NamedTuple):
+    """A draft token that the target rejected, with its position in the new text, counted from 0.
+
+    Both probabilities are those of the rejected token; they are None if the engine does not report them.
+    """
+
+    position: int
+    rejected: str
+    target_probability: float | None
+    draft_probability: float | None
+    replacement: str
 
 
 def arm_columns(answered: Answered, tokenizer: Tokenizer) -> dict[str, Any]:

@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from harness.commands.compare import race
+from harness.commands.compare.race import Rejection, comparison_columns, find_rejections
 from harness.config.settings import DecodingSettings
 from harness.engines.arrivals import Arrival, Origin
 from harness.engines.door.reading import Margin
@@ -12,9 +14,6 @@ from harness.engines.protocol import Answered, Phases
 from harness.engines.requests import RequestRecord
 from harness.local.decoding.loop import RowStep
 from harness.local.engine.clock import LoopClock
-from harness.measuring import race
-from harness.measuring.race import comparison_columns, find_rejections
-from harness.results.drafts import Rejection
 from some_questions import question_of
 
 QUESTION = question_of([[1, 2]], DecodingSettings(temperature=0, max_new_tokens=8))
