@@ -120,6 +120,8 @@ def read(words: Words, command: str) -> Typed:
             raise SettingError(word, rule)
     if "cfg" in options and "multirun" in options:
         raise SettingError("-m", "cannot be combined with --cfg: leave one of them out")
+    if "cfg" in options and len(words.servers) > 2:
+        raise SettingError("--cfg", "shows one run: type at most two commands after --")
     _check_names(settings, command, known)
     # The last value of each setting.
     values: dict[str, str] = {}
@@ -140,8 +142,6 @@ def read(words: Words, command: str) -> Typed:
         raise SettingError("repeats", "has one value for all jobs of a sweep", repeats)
     if "repeats" in known and is_repeated and "cfg" not in options:
         rounds = [f"{ROUND}={','.join(map(str, range(1, int(repeats) + 1)))}"]
-    if len(words.servers) > 2 and "cfg" in options:
-        raise SettingError("--cfg", "shows one run: type at most two commands after --")
     if rounds or len(words.servers) > 2:
         options.setdefault("multirun", "")
     quoted = [_quoted_for_hydra(setting) for setting in settings]

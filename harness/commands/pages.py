@@ -62,7 +62,9 @@ def pages_about(
 
 
 def _without_verdict_table(runs: Sequence[Run], among: Sequence[Run]) -> Table:
-    """A table of runs without a verdict, each with the reason, and with the name that it has `among` all runs."""
+    """A table of runs without a verdict, each with the reason, and with its name `among` all runs, which may occur
+    twice there.
+    """
     columns = (
         Column("command", text=True, of="run.command", varies=True),
         Column("pair", text=True, of="name.cell"),
@@ -71,8 +73,7 @@ def _without_verdict_table(runs: Sequence[Run], among: Sequence[Run]) -> Table:
         Column("speed-up\nin this run", form=times, of=_estimate, optional=True).at("run"),
         Column("run", text=True, of="run.id"),
     )
-    every = named_runs([*dict.fromkeys([*among, *runs])])
-    named = [each for each in every if each.run in runs]
+    named = [each for each in named_runs([*dict.fromkeys(among)]) if each.run in runs]
     return Table.of("unjudged", "", named, columns, faint=lambda each: True)
 
 

@@ -59,7 +59,7 @@ def batches_to_ask(num_prompts: int, num_asked: int, size: int, seed: int) -> li
 
     Usually the set is divided into batches once, and whole batches (the last one perhaps shortened) are sent again; all
     repetitions of a batch are one unit. In two cases, batches are filled with repeated prompts instead, so that they
-    share prompts, and each batch is a unit of its own: if the set is smaller than one batch; and if the set makes too
+    share prompts, and each batch is a separate unit: if the set is smaller than one batch; and if the set makes too
     few batches for an interval, but `num_asked` prompts make enough.
 
     Args:

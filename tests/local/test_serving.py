@@ -198,7 +198,7 @@ def test_an_answer_that_fails_gives_its_reason_and_the_service_goes_on() -> None
 
 @pytest.mark.parametrize("grace_s", [0.0, 60.0])
 def test_what_runs_and_what_waits_fails_when_the_service_ends(grace_s: float) -> None:
-    """What runs has time to end; what waits has none."""
+    """The running answer has time to end; waiting answers have none."""
     arm = TableArm("regular", 0)
     arm.gate.clear()
     with service_over(arm, waiting=1) as service:

@@ -26,6 +26,7 @@ from harness.commands.acceptance.served import (
     limits,
     repeated_share,
     served_columns,
+    why_impossible,
 )
 from harness.commands.command import Experiment
 from harness.config.command_line import is_typed
@@ -119,11 +120,8 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
                 # The weights are compared at the typed K, unless longer drafts were seen.
                 drafted = max(self._typed_k or 0, drafted or 0) or None
             elif drafted is None:
-                for request in self.answers.requests:
-                    if request.impossible:
-                        raise RunError(
-                            f"what the engine reports cannot be true: {request.impossible}"
-                        )
+                if impossible := why_impossible(self.answers.requests):
+                    raise RunError(impossible)
                 reason = "it drafts nothing, or does not count them"
                 if settings.batch_size > 1:
                     reason += ", or counts them for all requests together: batch_size=1 reads these counters"

@@ -169,6 +169,12 @@ def repeated_share(texts: Sequence[Sequence[int]]) -> float:
     return num_repeated / sum(map(len, texts))
 
 
+def why_impossible(requests: Sequence[RequestRecord]) -> str | None:
+    """A sentence about the first answer whose counts cannot be true; None if there is none."""
+    found = next((request.impossible for request in requests if request.impossible), None)
+    return found and f"what the engine reports cannot be true: {found}"
+
+
 def served_columns(
     texts: Sequence[ReadText],
     requests: Sequence[RequestRecord],
@@ -195,16 +201,13 @@ def served_columns(
     if counted is not None and not weights.excludes(counted):
         arrived = None
     # The engine is judged by `counted` or, without it, by `arrived`; `why` stays None if one of them can be judged.
-    impossible = next((request.impossible for request in requests if request.impossible), None)
     why = None
     if not are_own(texts):
         why = "the texts are not the model's"
     # Arrivals are believed only if they agree with the weights: tokens that arrive together need not be those of one
     # iteration.
     elif counted is None and (arrived is None or weights.excludes(arrived)):
-        why = "the engine does not report what it accepted"
-        if impossible is not None:
-            why = f"what the engine reports cannot be true: {impossible}"
+        why = why_impossible(requests) or "the engine does not report what it accepted"
     elif counted is not None and counted < weights.low:
         is_short = _drafts_fewer(requests, num_iterations, num_draft_tokens)
         why = f"the engine may draft fewer than K={num_draft_tokens}" if is_short else None

@@ -14,6 +14,7 @@ from harness.commands.latency.answer import has_verdict
 from harness.config.amounts import counted, percent
 from harness.config.machine import is_loopback
 from harness.config.run import NO_GRAPHS
+from harness.measuring.figures.machine import QUIET
 from harness.measuring.rows import LatencyRow
 from harness.reporting.words import (
     LOSSY,
@@ -241,8 +242,9 @@ def _busy(run: _Run) -> str | None:
     if not row.was_starved or share is None:
         return None if row.url is not None or share is None else ""
     load = f"{row.load or 0:.1f} on {row.num_cores} cores"
-    # A share just below the limit, 90 %, is not printed as the limit.
-    got = f"{min(round(100 * share), 89)} % of the CPU time"
+    # A share just below the limit is not printed as the limit.
+    below_limit = math.ceil(100 * QUIET) - 1
+    got = f"{min(round(100 * share), below_limit)} % of the CPU time"
     if row.repeat == "all":
         # A pooled row has the smallest share and the largest load of its runs.
         return f"the {row.repeats} runs got at least {got} they wanted (load up to {load})"
@@ -331,7 +333,7 @@ def _unknown_clients(run: _Run) -> str | None:
         return "both arms asked one server"
     if run.last.status != "ok":
         return "the run ended early"
-    return "a server's counters show it, read before and after the run (llama.cpp: `--metrics`)"
+    return "no counters of the server show it (llama.cpp: `--metrics`)"
 
 
 @_each_arm

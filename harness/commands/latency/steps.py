@@ -90,14 +90,13 @@ def _better_interval(row: LatencyRow, verdict: Statement) -> list[NextStep]:
         more = f" num_prompts={fewest}" if fewest > num_measured else ""
         return [NextStep(aim, f"engine.blocks={num_blocks}{more}")]
     # Four times as many units halve the width of an interval.
-    if coverage.unit in ("lap", "batch") and has_bounds:
-        return [NextStep(aim, f"num_prompts={4 * num_measured}")]
     num_units = 4 * coverage.num_units if has_bounds else FEWEST_FOR_INTERVAL
     # If a few long answers dominate, the suggested number must contain enough *effective* units.
     if coverage.num_effective and not has_bounds:
         num_units = math.ceil(num_units * coverage.num_units / coverage.num_effective)
     if coverage.unit in ("lap", "batch"):
-        return [NextStep(aim, f"num_prompts={num_units * (row.batch_size or 1)}")]
+        enough = 4 * num_measured if has_bounds else num_units * (row.batch_size or 1)
+        return [NextStep(aim, f"num_prompts={enough}")]
     # Sending the same prompts again gives no further units.
     num_units = min(num_units, num_in_set, _MOST_PROMPTS)
     if num_units > coverage.num_units and (has_bounds or num_units >= FEWEST_FOR_INTERVAL):

@@ -255,8 +255,8 @@ def test_the_page_of_messages_explains_each_of_them_and_no_other() -> None:
 Changes = dict[str, Any]
 SERVED = {"engine": "server", "url": "http://gpu:1/v1", "regular_url": "http://gpu:2/v1"}
 CLIENTS = (
-    "Whether other clients used the servers during the run is unknown: a server's counters show it, read before and"
-    " after the run (llama.cpp: `--metrics`)."
+    "Whether other clients used the servers during the run is unknown: no counters of the server show it (llama.cpp:"
+    " `--metrics`)."
 )
 RUNNING = f"{CLIENTS} The servers were already running: their share of CPU time is unknown."
 BUSY = {"processor_share": 0.4, "load": 9.0, "num_cores": 4}
