@@ -89,17 +89,17 @@ class AnswerSource:
     """Provides the answers that are read: recorded ones, or new ones.
 
     Attributes:
-        kind: where the answers come from: `given` with the prompts, `written` now by the target in this process, or
-            `served` by an engine in another process.
+        kind: where the answers of the run as typed come from: `given` with the prompts, `written` now by the target in
+            this process, or `served` by an engine in another process.
         prompt_set: the set from which prompts are taken; of a set in which some prompts have answers, only these,
             unless the answers are `served`.
-        prompts: the prompts whose answers are read in the run as typed.
+        prompts: the prompts taken from the set, before those that are too long are left out.
         num_skipped: how many prompts of the run as typed were too long.
         num_sent: how many requests the run as typed sent; 0 for given texts.
     """
 
     def __init__(self, settings: AcceptanceSettings) -> None:
-        self.prompt_set = load_prompts(settings.prompts)
+        self.prompt_set = load_prompts(settings.prompts, with_answers=True)
         # The prompts that come with recorded answers.
         answered = [prompt for prompt in self.prompt_set.prompts if prompt.has_answers]
         self.kind = "given" if answered else "written"

@@ -66,7 +66,7 @@ _UNSENT = """
 _WITH_SUBJECT = ("instruction", "question")
 # Roles whose messages a model answers.
 _ASKS = ("user", "tool")
-# Endings of files whose lines are counted. In other files, rows are.
+# Endings of files whose messages name lines. For other files, they name rows.
 _BY_LINE = (".txt", ".jsonl")
 # The most line numbers or categories that a message lists.
 _MOST_NAMED = 15
@@ -180,7 +180,8 @@ class PromptSet:
 
     def take(self, count: int) -> tuple[Prompt, ...]:
         """Return `count` prompts, taking one from each category, then another from each, and so on. With the categories
-        a, a, a, b, b, the order of the prompts is 0, 3, 1, 4, 2. Without a seed and categories, it is that of the set.
+        a, a, a, b, b, the order of the prompts is 0, 3, 1, 4, 2. With neither a seed nor categories, the order is that
+        of the set.
 
         Raises:
             SettingError: if the set has fewer than `count` prompts.
@@ -256,8 +257,12 @@ def lines_in_words(lines: Iterable[int], settings: PromptSettings) -> str:
     return f"{place}{'s' if len(ascending) > 1 else ''} {named} of {name}"
 
 
-def load_prompts(settings: PromptSettings) -> PromptSet:
-    """Read a prompt set.
+def load_prompts(settings: PromptSettings, *, with_answers: bool = False) -> PromptSet:
+    """Read a prompt set. Of the rows of a category that are sent alike, only the first becomes a prompt, because an
+    interval over prompts needs different prompts.
+
+    Args:
+        with_answers: whether rows with different recorded answers to the same prompt are all kept.
 
     Raises:
         SettingError: if a file is missing, cannot be read, is not UTF-8 or not JSON, has no prompts, has placeholders,
@@ -273,24 +278,23 @@ def load_prompts(settings: PromptSettings) -> PromptSet:
             num_left_out += num_unasked
         except BadFile as bad:
             raise SettingError("prompts", str(bad), name) from bad
-    if settings.lengths:
-        read = _cut(read, settings.lengths)
-    # A row that occurs twice within a category becomes one prompt, because an interval over prompts needs different
-    # prompts.
     different: dict[str, Prompt] = {}
     for prompt in read:
-        without_place = dataclasses.replace(prompt, line=0, unsent=())
-        different.setdefault(repr(without_place), prompt)
-    prompts = tuple(
-        dataclasses.replace(prompt, index=index) for index, prompt in enumerate(different.values())
-    )
+        sent = dataclasses.replace(prompt, line=0, unsent=())
+        if not with_answers:
+            sent = dataclasses.replace(sent, completion=None, following=())
+        different.setdefault(repr(sent), prompt)
+    kept = [*different.values()]
+    num_repeated = len(read) - len(kept)
+    if settings.lengths:
+        kept = _cut(kept, settings.lengths)
+    prompts = tuple(dataclasses.replace(prompt, index=index) for index, prompt in enumerate(kept))
     contents = []
     for prompt in prompts:
         # Empty values are left out, so that they do not change the digest.
         further = filter(None, (prompt.num_tokens, prompt.turns, prompt.tools))
         contents.append(json.dumps([prompt.text, prompt.messages, *further]))
     digest = hashlib.sha256("\n".join(contents).encode()).hexdigest()[:12]
-    num_repeated = len(read) - len(prompts)
     return PromptSet(settings.name, prompts, digest, settings.seed, num_left_out, num_repeated)
 
 
@@ -443,7 +447,8 @@ def _with_known_columns(row: Mapping[str, Any], settings: PromptSettings) -> dic
                 if column != "category":
                     others.pop(column, None)
                 # A list is written with one entry per line.
-                text += "\n".join(map(str, value)) if isinstance(value, list) else str(value)
+                lines = value if isinstance(value, list) else [value]
+                text += "\n".join(str(line) for line in lines if line is not None)
         named["prompt"] = text
     if any(key in named for key in _KEYS):
         others = {column: value for column, value in others.items() if column not in _KEYS}

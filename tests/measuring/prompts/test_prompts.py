@@ -63,10 +63,10 @@ def test_parts_of_a_row_that_are_not_sent_are_known(
 
 
 def test_columns_that_the_user_names_are_sent(load: Load) -> None:
-    row = {"context": "a", "article": "b", "choices": "c"}
+    row = {"context": "a", "article": "b", "choices": "c", "input": None}
     named = load([row], columns={"prompt": "article", "category": "choices"}).prompts[0]
     assert (named.text, named.category, named.unsent) == ("b", "c", ("context",))
-    joined = load([row], template="{context} {article}").prompts[0]
+    joined = load([row], template="{context} {article}{input}").prompts[0]
     assert (joined.text, joined.unsent) == ("a b", ("choices",))
 
 
@@ -268,6 +268,9 @@ def test_an_answer_is_text_or_numbers_of_tokens(load: Load) -> None:
     assert prompt.completion == "[1, 2]", "a text of brackets and numbers"
     [prompt] = load([{"messages": [*ASKED, {"role": "assistant", "content": "I"}, *ASKED]}]).prompts
     assert prompt.has_answers
+    # Two answers to a prompt are two texts to read, and one prompt to send.
+    twice = load([{"prompt": "A", "completion": answer} for answer in "BC"])
+    assert (len(twice.prompts), twice.num_repeated) == (1, 1)
     for wrong in ([-1], [1.5], 7, "[1 2]"):
         with pytest.raises(SettingError, match="token_ids"):
             load([{"prompt": "A", "token_ids": wrong}])
