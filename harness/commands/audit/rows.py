@@ -165,7 +165,8 @@ class PrintedFigure(NamedTuple):
         if first.value > 1:
             raise ValueError(f"is no share: write {cell[1]}% if it is in percent")
         # A share that is printed as 0 or 1 is taken as exact, because 0.5 would round to 1.
-        return cls.exactly(first.value, text) if cell[0] in ("0", "1") else figure
+        is_exact = not cell[3] and cell[1] in ("0", "1")
+        return cls.exactly(first.value, text) if is_exact else figure
 
     @classmethod
     def _rounded(cls, name: str, digits: str) -> PrintedFigure:
@@ -248,7 +249,8 @@ class PrintedRow:
     def is_width(self) -> bool:
         """Whether the printed K is a width or a block size, which counts the target's own token.
 
-        This is assumed if the printed rate implies the printed length for one draft token less than K, but not for K.
+        This is assumed if no meaning of the printed rate gives the printed length with K, but its usual meaning does
+        with K - 1.
         """
         length, k = self.figure("tokens_per_iteration"), self.figure("num_draft_tokens").low
         as_printed, narrower = self._readings(k), self._readings(k - 1)
@@ -401,8 +403,8 @@ def stated_rows(typed: Mapping[str, Sequence[str]], tool: str = "") -> list[Prin
                 raise SettingError(short, rule, " and ".join(texts))
             text = texts[index % len(texts)]
             name = SHORT_NAMES.get(short, short)
-            # `baseline=24.6ms` is `regular_ms_per_token`.
-            unit = re.search(r"\d\s*(ms|s)\b", text)
+            # `baseline=24.6ms` is `regular_ms_per_token`. The unit of a note is not the figure's: `22.7 (44.1 ms)`.
+            unit = re.search(r"\d\s*(ms|s)\b", re.split(r"[(\[]", text)[0])
             if unit and short in ("baseline", "speed"):
                 name = name.replace("tokens_per_second", _SPEEDS_BY_UNIT[unit[1]])
             if name in row.figures:

@@ -58,7 +58,7 @@ NUMBERS_READ = [
     ("tokens_per_second", "20.84 (4.91, 4)", 20.835, 20.845),
     ("acceptance_rate", "45-53%", 0.445, 0.535),
     ("acceptance_rate", "0", 0, 0),
-    ("acceptance_rate", "1", 1, 1),
+    ("acceptance_rate", "1 (8 of 8)", 1, 1),
     ("acceptance_rate", "1 %", 0.005, 0.015),
     ("tokens_per_second", "1234,5", 1234.45, 1234.55),
     ("latency_s", "24.6 s", 24.55, 24.65),
@@ -267,6 +267,7 @@ def audit(capsys: pytest.CaptureFixture[str]) -> Audit:
         ("acceptance=58% K=3", 3, "as of emitted it gives 2.38 tokens; as of tested it gives 2.11 tokens nothing"),
         # Units, and commas by their digits.
         ("baseline=55.47ms speed=33.99ms length=2.3", 0, "2.30 (2.25 to 2.35) 1.41 (1.38 to 1.44) 1.63×"),
+        ("baseline='22.7 (44.1 ms)' speed='40.6 (24.6 ms)' length=2.3", 0, "2.30 (2.25 to 2.35) 1.29"),
         ("baseline=55.47ms ms_per_token=33.99ms length=2.3", 0, "1 consistent (speed-up with tokens per iteration)"),
         ("baseline=211.2 speed=1,022.9 length=5.9 K=7", 0, "5.90 1.22 4.84×"),
         ("baseline=211.2 speed=1,022 length=5.9", 2, "speed=1,022: may be 1022 or 1.022: write it without the comma"),
@@ -312,6 +313,6 @@ def audit(capsys: pytest.CaptureFixture[str]) -> Audit:
     ],
 )  # fmt: skip
 def test_bare_figures(audit: Audit, arguments: str, code: int, expected: str) -> None:
-    found, printed = audit(*arguments.split())
+    found, printed = audit(*shlex.split(arguments))
     assert (found, expected in printed) == (code, True), printed
     assert "nan" not in printed
