@@ -60,7 +60,7 @@ class EvalExperiment(Experiment[EvalSettings, EvalRow]):
     Attributes:
         problems: the questions of all seeds.
         answers: the answers of this run and of earlier ones. A question is included only if every arm has answered it.
-        resumed: keys (seed, index) of the questions that earlier runs answered.
+        resumed: keys (seed, index) of the questions that earlier runs answered; None if not known.
     """
 
     def __init__(self, settings: EvalSettings) -> None:
@@ -74,7 +74,7 @@ class EvalExperiment(Experiment[EvalSettings, EvalRow]):
                 settings.operands, seed, settings.num_prompts, settings.replacement
             )
         self.answers: StoredAnswers = {}
-        self.resumed: set[tuple[int, int]] = set()
+        self.resumed: set[tuple[int, int]] | None = set()
 
     def measure(self, session: Session) -> None:
         """Reuse the answers of earlier runs, and ask the questions that have none."""
@@ -83,9 +83,10 @@ class EvalExperiment(Experiment[EvalSettings, EvalRow]):
         token_ids = session.encode([Prompt(problem.prompt) for problem in problems], "operands")
         check_answer_length(session.tokenizer, problems, settings.decoding.max_new_tokens)
         session.place(settings.batch_size, max(map(len, token_ids)))
-        # A digest of all that determines an answer and its time. Rows with an equal digest can be reused. Not the
-        # session's own, which also covers how many questions are asked.
-        self._measurement = identify(session.original_settings, leaving_out=_NOT_OF_AN_ANSWER)
+        # A digest of all that determines an answer and its time, such as the batch size that is used. Rows with an
+        # equal digest can be reused. Not the session's own, which also covers how many questions are asked.
+        identified = dataclasses.replace(session.original_settings, batch_size=settings.batch_size)
+        self._measurement = identify(identified, leaving_out=_NOT_OF_AN_ANSWER)
         if settings.resume:
             self._resume(session)
         if len(self.answers) < len(problems):
@@ -103,6 +104,8 @@ class EvalExperiment(Experiment[EvalSettings, EvalRow]):
             self.answers = self._answered_by_all(
                 [row for row in written if row.run == session.run_id]
             )
+            # That process knew which of these answers it took from earlier runs.
+            self.resumed = None
         arms = {arm for by_arm in self.answers.values() for arm in by_arm}
         rows = []
         for seed in (*self.settings.seeds, "all"):
@@ -114,7 +117,9 @@ class EvalExperiment(Experiment[EvalSettings, EvalRow]):
                     "seed": str(seed),
                     # The digest of the questions' texts.
                     "prompts_digest": hashlib.sha256(texts.encode()).hexdigest()[:12],
-                    "num_resumed": sum(problem.key in self.resumed for problem in problems),
+                    "num_resumed": None
+                    if self.resumed is None
+                    else sum(problem.key in self.resumed for problem in problems),
                 }
                 for arm in sorted(arms) or self.settings.arms:
                     rows.append(self._row(session, arm, answered, columns))
@@ -131,7 +136,7 @@ class EvalExperiment(Experiment[EvalSettings, EvalRow]):
         """
         settings = self.settings
         is_greedy = settings.decoding.temperature == 0
-        # For each text of a question, the question that was asked first: `reversed` makes it overwrite the later ones.
+        # For each text of a question, the question that was asked first: it is written last, and so it stays.
         first_asked = {problem.prompt: problem for problem in reversed(answered)}
         # If a question is asked again, its greedy answer is a copy, which adds no evidence.
         different = [problem for problem in answered if problem is first_asked[problem.prompt]]
@@ -205,7 +210,8 @@ class EvalExperiment(Experiment[EvalSettings, EvalRow]):
         problems = {problem.key: problem for problem in self.problems}
         pending = self._pending(session, token_ids)
         if engine.blocks is not None:
-            # Servers that take turns are started as often as was announced: each answers several batches at a time.
+            # Servers that take turns are started as often as was announced. Consecutive batches with the same `moment`
+            # are answered in one start, so the batches are divided evenly among the starts.
             pending = [
                 dataclasses.replace(question, moment=number * engine.blocks.number // len(pending))
                 for number, question in enumerate(pending)
