@@ -45,7 +45,7 @@ class ServedAnswer:
     arm: LocalArm
     request: Request
     tokenizer: Tokenizer
-    put: Callable[[Piece], None]
+    put: Callable[[Piece | Refusal], None]
     choice: int = 0
     stops: Sequence[str] = ()
     token_ids: list[int] = field(default_factory=list)
@@ -95,16 +95,15 @@ class ServedAnswer:
             self.job.cancel()
 
     def end(self, job: Future[Piece]) -> None:
-        """Pass on the last piece of a job that has ended, or the reason for its failure. For a job that was cancelled
-        before it began, pass on nothing.
+        """Pass on the last piece of a job that has ended, or the refusal with which it failed. For a job that was
+        cancelled before it began, pass on nothing.
         """
         if job.cancelled():
             return
-        error = job.exception()
-        if error is None:
+        try:
             self.put(job.result())
-        else:
-            self.put(Piece(self.choice, str(error), token_ids=[], finish_reason="error"))
+        except Refusal as refusal:
+            self.put(refusal)
 
 
 def _overlap(text: str, stop: str) -> int:
@@ -154,7 +153,7 @@ class LocalService:
         self,
         arm: str,
         requests: Sequence[Request],
-        put: Callable[[Piece], None],
+        put: Callable[[Piece | Refusal], None],
         stops: Sequence[str] = (),
     ) -> list[ServedAnswer]:
         """Queue requests for an arm, and return their answers, which are generated later.

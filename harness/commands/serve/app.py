@@ -217,7 +217,7 @@ def _generation(served: ServedModel, arm: str) -> APIRouter:
         Raises:
             Refusal: for a wrong request, or if generating fails. In a stream that has begun, it becomes an event.
         """
-        queue: asyncio.Queue[Piece] = asyncio.Queue()
+        queue: asyncio.Queue[Piece | Refusal] = asyncio.Queue()
         answers = served.ask(arm, prompts, body, queue)
         pieces = _pieces(request, answers, queue)
         shape = _Shape(served, body, answers, chat)
@@ -334,7 +334,7 @@ class _Shape:
 
 
 async def _pieces(
-    request: Request, answers: Sequence[ServedAnswer], queue: asyncio.Queue[Piece]
+    request: Request, answers: Sequence[ServedAnswer], queue: asyncio.Queue[Piece | Refusal]
 ) -> AsyncIterator[Piece]:
     """Yield the pieces of all answers, until each answer has ended. If the caller stops earlier, answers are cancelled.
 
@@ -345,8 +345,8 @@ async def _pieces(
     try:
         while running:
             piece = await _while_connected(request, queue.get())
-            if piece.finish_reason == "error":
-                raise Refusal(500, piece.text)
+            if isinstance(piece, Refusal):
+                raise piece
             running -= piece.finish_reason is not None
             yield piece
     finally:

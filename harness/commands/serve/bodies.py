@@ -44,7 +44,7 @@ _NEUTRAL: dict[str, Any] = {
 
 def _changes_nothing(name: str, value: Any) -> bool:
     """Whether this value of a parameter may be ignored. Always true for null and for parameters that never change an
-    answer; false for any other value of a parameter that no list above contains.
+    answer; false for any other value of an unknown parameter.
     """
     if value is None or name in _IRRELEVANT or (name in _OFF and not value):
         return True

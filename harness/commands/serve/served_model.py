@@ -110,7 +110,7 @@ class ServedModel:
         arm: str,
         prompts: Sequence[list[int]],
         body: GenerationBody,
-        queue: asyncio.Queue[Piece],
+        queue: asyncio.Queue[Piece | Refusal],
     ) -> Sequence[ServedAnswer]:
         """Start to answer prompts with an arm.
 
@@ -128,7 +128,7 @@ class ServedModel:
         """
         loop = asyncio.get_running_loop()
 
-        def put(piece: Piece) -> None:
+        def put(piece: Piece | Refusal) -> None:
             with suppress(RuntimeError):  # the loop is closed, so nobody waits for the piece
                 loop.call_soon_threadsafe(queue.put_nowait, piece)
 

@@ -26,10 +26,9 @@ class Piece:
 
     Attributes:
         choice: the index of the answer among the answers to its request, from 0.
-        text: the new text; if the answer failed, the reason.
+        text: the new text.
         token_ids: the tokens of the iteration, including those after the end of the text.
-        finish_reason: None in all pieces but the last. In the last piece it is `stop` or `length`, or `error` if the
-            answer failed.
+        finish_reason: `stop` or `length` in the last piece, None in all others.
     """
 
     choice: int
