@@ -78,6 +78,7 @@ MISTAKES = {
     f"latency engine={FILE}:FILE": f"engine={FILE}:FILE: must inherit from harness.engines.record.EngineRecord",
     "latency draft=./mine.py:Other": "draft=./mine.py:Other: cannot be loaded: module 'mine' has no attribute",
     "latency draft=./script.py:Method": "draft=./script.py:Method: cannot be loaded: SystemExit",
+    "latency engine=./unmade.py:Mine": "engine=./unmade.py:Mine: cannot be loaded: TypeError: Mine.__init__() missing",
     "latency draft=./mine.py:Mine": "draft=./mine.py:Mine: must inherit from harness.local.drafting.method.Method or",
     "latency model=./weights.bin": "model=./weights.bin: is a file; the model is named by its directory, .",
     f"latency model=./{LONG}": f"model=./{LONG}: must not have a name of more than 255 bytes",
@@ -218,6 +219,8 @@ def test_a_mistake_is_one_line(
     (tmp_path / "made.pickle").write_bytes(pickle.dumps(MakesDirectory()))
     (tmp_path / "mine.py").write_text("class Mine:\n    def propose(self): ...\n")
     (tmp_path / "script.py").write_text("raise SystemExit(0)")
+    made = "from harness.engines.record import EngineRecord\nclass Mine(EngineRecord):\n    def __init__(self, n): ..."
+    (tmp_path / "unmade.py").write_text(made)
     (tmp_path / "loop.csv").symlink_to("loop.csv")
     (tmp_path / "empty").mkdir()
     (tmp_path / "notes.csv").write_text("a,b\n1,2\n")

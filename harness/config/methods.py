@@ -71,6 +71,6 @@ METHODS = Methods(
         mtp="Mtp",
         server="ServerDraft",
     ),
-    # The end of the error "draft=FILE:NAME: must be a subclass of ... Method".
+    # The end of the error "draft=FILE:NAME: must inherit from ... Method".
     advice=" or TextMethod: docs/your-own-method.md",
 )

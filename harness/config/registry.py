@@ -124,8 +124,8 @@ class Registry(Generic[AnyRecord]):
         return name in self._built_in
 
     def source(self, name: str) -> bytes | None:
-        """Return the content of the user's file that defines a record; None for a built-in record, empty if the record
-        was not defined in a file.
+        """Return the content of the user's file in a record's name, followed by that of the file that defines the
+        record's class, if it is another one; None for a built-in record.
 
         Raises:
             SettingError: the record cannot be loaded.
@@ -133,8 +133,10 @@ class Registry(Generic[AnyRecord]):
         # The content is part of a run's identity: after a change of the file, no earlier rows are reused.
         if self.is_built_in(name):
             return None
-        file = inspect.getsourcefile(type(self[name]))
-        return Path(file).read_bytes() if file else b""
+        named = Path(name.rpartition(":")[0]).expanduser().resolve()
+        defining = inspect.getsourcefile(type(self[name]))
+        files = dict.fromkeys([named, Path(defining or named)])
+        return b"".join(file.read_bytes() for file in files)
 
     def _load(self, name: str) -> AnyRecord:
         """Return the record with this name, for the first time.
@@ -154,6 +156,8 @@ class Registry(Generic[AnyRecord]):
                 record = getattr(module, in_file["attribute"])
             elif isinstance(record, str):
                 record = pkgutil.resolve_name(record)
+            if inspect.isclass(record) and issubclass(record, self._base_class):
+                record = record()
         except SettingError:
             raise
         # SystemExit, too, because a script that was not meant to be imported may try to end the process.
@@ -162,24 +166,17 @@ class Registry(Generic[AnyRecord]):
             if not isinstance(error, _PLAIN_ERRORS):
                 cause = f"{type(error).__name__}: {cause}"
             raise SettingError(self._setting, f"cannot be loaded: {cause}", name) from error
-        return self._checked(name, record)
-
-    def _checked(self, name: str, record: Any) -> AnyRecord:
-        """Return the record (an instance, if `record` is a class) with its name set.
-
-        Raises:
-            SettingError: it does not inherit from the base class.
-        """
-        base = self._base
-        if isinstance(base, str):
-            base = pkgutil.resolve_name(base)
-        if inspect.isclass(record) and issubclass(record, base):
-            record = record()
+        base = self._base_class
         if not isinstance(record, base):
             rule = f"must inherit from {base.__module__}.{base.__name__}"
             raise SettingError(self._setting, f"{rule}{self._advice}", name)
         record.name = name
         return record
+
+    @property
+    def _base_class(self) -> type[AnyRecord]:
+        base = self._base
+        return pkgutil.resolve_name(base) if isinstance(base, str) else base
 
 
 def _module_of(file: Path) -> ModuleType:
