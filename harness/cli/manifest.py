@@ -174,8 +174,8 @@ class Manifest:
 
         Args:
             overrides: all overrides of the job.
-            engine: the settings of the job's engine. If three or more commands follow a `--`, `start_command` in them
-                is the command that this job compares with the first one.
+            engine: the settings of the job's engine. With three or more commands after `--`, its `start_command` is
+                the one that this job compares with the first one.
         """
         differing = []
         for override in overrides:
@@ -231,7 +231,7 @@ class SweepFile:
         row of                                    job                      repeat
         a job                                     the number of the job    its round, if jobs are repeated
         several repeats of a job, pooled          None                     all
-        a single run in the same directory        None                     anything else; such rows are left alone
+        a run whose `results.file` is this file   None                     anything else; such rows are left alone
 
     Args:
         sweep: the sweep's directory.
@@ -371,7 +371,7 @@ def _remove_unused(directory: Path) -> None:
 
     This is needed because Hydra makes the directories before settings are checked.
     """
-    for job in directory.glob("[0-9]*"):
+    for job in directory.glob("[0-9]*/"):
         _remove_unused(job)
     if _UNUSED.issuperset(os.listdir(directory)) and not directory.samefile("."):
         shutil.rmtree(directory, ignore_errors=True)

@@ -58,22 +58,13 @@ def _time_of_run() -> tuple[int, int] | None:
 
 
 def load_average() -> float | None:
-    """Number of programs that ran or waited for a core (on Linux also: for a disk), averaged with the most weight on
-    the last minute; None if the system does not report it.
+    """Number of programs that ran or waited for a core (on Linux also: for a disk), averaged over about the last
+    minute; None if the system does not report it.
     """
     try:
         return os.getloadavg()[0]
     except (AttributeError, OSError):
         return None
-
-
-def _throttle_reasons(handle: Any) -> list[str]:
-    """The reasons why a GPU's clocks are lowered now; [] if they are not lowered, or if the GPU does not report it."""
-    try:
-        bits = pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
-    except pynvml.NVMLError:
-        return []
-    return [name for bit, name in _REASONS.items() if bits & bit]
 
 
 def _num_others(pids: set[int]) -> int:
@@ -102,8 +93,8 @@ class Quietness:
         self._gpus = gpus
         self._lowest_clock_mhz: int | None = None
         self._throttle_reasons: set[str] = set()
-        # The number of looks at which the clocks of any GPU were lowered.
-        self._num_throttled = 0
+        # The number of looks at which the clocks of any GPU were lowered; None before the first answer of NVML.
+        self._num_throttled: int | None = None
         # The most processes of other programs that were ever seen on a single GPU; None before the first answer of
         # NVML.
         self._other_processes: int | None = None
@@ -120,12 +111,15 @@ class Quietness:
                 handle = pynvml.nvmlDeviceGetHandleByUUID(gpu)
                 clock = pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)
                 self._lowest_clock_mhz = min(clock, self._lowest_clock_mhz or clock)
-                reasons.update(_throttle_reasons(handle))
                 running = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
                 num_others = _num_others({process.pid for process in running})
                 self._other_processes = max(num_others, self._other_processes or 0)
+                bits = pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
+                self._num_throttled = self._num_throttled or 0
+                reasons.update(name for bit, name in _REASONS.items() if bits & bit)
         self._throttle_reasons |= reasons
-        self._num_throttled += bool(reasons)
+        if reasons:
+            self._num_throttled = (self._num_throttled or 0) + 1
 
     @functools.cached_property
     def columns(self) -> dict[str, Any]:
@@ -141,9 +135,8 @@ class Quietness:
             "other_gpu_processes": self._other_processes,
             "lowest_gpu_clock_mhz": self._lowest_clock_mhz,
             "gpu_throttled": ", ".join(sorted(self._throttle_reasons)) or None,
-            # A look follows each answer of an arm, so the looks are the answers that the column counts. NVML has
-            # reported the reasons if it has reported the processes.
-            "num_throttled_units": None if self._other_processes is None else self._num_throttled,
+            # A look follows each answer of an arm, so the looks are the answers that the column counts.
+            "num_throttled_units": self._num_throttled,
         }
 
     def _processor_share(self) -> float | None:
