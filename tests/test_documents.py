@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from harness.cli.conversion import setting_hints
-from harness.cli.typed import settings_meant_by
+from harness.cli.typed import settings_named_like
 from harness.commands.registry import COMMANDS, configured, with_settings
 from harness.config.acceptance_rules import RULES
 from harness.config.methods import METHODS
@@ -93,7 +93,7 @@ def test_no_new_setting_takes_the_short_name_of_another() -> None:
     for command in with_settings():
         names = setting_hints(configured(command).settings)
         words = {name.rpartition(".")[2] for name in names}
-        several = {word for word in words if len(settings_meant_by(word, names)) > 1}
+        several = {word for word in words if len(settings_named_like(word, names)) > 1}
         assert several <= AMBIGUOUS, (
             f"these could be typed alone with {command}, until a setting was added that ends so too: give it another"
             " name, or list the word in AMBIGUOUS and in the changelog"

@@ -117,8 +117,7 @@ def _method_and_choice(name: str) -> tuple[str, dict[str, Any]]:
         return name, {}
     for method, record in METHODS.all().items():
         chosen = record.choice(name)
-        # A model may also be called `model`, so this name stands for no method either.
-        if chosen is not None and method != "model":
+        if chosen is not None:
             return method, chosen
     return "model", {}
 

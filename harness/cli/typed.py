@@ -50,8 +50,9 @@ class Typed:
 
     Attributes:
         settings: the settings, as overrides in Hydra's grammar.
-        options: what is to be done otherwise than usual. The keys are `multirun` (with the value ""), `cfg` (what to
-            print), `presets` (a directory with further presets) and `dry_run`; only those that were typed.
+        options: the options that were typed, by name: `multirun` (with the value ""), `cfg` (what to print), `presets`
+            (a directory with further presets) and `dry_run`. `multirun` is also set for `repeats=` and for three or
+            more servers.
     """
 
     settings: list[str]
@@ -74,7 +75,7 @@ def read(words: Words, command: str) -> Typed:
             name, _, value = word.partition("=")
             # A variable after `env` and the value of a flag belong to the command.
             is_of_command = before == "env" or before.startswith("-") or "=" not in word
-            if not is_of_command and settings_meant_by(name, [*known, "dry_run"]):
+            if not is_of_command and settings_named_like(name, [*known, "dry_run"]):
                 raise SettingError(name, "is a setting: type it before --", value)
     options: dict[str, str] = {}
     settings: list[str] = []
@@ -94,7 +95,7 @@ def read(words: Words, command: str) -> Typed:
             options[option] = value
         elif word.startswith("-"):
             plain = name.lstrip("-").replace("-", "_")
-            if settings_meant_by(plain, known):
+            if settings_named_like(plain, known):
                 rule = f"settings are typed as {plain}=VALUE"
             else:
                 rule = f"no such option{nearest(plain, known)}; for all settings type harness help {command} all"
@@ -156,7 +157,7 @@ def literal(text: str) -> str:
     return re.sub(r"(\\*)\$\{", lambda match: 2 * match[1] + "\\${", text)
 
 
-def settings_meant_by(name: str, known: Collection[str]) -> list[str]:
+def settings_named_like(name: str, known: Collection[str]) -> list[str]:
     """Return the settings that a name may mean: `decoding.temperature` for `temperature`, for `T`, and for
     `foo.temperature`, because a wrong group is ignored; [] if there are none.
     """
@@ -168,14 +169,14 @@ def settings_meant_by(name: str, known: Collection[str]) -> list[str]:
 
 
 def _meant_by(name: str, known: Collection[str]) -> str:
-    """Return the setting that a name means: `decoding.temperature` for `decoding.T`. An unknown name is returned as
-    it is.
+    """Return the setting that a name means: `decoding.temperature` for `decoding.T`. A name that is unknown, or
+    has a wrong group, is returned as it is.
 
     Raises:
         SettingError: the name may mean several settings.
     """
     group, dot, _ = name.rpartition(".")
-    settings = [full for full in settings_meant_by(name, known) if full.startswith(group + dot)]
+    settings = [full for full in settings_named_like(name, known) if full.startswith(group + dot)]
     if len(settings) > 1:
         raise SettingError(name, f"may be {' or '.join(settings)}: type one of them")
     return settings[0] if settings else name
@@ -210,7 +211,7 @@ def _check_names(settings: Sequence[str], command: str, known: Mapping[str, Any]
             raise SettingError(key, f"cannot be deleted: {instead}")
         if name not in known and key[0] != "+" and not name.startswith(tuple(takes_any_key)):
             names = [*known, "+experiment", "+launcher", "+pair"]
-            suggestion = did_you_mean(settings_meant_by(name, known)[:3]) or nearest(name, names)
+            suggestion = did_you_mean(settings_named_like(name, known)[:3]) or nearest(name, names)
             unknown[name] = f"no such setting{suggestion}"
     if unknown:
         first, *others = unknown

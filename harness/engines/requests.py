@@ -189,8 +189,8 @@ class RequestRecord:
 
     @property
     def came_at_once(self) -> bool:
-        """Whether the server held its tokens back: all arrivals are within a small share of the request's time. False
-        if nothing arrived.
+        """Whether all arrivals are within a small share of the request's time, as if the server had held its tokens
+        back. False if nothing arrived.
         """
         if not self.arrivals:
             return False

@@ -42,7 +42,7 @@ class Tokenizer(Protocol):
 
     @property
     def decode(self) -> Callable[..., Any]:
-        """A function that returns the text of a list of token ids, or of a single id."""
+        """A function that returns the text of a list of token ids."""
 
     @property
     def convert_ids_to_tokens(self) -> Callable[..., Any]:

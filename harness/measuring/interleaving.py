@@ -28,7 +28,7 @@ def ask_in_turns(
     not timed. If the caller leaves the loop early, the remaining questions are not asked.
 
     If the engine starts each arm several times (`Engine.blocks`), answers come block by block instead. A block is made
-    of consecutive questions with the same `Question.moment`: a batch or lap, with the later turns of its conversations.
+    of consecutive questions with the same `Question.moment`.
     Each arm is started and warmed up again, and answers all questions of the block, before the next arm does. With the
     questions p and q in one block, and r in the next, the arms A and B answer Ap Aq Bp Bq Br Ar.
 

@@ -41,7 +41,8 @@ def merge(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
 
     The run for a measurement is the first of these that is possible:
 
-    1. all of its runs that succeeded, pooled like those of `repeats=`, if the times of their prompts are known;
+    1. all of its runs that succeeded, pooled like those of `repeats=`, if their speed-up then has an interval or they
+       have a single arm (`_pooled_run`);
     2. the newest run that succeeded;
     3. the newest run, if it has figures.
 
@@ -87,8 +88,8 @@ def merge(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
 
 
 def _pooled_run(runs: Sequence[Run[Any]]) -> Run[Any] | None:
-    """Pool several runs of one measurement into one run; None if this gives no interval of a speed-up, unless the runs
-    have a single arm.
+    """Pool several runs of one measurement into one run; None if they have two arms, and their pooled speed-up has no
+    interval.
     """
     has_same_arms = len({len(run.rows) for run in runs}) == 1
     if len(runs) < 2 or not has_same_arms or not hasattr(runs[-1].last, "pooled_runs"):
@@ -121,8 +122,7 @@ def pooled_rows(runs: Sequence[Run[AnyRow]]) -> list[AnyRow]:
     pooled_ids = [run.id for run in succeeded]
     measurements = [str(run.last.measurement) for run in succeeded]
     common = {
-        # Ids sort by time, so this one has the newest run's. Both digests are equal if the same runs are pooled
-        # again.
+        # The id begins with the newest run's time. If the same runs are pooled again, id and measurement are the same.
         "run": f"{max(pooled_ids).rpartition('-')[0]}-{_digest(pooled_ids)[:6]}",
         "job": None,
         "repeat": "all",
@@ -217,14 +217,14 @@ def _speedup(runs: Sequence[Run[AnyRow]]) -> Interval | None:
     # The run in which most rejections were seen shows what the runs together may have missed.
     seen = max(
         coverages,
-        key=lambda run: math.inf if run.num_rejecting is None else run.num_rejecting,
+        key=lambda covers: math.inf if covers.num_rejecting is None else covers.num_rejecting,
     )
     covers = replace(
         coverage or estimate.covers,
         num_units=estimate.covers.num_units,
         # A few long answers may decide a run, so the run in which fewest units count decides for all.
         num_effective=min(
-            (run.num_effective for run in coverages if run.num_effective), default=None
+            (covers.num_effective for covers in coverages if covers.num_effective), default=None
         ),
         num_rejecting=seen.num_rejecting,
         unseen=seen.unseen,

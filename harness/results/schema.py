@@ -40,8 +40,8 @@ _LOOPBACK = re.compile(r"\w+://(localhost|127[.\d]*|\[::1\])(:|/|$)", re.IGNOREC
 # the key for rows without an engine. Engines from a user's file are not listed: for them, `is_elsewhere` depends on the
 # column `weights`.
 _ELSEWHERE = {None: False, "local": False, "huggingface": False, "server": True, SIMULATED: True}
-# Settings and circumstances of a pair that this process decodes. These cells are empty in the rows of servers, which do
-# not report them.
+# Settings and circumstances of a pair that this process decodes. In the rows of a server, `Session.row` empties these
+# cells; those that the server's engine knows, such as a typed K, are filled again (`EngineRecord.columns`).
 LOCAL_PAIR_COLUMNS = (
     "num_draft_tokens",
     "weights",

@@ -214,7 +214,7 @@ async def connect(
 
     Raises:
         RunError: if the server answers no request in any form.
-        SettingError: as `http.page` does.
+        SettingError: as from `new_client`.
     """
     settings = ServerSettings.of(opening.settings)
     tokenizer = opening.planned.tokenizer

@@ -41,7 +41,7 @@ def devices_of(url: str, starter: int | None) -> list[str]:
         # On Macs, processor and GPU are one chip, so its name says both, whichever of them computes.
         return processor
     try:
-        # Processes below the guard, and (below) processes that listen on the server's port, which may be others.
+        # Processes that the guard started, and processes that listen on the server's port. The two may differ.
         started = [] if starter is None else psutil.Process(starter).children(recursive=True)
         listening = [
             psutil.Process(connection.pid)

@@ -67,7 +67,7 @@ class ServerEngine(Engine):
     """An `Engine` whose arms are two servers or one. The servers are running already, or are started here.
 
     *Taking turns* means that only one of two servers runs at a time, so that each can use all devices. A block is then
-    a start of each server, which answers one question with its later turns (`interleaving.ask_in_turns`).
+    a start of each server, which answers the questions of one moment (`interleaving.ask_in_turns`).
 
     Args:
         opening: the run, with its number of requests in flight (`batch_size`).
@@ -135,7 +135,7 @@ class ServerEngine(Engine):
                 raise
             self.say(f"{error}: it is started once more, alone")
             self._stop_all()
-            # `_start` describes every arm that has been asked, so both are to be asked again.
+            # Neither server runs now, and `_start` describes every arm whose `asked` is set.
             for arm in self.arms:
                 arm.asked = None
             self._takes_turns = True

@@ -24,8 +24,8 @@ class Startup:
         images: parts of the names of container images that start it.
         speculation: flags with one value that are about speculation, and have no meaning without it.
         switches: flags without a value that are about speculation.
-        drafts_by: those of these flags and switches that turn speculation on unless their value is `none`; and
-            environment variables that turn it on. A command with only `--spec-type none` does not speculate.
+        drafts_by: the flags, switches and environment variables that turn speculation on. If every value of any one of
+            these flags is `none`, the command does not speculate, whatever the others are.
         prefixes: beginnings of flags about speculation. If the regular command must be derived, a flag with such a
             beginning that is in neither `speculation` nor `switches` is refused.
         variables: beginnings of environment variables about speculation; they are removed for the regular command.

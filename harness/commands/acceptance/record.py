@@ -104,8 +104,8 @@ class AcceptanceSettings(PromptedSettings):
 
     @property
     def has_weights(self) -> bool:
-        """Whether the models' weights are to be loaded here; also without a draft, which is then refused. If not, only
-        the counts of a server are known.
+        """Whether the models' weights are to be loaded here; otherwise only a server's counts are known. Also true
+        without a draft, so that `_require_closed_form` refuses that.
         """
         return self.draft is None or self.draft.method != "server"
 
@@ -125,10 +125,10 @@ class AcceptanceSettings(PromptedSettings):
         return {*self.causes.split(",")} - {"none"}
 
     def check_engine(self, engine: Abilities) -> None:
-        rule = "must be local or server: transformers does not report what it accepted"
+        rule = "must report what it accepted, as local and server do"
         named = self.engine.name
         require(engine.own_loop or engine.queues, "engine", rule, named)
-        rule = "must be local or server: there are no weights whose acceptance could be planted"
+        rule = "must be local or server: simulated acceptance is a setting, so there is nothing to compute"
         require(not engine.own_clock, "engine", rule, named)
 
 
@@ -170,7 +170,7 @@ class Acceptance(Command[AcceptanceSettings, AcceptanceRow]):
         return settings.has_weights
 
     def bad_answer(self, rows: Sequence[AcceptanceRow]) -> VerdictError | None:
-        """The error if an engine accepts more or less than its weights predict, or if that is unknown, also because the
+        """The error if an engine accepts more or less than its weights predict, if this cannot be judged, or if the
         texts are not the model's.
 
         None if it accepts as much, and if no engine was compared with its weights.
@@ -186,7 +186,7 @@ class Acceptance(Command[AcceptanceSettings, AcceptanceRow]):
         # A judged statement that is open finds no difference: the engine accepts as much as its weights.
         if engine is None or engine.is_judged_open:
             return None
-        # If the model cannot have written the texts, the comparison says nothing, but that is a bad answer by itself.
+        # Texts that the model cannot have written are a bad answer by themselves.
         is_known = engine.is_conclusion or (texts is not None and texts.is_conclusion)
         return VerdictError(engine_in_words(engine), 1 if is_known else CANNOT_TELL)
 

@@ -47,8 +47,8 @@ _BAR = 16
 def latency_page(runs: Sequence[Run[LatencyRow]]) -> Page | None:
     """The page of one run or of many; None if nothing was measured.
 
-    If some of several runs have a verdict, only these have rows in the tables and names from among themselves. The
-    others are listed (`Page.without_verdict`).
+    If some of several runs have a verdict, only these are in the tables, under names that tell them apart from each
+    other. The others are listed (`Page.without_verdict`).
     """
     pairs = ranked_runs(runs)
     judged = pairs
@@ -138,6 +138,7 @@ def _part(group: Sequence[RankedRun], noun: str = "run") -> Page:
     parts_of_title = title_of_many(rows, noun).split(" · ")
     parts_of_title += shared_details(group)
     if noun != "run" and len(pairs) > 1:
+        # `title_of_many` names the number only if the runs have several pairs.
         number_of_runs = counted(num_runs(rows), noun)
         parts_of_title = [part for part in parts_of_title if part != number_of_runs]
         parts_of_title.insert(0, f"{number_of_runs}, not compared with each other")
@@ -147,7 +148,7 @@ def _part(group: Sequence[RankedRun], noun: str = "run") -> Page:
         why_not = members[0].series.why_not
         if why_not:
             whose = ", ".join([members[0].model, *shared_details(members)])
-            not_ranked.append(f"{whose}: {why_not}: pairs that are close are not ordered.")
+            not_ranked.append(f"{whose}: pairs that are close are not ordered, because {why_not}.")
     # Each pair at its best K, and targets without a draft.
     shown = [pair for pair in pairs if pair.is_best_of_draft or pair.speedup is None]
     return Page(

@@ -62,7 +62,7 @@ class PlanRow(RunRow):
         "tokens per iteration above which speculation pays off", "tokens"
     )
     predicted_speedup: MaybeFloat = figure(
-        "`highest_speedup` at the given `acceptance`, in place of full acceptance; with `3.2@4` or `56%@4` at that K"
+        "speed-up as in `highest_speedup`, but with the given `acceptance`; if that names a K (`3.2@4`), at that K"
     )
     predicted_tokens_per_iteration: MaybeFloat = figure(
         "tokens per iteration at the given `acceptance`", "tokens"

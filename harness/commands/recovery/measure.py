@@ -35,10 +35,11 @@ from harness.config.amounts import counted
 from harness.config.errors import RunError
 from harness.config.settings import require
 from harness.engines.counts import Counts
-from harness.engines.divergence import first_divergence
 from harness.engines.door.reading import Reference
 from harness.engines.protocol import Arm, in_batches
+from harness.engines.tokenizer import Tokenizer
 from harness.measuring.figures.server import counter_columns
+from harness.measuring.figures.texts import answers_divergence
 from harness.measuring.progress import say
 from harness.measuring.prompts.sets import load_prompts
 from harness.measuring.references import References, ReportedReference
@@ -335,7 +336,7 @@ class RecoveryExperiment(Experiment[RecoverySettings, RecoveryRow]):
         if regular is not None or self.has_weights:
             whose = "the weights write" if self.has_weights else "the regular server writes"
             say(f"greedy texts are compared with those that {whose}")
-            yield greedy_check(asking, arm, regular, references)
+            yield greedy_check(asking, arm, regular, references, session.tokenizer)
             if not taken:
                 return
         if taken:
@@ -398,7 +399,9 @@ class RecoveryExperiment(Experiment[RecoverySettings, RecoveryRow]):
             return None
 
 
-def greedy_check(asking: Asking, arm: Arm, regular: Arm | None, references: References) -> Columns:
+def greedy_check(
+    asking: Asking, arm: Arm, regular: Arm | None, references: References, tokenizer: Tokenizer
+) -> Columns:
     """The check of an arm's greedy texts against texts generated from the weights or, without weights, against the
     texts of a regular arm. The regular arm gets one request at a time.
 
@@ -434,7 +437,7 @@ def greedy_check(asking: Asking, arm: Arm, regular: Arm | None, references: Refe
         expected = asking.ask(regular, [answer.request for answer in answers], 1, doing)
         for (planned, record), (_, wanted) in zip(answers, expected, strict=True):
             # The logits of two servers are unknown here, so a divergence has no margin.
-            parting = first_divergence(None, planned.prompt, wanted.token_ids, record.token_ids)
+            parting = answers_divergence(None, tokenizer, planned.prompt, wanted, record)
             texts.add(parting, planned, wanted, record)
     acceptance = Drafts.total(each.record.as_drafts for each in answers)
     return with_ends(texts.columns(), answers) | {"acceptance": acceptance}

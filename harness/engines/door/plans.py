@@ -20,8 +20,8 @@ class PretendedGpus:
         number: the number of GPUs.
         memory: the bytes of each GPU; None for the memory that is free on this machine's first GPU.
         size: the memory as the user typed it, such as `40GB`; None if the user typed none.
-        kinds: the GPU models with the name that the user typed instead of a size; of several sizes, only those of the
-            smallest. Empty if the user typed no name.
+        kinds: the GPU models with the name that the user typed instead of a size; if this name is sold with
+            several memory sizes, only those with the smallest. Empty if the user typed no name.
     """
 
     number: int
@@ -63,7 +63,7 @@ class PassBytes:
             `most_draft_tokens` + 1, if that is fewer.
         drafting: the bytes that the draft reads in all of its passes of an iteration; 0 if drafting reads no weights.
         most_draft_tokens: the largest number of tokens that the draft proposes, whatever K is, if it is a head with
-            such a limit: the block of a head that drafts blocks, or the number of Medusa's heads. None otherwise.
+            such a limit: the tokens that one block drafts, or the number of Medusa's heads. None otherwise.
     """
 
     step: float

@@ -126,9 +126,9 @@ class Transcript:
 
     Attributes:
         token_ids: the tokens of the text.
-        answers: for each answer, its indices in `token_ids`; at least one answer, in order. An answer answers all
-            tokens before it, and has at least one token. (`local.engine.reading.PairReader` needs answers of at least
-            two tokens. `measuring.prompts.transcripts.Reading.until` ensures this.)
+        answers: for each answer, its indices in `token_ids`; at least one answer, in order. All tokens
+            before an answer are its prompt. Each has at least one token; `local.engine.reading.PairReader` needs two,
+            so its callers leave out shorter answers.
     """
 
     token_ids: Sequence[int]
@@ -161,7 +161,7 @@ class ReadText:
         cut: the answer divided into iterations, for every K.
         num_tokens: n.
         num_impossible: the number of tokens that the target cannot draw (probability 0).
-        log_probability: the sum of the log-probabilities that the target gives to all other tokens.
+        log_probability: the sum of the log-probabilities of the tokens that the target can draw.
         expected, variance: the mean and the variance that this sum would have if the target drew each of these tokens,
             after the same earlier tokens.
         rounded: `cut`, computed again after the embeddings were changed by as little as rounding; None if this was not

@@ -139,8 +139,9 @@ class RowStep:
         num_accepted: how many tokens of `proposed` were accepted, including tokens after the end of the row. (`outcome`
             counts only up to the end of the row.)
         rejection: the probability of the first rejected token under the target, and its probability under the drafter.
-            None if no token was rejected. It does not count when steps are compared, because it is rounded.
-        finish_reason: the reason why the row ends with this step; None if it goes on, or if the reason is unknown.
+            None if no token was rejected. Not compared by `==`, because it is rounded.
+        finish_reason: the reason why the row ends with this step; None if it goes on, or if the generator does not
+            report the reason (`engine.huggingface`).
     """
 
     row: int

@@ -104,7 +104,7 @@ class BatchWarp:
 
         Args:
             warps: one warp for each row.
-            device: the target's device. It is used only if the batch has more rows than the reused tensors.
+            device: the target's device. Used only if the batch does not fit into the reused tensors.
         """
         self.kind = kind_of(warps)
         if kind_of([*self._known, *warps]) == kind_of(self._known):

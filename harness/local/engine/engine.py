@@ -66,7 +66,7 @@ class LocalArm(Arm):
         """
         clock = LoopClock(requests, self.weights)
         device = self.pair.target.input_device
-        # Captured calls are launched as a whole. The kernels of plain calls on a GPU are launched one by one.
+        # The kernels of plain calls on a GPU are launched one by one, those of captured calls together.
         is_launched = device.type == "cuda" and not self.runners.prepared
         timer = PhaseTimer(device, is_launched=is_launched)
         num_begun = 0

@@ -111,7 +111,8 @@ def hidden_arguments(options: Options) -> dict[str, Any]:
     layers = list(options.get("hidden_layers", ()))
     if not layers:
         return {}
-    # Given a list, transformers keeps only the states of these layers. Before version 5.23, it kept wrong layers.
+    # Given a list, transformers keeps only the states of these layers, at their indices (the others are empty). Before
+    # version 5.23, it kept wrong layers.
     return {"output_hidden_states": layers if _KEEPS_LISTED_STATES else True}
 
 

@@ -50,9 +50,9 @@ ANY_LENGTH = 2**62
 _LENGTH = re.compile(r"window|chunk|block|local_attention")
 _NO_LENGTH = re.compile(r"num_|layer|pattern|multiple|multiplier|feed_forward|_ff|topk|lm_head")
 
-# The tested texts of two rows: their prompts, and the tokens of two extensions, of two tokens, which every compiled
-# runner has a pass for, and of one. Between the extensions, row 0 is rolled back: it keeps one token of the first
-# extension, and row 1 keeps both (_KEPT).
+# The tested texts of two rows: their prompts and two extensions. The first extension has two tokens, because every
+# compiled runner has a pass for two tokens; the second has one. Between the extensions, row 0 is rolled back: it keeps
+# one token of the first extension, and row 1 keeps both (_KEPT).
 _PROMPTS = ([11, 12, 13, 14, 15], [16, 17])
 _EXTENSIONS = (([20, 21], [23, 24]), ([26], [27]))
 _KEPT = (1, 2)

@@ -137,8 +137,8 @@ def compiling(refused: Callable[[UnsupportedModelError], None] | None = None) ->
 def compile_call(call: Callable[..., Any], inputs: Sequence[Tensor | None]) -> Callable[..., Any]:
     """Compile a call, which may contain parts. Returns a function of tensors with the shapes of `inputs`.
 
-    The compiled function keeps the weights and other tensors that the call refers to while it is compiled: to replace
-    such a tensor later has no effect, to write into it has. They are not looked up or checked again, because that would
+    The compiled function keeps the weights and other tensors that the call refers to while it is compiled. Replacing
+    such a tensor later has no effect; writing into it does. They are not looked up or checked again, because that would
     take a tenth of the time of a small model's pass.
 
     `torch.compile` is slower. Measured with the tiny pair, without guards and with layers as `nested_compile_region`
@@ -149,9 +149,9 @@ def compile_call(call: Callable[..., Any], inputs: Sequence[Tensor | None]) -> C
         compiling                20 s             29 s
         ... with warm caches     4 s              12 s
 
-    It takes longer because dynamo traces every layer of every pass. On a GPU, it took half a minute for each width of a
-    7B model. The price of compiling each layer separately is one additional kernel per layer: the last sum of a layer
-    is not fused with the norm of the next layer.
+    `torch.compile` takes longer because dynamo traces every layer of every pass. On a GPU, it took half a minute for
+    each width of a 7B model. The price of compiling each layer separately is one additional kernel per layer: the last
+    sum of a layer is not fused with the norm of the next layer.
 
     Raises:
         UnsupportedModelError: the call reads values of tensors, which do not exist while it is traced; or inductor

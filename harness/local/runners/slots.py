@@ -34,11 +34,11 @@ class SlotCache(Cache):
     batch.
 
     Attributes:
-        num_rows: B, the number of rows of the buffers.
+        num_rows: R, the number of rows of the buffers; the batch has B of them.
         num_slots: S, the number of slots of each row.
         width: how many slots `update` returns, and masks cover. It must include all slots that are written.
         positions: [B or 1, n], the positions of the entries that `update` writes next.
-        buffers: the keys and values of each layer, [B, heads, S, D] each. They are allocated when they are first
+        buffers: the keys and values of each layer, [R, heads, S, D] each. They are allocated when they are first
             written. The slots of one attention head are contiguous in memory, which halves the time to read them from
             main memory.
     """

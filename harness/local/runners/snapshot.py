@@ -44,8 +44,9 @@ from harness.local.runners.checks import ANY_LENGTH, check_runner
 # The names that transformers uses for the state that a model passes from one call to the next.
 _STATE_NAMES = (*CACHES, "state")
 
-# If every row has more kept tokens than this that are read again in every pass, a separate pass reads them into the
-# state. The number is a choice: more such tokens make every pass wider, and fewer make separate passes more frequent.
+# Kept tokens that are not in the state yet are read again in every pass. If every row has more of them than this, a
+# separate pass reads them into the state. The number is a choice: more such tokens make every pass wider, and fewer
+# make separate passes more frequent.
 _MOST_UNREAD = 16
 
 # The names that transformers uses for the keys and values in a state.
@@ -308,8 +309,9 @@ class ModelState:
 
 
 def map_tensors(change: Callable[[str, Tensor], Tensor], structure: Any, name: str = "") -> Any:
-    """Return a copy of a nested structure (dictionaries, lists, tuples, caches) in which each tensor is replaced by
-    `change(name, tensor)`. The name is the key or the attribute that holds the tensor.
+    """Return a copy of a nested structure (dictionaries, lists, tuples, caches) in which each tensor with
+    dimensions is replaced by `change(name, tensor)`. The name is the key or the attribute that holds the tensor; "" for
+    a member of a list.
 
     {"keys": a, "width": 3} becomes {"keys": change("keys", a), "width": 3}.
     """

@@ -37,8 +37,8 @@ def relative_speedup(
         alternative, reference: the ms of the regular and of the speculative arm, [num_runs, num_units], positive. All
             four arrays have the same units.
         family: number of alternatives that a reader sees together.
-        unseen: `Coverage.unseen` of the alternative's speed-up and of the reference's: the logarithm of the factor by
-            which rejections that the prompts did not show may lower each of them.
+        unseen: `Coverage.unseen` of the alternative's speed-up and of the reference's: for each, the logarithm of the
+            factor by which rejections that the prompts did not show may lower it.
         unit: as in `ratio_over_runs`.
 
     Returns:
@@ -68,8 +68,9 @@ def widened(interval: Interval, num_intervals: int, confidence: float = CONFIDEN
     Args:
         interval: a Student's t interval of the log ratio; a normal interval if `covers` is None. Its degrees of freedom
             are taken to be one less than the smallest number of things that it covers: 4 for `15 prompts and 5 runs`.
-            An interval over runs may have more (14 there); it is then widened by more than necessary. Returned
-            unchanged if it has no bounds.
+            An interval over runs may have more (14 there), and is then widened by more than necessary; one over
+            answers of very different lengths may have fewer, and is then widened too little. Returned unchanged if it
+            has no bounds.
         num_intervals: number of intervals in the table; with 1, the interval is returned unchanged.
         confidence: level of the interval. A level above 95 % means that the interval was already widened for repeated
             looks (`stopping.CONFIDENCE_OF_LOOKS`), and misses about as often as a 95 % interval without looks. The

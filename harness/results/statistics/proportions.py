@@ -15,9 +15,9 @@ from harness.results.statistics.interval import CONFIDENCE, Interval
 def wald_interval(successes: int, total: int) -> Interval:
     """Wald's interval for a proportion, p̂ ± z √(p̂ (1 − p̂) / n), as published accuracy tables print it.
 
-    The bounds are not clipped to [0, 1], so that half of their distance is the published ±. The interval is too narrow:
-    for a proportion of 0.95, it contains the true value in 34, 54, 78 and 88 % of the cases with 8, 15, 30 and 100
-    trials.
+    The bounds are not clipped to [0, 1], so half of the interval's width is the published ±. The interval is too
+    narrow: for a proportion of 0.95, it contains the true value in 34, 54, 78 and 88 % of the cases with 8, 15, 30 and
+    100 trials.
 
     Args:
         total: at least 1.

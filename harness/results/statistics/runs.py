@@ -4,7 +4,8 @@ Every run measures the same prompts. A bootstrap over runs, and then over the pr
 it would treat a prompt's own speed-up as new in every run, and a percentile interval over five runs is too narrow.
 Instead, the log of the ratio is linearised, which gives a value for each run and unit. These values are split into mean
 squares (two-way analysis of variance without replication). The variance of the estimate is the sum of two parts: the
-variance between runs; and the variance over units (`ratio_estimate`), without the share that the residual explains.
+variance between runs; and the variance over units (`ratio_estimate`), without the residual's share, which the variance
+between runs already contains.
 Each part has its own degrees of freedom, and together they give one Student interval.
 """
 
@@ -88,7 +89,6 @@ def _with_runs(over_units: RatioEstimate, tops: Floats, bottoms: Floats) -> Rati
     square_of_runs = num_units * float((runs**2).sum()) / (num_runs - 1)
     square_of_units = num_runs * float((units**2).sum()) / units_freedom
     square_of_rest = float((rest**2).sum()) / ((num_runs - 1) * units_freedom)
-    # The share of the variance between units that the residual does not explain.
     share_of_units = 0.0
     if square_of_units:
         share_of_units = max(square_of_units - square_of_rest, 0.0) / square_of_units

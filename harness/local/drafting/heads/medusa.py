@@ -68,7 +68,7 @@ class Medusa(Head):
             first_head = [name for name in stored.shapes if name.startswith("0.")]
             num_blocks = sum(name.endswith(".linear.weight") for name in first_head)
             output_per_head = f"0.{num_blocks}.weight" in stored.shapes
-        else:  # no weights are read: the tensors are those of the authors' heads
+        else:  # no weights are read: the head is built like those of the authors
             num_heads = stored.required("medusa_num_heads")
             num_blocks = stored.named.get("medusa_num_layers", 1)
             output_per_head = True

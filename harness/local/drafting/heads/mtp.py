@@ -174,9 +174,9 @@ class MtpCheckpoint(HeadCheckpoint):
         # target itself does not change.
         stand_in = copy.copy(target)
         stand_in.config = copy.copy(target.config)
-        # The directory of the weights is in the target's configuration. transformers finds the layer's tensors by those
-        # name patterns that the target's class ignores when it loads, which name only one published depth
-        # (`layers.61`). `patterns` names the depth of this target.
+        # transformers reads the weights' directory from the target's configuration. It finds the layer's tensors by the
+        # name patterns that the target's class ignores when it loads. Those are written for one published depth only
+        # (`layers.61`), so `patterns` replaces them.
         stand_in.config.name_or_path = str(self.files[0].parent)
         stand_in._keys_to_ignore_on_load_unexpected = self.patterns
         with reading(self.target.settings, "model", "a file"):
