@@ -86,6 +86,7 @@ STEADY = {
     "drift": 1.0,
     "drifted": False,
     "lowest_gpu_clock_mhz": 1400,
+    "num_throttled_units": 0,
     "other_gpu_processes": 0,
 }
 UNSURE = {"speedup": 1.02, "speedup_low": 0.99, "speedup_high": 1.05}

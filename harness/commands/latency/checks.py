@@ -273,7 +273,8 @@ def _busy_gpus(run: _Run) -> str | None:
         reason = f" ({row.gpu_throttled})" if row.gpu_throttled else ""
         clock = f" to {row.lowest_gpu_clock_mhz} MHz" if row.lowest_gpu_clock_mhz else ""
         parts.append(f"clocks were lowered{clock}{reason}")
-    if not parts and None in (row.other_gpu_processes, row.lowest_gpu_clock_mhz):
+    watched = (row.other_gpu_processes, row.lowest_gpu_clock_mhz, row.num_throttled_units)
+    if not parts and None in watched:
         return None
     return " and ".join(parts)
 

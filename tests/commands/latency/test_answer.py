@@ -386,7 +386,7 @@ def test_a_check_whose_figures_are_unknown_has_no_tick() -> None:
         "processor_share": 1.0,
         "other_gpu_processes": 0,
     }
-    rows = latency_run(**known, lowest_gpu_clock_mhz=1400, num_tokens=960)
+    rows = latency_run(**known, lowest_gpu_clock_mhz=1400, num_throttled_units=0, num_tokens=960)
     run = Run([replace(rows[0], drafted=False), rows[1]])
     (held,) = checked(run)
     assert held.split(" · ") == [
