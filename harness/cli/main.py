@@ -62,9 +62,8 @@ def main() -> None:
     except OSError as error:
         if WANTS_TRACEBACK and not isinstance(error, BrokenPipeError):
             raise
-        # `reporting` collects every error of the command but BrokenPipeError, which is taken for a closed stdout. Any
-        # other OSError is that of a `print` or `flush` in this file. (With HYDRA_FULL_ERROR=1, other errors were raised
-        # above.) Discard the buffer of stdout, or flushing it at exit would fail again.
+        # `Invocation.reporting` lets no other error of a command through than BrokenPipeError, so this error is about
+        # stdout. Discard its buffer, or flushing it at exit would fail again.
         from harness.reporting.terminal import discard
 
         discard(sys.stdout)
@@ -130,14 +129,16 @@ def run(command: str, *overrides: str, verbose: bool = False, **settings: Any) -
     from harness.results.schema import frame
 
     kind = configured(_checked(command, with_settings())).settings
-    words = [*overrides, *typed.from_keywords(settings, conversion.setting_hints(kind))]
-    for word in words:
+    for word in overrides:
         if not isinstance(word, str):
             rule = 'must be text such as "batch_size=4", or a keyword: run("latency", batch_size=4)'
             raise SettingError("settings", rule, word)
+    keywords = typed.from_keywords(settings, conversion.setting_hints(kind))
+    divided = Words.divide([command, *overrides])
+    divided = Words([*divided.typed, *keywords], divided.servers)
+    for word in divided.typed:
         if word.partition("=")[0] in _FOR_THE_TERMINAL:
             raise SettingError(word, f"is for the command line: harness {command}")
-    divided = Words.divide([command, *words])
     invocation = Invocation(divided.servers, quiet=True)
     stdout = sys.stdout if verbose else io.StringIO()
     with (

@@ -124,19 +124,16 @@ class Registry(Generic[AnyRecord]):
         return name in self._built_in
 
     def source(self, name: str) -> bytes | None:
-        """Return the content of the user's file in a record's name, followed by that of the file that defines the
-        record's class, if it is another one; None for a built-in record.
+        """Return the content of the user's file in a record's name, without what it imports; None for a built-in
+        record.
 
         Raises:
-            SettingError: the record cannot be loaded.
+            OSError: the file cannot be read.
         """
         # The content is part of a run's identity: after a change of the file, no earlier rows are reused.
         if self.is_built_in(name):
             return None
-        named = Path(name.rpartition(":")[0]).expanduser().resolve()
-        defining = inspect.getsourcefile(type(self[name]))
-        files = dict.fromkeys([named, Path(defining or named)])
-        return b"".join(file.read_bytes() for file in files)
+        return Path(name.rpartition(":")[0]).expanduser().read_bytes()
 
     def _load(self, name: str) -> AnyRecord:
         """Return the record with this name, for the first time.

@@ -107,15 +107,6 @@ def _text_behind(tokenizer: Tokenizer, prompt: Sequence[int], tokens: Sequence[i
     return "".join(detokenizer.add(token) or "" for token in tokens)
 
 
-def _ends_text(tokenizer: Tokenizer, token: int) -> bool:
-    """Whether a token has no text of its own. Such a token is taken for the end of a text.
-
-    The special tokens alone do not show this, because some tokenizers also have other tokens without text. The token
-    is decoded twice in a row, because some tokenizers drop a space at the beginning of a text.
-    """
-    return not tokenizer.decode([token, token], skip_special_tokens=True)
-
-
 def text_divergence(
     reference: WeightsReference,
     tokenizer: Tokenizer,
@@ -163,7 +154,9 @@ def text_divergence(
         token = likeliest[position]
         # Whether the server's text has no further token here, but the reference has.
         has_ended = position == len(tokens)
-        if _ends_text(tokenizer, token):
+        # A token without text of its own ends the text: a special token, or another that some tokenizers have. It is
+        # decoded twice in a row, because some tokenizers drop a space at the beginning of a text.
+        if not tokenizer.decode([token, token], skip_special_tokens=True):
             # If the reference ends the text, the server's text must end here too.
             return None if has_ended else Divergence(position)
         written = [*tokens[:position], token]

@@ -12,8 +12,8 @@ batch:
     repeats    0, 0    0, 0    1, 1    1, 1
     unit        0       1       1       0
 
-If 8 prompts are sent from a set of 3, in batches of 4, both batches contain the same prompts. Each batch then counts as
-a unit of its own, and an interval over units does not cover other prompts (`results.prompt_times.share_prompts`):
+If 8 prompts are sent from a set of 3, in batches of 4, both batches contain the same prompts. Each batch is then a
+unit of its own, and an interval over units holds for these prompts only (`results.prompt_times.share_prompts`):
 
     places     0, 1, 2, 1    2, 0, 1, 0
     repeats    0, 0, 0, 1    1, 1, 2, 2
@@ -65,8 +65,9 @@ def batches_to_ask(num_prompts: int, num_asked: int, size: int, seed: int) -> li
     Args:
         seed: determines the order in which batches, or prompts, are sent again.
     """
-    too_few = size > 1 and num_prompts < FEWEST_FOR_INTERVAL * size <= num_asked
-    if size > num_prompts or too_few:
+    has_few = math.ceil(num_prompts / size) < FEWEST_FOR_INTERVAL
+    needs_more = size > 1 and has_few and FEWEST_FOR_INTERVAL * size <= num_asked
+    if size > num_prompts or needs_more:
         return _sharing(num_prompts, num_asked, math.ceil(num_asked / size), seed)
     firsts = range(0, num_prompts, size)
     units = [range(first, min(first + size, num_prompts)) for first in firsts]
@@ -86,8 +87,8 @@ def laps_to_ask(
     - the set makes enough laps for an interval, and more prompts make more laps.
 
     Otherwise, laps are filled with repeated prompts. They then share prompts, and each lap is a unit of its own, so
-    that an interval does not cover other prompts. This happens with a fixed number of laps (blocks),
-    because sending the same laps again would make more laps.
+    that an interval does not cover other prompts. This happens, for example, with a fixed number of laps (blocks):
+    sending the same laps again would make more laps.
 
     For example, the set has 20 prompts, and 40 are sent:
 
@@ -101,7 +102,7 @@ def laps_to_ask(
     """
     # The number of laps if the set is sent once.
     number = min(num_prompts, num_laps(num_prompts))
-    # If the number of laps is fixed, more prompts make no more laps. The second part of both conditions then fails.
+    # If the number of laps is fixed, `num_laps(num_asked)` is no larger than `number`, so neither condition holds.
     one_prompt_each = number == num_prompts and num_laps(num_asked) == num_asked
     has_interval = FEWEST_FOR_INTERVAL <= number < num_laps(num_asked)
     if num_asked == num_prompts or one_prompt_each or has_interval:

@@ -73,8 +73,8 @@ class ColumnDescription:
         unit: unit of the values; empty if they have none.
         pools: the rule by which figures of several runs are pooled (`pooling.py`); None if they never are. Of an
             interval, only the estimate is pooled: means of bounds would not be an interval over several runs.
-        per: for a rate, the field that is its denominator. The mean over runs is weighted by this field, and so becomes
-            a total divided by a total.
+        per: for a rate, the field that is its denominator. Weighted by this field, the mean over runs is the ratio of
+            the runs' totals.
         path: the name of the setting in the command's settings, such as `decoding.top_k`; empty if the command fills in
             the column.
         phrase: the words with which a page shows a value, such as `{} new tokens`; empty to show the column's name and
@@ -219,9 +219,8 @@ class Row:
 def kind_of(header: Iterable[str], kinds: Iterable[type[Row]]) -> type[Row] | None:
     """The kind of row, of the given kinds, that a file with these columns contains; None if it is another file."""
     columns = set(header)
-    fitting = [kind for kind in kinds if columns.issuperset(("run", *kind.recognised_by))]
-    # If several kinds fit, the kind with the most columns is meant: its columns include those of the others.
-    return max(fitting, key=lambda kind: len(kind.columns()), default=None)
+    fitting = (kind for kind in kinds if columns.issuperset(("run", *kind.recognised_by)))
+    return next(fitting, None)
 
 
 def _described(column: Field[Any], hint: Any) -> dict[str, ColumnDescription]:

@@ -1,8 +1,9 @@
 """Kinds of servers (vLLM, llama.cpp and so on): their pages about themselves, their request parameters and their
 counters.
 
-The kind of a server is recognised by `owned_by` of the first model in its list. Users can set another kind with
-`engine.dialect`; `./my_server.py:MINE` is a `Dialect` in a user's own file.
+The kind of a server is recognised by `owned_by` of the first model in its list or, without it, by the command that
+starts the server. Users can set another kind with `engine.dialect`; `./my_server.py:MINE` is a `Dialect` in a user's
+own file.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Dialect(Record):
     """One kind of server.
 
     Attributes:
-        name: `owned_by` of its models.
+        name: `owned_by` of its models; another name if they have none, or for a user's own kind.
         title: its name in tables.
         about: the pages on which it describes itself, and for each page the keys of the entries that do not change
             while it runs.
@@ -46,8 +47,8 @@ class Dialect(Record):
             with one request per token; None if no way is known.
         counters: for each of its counters, by name without `_total`, the field of `engines.counts.Counts`; or
             `drafted_at` for draft tokens by position.
-        counts_in_any_case: for a server that has counters of drafts only if it speculates, a counter that it has in any
-            case; otherwise empty.
+        counts_in_any_case: a counter that the server always has, if it has counters of drafts only while it speculates;
+            otherwise empty.
         counts_within: whether it counts accepted draft tokens only up to the end of an answer with as many tokens as
             were asked for.
         startup: how its commands are read; `NOT_KNOWN` if harness cannot change them.
@@ -176,7 +177,7 @@ _BUILT_IN = {
                 "trtllm_spec_decode_accepted_tokens": "accepted_at",
             },
         ),
-        # Its list of models has no `owned_by`, so requests are sent to it as to an unknown server.
+        # Its list of models has no `owned_by`, so it is known only by its command.
         Dialect(name="mlx_lm", title="mlx_lm.server", startup=MLX_LM),
     )
 }

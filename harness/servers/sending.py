@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
     from harness.servers.settings import ServerSettings
 
-# No more requests are sent if more than this many in a row, plus the number in flight, got no answer: each of them may
-# take `engine.timeout_s`.
+# No more requests are sent after more than this many in a row got no answer, in addition to as many as are in flight:
+# each of them may take `engine.timeout_s`.
 _MOST_UNANSWERED = 4
 # The most characters of a line that is not JSON in a message.
 _LONGEST_LINE = 60
@@ -130,8 +130,8 @@ class Sender:
             raise
         except Exception as error:
             code = 0
-            # Most of these errors are about the contents of an answer. A RequestFailed without a code is not.
-            was_answered = isinstance(error, HarnessError)
+            # An error about the contents of an answer is an answer; a RequestFailed without a code is not.
+            was_answered = isinstance(error, HarnessError | json.JSONDecodeError)
             if isinstance(error, RequestFailed):
                 code = error.code
                 was_answered = code > 0
@@ -249,7 +249,7 @@ async def send_in_turn(
         return Load(
             request_seconds=sender.request_seconds() - seconds_before,
             seconds=time.perf_counter() - began,
-            # Further requests slow the others down, so this share of the time is what the others took.
+            # Further requests slow the others down, so only this share of the time is due to the others.
             share=num_own / (num_own + num_further) if num_own else 1.0,
             extra=extra,
         )

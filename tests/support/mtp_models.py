@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.modeling_layers import MtpModel
 
-from harness.local.drafting.heads.mtp import name_layers
+from harness.local.drafting.heads.mtp import add_layer_fields
 
 _MIXTURE = {
     "hidden_size": 32, "intermediate_size": 48, "moe_intermediate_size": 16, "num_hidden_layers": 2,
@@ -60,7 +60,7 @@ def mtp_target(
         changes.pop("num_mtp_layers", None)  # it is always one, under another name
     fields = _MIXTURE | FAMILIES[family] | changes
     config = AutoConfig.for_model(family, vocab_size=vocab_size, **fields)
-    name_layers(config)
+    add_layer_fields(config)
     torch.manual_seed(0)
     target = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     with torch.device("meta"):

@@ -109,10 +109,8 @@ def reasons(run: Run[LatencyRow], verdict: Statement) -> list[str]:
     if row.acceptance_rate is None and row.tokens_per_iteration is None:
         was_measured = row.is_elsewhere or row.speedup is not None
         return [_not_reported(row)] if row.arm == "speculative" and was_measured else []
-    # If other programs kept the machine busy, the measured cost of an iteration includes waiting for them.
-    is_quiet = not row.was_starved
-    costs = costs_in_steps(regular, row) if is_quiet else None
-    share = share_of_iteration(run) if is_quiet and row.was_served else None
+    costs = costs_in_steps(regular, row)
+    share = share_of_iteration(run)
     price = "per iteration"
     if costs is not None and costs.verify > 0:
         steps = (row.mean_num_draft_tokens or 0.0) * costs.draft + costs.verify
@@ -162,8 +160,9 @@ def _not_reported(row: LatencyRow) -> str:
 
 
 def end(row: LatencyRow) -> list[str]:
-    """The reason why a run with `precision` or `budget` ended, and its precision; [] for any other run."""
-    # Other runs end when all questions are answered, which needs no words.
+    """The reason why `precision` or `budget` ended a run, or what ended a run with `precision` before it was reached,
+    and the precision; otherwise []: the run ended when all questions were answered.
+    """
     if row.stopped_by is None or row.speedup is None:
         return []
     ends = {

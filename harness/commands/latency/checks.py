@@ -233,8 +233,8 @@ def _in_two_places(run: _Run) -> str | None:
 
 
 def _busy(run: _Run) -> str | None:
-    """The share of CPU time that the run got, if other programs left too little. "" if they did not, and None if that
-    is unknown for an arm, as for a server that was already running.
+    """The share of CPU time that the run got, if other programs or its own processes left it too little. "" if they did
+    not, and None if that is unknown for an arm, as for a server that was already running.
     """
     # Figures of the machine are the same in all rows of a run.
     row = run.last
@@ -407,7 +407,7 @@ CHECKS = (
     Check(
         "against",
         _busy,
-        "The machine was busy: {found}.",
+        "Processes waited for a core: {found}.",
         clean="got its CPU time",
     ),
     Check(
@@ -476,7 +476,7 @@ CHECKS = (
         "comparison",
         _drift,
         "The speed-up changed during the run: that of the second half is {found}.",
-        clean="no drift",
+        clean="no significant drift",
     ),
     Check("unchecked", _unequal_work, "", clean="equal token counts"),
     Check("unchecked", _unequal_texts, "", clean="equal texts"),

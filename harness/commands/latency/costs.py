@@ -28,10 +28,10 @@ class StepCosts(NamedTuple):
 
 
 def costs_in_steps(regular: LatencyRow | None, row: LatencyRow) -> StepCosts | None:
-    """The costs c and v, as Leviathan et al. 2023 define them, from the times of the phases; None if one is unknown, or
-    if nothing was proposed.
+    """The costs c and v, as Leviathan et al. 2023 define them, from the times of the phases; None if one is unknown, if
+    nothing was proposed, or if processes waited for a core: the times then include waiting.
     """
-    if regular is None or row.draft_ms is None or row.verify_ms is None:
+    if regular is None or row.draft_ms is None or row.verify_ms is None or row.was_starved:
         return None
     step_ms = regular.target_step_ms
     proposed = row.mean_num_draft_tokens
@@ -76,11 +76,11 @@ def share_of_predicted(row: LatencyRow) -> float | None:
 def strongest_limit(regular: LatencyRow | None, row: LatencyRow) -> str | None:
     """The strongest limit of the speed-up, in the words of `main_limit`, or that the draft seldom proposes.
 
-    None if a cost or the predicted speed-up is unknown, or if other programs kept the machine busy.
+    None if a cost or the predicted speed-up is unknown.
     """
     costs = costs_in_steps(regular, row)
     # Without a predicted speed-up, a cost may be 0, by which `main_limit` would divide.
-    if costs is None or row.predicted_speedup is None or row.was_starved:
+    if costs is None or row.predicted_speedup is None:
         return None
     tokens = row.tokens_per_iteration or 1.0
     proposed = row.mean_num_draft_tokens or 0.0
@@ -90,14 +90,16 @@ def strongest_limit(regular: LatencyRow | None, row: LatencyRow) -> str | None:
 
 
 def share_of_iteration(run: Run[LatencyRow]) -> float | None:
-    """A regular step's time as a share of an iteration's time; None if either time is unknown, if the share is
-    impossible, if the run has no speculative arm, or if the regular arm drafts or may draft: with two commands, the
-    first one may.
+    """A regular step's time as a share of an iteration's time, for servers, which do not time drafting and verifying.
 
-    Both are computed from the time per token after the first token, which can be measured with any server.
+    Both are computed from the time per token after the first token. None if either time is unknown, if the share is
+    impossible, if processes waited for a core, if the run has no speculative arm, or if the regular arm drafts or may
+    draft: with two commands, the first one may.
     """
     regular, row = run.row("regular"), run.last
     if regular is None or regular.drafted or regular.draft == SECOND_COMMAND:
+        return None
+    if row.was_starved or not row.was_served:
         return None
     step_ms = regular.ms_per_token_after_first
     ms_per_token, tokens = row.ms_per_token_after_first, row.tokens_per_iteration

@@ -22,6 +22,7 @@ from harness.commands.latency.checks import caveats
 from harness.commands.latency.costs import (
     StepCosts,
     costs_in_steps,
+    share_of_iteration,
     share_of_predicted,
     strongest_limit,
 )
@@ -147,6 +148,13 @@ _REASONS = (
         optional=True,
         meaning="time of a verification, in regular steps",
     ).at(_costs),
+    Column(
+        "step",
+        percent,
+        lambda pair: share_of_iteration(pair.run),
+        optional=True,
+        meaning="time of a regular step, as a share of an iteration's time",
+    ),
     Column("predicted", times, "row.predicted_speedup", optional=True),
     Column(
         "of\npredicted",

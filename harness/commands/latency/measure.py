@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import itertools
 import math
-import time
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -332,7 +331,6 @@ class LatencyExperiment(Experiment[LatencySettings, LatencyRow]):
         settings = self.settings
         run = self.run
         reference = None if engine.weights is None else engine.weights.reference
-        started = time.monotonic()
         num_answered = 0
         stopped_by: StoppedBy | None = None
         for generation in ask_in_turns(
@@ -360,7 +358,7 @@ class LatencyExperiment(Experiment[LatencySettings, LatencyRow]):
             # Not within a block, in which one arm has answered further questions already (`ask_in_turns`); and not
             # after the last question, where nothing is left to stop.
             if num_answered < len(questions) and not any(waiting):
-                stopped_by = _why_stop(run, settings, time.monotonic() - started)
+                stopped_by = _why_stop(run, settings)
             if stopped_by is not None:
                 break
         # If all questions were answered, neither the precision nor the budget has ended the run.
@@ -424,10 +422,12 @@ class LatencyExperiment(Experiment[LatencySettings, LatencyRow]):
         return judged(rows, {name: arm.evidence for name, arm in self.run.arms.items()})
 
 
-def _why_stop(run: MeasuredRun, settings: LatencySettings, seconds: float) -> StoppedBy | None:
+def _why_stop(run: MeasuredRun, settings: LatencySettings) -> StoppedBy | None:
     """Return why a run with `precision` or a `budget` ends after a question; None if it continues."""
-    if settings.budget_s is not None and seconds > settings.budget_s:
-        return "budget"
+    if settings.budget_s is not None:
+        answers = [answered for arm in run.arms.values() for answered in arm.generations]
+        if sum(answered.seconds for answered in answers) > settings.budget_s:
+            return "budget"
     if settings.half_width is None:
         return None
     num_units = len(places_by_unit(run.prompt_rows))

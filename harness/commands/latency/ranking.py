@@ -208,6 +208,8 @@ def answers(pairs: Sequence[RankedRun]) -> list[Line]:
     elif any(pair.is_shown for pair in others):
         # A run on a busy machine is shown to pay, but it cannot be the reference.
         beginning = "No run on an idle machine is significantly faster; the highest of these"
+    elif all(pair.verdict.relation == "below" for pair in [first, *others]):
+        beginning = "All are significantly slower; the smallest loss"
     else:
         beginning = "None is significantly faster; the highest"
     answer = headline(first.verdict)

@@ -30,8 +30,8 @@ class LatencySettings(PromptedSettings, RepeatedSettings):
             needs; with `precision`, the whole set.
         precision: stop once half of the interval's width is at most this share of the speed-up, `2%`; at the latest
             after `num_prompts`.
-        budget: time limit for measuring, `10min`, without loading and the starts of servers; the result rests on what
-            has been measured by then.
+        budget: time limit for measured answers, `10min`; loading, warm-ups and starts of servers are not counted. The
+            result rests on what has been measured by then.
         num_warmup: number of batches that each arm decodes first, without counting them.
     """
 
@@ -77,13 +77,13 @@ class LatencySettings(PromptedSettings, RepeatedSettings):
 
     @property
     def budget_s(self) -> float | None:
-        """Seconds after which no further question is asked; None without a limit."""
+        """Seconds of measured answers after which no further question is asked; None without a limit."""
         return None if self.budget is None else quantity(self.budget, SECONDS)
 
     @property
     def num_over_starts(self) -> int:
-        """The number of prompts that may be divided among several starts of the servers; 0 with `precision`, because it
-        is not known before how many are sent.
+        """The number of prompts that may be divided among several starts of the servers; 0 with `precision`, because
+        how many are sent is not known in advance.
         """
         return 0 if self.is_until_precise else self.num_asked
 

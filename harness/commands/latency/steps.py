@@ -21,7 +21,8 @@ def steps_after_run(row: LatencyRow, verdict: Statement) -> list[NextStep]:
 
         the verdict is no conclusion      a better interval
         it is a conclusion                another draft or K; repeated runs, if there was only one
-        the run failed or has one arm     none; nor if answers have a single token
+        the run failed or has one arm,
+        or its answers have one token     none
 
     Args:
         row: the row of the speculative arm.
@@ -47,8 +48,8 @@ def _better_interval(row: LatencyRow, verdict: Statement) -> list[NextStep]:
 
     The first condition that applies decides:
 
-        random weights, or a drift that repeats: the server
-        drafts from its earlier answers                        nothing
+        random weights; or a drift, and a server that drafts
+        from its earlier answers                               nothing
         interval that is not judged, or from a busy machine    measure again, reusing nothing
         identical arms, or it is unknown what is covered       nothing
         nothing was drafted                                    another draft
@@ -60,7 +61,7 @@ def _better_interval(row: LatencyRow, verdict: Statement) -> list[NextStep]:
         interval over all prompts of the set                   repeated runs
         no interval, and the set has too few prompts for one   nothing
 
-    In the lines about what an interval is over, it may also be the interval that the run does not have yet.
+    The lines *interval over …* also apply to a run that has no interval yet.
     """
     coverage = Coverage.of(row.speedup)
     has_bounds = verdict.interval.has_bounds

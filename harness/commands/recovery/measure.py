@@ -355,7 +355,7 @@ class RecoveryExperiment(Experiment[RecoverySettings, RecoveryRow]):
         """The reason why there is nothing to compare greedy texts with, and what to change."""
         beyond_model = self.settings.engine.beyond_model
         if beyond_model is not None:
-            return f"the weights know nothing of {beyond_model}: give {_REGULAR}"
+            return f"weights could not predict the answers with {beyond_model}: give {_REGULAR}"
         return f"there is nothing to compare with: give {_REGULAR}, or a model= whose weights load here"
 
     def _reference(

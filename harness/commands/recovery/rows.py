@@ -46,9 +46,9 @@ class RecoveryRow(PromptedRow):
     )
     drafted: MaybeBool = figure("whether the arm drafted any token; empty if nothing reports it")
     check: MaybeText = figure(
-        "what was checked. `greedy`: greedy texts; `sampled`: drawn tokens; `reference`: texts of the regular server"
-        " that is the reference, or that there is no reference; `kernels`: the logits of the passes that decode,"
-        " compared with the eager model's"
+        "what was checked. `greedy`: greedy texts; `sampled`: drawn tokens; `reference`: the texts of the regular"
+        " server, if it is the reference, or a row that says why there is none; `kernels`: the logits of the passes"
+        " that decode, compared with the eager model's"
     )
     sampling: MaybeText = figure(
         "for `sampled`: the sampling settings with which tokens were drawn"
@@ -105,8 +105,8 @@ class RecoveryRow(PromptedRow):
         "upper bound of the probability that bets against a lossless pair ever win this much"
     )
     power: MaybeFloat = figure(
-        "lower bound of the probability that the test detects any change as large as `shift` between 2 to 16 equal"
-        " parts of the tokens, sorted from the likeliest down"
+        "lower bound of the probability that the test detects any change as large as `shift`, if the tokens are sorted"
+        " from the likeliest down and cut into 2 to 16 equal parts"
     )
     visible_shift: MaybeFloat = figure(
         "smallest shift between these parts that the test detects with a probability of at least 99 %"

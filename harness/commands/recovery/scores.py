@@ -33,8 +33,8 @@ from harness.results.statistics.drawn_tokens import DrawnText, Recovered, TokenR
 _TOGETHER = 8
 # The most logits that are computed together, unless one text alone has more. In float32 they take 128 MiB.
 _MOST_LOGITS = 2**25
-# This share of the log-probabilities may differ by more than rounding, for example at ties. A difference of more than
-# `_MOST_ROUNDING` nats in the others is not taken for rounding.
+# This share of the log-probabilities, with the largest differences, is ignored: it may differ by more than rounding,
+# for example at ties. If one of the others differs by more than `_MOST_ROUNDING` nats, it is not rounding.
 _FEW = 0.01
 _MOST_ROUNDING = 0.1
 
@@ -109,7 +109,11 @@ class Scores:
                 self.greedy.add(None, request, answer.record)
         # A batch reads a prompt once for all texts after it, so the texts of a prompt are put next to each other. The
         # longest text of a prompt comes first: it is the one that is read twice, and shows most about rounding.
-        distinct = sorted(by_context.values(), key=_prompt_and_length, reverse=True)
+        distinct = sorted(
+            by_context.values(),
+            key=lambda alike: (alike[0].request.prompt, len(alike[0].record.token_ids)),
+            reverse=True,
+        )
         longest = max((len(alike[0].record.token_ids) for alike in distinct), default=1)
         room = _MOST_LOGITS // (longest * self._reference.vocabulary_size)
         num_before = len(self.drawn)
@@ -197,7 +201,8 @@ class Scores:
         values = logits.astype(np.float64)
         # [n], the logit of each token of the answer.
         own_logits = values[range(len(tokens)), tokens]
-        # All tokens that a regular arm does not report share one logit, so their log-probabilities are unknown.
+        # If the reference is a regular arm, all tokens that it did not report share one logit, and their
+        # log-probabilities are unknown.
         is_known = (values == own_logits[:, np.newaxis]).sum(-1) == 1
         expected = own_logits - np.logaddexp.reduce(values, axis=-1)
         # An engine may send no log-probabilities at all.
@@ -253,10 +258,6 @@ def with_ends(check: Columns, answers: Sequence[Answer]) -> Columns:
     return found | {"verdict": "lossy"} if num_past_end else found
 
 
-def _prompt_and_length(alike: Sequence[Answer]) -> tuple[tuple[int, ...], int]:
-    return alike[0].request.prompt, len(alike[0].record.token_ids)
-
-
 def is_lossy(checks: Sequence[Columns]) -> bool:
     """Whether one of the checks has found a loss."""
     return any(check["verdict"] == "lossy" for check in checks)
@@ -282,8 +283,9 @@ def verified_places(record: RequestRecord) -> VerifiedPlaces | None:
     7) and a bonus token (8).
     """
     places = VerifiedPlaces([], [])
-    # The first token is decided without a proposal.
-    index = 1
+    # The first token is decided without a proposal, unless each arrival has an outcome: with engine=huggingface, the
+    # pass over the prompt verifies draft tokens, too.
+    index = 0 if len(record.arrivals) == len(record.outcomes) else 1
     for num_proposed, num_accepted in record.outcomes:
         index += num_accepted
         if num_proposed and index < record.num_tokens:
@@ -315,7 +317,7 @@ def choose_place(texts: Sequence[ScoredText]) -> tuple[int, ...]:
     for answer, text, entropies in texts:
         places = verified_places(answer.record)
         for recovered in range(1, len(text.tokens)) if places is None else places.recovered:
-            # `widths` has the probability of the token before the recovered one, with that of equally likely tokens.
+            # `widths[i]` is the probability of token i and of all equally likely tokens together.
             expected_entropy = float(text.widths[recovered - 1]) * float(entropies[recovered])
             if expected_entropy > most:
                 most = expected_entropy

@@ -63,13 +63,10 @@ def _encodable(text: str) -> str:
     return text
 
 
-def _listed(value: Any) -> Any:
-    """Turn a single stop text, which OpenAI's API also allows, into a list."""
-    return [value] if isinstance(value, str) else value
-
-
 Text = Annotated[str, AfterValidator(_encodable)]
 Stop = Annotated[Text, Field(min_length=1, max_length=1000)]
+# OpenAI's API also allows a single text in place of a list.
+_LISTED = BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
 TokenId = Annotated[int, Field(ge=0)]
 Count = Annotated[int, Field(ge=1, le=10**9)]
 
@@ -117,7 +114,7 @@ class GenerationBody(Body):
     ignore_eos: bool = False
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
     stream: bool = False
-    stop: Annotated[list[Stop], Field(max_length=16), BeforeValidator(_listed)] = []
+    stop: Annotated[list[Stop], Field(max_length=16), _LISTED] = []
     # pydantic validates only values that a request contains, so the default is also accepted without a stream.
     stream_options: StreamOptions = StreamOptions()
     return_token_ids: bool = False

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 from harness.commands.serve.bodies import ChatBody, GenerationBody
 from harness.commands.serve.record import ServeSettings
-from harness.config.errors import SettingError
 from harness.config.failures import first_line
 from harness.engines.door import local
 from harness.engines.door.serving import Piece, Refusal
@@ -69,19 +68,19 @@ class ServedModel:
         template = Template(self._pair.tokenizer, self.settings.chat_template)
         try:
             messages = messages_of([message.model_dump() for message in body.messages])
-            chat = Chat(messages, tools_of(body.tools))
         except BadFile as error:
             raise Refusal(400, f"messages: {error}") from error
         try:
+            chat = Chat(messages, tools_of(body.tools))
             template.check_tools([chat])
-        except SettingError as error:
+        except Exception as error:  # a template may raise any exception
             raise Refusal(400, f"tools: {first_line(error)}") from error
         try:
             if not template.is_used:
                 text = "\n\n".join(message["content"] for message in messages)
                 chat = Chat(({"role": "user", "content": text},))
             [token_ids] = template.encode([chat])
-        except Exception as error:  # a template may raise any exception
+        except Exception as error:
             raise Refusal(400, f"messages: {first_line(error)}") from error
         return token_ids
 

@@ -158,7 +158,9 @@ class RowStep:
 
     @property
     def outcome(self) -> tuple[int, int]:
-        """The number of proposed tokens and the number of accepted tokens, both counted up to the end of the row.
+        """The number of proposed tokens and the number of accepted tokens.
+
+        If an accepted token ends the row, both count only the tokens before it.
 
         The last token of a row always counts as decided by the target. For example, five of eight proposed tokens are
         accepted, and the third is a stop token. Then the row gains three tokens, and the outcome is (2, 2). So, as in
@@ -170,8 +172,9 @@ class RowStep:
         return num_tokens - 1, num_tokens - 1
 
 
-# A function that is called with the name of each phase when it begins, without synchronising with the device before:
-# `prompts` once, and in every iteration `drafting` (if tokens may be proposed), `forward`, and `host` after the calls.
+# A function that is called with the name of each phase when it begins; the device is not synchronised first. The
+# phases are `prompts` once, and in every iteration `drafting` (if tokens may be proposed), `forward`, and `host` after
+# the calls.
 Watch = Callable[[str], None]
 
 

@@ -415,9 +415,11 @@ class ServerDraft(Method):
     summary = "with engine=server: what that server drafts with"
 
     def check(self, run: RunSettings) -> None:
-        """Raise a SettingError unless the run has two servers, or the command uses the speculative arm only and the
-        engine is a server with an address (`engine.url`).
+        """Raise a SettingError unless the run has two servers, or one address (`engine.url`) if the command asks only
+        the speculative arm.
         """
-        rule = "needs engine=server with engine.regular_url"
+        needed = "engine.url" if run.ASKS_SPECULATIVE_ALONE else "engine.regular_url"
         is_alone = run.ASKS_SPECULATIVE_ALONE and run.engine.url is not None
-        require(run.engine.has_two or is_alone, "draft", rule, "server")
+        require(
+            run.engine.has_two or is_alone, "draft", f"needs engine=server with {needed}", "server"
+        )

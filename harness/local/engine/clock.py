@@ -1,7 +1,7 @@
 """Times the answers that models in this process give. A `LoopClock` times the answers to a question, and a `PhaseTimer`
 divides this time into phases.
 
-The devices are synchronised before the clock starts. When it stops, they have decided the last token. Nothing but
+The devices are synchronised before the clock starts. It stops once they have decided the last token. Nothing but
 decoding is timed: while the clock runs, the results of iterations are only collected, and they are evaluated later.
 """
 

@@ -165,7 +165,8 @@ class PairReader:
                 first = answer.start - len(prompt)
                 answer_figures = figures[row, first : first + len(answer)]
                 _require_finite("model", answer_figures, answer.start)
-                draft = self._draft_probabilities(transcript.token_ids, answer, features)
+                tokens = transcript.token_ids[: answer.stop]
+                draft = self._draft_probabilities(tokens, answer, features)
                 read_texts.append(self._read_text(answer_figures, draft))
             yield read_texts
 

@@ -40,8 +40,8 @@ from harness.results.statistics import Floats
 # and a vocabulary of 128,000, the logits of such a pass take 0.3 GB in float32.
 _WIDEST = 64
 
-# The rounding that a margin allows for is measured at the last positions of a text, of which this many are read, and at
-# the position after the text.
+# The rounding that a margin allows for is measured at this many positions at the end of a text, and at the position
+# after the text.
 NUM_POSITIONS = 4
 # The tolerance for rounding, in standard deviations. Texts diverge at that token, among thousands in a run, at which
 # rounding is largest. If errors are normally distributed, one in two million is larger than 5 standard deviations.
@@ -118,8 +118,8 @@ class ModelReference:
         width = self._verification_width
         if width is None:
             return self._eager_logits(prompt, text, is_changed=True)
-        # The text is read in a batch with other texts (itself backwards). The first pass has half as many tokens, so
-        # that each token is at another place in its pass than before.
+        # The text is read in a batch with other texts (itself backwards). Of the first pass only half is kept, so that
+        # each later token is at another place in its pass than before.
         texts = [text[::-1]] * (self._num_rows - 1) + [text]
         prompts = [prompt] * self._num_rows
         return self._logits_along(prompts, texts, width, first_kept=(width + 1) // 2)[-1]
@@ -195,7 +195,7 @@ def steps_along(
     positions. With rows of 6 tokens and width 4, the steps have 1, 4 and 1 positions.
 
     Args:
-        prompts: B prompts. Equal prompts are read only once.
+        prompts: B prompts. A `StaticRunner` reads equal prompts only once.
         rows: B rows of tokens after the prompts, all of the same length, at least 1.
         width: the number of tokens of each row that a pass reads.
         first_kept: the number of positions that are yielded of the first pass after the prompts, if it is less than
@@ -203,7 +203,8 @@ def steps_along(
             its pass than it would be otherwise. None to yield all positions.
     """
     num_slots = max(map(len, prompts)) + len(rows[0]) + width
-    # Each prompt is read alone, because its numbers would be rounded differently in a batch with other prompts.
+    # Each prompt is read alone if the runner can, because its numbers would be rounded differently in a batch with
+    # other prompts.
     begun = runner.start(prompts, num_slots, alone=True)
     logits = begun.logits.unsqueeze(1)
     upcoming = torch.tensor(rows, dtype=torch.long, device=logits.device)

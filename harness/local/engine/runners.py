@@ -43,8 +43,8 @@ def warp_of(decoding: DecodingSettings) -> Warp:
 
 
 def num_random(decoding: DecodingSettings) -> int:
-    """Return how many random numbers a row needs for each purpose: one for each position, and one more, because a
-    verification also reads the number after the last position. With a rule that redraws (`rule=block`), each iteration
+    """Return how many random numbers a row needs for each purpose: one for each position, and one more, which a
+    verification reads after the last position. With a rule that redraws (`rule=block`), each iteration
     needs K further numbers, and there may be as many iterations as positions. With max_new_tokens=64 and K=4, the
     result is 65, or 65 + 65 * 4 for `rule=block`.
     """

@@ -28,6 +28,7 @@ class AnswerFigures(Group):
         "number of different prompts, if a small set was sent repeatedly",
     )
     num_prompts_in_set: MaybeInt = pooled("same", "prompts that the set or file has")
+    # The next two are filled by the engine's record (`EngineRecord.columns`).
     flags_draft: MaybeBool = pooled(
         "same", "whether flags of the measured server's command make it draft"
     )
@@ -60,7 +61,11 @@ class AnswerFigures(Group):
     tokens_per_second: MaybeFloat = pooled(
         "mean", "tokens of all rows / total time", "tokens/s", per="measured_s"
     )
-    measured_s: MaybeFloat = pooled("mean", "time of all batches or laps", "s")
+    measured_s: MaybeFloat = pooled(
+        "mean",
+        "time of all batches or laps; if further requests kept up the load, their share is left out",
+        "s",
+    )
     time_to_first_token_ms: MaybeFloat = pooled(
         "mean",
         "mean time to the first token; empty if answers arrived whole",
@@ -216,8 +221,8 @@ def were_held_back(run: MeasuredRun, arm: MeasuredArm) -> bool | None:
 
     Arrivals that follow each other immediately count as one (`RequestRecord.bursts`). But a client that has to wait for
     a processor reads late, and then sees arrivals together that were sent apart. For such a client, arrivals are
-    counted singly, unless the whole answer came at once. The result is None if tokens were held back by the first count
-    and not by the second.
+    counted singly, unless the whole answer came at once. The result is None if tokens were held back by the count of
+    bursts, and not by that of arrivals.
 
     For example, iterations yield 2 tokens on average, so tokens were held back if 3 or more (`_MOST_PER_ITERATION`)
     arrive together. 60 tokens that arrive in 15 bursts were held back. If the 15 bursts have 30 arrivals, and this

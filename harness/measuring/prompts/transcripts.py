@@ -104,8 +104,8 @@ def readings_of(prompt: Prompt, template: Template) -> list[Reading]:
         if len(spans) == 1 or token_ids == tokens_of(text[:begin]):
             readings.append(Reading(prompt, Transcript(token_ids, own_tokens), turns))
             continue
-        # If the whole text is encoded at once, a token spans the boundary between a prompt and an answer. So each
-        # answer gets a transcript by itself, whose prompt is encoded at once.
+        # Encoded at once, this text has a token that spans the boundary between a prompt and an answer. So each answer
+        # gets a transcript by itself, whose prompt is encoded at once.
         for (_, characters), own, turn in zip(spans, own_tokens, turns, strict=True):
             answered = token_ids[own.start : own.stop]
             transcript = Transcript.of(tokens_of(text[: characters.start]), answered)

@@ -7,8 +7,9 @@ The *reference* of a series is its best run by `Member.rank`, which sorts runs b
 3. Does the run have an interval at all?
 4. How high is its speed-up?
 
-Every other run is compared with the reference. If the machine was idle during all runs, and they have the same prompts,
-the runs are compared prompt by prompt. Otherwise, two runs differ if their intervals do not overlap.
+Every other run is compared with the reference: prompt by prompt if the machine was idle during both and their regular
+times are alike (`_share_by_units`), otherwise by whether their intervals overlap. A run on a busy machine is not
+compared with a reference from an idle one.
 
 The reason is that on a busy machine, speed-ups vary from run to run by 6 % (standard deviation), and no comparison of
 prompts covers this variation. With six equal pairs on 30 prompts, comparing prompt by prompt then found a false order
@@ -234,7 +235,7 @@ def _share_by_units(member: Member, reference: Member) -> Interval | None:
     """The ratio of two speed-ups over the units that occur in all their runs, from length-adjusted times
     (`at_equal_lengths`).
 
-    None if the machine was busy, if one has more repeated runs than the other, and if there are too few common units.
+    None if the machine was busy, if one has more repeated runs than the other, or if there are too few common units.
     """
     both = (member, reference)
     runs = [each.run.parts or [each.run] for each in both]

@@ -52,7 +52,10 @@ class LatencyPromptRow(DraftColumns, AcceptedByIteration, Row):
     moment: MaybeInt = figure(
         "number of the batch or lap in the order of sending; unlike `unit`, it is new if a batch or lap is sent again"
     )
-    lap_ms: MaybeFloat = figure("time of the prompt's batch or lap", "ms")
+    lap_ms: MaybeFloat = figure(
+        "time of the prompt's batch or lap; if further requests kept up the load, their share is left out",
+        "ms",
+    )
     num_prompt_tokens: MaybeInt = figure("tokens of the prompt", "tokens")
     read_tokens: MaybeInt = figure("tokens of the prompt, as the server counted them", "tokens")
     error: MaybeText = figure("why the request failed")

@@ -270,7 +270,7 @@ LOW = {"requests_per_second": 1.0, "conditional_acceptance_rate": 0.2}
 SAID: list[tuple[Changes, Changes, str]] = [
     ({}, BUSY, "got 40 % of the CPU time it wanted (load 9.0 on 4 cores)."),
     ({}, BUSY | {"processor_share": 0.9}, ""),
-    ({}, BUSY | {"speedup": None}, "The machine was busy: this run got 40 %"),
+    ({}, BUSY | {"speedup": None}, "Processes waited for a core: this run got 40 %"),
     (FAILED, FAILED | {"num_failed": 2}, "15 regular and 13 speculative prompts."),
     ({}, FAILED | {"status": "no_verdict"}, ""),
     ({}, {"engine": "simulated"}, "engine=simulated: costs and acceptance are made up"),
@@ -390,7 +390,7 @@ def test_a_check_whose_figures_are_unknown_has_no_tick() -> None:
     run = Run([replace(rows[0], drafted=False), rows[1]])
     (held,) = checked(run)
     assert held.split(" · ") == [
-        "got its CPU time", "GPUs otherwise idle", "no drift", "equal token counts", "equal texts",
+        "got its CPU time", "GPUs otherwise idle", "no significant drift", "equal token counts", "equal texts",
         "caches cold", "no other client", "regular arm drafted nothing",
     ]  # fmt: skip
     for index, name in itertools.product((0, 1), [*known, "num_tokens"]):

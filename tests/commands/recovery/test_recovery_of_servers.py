@@ -113,7 +113,9 @@ def test_one_server_without_a_reference_says_how_to_give_one(
     asked = ["recovery", *QUICK, "temperature=0", url, f"engine.chat={chat}"]
     complaint = harness(*asked, code=3).complaint
     assert "give a server of the same model" in complaint
-    reason = "the weights know nothing of engine.chat=true" if chat else "whose weights load here"
+    reason = (
+        "could not predict the answers with engine.chat=true" if chat else "whose weights load here"
+    )
     assert reason in complaint
     (row,) = results("recovery").to_dict("records")
     assert (row["check"], row["verdict"]) == ("reference", "undecided")

@@ -193,7 +193,7 @@ def read_head(
 
 
 def _kind(stored: StoredHead) -> type[Head] | None:
-    """Return the class of a head; None if the repository holds no head, or a head whose kind is not in `KINDS`."""
+    """Return the class of a head; None if the repository holds no head, or a head that does not run here."""
     # SpecForge states the kind in `architectures` only. Its EdsdDraftModel has the fields of EAGLE-3, but is another
     # kind of head, which does not run here.
     names = str(stored.raw.get("architectures")).lower()

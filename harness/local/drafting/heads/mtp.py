@@ -161,7 +161,7 @@ class MtpCheckpoint(HeadCheckpoint):
         self, device: torch.device, dtype: torch.dtype, target: PreTrainedModel | None = None
     ) -> Head:
         """Load the layer as `HeadCheckpoint.load` does. If weights are stored, `target`, the loaded model, must not be
-        None.
+        None, and the layer gets the dtype of its configuration.
 
         Raises:
             SettingError: a setting of the target, such as its revision, is wrong.
@@ -211,7 +211,7 @@ def read_mtp(draft: str, target: Checkpoint, *, weights: bool) -> MtpCheckpoint:
         RunError: the weights cannot be fetched or read.
     """
     text_config = target.config.get_text_config(decoder=True)
-    name_layers(text_config)
+    add_layer_fields(text_config)
     size = vocabulary_size(text_config)
     # The layer drafts as an EAGLE-3 head would that reads only the output of the target's last layer.
     config = HeadConfig(
@@ -241,7 +241,7 @@ def read_mtp(draft: str, target: Checkpoint, *, weights: bool) -> MtpCheckpoint:
     raise SettingError("draft", f"needs weights as safetensors, and {model} has none", draft)
 
 
-def name_layers(text_config: Any) -> None:
+def add_layer_fields(text_config: Any) -> None:
     """Add to a target's configuration the attributes from which transformers learns how many MTP layers it has.
 
     This changes the configuration in place, but only for the model types in `_NUMBER_OF_LAYERS`, and only if the target

@@ -153,7 +153,7 @@ class StoredHead:
         return "EAGLE" if is_eagle else None
 
     def sizes(self, usual_layers: Sequence[int]) -> dict[str, Any]:
-        """Return those fields of `HeadConfig` that depend on the target only.
+        """Return the fields of `HeadConfig` with the target's sizes, and with the layers that the head reads.
 
         Args:
             usual_layers: the target's hidden states that the head reads if the user chose none (`chosen_layers`).
