@@ -45,10 +45,6 @@ class Elements(HTMLParser):
         """The values of attributes with these names."""
         return [own[name] or "" for own in self.attributes for name in names if name in own]
 
-    def having(self, name: str, value: str) -> list[dict[str, str | None]]:
-        """The attributes of elements of which one has this value among others."""
-        return [own for own in self.attributes if value in (own.get(name) or "").split()]
-
 
 def incoherent(statements: Sequence[Statement]) -> list[str]:
     """Return what is wrong: a conclusion against a reason or without bounds, a reason that is missing, or statements

@@ -25,21 +25,13 @@ from chains import (
 from fakes import MarkovRunner, TableDrafter
 from harness.engines.arrivals import Origin
 from harness.local.decoding.iteration import Calls
-from harness.local.decoding.loop import Loop, RowRequest, RowStep
+from harness.local.decoding.loop import Loop, RowRequest
 from harness.local.decoding.protocols import NonFiniteError, Proposal, Step
 from harness.local.decoding.randomness import Purpose, inverse_cdf, uniforms
 from harness.local.decoding.state import Column, RowState, Starts
 from harness.local.decoding.verify import AcceptByCoin, Offer, Verdict, verify, verify_block
 from harness.local.decoding.warp import Warp
 from harness.local.drafting.model import ModelDrafter
-
-
-def run_speculative(
-    target: Tensor, draft: Tensor, what: list[RowRequest], k: int = 4
-) -> tuple[list[list[RowStep]], MarkovRunner]:
-    runner = MarkovRunner(target)
-    drafter = ModelDrafter(MarkovRunner(draft), what[0].warp)
-    return list(speculative(runner, drafter, what, k)), runner
 
 
 @pytest.mark.parametrize("warp", [GREEDY, Warp(0.9)], ids=["greedy", "sampled"])
