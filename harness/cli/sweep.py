@@ -8,6 +8,7 @@ import dataclasses
 import io
 import itertools
 import json
+import os
 import shlex
 import sys
 import time
@@ -198,6 +199,10 @@ def run_job(config: Any, servers: Servers) -> Sequence[RunRow]:
                 except HarnessError as failure:
                     error = failure
         rows = job.ensure_rows(error or RunError("its process wrote no row"))
+        threads = getattr(rows[-1], "num_threads", None)
+        if error is None and threads:
+            # All later jobs compute with as many threads, so that their runs can be compared.
+            os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     except KeyboardInterrupt as interrupt:
         rows = job.rows()
         # After a time limit of the cluster the job counts as failed. After Ctrl-C it has no rows.

@@ -185,8 +185,8 @@ def _meant_by(name: str, known: Collection[str]) -> str:
 def _check_names(settings: Sequence[str], command: str, known: Mapping[str, Any]) -> None:
     """Raise a SettingError for mistakes that Hydra would accept silently, or would report in an error of many lines.
 
-    One error lists all names that are not settings of the command, of any draft or of any engine. Names typed with `+`,
-    and settings that only the chosen draft or engine lacks, are refused later, by `conversion`.
+    One error lists all unknown names, except those typed with `+` and those in the groups `draft` and `engine`: a
+    user's file may add settings there, so `conversion` checks these later.
     """
     # Beginnings of names that are not checked here: Hydra's, those that `conversion` checks, and keys of mappings.
     takes_any_key = ["hydra", "draft.", "engine."]
@@ -257,8 +257,8 @@ def _server_settings(
         name: name.partition("engine.vary.")[2] for name in typed if "engine.vary." in name
     }
     k = typed.get("decoding.num_draft_tokens", "")
-    # For `latency`, K has an effect only where a server's command contains {K}. Other commands also use K themselves,
-    # but several values of K would start the same server several times.
+    # Several values of K always need {K}, because each job starts a server. A single value needs it only in `latency`,
+    # where nothing else uses K.
     if "," in k or (k and command == "latency"):
         placeholders["decoding.num_draft_tokens"] = "K"
     for setting, name in placeholders.items():

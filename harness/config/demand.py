@@ -42,21 +42,22 @@ class Demand:
 
     @property
     def runner_tokens(self) -> int:
-        """The most tokens for which a runner keeps keys and values in a row: 200 for `eager`, and 256 plus those of the
-        prompt for the others, if the row has 200 tokens.
+        """The most tokens for which a runner keeps keys and values in a row. For `eager` these are the row's tokens;
+        for the others its slots, rounded up to a multiple of 128, and the prompt's tokens.
         """
         if self.runner == "eager":
             return self.row_tokens
         # The prompt is first read into a separate cache and then copied from there.
         return round_up(self.slots) + self.prompt_tokens
 
-    @property
-    def head_tokens(self) -> int:
-        """The most tokens for which a draft head keeps keys and values in a row.
+    def head_tokens(self, block_size: int) -> int:
+        """The most tokens for which a draft head keeps keys and values in a row (`HeadDrafter.make_room`).
 
-        At the end of a row, a proposal may write K + 1 tokens that were decided last and the K tokens that it drafts.
+        After the slots of the row, a proposal may write K + 1 tokens that were decided last, and the K tokens that it
+        drafts; or the whole block, if the head drafts a block of more tokens.
         """
-        return round_up(self.slots + 2 * self.num_draft_tokens + 1)
+        k = self.num_draft_tokens
+        return round_up(self.slots + k + 1 + max(k, block_size))
 
 
 @dataclass(frozen=True)

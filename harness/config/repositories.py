@@ -52,7 +52,8 @@ def check_place(role: str, repository: str) -> None:
     if is_path or directory.exists() or repository.count("/") > 1:
         rule = "no such directory; a class of your own is typed as ./file.py:Class"
         if directory.is_file():
-            rule = f"is a file; the model is named by its directory, {_path_as_typed(directory.parent)}"
+            # With a slash, because a name without a slash would be a preset.
+            rule = f"is a file; the model is named by its directory, {os.path.join('.', directory.parent)}"
         raise SettingError(role, rule, repository)
 
 
@@ -82,9 +83,3 @@ def check_files(setting: str, repository: str) -> None:
             if not is_weights and status.st_size > _MOST_BYTES:
                 rule = f"{name} in it has {amount(status.st_size)}, and at most {amount(_MOST_BYTES)} are read"
                 raise SettingError(setting, rule, repository)
-
-
-def _path_as_typed(directory: Path) -> str:
-    """Return a directory as it must be typed: with a slash, because a name without a slash would be a preset."""
-    typed = str(directory)
-    return typed if "/" in typed or typed == "." else f"./{typed}"

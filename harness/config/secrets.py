@@ -1,7 +1,7 @@
 """Keeps secret keys out of all files, messages and pages: keys on the command line, and keys that were read.
 
 A key is recognised by its name (`--api-key X`, `HF_TOKEN=X`, `Cookie: X`, `{token: X}`), by its form (`sk-...`), or
-because it is in the environment. The package detect-secrets is no substitute. It finds 3 of the 65 spellings that are
+because it is in the environment. The package detect-secrets is no substitute. It found 3 of 65 spellings that are
 refused in tests/config, because it expects keys with fixed lengths, and quotes around values.
 """
 
@@ -59,8 +59,8 @@ _FORM = re.compile(
 # Settings that hold texts of prompts. Such texts may mention keys.
 _TEXTS = re.compile(r"\+*prompt(s\.(system|template))?=")
 # The value of an environment variable is only taken for a key if it has at least _SHORTEST_VALUE characters, because a
-# shorter value may occur in a word by chance. A server's key must have _SHORTEST_KEY: shorter ones are words such as
-# `none`.
+# shorter value may occur in a word by chance. A server's key that was read needs _SHORTEST_KEY: shorter ones are words
+# such as `none`.
 _SHORTEST_VALUE = 12
 _SHORTEST_KEY = 8
 # The keys that were read in this process.

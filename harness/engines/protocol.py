@@ -279,10 +279,6 @@ class Answered:
         """Whether each request has its own time. Requests that were kept in flight have; rows of a batch have not."""
         return self.batch is None
 
-    def seconds_of(self, request: RequestRecord) -> float:
-        """Return how long an answer took, in seconds. A row of a batch takes as long as the whole batch."""
-        return request.seconds if self.has_request_times else self.seconds
-
     @property
     def tokens(self) -> list[list[int]]:
         """The tokens of each answer."""

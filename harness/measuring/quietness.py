@@ -135,7 +135,7 @@ class Quietness:
             "other_gpu_processes": self._other_processes,
             "lowest_gpu_clock_mhz": self._lowest_clock_mhz,
             "gpu_throttled": ", ".join(sorted(self._throttle_reasons)) or None,
-            # A look follows each answer of an arm, so the looks are the answers that the column counts.
+            # There is one look per answer of an arm, so this counts answers.
             "num_throttled_units": self._num_throttled,
         }
 

@@ -22,7 +22,6 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from harness.reporting.table import in_lines
-from harness.results.statistics import Floats
 from harness.results.statistics.interval import Interval
 
 # The most curves in a plot, because a reader cannot distinguish more; and the most plots of one kind on a page.
@@ -73,22 +72,24 @@ def curve_plots(
     doubling: bool = False,
 ) -> list[Plot]:
     """Draw speed-ups with their bounds: a plot for each panel that has points, all on the same scale of speed-ups. Only
-    the first `MOST_PLOTS` such panels are drawn, and only the first `_MOST_CURVES` curves of each.
+    the first `MOST_PLOTS` such panels are drawn, and only the first `_MOST_CURVES` curves of each. A bound that is far
+    above all speed-ups is cut off.
 
     Args:
         panels: the title, the label of the speed-ups' axis, and the curves of each plot.
         doubling: whether x has a logarithmic scale (base 2).
     """
     drawn = []
-    ends = [1.0]
+    estimates, ends = [1.0], [1.0]
     for title, y_label, curves in panels:
         shown = [(name, points) for name, points in curves.items() if points][:_MOST_CURVES]
         if shown:
             drawn.append((title, y_label, shown))
         for _, points in shown:
             for _, value in points:
+                estimates.append(value.estimate)
                 ends += [value.estimate, value.high]
-    top = 1.08 * np.nanmax(ends)
+    top = 1.08 * min(np.nanmax(ends), 2 * np.nanmax(estimates))
     plots = []
     for title, y_label, shown in drawn[:MOST_PLOTS]:
         num_lines = sum(wrapped(name).count("\n") + 1 for name, _ in shown)
@@ -109,22 +110,18 @@ def curve_plots(
             axes.errorbar(
                 [x for x, _ in points],
                 [value.estimate for _, value in points],
-                yerr=np.hstack([_whiskers(value) for _, value in points]),
+                # Without bounds these are nan, and nothing is drawn.
+                yerr=[
+                    [value.estimate - value.low for _, value in points],
+                    [value.high - value.estimate for _, value in points],
+                ],
                 label=wrapped(name),
                 elinewidth=2,
-                clip_on=False,
                 **style,
             )
         figure.legend(loc="outside lower left", handlelength=2.4)
         plots.append(Plot(title, figure))
     return plots
-
-
-def _whiskers(value: Interval) -> Floats:
-    """The lengths [2, 1] of an interval below and above its estimate; without bounds they are nan, and nothing is
-    drawn.
-    """
-    return np.array([[value.estimate - value.low], [value.high - value.estimate]])
 
 
 @contextmanager

@@ -161,7 +161,8 @@ def _paths_of_settings(rows: Sequence[RunRow]) -> dict[str, str]:
 
     An empty path means that the setting is compared among all rows.
     """
-    paths = dict.fromkeys(FIRST_SETTINGS, "")
+    # The number of threads is a circumstance, but no run is compared with one of another number.
+    paths = dict.fromkeys([*FIRST_SETTINGS, "num_threads"], "")
     for column, described in type(rows[0]).columns().items():
         if described.kind == "setting" and column not in _SKIPPED_COLUMNS:
             paths.setdefault(column, described.path)

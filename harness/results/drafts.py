@@ -44,9 +44,8 @@ class Drafts:
         proposed, accepted: numbers of draft tokens.
         accepted_at, tested_at: for each position, from 0, the number of draft tokens that were accepted, or tested. A
             draft token is tested if all draft tokens before it were accepted.
-        k: mean number of draft tokens per iteration that drafted, if it is the same in all answers; nan if they differ,
-            or if it is not known. It is only used if `tested_at` is None. So it is 0 for counts by `of`, and also if
-            nothing was drafted.
+        k: mean number of draft tokens per iteration that drafted, if it is the same in all answers; nan if they differ.
+            Only used if `tested_at` is None; without a meaning otherwise, or if nothing was drafted.
     """
 
     answers: int = 0

@@ -148,7 +148,7 @@ class LockedFile:
             self._temporary.unlink(missing_ok=True)
 
     def append(self, content: bytes) -> None:
-        """Append to the file, which must exist: all of the content or, if writing fails, nothing."""
+        """Append to the file, which must exist: all of the content or, if not all of it can be written, nothing."""
         begin = self.path.stat().st_size
         try:
             _write_to_disk(self._note, f"{begin} {begin + len(content)}\n".encode(), "wb")

@@ -39,16 +39,16 @@ _RULES: dict[Pooling, Callable[[Sequence[Any]], Any]] = {
 def merge(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
     """Select one run for each measurement, and the failures that still count; both are in the order of run ids.
 
-    The run for a measurement is the first of these that is possible:
+    The run for a measurement is the first of these that is possible, and has figures:
 
     1. all of its runs that succeeded, pooled like those of `repeats=`, if their speed-up then has an interval or they
        have a single arm (`_pooled_run`);
     2. the newest run that succeeded;
-    3. the newest run, if it has figures.
+    3. the newest run.
 
-    A pooled row that was read from a file replaces the runs that it pools. A failure is a run with any status except
-    `ok`. It counts until a newer run of the same measurement succeeds. Failures with the same reason are counted
-    together (`times`):
+    A pooled row that was read from a file replaces the runs that it pools, and rows that pool fewer of them. A failure
+    is a run with any status except `ok`. It counts until a newer run of the same measurement succeeds. Failures with
+    the same reason are counted together (`times`):
 
         ok, failed, ok     the two successes are shown, and no failure
         ok, failed         the success is shown, and the failure counts
@@ -57,18 +57,19 @@ def merge(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
     """
     single = each_once(runs)
     by_id = {run.id: run for run in single}
-    pooled: set[str] = set()
-    for run in single:
-        pooled_ids = getattr(run.last, "pooled_runs", None) or ()
-        pooled.update(pooled_ids)
+    pools = [getattr(run.last, "pooled_runs", None) or [] for run in single]
+    for run, pooled_ids in zip(single, pools, strict=True):
         if pooled_ids and run.directory is None and pooled_ids[0] in by_id:
             # A pooled row has no directory. The runs that it pools have the same command and machine, so their
             # directory is used.
             run.directory = by_id[pooled_ids[0]].directory
         run.parts = [by_id[part] for part in pooled_ids if part in by_id]
+    several = [{*pooled_ids} for pooled_ids in pools if pooled_ids]
     by_measurement: dict[str, list[Run]] = {}
-    for run in single:
-        if run.id in pooled:
+    for run, pooled_ids in zip(single, pools, strict=True):
+        # Also true of a pooled row, if `repeats=` was raised later.
+        own = {*(pooled_ids or [run.id])}
+        if any(own < more for more in several):
             continue
         measurement = run.last.measurement if run.last.is_repeatable else None
         by_measurement.setdefault(measurement or run.id, []).append(run)
@@ -214,7 +215,8 @@ def _speedup(runs: Sequence[Run[AnyRow]]) -> Interval | None:
     unit_name = "prompt" if coverage is None else coverage.unit
     estimate = ratio_over_runs(regular, speculative, unit_name)
     coverages = [Coverage.of(run.last.speedup) or estimate.covers for run in runs]
-    # The run in which most rejections were seen shows what the runs together may have missed.
+    # The run in which most rejections were seen shows what the runs together may have missed. (None stands for more
+    # than are counted, or for an unknown number.)
     seen = max(
         coverages,
         key=lambda covers: math.inf if covers.num_rejecting is None else covers.num_rejecting,
@@ -222,7 +224,7 @@ def _speedup(runs: Sequence[Run[AnyRow]]) -> Interval | None:
     covers = replace(
         coverage or estimate.covers,
         num_units=estimate.covers.num_units,
-        # A few long answers may decide a run, so the run in which fewest units count decides for all.
+        # A few long answers may decide a run, so the smallest number of units that count stands for all.
         num_effective=min(
             (covers.num_effective for covers in coverages if covers.num_effective), default=None
         ),

@@ -34,11 +34,10 @@ REFUSED = "refused"
 
 # The engine with made-up costs and acceptance (`conf/engine/simulated_engine.py`).
 SIMULATED = "simulated"
-# The beginning of the address of a server on this machine.
-_LOOPBACK = re.compile(r"\w+://(localhost|127[.\d]*|\[::1\])(:|/|$)", re.IGNORECASE)
-# Whether an engine of this project computes outside of this process, with weights that harness does not load. None is
-# the key for rows without an engine. Engines from a user's file are not listed: for them, `is_elsewhere` depends on the
-# column `weights`.
+# The beginning of the address of a server on this machine, or of an address on which servers of this machine listen.
+_LOOPBACK = re.compile(r"\w+://(localhost|127[.\d]*|0\.0\.0\.0|\[::1?\])(:|/|$)", re.IGNORECASE)
+# `RunRow.is_elsewhere` for the engines of this project. None is the key for rows without an engine. Engines from a
+# user's file are not listed: for them, it depends on the column `weights`.
 _ELSEWHERE = {None: False, "local": False, "huggingface": False, "server": True, SIMULATED: True}
 # Settings and circumstances of a pair that this process decodes. In the rows of a server, `Session.row` empties these
 # cells; those that the server's engine knows, such as a typed K, are filled again (`EngineRecord.columns`).
@@ -191,7 +190,7 @@ class RunRow(Row):
     devices: MaybeText = circumstance(
         "names of the devices that computed, if known", phrase="on {}"
     )
-    num_threads: MaybeInt = circumstance("threads that computed on the CPU")
+    num_threads: MaybeInt = circumstance("threads that computed on the CPU", phrase="{} threads")
     harness_version: MaybeText = circumstance("version of harness")
     commit: MaybeText = circumstance("commit of harness, `-dirty` if changed")
     torch_version: MaybeText = circumstance("version of torch")
@@ -210,8 +209,8 @@ class RunRow(Row):
 
     @classmethod
     def as_judged(cls, rows: Sequence[Any]) -> Sequence[Any]:
-        """Return the rows of a run as they may be read: without a speed-up if the arms of `latency` cannot
-        be compared.
+        """Return the rows of a run as readers get them: `LatencyRow` removes a speed-up of arms that cannot be
+        compared.
         """
         return rows
 
@@ -226,7 +225,9 @@ class RunRow(Row):
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether a server computed, or another engine outside of this process whose weights harness did not load."""
+        """Whether the answers are those of a server, of the simulated engine, or of a user's engine whose weights are
+        unknown.
+        """
         return _ELSEWHERE.get(self.engine, self.weights is None)
 
     @property
@@ -310,7 +311,7 @@ class Accepted:
 
 @dataclass(frozen=True, kw_only=True)
 class AcceptedByIteration(Accepted):
-    """The same, with how many were drafted, and the rates at each position; of an answer, or of an arm."""
+    """`Accepted`, with how many were drafted, and the rates at each position; of an answer, or of an arm."""
 
     acceptance_by_position: list[float | None] | None = pooled(
         "mean", "accepted / tested at each draft position (conditional)"

@@ -14,7 +14,7 @@ from harness.config.run import PromptedSettings
 from harness.config.settings import DecodingSettings
 from harness.engines.protocol import Request, Traits
 from harness.engines.record import Opening
-from harness.engines.requests import RequestError, RequestRecord
+from harness.engines.requests import RequestError
 from harness.engines.tokenizer import TextTokenizer, Tokenizer, prompt_text
 from harness.servers.counters import CounterPage
 from harness.servers.dialects import Dialect
@@ -45,7 +45,7 @@ class RequestForm:
         asks_for_details: whether the parameters are sent that ask for token ids and counts of draft tokens. Some
             servers do not know these parameters, and refuse them.
         extra: entries that the user adds to every body.
-        draws: whether the run samples, so that `top_k` has an effect.
+        draws: whether the run samples. If not, `top_k` is only sent if the user set one.
         salt_prefix: random text before every salt, so that no earlier run used the same salts.
     """
 
@@ -103,7 +103,8 @@ class RequestForm:
                 extensions |= {"return_token_ids": True, "return_spec_tokens_details": True}
             if request.salt is not None and self.salts:
                 salt = f"{self.salt_prefix} {request.salt}"
-                # For vLLM {"cache_salt": "{salt}"}; for llama.cpp, which has no salts, {"cache_prompt": False}.
+                # For vLLM {"cache_salt": "{salt}"}; for llama.cpp, which has no salts, {"cache_prompt": False}, except
+                # in a follow-up, which may reuse its conversation.
                 for name, value in (dialect.salt or {}).items():
                     if value == "{salt}":
                         extensions[name] = salt
@@ -229,12 +230,22 @@ async def connect(
             await sender.send(Outgoing(form.body(probe), record))
             error = record.error
             if error is None:
+                # A reference can judge an answer's tokens only if the server read the same prompt ids as the reference.
+                # There is no reference for chats, so their ids need not agree.
+                prompt_ids_agree = form.takes_ids or form.chat
+                traits = Traits(
+                    reports_token_ids=prompt_ids_agree and not record.from_text,
+                    takes_token_ids=form.takes_ids,
+                    stops_at_tokens=form.stops_at_tokens,
+                    never_drawn=record.never_drawn,
+                    salts=form.salts,
+                )
                 return Connection(
                     client,
                     form,
                     sender,
                     CounterPage(url, key, served.pages, say),
-                    _traits(form, record),
+                    traits,
                     drafts=bool(record.as_drafts.proposed),
                 )
             if error.code not in _FORM_ERRORS:
@@ -274,20 +285,6 @@ def _forms(opening: Opening, asked: AskedServer) -> Iterator[RequestForm]:
             extra=extra,
             draws=opening.decoding.temperature > 0,
         )
-
-
-def _traits(form: RequestForm, record: RequestRecord) -> Traits:
-    """The traits of a server with requests in this form, from the record of one request."""
-    # A reference can judge an answer's tokens only if the server read the same prompt ids as the reference. There is no
-    # reference for chats, so their ids need not agree.
-    prompt_ids_agree = form.takes_ids or form.chat
-    return Traits(
-        reports_token_ids=prompt_ids_agree and not record.from_text,
-        takes_token_ids=form.takes_ids,
-        stops_at_tokens=form.stops_at_tokens,
-        never_drawn=record.never_drawn,
-        salts=form.salts,
-    )
 
 
 def _advice(

@@ -60,9 +60,8 @@ def read_counters(text: str) -> Counts:
         totals["proposed"] = sum(drafted_at.values())
         totals["accepted"] = sum(accepted_at.values())
     # This kind of server would have counters of drafts if it speculated. Without them, it has drafted nothing.
-    if words.keys().isdisjoint(("drafts", "proposed")) and would_show_drafts(
-        words.get("generated")
-    ):
+    shown = ("drafts", "proposed", "drafted_at")
+    if words.keys().isdisjoint(shown) and would_show_drafts(words.get("generated")):
         totals |= {"drafts": 0.0, "proposed": 0.0}
     return Counts(accepted_at=accepted_at, words=words, **totals)
 
@@ -144,8 +143,9 @@ class CounterPage:
         """
         restarts = 0.0 if self._last is None else self._last.restarts
         if started is None and self._last is not None:
-            # Adds 1 if a counter has fallen, because `growth` then knows nothing.
-            restarts += not growth(replace(counts, restarts=restarts), self._last).is_known
+            # If a counter has fallen, `growth` knows nothing.
+            has_fallen = not growth(replace(counts, restarts=restarts), self._last).is_known
+            restarts += has_fallen
         elif started is not None and self._newest_start is not None:
             restarts += started > self._newest_start
             if started < self._newest_start:
@@ -196,7 +196,7 @@ class CounterPage:
             time.sleep(_DRAIN_LOOK_S)
             counts = self.read()
         self._end_between(counts)
-        # So that a restart since the last question counts in this one.
+        # `growth` subtracts this number, so a restart since the last question counts in this one.
         self._before = counts and replace(counts, restarts=self._restarts_reported)
 
     def end(self, num_left: int) -> Counts | None:

@@ -59,8 +59,11 @@ def devices_of(url: str, starter: int | None) -> list[str]:
         # A process on the port that harness did not start may only forward requests, to a container or to another
         # machine.
         all_started_here = bool(listening) and set(listening) <= set(started)
+        # `realpath` does not fail if a file is closed meanwhile.
         may_use_gpus = not all_started_here or any(
-            _holds_accelerator(process.pid) for process in processes
+            _ACCELERATOR.match(os.path.realpath(file))
+            for process in processes
+            for file in Path(f"/proc/{process.pid}/fd").iterdir()
         )
     except (psutil.Error, OSError):
         return []
@@ -81,10 +84,3 @@ def _gpus_of(pids: Collection[int]) -> list[str]:
             if any(process.pid in pids for process in running):
                 names.append(pynvml.nvmlDeviceGetName(handle))
     return names
-
-
-def _holds_accelerator(pid: int) -> bool:
-    """Whether a process has the device file of an accelerator open. Raises an OSError if this cannot be found out."""
-    # `realpath` does not fail if a file is closed meanwhile.
-    files = Path(f"/proc/{pid}/fd").iterdir()
-    return any(_ACCELERATOR.match(os.path.realpath(file)) for file in files)

@@ -127,6 +127,7 @@ class ServerRecord(EngineRecord):
                 url=settings.regular_url,
             )
             served.append(regular)
+        # `ServerEngine` renames the arm of a single server that drafts.
         arm = "speculative" if served else "regular"
         # `metrics_url` is only for this server; the counters of the regular server are looked for at its own address.
         served.append(

@@ -104,11 +104,11 @@ def records(*num_tokens: int) -> list[RequestRecord]:
 def test_a_batch_has_one_time_and_requests_that_were_sent_have_their_own() -> None:
     batch = Answered(requests=records(6, 4), seconds=2.0, batch=BatchTimes(0.5, 4))
     assert batch.ms_per_token == 400
-    assert batch.seconds_of(batch.requests[0]) == 2
+    assert not batch.has_request_times
     nothing = Answered(requests=records(0), seconds=2.0, batch=BatchTimes(2.0, 0))
     assert math.isnan(nothing.ms_per_token)
     sent = Answered(requests=records(6, 4, 0, 5), seconds=2.0)
-    assert sent.seconds_of(sent.requests[0]) == 0.5
+    assert sent.has_request_times
     assert list(map(list, in_batches([1, 2, 3], 2))) == [[1, 2], [3]]
 
 

@@ -172,7 +172,7 @@ def test_a_row_knows_where_its_answers_come_from() -> None:
     # Another engine shows it by weights that it does not know.
     assert LatencyRow(engine="mine").is_elsewhere
     assert not LatencyRow(engine="mine", weights="stored").is_elsewhere
-    for url in (None, "http://127.0.0.1:8000/v1", "http://localhost"):
+    for url in (None, "http://127.0.0.1:8000/v1", "http://localhost", "http://0.0.0.0:1"):
         assert not LatencyRow(url=url).is_on_another_machine
     for url in ("http://a/v1", "http://localhost.a:8000", "http://127.a.net/v1"):
         assert LatencyRow(url=url).is_on_another_machine

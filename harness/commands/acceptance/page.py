@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from operator import attrgetter
+from typing import Any, TypeVar
 
 from harness.config.amounts import capitalised, counted, percent
 from harness.config.command_line import is_typed
@@ -100,11 +101,6 @@ def summary(rows: Sequence[AcceptanceRow]) -> str:
     return f"{figure} at K={row.num_draft_tokens}"
 
 
-def _asked(row: AcceptanceRow) -> AcceptanceRow:
-    """The row. If the texts were given, it is without the settings for writing texts, which had no effect."""
-    return replace(row, max_new_tokens=None, batch_size=None) if row.text_source == "given" else row
-
-
 def _page_of_draft(draft: Draft) -> Page:
     """The page of a single draft: its acceptance at each K, whether the engine accepts as much as the weights predict,
     and what texts the draft predicts well.
@@ -133,7 +129,7 @@ def _page_of_draft(draft: Draft) -> Page:
     why = _reasons(row, found)
     shown = [each for each in rows if each.num_draft_tokens in SHOWN or each is row]
     tables = [Table.of("by_k", "By K", shown, _BY_K)]
-    # The rows of the run as typed, and then of each cause, with the interval that may be stated about it.
+    # First the rows of the run as typed. Then one row for each cause, with the interval and the words of its statement.
     causes = [
         replace(each.subject, relative=each.interval, why=each.why or each.words)
         for each in found.causes
@@ -144,9 +140,9 @@ def _page_of_draft(draft: Draft) -> Page:
         tables.append(Table.of("causes", title, conditions, _CONDITIONS))
     tables.append(figures_table([row], lambda _: f"K={k}"))
     # Groups by turn, context and category, in this order: `Turn: 1 3.21 · 2 to 3 3.05`.
-    in_order = sorted(texts, key=lambda text: (text.turn or 0, text.context or 0))
     for name, group_of in _GROUPS.items():
-        groups = grouped(in_order, group_of)
+        order = attrgetter("context" if name == "Context" else "turn")
+        groups = grouped(sorted(texts, key=lambda text: order(text) or 0), group_of)
         if len(groups) > 1:
             figures = [f"{group} {_tokens_of(k, texts):.2f}" for group, texts in groups.items()]
             why.append((name, " · ".join(figures)))
@@ -304,7 +300,7 @@ def _tokens_of(k: int, texts: Sequence[AcceptanceTextRow]) -> float:
 
 
 def _origin(row: AcceptanceRow) -> str:
-    """Where a row's tokens per iteration come from: only rows without weights have nothing that the weights predict."""
+    """Where a row's tokens per iteration come from: from the server's counts only if no weights were read."""
     is_counted = row.text_source == "served" and row.weights_tokens_per_iteration is None
     return "counted by the server" if is_counted else "computed from probabilities"
 
@@ -324,7 +320,12 @@ def _page_of_drafts(drafts: Sequence[Draft]) -> Page:
         Column("", text=True, of="row", form=_origin, varies=True),
         Column("engine", text=True, of="row", form=_engine, optional=True),
     )
-    title = title_of_many([_asked(draft.row) for draft in drafts])
+    # If texts were given, the settings for writing texts had no effect.
+    unused: dict[str, Any] = {"max_new_tokens": None, "batch_size": None}
+    rows = [draft.row for draft in drafts]
+    title = title_of_many(
+        [replace(row, **unused) if row.text_source == "given" else row for row in rows]
+    )
     origins = {_origin(draft.row): None for draft in drafts}
     finding = Line(f"{', or '.join(origins).capitalize()}; not timed.", "strong")
     table = Table.of("acceptance", "", drafts, columns)

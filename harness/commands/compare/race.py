@@ -43,7 +43,6 @@ def arm_columns(answered: Answered, tokenizer: Tokenizer) -> dict[str, Any]:
     if request.num_tokens:
         columns |= {
             "ms_per_token": answered.ms_per_token,
-            "tokens_per_second": 1000 / answered.ms_per_token,
             "time_to_first_token_ms": request.time_to_first_token_ms,
         }
     return {f"{answered.arm}_{name}": value for name, value in columns.items()}

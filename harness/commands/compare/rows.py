@@ -46,14 +46,12 @@ class CompareRow(DecodedRow):
     regular_completion: MaybeText = figure("text of the regular arm")
     regular_num_tokens: MaybeInt = figure("tokens of the regular arm's text", "tokens")
     regular_ms_per_token: MaybeFloat = figure("time per token of the regular arm", "ms")
-    regular_tokens_per_second: MaybeFloat = figure("rate of the regular arm", "tokens/s")
     regular_time_to_first_token_ms: MaybeFloat = figure(
         "time to the first token of the regular arm", "ms"
     )
     speculative_completion: MaybeText = figure("text of the speculative arm")
     speculative_num_tokens: MaybeInt = figure("tokens of the speculative arm's text", "tokens")
     speculative_ms_per_token: MaybeFloat = figure("time per token of the speculative arm", "ms")
-    speculative_tokens_per_second: MaybeFloat = figure("rate of the speculative arm", "tokens/s")
     speculative_time_to_first_token_ms: MaybeFloat = figure(
         "time to the first token of the speculative arm", "ms"
     )

@@ -52,14 +52,10 @@ def _known_verdict(pair: RankedRun) -> Statement | None:
     return verdict if verdict.interval.is_known else None
 
 
-def _not_held_back(row: LatencyRow) -> LatencyRow | None:
-    """The row; None if tokens were held back, because the first token then arrived late."""
-    return None if row.held_back else row
-
-
 # Columns about a row of `latency`.
+# If tokens were held back, the first token arrived late.
 FIRST_TOKEN = Column("first token ms", number(1), "time_to_first_token_ms", optional=True).at(
-    _not_held_back
+    lambda row: None if row.held_back else row
 )
 _ACCEPTED = Column("accepted", share, "acceptance_rate")
 # Columns about a pair.

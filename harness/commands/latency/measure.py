@@ -477,7 +477,8 @@ def prompt_rows(run: MeasuredRun, generation: Answered, session: Session) -> lis
             arm=generation.arm,
             completion=text_of(request, session.tokenizer, skip_special_tokens=False),
             num_tokens=request.num_tokens,
-            time_ms=1000 * generation.seconds_of(request),
+            # A row of a batch takes as long as the whole batch.
+            time_ms=1000 * (request if generation.has_request_times else generation).seconds,
             time_to_first_token_ms=request.time_to_first_token_ms,
             last_token_ms=1000 * request.arrivals[-1] if request.arrivals else None,
             num_arrivals=len(request.bursts) or None,

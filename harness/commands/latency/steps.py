@@ -54,20 +54,20 @@ def _better_interval(row: LatencyRow, verdict: Statement) -> list[NextStep]:
         identical arms, or it is unknown what is covered       nothing
         nothing was drafted                                    another draft
         the budget ended the run, and the set has enough       no budget
-        interval over several runs                             twice as many runs
+        interval over several runs, with bounds                twice as many runs
         interval over blocks                                   twice as many, but at least 4, with enough prompts
         interval over batches or laps                          more prompts
         interval over prompts, and the set has more            more prompts
-        interval over all prompts of the set                   repeated runs
-        no interval, and the set has too few prompts for one   nothing
+        interval over all prompts of the set, with bounds      repeated runs
+        otherwise                                              nothing
 
-    The lines *interval over …* also apply to a run that has no interval yet.
+    An interval without bounds also is over prompts, batches, laps or blocks.
     """
     coverage = Coverage.of(row.speedup)
     has_bounds = verdict.interval.has_bounds
     if row.weights == "random" or (row.drifted and row.draft_remembers):
         return []
-    # With bounds, the only reasons that are left are about other programs, for which threads waited.
+    # With bounds, `why` can only mean that threads waited for other programs.
     if has_bounds and (verdict.why or not row.was_quiet):
         return [_QUIET]
     if coverage is None or row.has_one_server or row.has_same_command:
@@ -127,7 +127,7 @@ def steps_after_runs(pairs: Sequence[RankedRun]) -> list[NextStep]:
     The first condition that applies decides:
 
         the regular arms of a series differ too much to rank runs    repeated runs
-        no run can be the best                                       nothing
+        no run has a speed-up                                        nothing
         a run on a busy machine has a higher speed-up                measure again, reusing nothing
         every run with an interval is slower                         a free draft
         the best run is not significantly faster                     a better interval for it

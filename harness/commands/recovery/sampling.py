@@ -37,9 +37,9 @@ class Sampling:
         """
         probabilities = exact_probabilities(logits, self.decoding)
         # A server's reference (`ReportedReference`) gives all tokens that the server does not report one logit, the
-        # lowest. These tokens share the probability that top-k and top-p leave them together, because it is unknown
-        # which of them the server kept: (0.7, 0.3, 0) becomes (0.7, 0.15, 0.15) if the last two tokens have the lowest
-        # logit. Logits of weights have a single lowest token, whose probability stays.
+        # lowest. It is unknown which of these tokens the server kept, so what top-k and top-p leave of them is divided
+        # equally: (0.7, 0.3, 0) becomes (0.7, 0.15, 0.15) if the last two tokens have the lowest
+        # logit. Logits of weights rarely tie there, so they change little.
         lowest = np.where(np.isinf(logits), np.inf, logits).min(-1, keepdims=True)
         alike = logits == lowest
         mass = (probabilities * alike).sum(-1, keepdims=True)
@@ -75,10 +75,8 @@ class Sampling:
         """Whether log-probabilities of the `num_top` likeliest tokens (-1 for all) are enough to compute the
         distribution.
 
-        With top-k, the k likeliest are needed. Without top-k, with or without top-p, any number is enough at
-        temperature 1, because the tokens that are not reported share the probability that is left
-        (`probabilities_along`). At another temperature their probability depends on how it is spread among them;
-        `references.Rounding` covers the difference.
+        With top-k, the k likeliest are needed. Without top-k any number is enough, because the tokens that are not
+        reported share the probability that is left (`probabilities_along`); `references.Rounding` covers the error.
         """
         return num_top < 0 or self.decoding.top_k <= num_top
 

@@ -253,7 +253,11 @@ def with_ends(check: Columns, answers: Sequence[Answer]) -> Columns:
     """The check with the number of texts that continue after a token that should have ended them. Any such text makes
     the check `lossy`.
     """
-    num_past_end = sum(answer.passes_its_end for answer in answers if answer.request.is_compared)
+    num_past_end = sum(
+        not request.ends.isdisjoint(record.token_ids[:-1])
+        for request, record in answers
+        if request.is_compared
+    )
     found = check | {"num_past_end": num_past_end}
     return found | {"verdict": "lossy"} if num_past_end else found
 

@@ -113,11 +113,6 @@ class Answer(NamedTuple):
     request: PlannedRequest
     record: RequestRecord
 
-    @property
-    def passes_its_end(self) -> bool:
-        """Whether a token before the last one should have ended the text."""
-        return not self.request.ends.isdisjoint(self.record.token_ids[:-1])
-
 
 @dataclass(frozen=True)
 class Asking:

@@ -178,8 +178,8 @@ class TensorDrafter(AnyDrafter):
         raise NotImplementedError
 
     def learn(self, hidden: Tensor) -> None:
-        """Read the target's hidden states [B, n, L, D]: for each of the first n tokens of `RowState.decided`, those at
-        the token before it. Here n is 1 + the number of draft tokens that the pass verified, so at most 1 + K.
+        """Read the target's hidden states [B, n, L, D]; `hidden[:, i]` belongs to the token before
+        `RowState.decided[:, i]`. Here n is 1 + the number of draft tokens that the pass verified, so at most 1 + K.
 
         This is called after each iteration, even if nothing was proposed, if the target's runner returns hidden states.
         """

@@ -148,8 +148,8 @@ class BatchWarp:
         top_k = self._of_rows(1, logits).long()
         most = min(self.kind.most_top_k, logits.shape[-1])
         likeliest = logits.topk(most, dim=-1).values
-        # A row keeps the tokens that are at least as likely as its k-th likeliest token. Two values of top-k have no
-        # effect, and are only clamped to an index that exists: 0, and a greedy row's, which may be larger than `most`.
+        # A row keeps the tokens that are at least as likely as its k-th likeliest token. The clamp gives a valid index
+        # where top-k has no effect: if it is 0, and for a greedy row, whose top-k may be larger than `most`.
         index = (top_k - 1).clamp(min=0, max=most - 1).expand(*logits.shape[:-1], 1)
         smallest_kept = likeliest.gather(-1, index)
         return logits.masked_fill((logits < smallest_kept) & (top_k > 0), -torch.inf)

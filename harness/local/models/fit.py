@@ -181,7 +181,7 @@ class PlacementProblem:
             return sketch.cache_sizes(num_copies * demand.row_tokens, num_copies)
         num_tokens = demand.runner_tokens
         if sketch.is_head:
-            num_tokens = demand.head_tokens
+            num_tokens = demand.head_tokens(sketch.block_size)
         return sketch.cache_sizes(num_rows * num_tokens, num_states=0)
 
     @property

@@ -38,8 +38,8 @@ def checkpoint_for(role: str, settings: ModelSettings, weights: WeightsSource | 
 
     Raises:
         SettingError, RunError: as from `read_checkpoint`.
-        SettingError: `weights` is `random`, and the weights are in a format in which random numbers cannot be stored:
-            GGUF, or quantized by any library as they are stored.
+        SettingError: `weights` is `random`, and the stored weights are in GGUF, or already quantized: random numbers
+            cannot be stored so.
     """
     if weights != "random":
         return read_checkpoint(role, settings, needs_weights=weights is not None)

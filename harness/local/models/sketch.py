@@ -56,8 +56,8 @@ class TensorSketch:
         itemsize: the bytes of each element; None if elements have the model's dtype.
         outputs: for a matrix that bitsandbytes would quantize, the number of its outputs; 0 for any other tensor.
         read_per_token: the share of the tensor that a pass over one token reads: 0 for embeddings, of which only one
-            row is read, and for buffers; less than 1 for experts; 1 for other tensors. In a server (`as_served`), it is
-            0 for layers that only draft, too.
+            row is read, and for buffers without weights; less than 1 for experts; 1 for other tensors. In a server
+            (`as_served`), it is 0 for layers that only draft, too.
         name: its name in the model. Empty for a tensor of a head, because heads are never split over devices.
     """
 
@@ -131,6 +131,7 @@ class Sketch:
             on another device.
         borrowed_tensors: for a draft: weights of the target that the draft's passes read.
         drafts_in_one_pass: for a draft head: whether one pass drafts all tokens.
+        block_size: for a draft head: the tokens of the block that it drafts, whatever K is; 0 if it drafts K tokens.
         pass_numbers: an estimate of how many numbers a layer holds at the same time for each token of a pass; 0 if this
             is unknown.
         is_served: whether the sizes are those of a model in a server (`as_served`).
@@ -150,6 +151,7 @@ class Sketch:
     copied_tensors: tuple[TensorSketch, ...] = ()
     borrowed_tensors: tuple[TensorSketch, ...] = ()
     drafts_in_one_pass: bool = False
+    block_size: int = 0
     pass_numbers: int = 0
     is_served: bool = False
 
@@ -508,7 +510,10 @@ def sketch_tensor(
         quantizable: whether bitsandbytes would quantize the module's weight.
     """
     if not isinstance(tensor, nn.Parameter):
-        return TensorSketch(tensor.numel(), tensor.itemsize, read_per_token=0.0, name=name)
+        # Some libraries keep quantized weights in buffers of these types. Other buffers are not read, or small.
+        is_weight = tensor.dtype in (torch.int32, torch.int8, torch.uint8)
+        read_share = _read_share(model, module, name, tensor) if is_weight else 0.0
+        return TensorSketch(tensor.numel(), tensor.itemsize, read_per_token=read_share, name=name)
     is_weight = name.rpartition(".")[2] == "weight"
     count = tensor.numel()
     itemsize = None

@@ -46,19 +46,19 @@ class AcceptanceFigures(Group, DraftColumns, AcceptedByIteration):
 
 
 def reported_drafts(run: MeasuredRun, arm: MeasuredArm) -> tuple[Drafts, str | None]:
-    """The draft tokens of an arm, as its answers report them, or as the server's counters do if only these report
-    iterations.
+    """The draft tokens of an arm: from its answers, or from the server's counters if the answers do not say how many
+    iterations drafted.
 
     Counters are not used if any of their counts is impossible, if they missed tokens that arrived, or if they include
-    too many tokens of other clients. They are not used either if the arm had further requests that only kept up the
-    load, and its answers report how many tokens were drafted.
+    too many tokens of other clients; nor if further requests kept up the load and the answers report draft tokens.
 
     Returns:
         The counts, and their source: `metrics` for counters, None for answers.
     """
     reported = Drafts.total(row.drafts for row in run.rows_of(arm) if row.is_answered)
-    # `drafting` is the number of iterations that drafted; None if it is unknown, 0 if there were none.
-    # Answers take precedence: counters also include the requests that only keep up the load.
+    # `drafting` is the number of iterations that drafted; None if it is unknown; 0 if there were none or, with
+    # `answers` 0, if nothing is known. Answers take precedence: counters also include the requests that only keep up
+    # the load.
     if reported.drafting or (arm.keeps_up_load and reported.proposed):
         return reported, None
     if arm.counted is None or impossible_counts(arm):
@@ -68,6 +68,5 @@ def reported_drafts(run: MeasuredRun, arm: MeasuredArm) -> tuple[Drafts, str | N
     if traffic.get("unseen_tokens") or (traffic.get("foreign_tokens") or 0) > MOST_FOREIGN * own:
         return reported, None
     counted = counted_acceptance(arm.counted, arm.begun_requests)
-    # (`Drafts.answers` is 0 if nothing is known about drafts.)
     knows_more = counted.drafting is not None or not reported.answers
     return (counted, "metrics") if counted.answers and knows_more else (reported, None)

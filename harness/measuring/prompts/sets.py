@@ -83,7 +83,8 @@ class Prompt:
         tools: for a chat, the tools that the model may call.
         following: for a chat, the messages after `messages`: the answer, if one was recorded; in an `opening`, all
             messages from the first answer on.
-        index: its place in the prompt set, from 0. The index and the seed determine the random numbers of its answer.
+        index: in a loaded set its place, from 0; in a prompt that is sent `PromptSet.index`. The index and the seed
+            determine the random numbers of its answer.
         line: its line in the file, or row of the table, from 1.
         num_tokens: the number of tokens that the text is cut to; None for the whole text.
         turns: for a conversation that is sent turn by turn, all texts of the user, from the first turn on; empty for a
@@ -121,10 +122,10 @@ class Prompt:
         stays that of the whole prompt.
         """
         messages = self.conversation.messages
-        roles = [message["role"] for message in messages]
-        if "assistant" not in roles[1:]:
+        answers = answers_in(messages)
+        if not answers:
             return self
-        end = roles.index("assistant", 1)
+        end = answers[0]
         return dataclasses.replace(self, messages=messages[:end], following=messages[end:])
 
     @property
@@ -147,6 +148,15 @@ class Prompt:
             chat.append({"role": "assistant", "content": answer})
             chat.append({"role": "user", "content": text})
         return dataclasses.replace(self, text=chat[-1]["content"], messages=tuple(chat))
+
+
+def answers_in(messages: Sequence[Message]) -> list[int]:
+    """The indices of the recorded answers. An assistant's message before the first message that a model answers, such
+    as a greeting, is none.
+    """
+    roles = [message["role"] for message in messages]
+    first = next((index for index, role in enumerate(roles) if role in _ASKS), len(roles))
+    return [index for index in range(first, len(roles)) if roles[index] == "assistant"]
 
 
 class Occurrence(NamedTuple):

@@ -24,7 +24,7 @@ from harness.engines.door.reading import Transcript
 from harness.engines.protocol import Chat
 from harness.engines.tokenizer import tokens_behind
 from harness.measuring.prompts.chat_templates import Template
-from harness.measuring.prompts.sets import Prompt
+from harness.measuring.prompts.sets import Prompt, answers_in
 
 # A character from the private use area, which no template writes.
 _OTHER_ANSWER = {"role": "assistant", "content": "\ue000"}
@@ -78,11 +78,7 @@ def readings_of(prompt: Prompt, template: Template) -> list[Reading]:
         # The template has already written the special tokens.
         return tokenizer.encode(text, add_special_tokens=not template.is_used)
 
-    answers = [
-        index
-        for index, message in enumerate(chat.messages)
-        if index > 0 and message["role"] == "assistant"
-    ]
+    answers = answers_in(chat.messages)
     readings = []
     # The text between two answers and the text of each answer are encoded one after the other, so that the boundaries
     # of the answers are boundaries of tokens.

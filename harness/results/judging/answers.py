@@ -86,7 +86,9 @@ def judged_differences(rows: Sequence[Any]) -> Sequence[Statement]:
         # An open statement without a reason (`is_judged_open`) is shown as "no significant difference". So a reason is
         # set here, unless the interval excludes every difference larger than the margin.
         if statement.is_judged_open and max(-difference.low, difference.high) > margin:
-            why = f"a difference of {100 * margin:g} points is not excluded"
+            change = "gain" if -difference.low <= margin else "difference"
+            change = "loss" if difference.high <= margin else change
+            why = f"a {change} of {100 * margin:g} points is not excluded"
             statement = replace(statement, why=why)
         statements.append(statement)
     return statements

@@ -105,7 +105,7 @@ def test_a_longer_text_is_compared_up_to_the_end_of_the_shorter() -> None:
         laps = regular_lap, lap_of("speculative", [[1] * number for number in pieces], seconds)
         compared = comparison_columns(None, Digits(), QUESTION, *laps)
         assert (compared["speedup"], compared.get("num_compared")) == (speedup, num_compared)
-        assert race.arm_columns(regular_lap, Digits())["regular_tokens_per_second"] == 1
+        assert race.arm_columns(regular_lap, Digits())["regular_ms_per_token"] == 1000
 
 
 def lap_of(name: str, pieces: Sequence[list[int]], seconds: float) -> Answered:

@@ -144,8 +144,8 @@ def test_tokens_that_a_runner_holds() -> None:
     shorter = dataclasses.replace(demand, new_tokens=20)
     assert shorter.runner_tokens == 128 + 100
     # A head writes again what was decided, and what it drafts.
-    assert demand.head_tokens == 256
-    assert dataclasses.replace(demand, new_tokens=148).head_tokens == 384
+    assert (demand.head_tokens(0), demand.head_tokens(100)) == (256, 384)
+    assert dataclasses.replace(demand, new_tokens=148).head_tokens(0) == 384
     asked = case(sketch(cache=10), free=machine(40), demand=demand)
     assert fit(asked)[0].cache_per_device == {"cuda:0": 2 * 356 * 10 * 10 * 2}
 

@@ -66,6 +66,13 @@ def test_known_sizes() -> None:
     assert held.weight_bytes == llama("1B", "4bit").weight_bytes
 
 
+def test_weights_in_buffers_are_read() -> None:
+    config = make_config("llama")
+    config.quantization_config = {"quant_method": "bitnet"}
+    packed = [each for each in sketched(config).tensors if each.itemsize == 1]
+    assert {each.read_per_token for each in packed} == {1.0}
+
+
 def test_tied_weights_stay_together() -> None:
     tied = llama("1B", vocab_size=128256, tie_word_embeddings=True)
     assert tied.weight_bytes == pytest.approx(2 * tied.num_parameters, rel=1e-3), "counted once"

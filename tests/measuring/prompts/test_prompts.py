@@ -268,6 +268,8 @@ def test_an_answer_is_text_or_numbers_of_tokens(load: Load) -> None:
     assert prompt.completion == "[1, 2]", "a text of brackets and numbers"
     [prompt] = load([{"messages": [*ASKED, {"role": "assistant", "content": "I"}, *ASKED]}]).prompts
     assert prompt.has_answers
+    greeting = [{"role": role, "content": "Hi"} for role in ("system", "assistant", "user")]
+    assert not load([{"messages": greeting}]).prompts[0].has_answers
     # Two answers to a prompt are two texts to read, and one prompt to send.
     twice = load([{"prompt": "A", "completion": answer} for answer in "BC"])
     assert (len(twice.prompts), twice.num_repeated) == (1, 1)

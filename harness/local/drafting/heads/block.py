@@ -55,7 +55,7 @@ class DFlashConfig(HeadConfig):
         mask_token_id: the id of the mask token.
         from_anchor: whether the anchor predicts a token, as the masks do.
         causal: whether a query sees only itself and the queries before it, in all layers.
-        causal_windows: whether this holds at least in the layers with a sliding window.
+        causal_windows: the same, but only in the layers with a sliding window; `causal` overrides it.
         windows_follow: whether a sliding window is counted from each query. If not, it is counted from the anchor.
         markov_rank: the width of the Markov head's embeddings; 0 without a Markov head.
     """
@@ -161,7 +161,7 @@ class DFlash(LayeredHead):
         return num_unread + self.config.block_size
 
     def read(self, unread: Unread, cache: SlotCache) -> None:
-        """Write the keys and values of the target's unread features to `cache`. Returns None.
+        """Write the keys and values of the target's unread features to `cache`.
 
         Features are only keys and values, never queries, so no layer is run on them.
         """
