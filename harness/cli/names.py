@@ -276,17 +276,12 @@ class NameSearchPath(SearchPathPlugin):
         search_path.prepend("harness", f"{NameSource.scheme()}://")
 
 
-def _default_draft(model: str, engine: str) -> str:
-    """Return the value of `draft=` if the user gives none: the engine's own draft; if it has none, `tiny_draft` for the
-    tiny model and `none` for any other.
-    """
-    of_model = "tiny_draft" if without_suffixes(model) == "tiny" else "none"
-    return default_draft(engine) or of_model
-
-
 # In a configuration, `${in_package:local/x}` stands for the result of the function `in_package` for `local/x`.
 _RESOLVERS: dict[str, Callable[..., Any]] = {
-    "default_draft": _default_draft,
+    # The draft if the user gives none: the engine's own draft, or that of the tiny model.
+    "default_draft": lambda model, engine: (
+        default_draft(engine) or ("tiny_draft" if without_suffixes(model) == "tiny" else "none")
+    ),
     "default_prompts": lambda model: (
         "tiny" if without_suffixes(model) in ("tiny", "tiny_draft") else "english"
     ),

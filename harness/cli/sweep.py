@@ -88,7 +88,7 @@ def begin(
             "jobs run at the same time on this machine and slow each other down, so times and speed-ups are not those"
             " of an idle machine: leave out the launcher to measure one job after the other"
         )
-    if launcher.endswith((".SlurmLauncher", ".RayLauncher")):
+    if launcher.endswith((".SlurmLauncher", ".RayLauncher", ".JoblibLauncher")):
         # From now on, this process only waits for jobs in other processes. A signal ends the wait, and the table is
         # printed.
         signals.raise_postponed()

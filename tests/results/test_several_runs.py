@@ -302,6 +302,8 @@ def test_a_pooled_row_replaces_its_runs_and_is_where_they_are(tmp_path: Path) ->
     shown, failures = merge([pooled, *runs])
     assert ([run.id for run in shown], failures) == ([runs[2].id, pooled.id], [])
     assert shown[-1].directory == tmp_path
+    more = ended("ok", measurement="more", pooled_runs=[run.id for run in runs])
+    assert merge([pooled, *runs, more])[0] == [more], "with a larger `repeats=`"
 
 
 def test_of_copies_of_a_run_the_most_complete_one_counts(tmp_path: Path) -> None:

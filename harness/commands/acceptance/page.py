@@ -144,7 +144,11 @@ def _page_of_draft(draft: Draft) -> Page:
         order = attrgetter("context" if name == "Context" else "turn")
         groups = grouped(sorted(texts, key=lambda text: order(text) or 0), group_of)
         if len(groups) > 1:
-            figures = [f"{group} {_tokens_of(k, texts):.2f}" for group, texts in groups.items()]
+            figures = []
+            for group, alike in groups.items():
+                num_tokens = sum(text.num_tokens or 0 for text in alike)
+                per_iteration = num_tokens / sum(text.iterations(k) for text in alike)
+                figures.append(f"{group} {per_iteration:.2f}")
             why.append((name, " · ".join(figures)))
     unit = "turn" if any(text.turn for text in texts) else "text"
     read = f"{counted(len(texts), unit)} " if texts else ""
@@ -292,11 +296,6 @@ _GROUPS: dict[str, Callable[[AcceptanceTextRow], str]] = {
     "Context": _contexts,
     "Where": lambda text: text.category or "without category",
 }
-
-
-def _tokens_of(k: int, texts: Sequence[AcceptanceTextRow]) -> float:
-    """Tokens per iteration of all these texts together."""
-    return sum(text.num_tokens or 0 for text in texts) / sum(text.iterations(k) for text in texts)
 
 
 def _origin(row: AcceptanceRow) -> str:

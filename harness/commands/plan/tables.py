@@ -62,9 +62,16 @@ def plan_page(runs: Sequence[Run[PlanRow]]) -> Page | None:
         if fastest_gpus:
             least += f", the slowest GPU of its size: gpu_memory='{fastest_gpus[0]}' names another"
         why = [("Time", least)] if slowest else []
-        title, tables = title_of_many(rows), [_plans(runs)]
+        table = Table.of("plans", "", named_runs(runs), _PLANS, look="bare")
         notes = dict.fromkeys(note for row in rows for note in _notes(row))
-        return Page(title, finding=[finding], doubts=[*notes], tables=tables, why=why, next=steps)
+        return Page(
+            title_of_many(rows),
+            finding=[finding],
+            doubts=[*notes],
+            tables=[table],
+            why=why,
+            next=steps,
+        )
     (row,) = rows
     if not row.devices_bytes:
         return None
@@ -221,27 +228,6 @@ def _remedies(row: PlanRow) -> list[Remedy]:
     return [Remedy(**change) for change in row.instead or []]
 
 
-def _plans(runs: Sequence[Run[PlanRow]]) -> Table:
-    """A table with a row for each plan. The page's title contains the settings that all plans share."""
-    columns = (
-        Column("pair", of="name.cell", text=True, varies=True),
-        Column("K", of="row.num_draft_tokens", varies=True),
-        Column("fits", of=_fits, text=True).at("row"),
-        Column("needs\nGB", gigabytes, "row.needed_bytes"),
-        Column("ms/token\nat least", number(), lambda row: _slowest_ms(row, row.read_bytes)).at(
-            "row"
-        ),
-        Column("at that\nacceptance", times, "row.predicted_speedup", optional=True),
-        Column("all drafts\naccepted", times, "row.highest_speedup"),
-        Column(
-            "ms/token\nthen",
-            number(),
-            lambda row: _slowest_ms(row, row.speculative_read_bytes),
-        ).at("row"),
-    )
-    return Table.of("plans", "", named_runs(runs), columns, look="bare")
-
-
 def _fits(row: PlanRow) -> str:
     """`yes`, `no; model=65B_4bit`, or `weights only` if the size of the KV cache is unknown; the status and the error
     of a plan that failed.
@@ -343,3 +329,20 @@ def gigabytes(size: float) -> str:
 
 def _parameters(count: float) -> str:
     return f"{count / 1e9:.2f} billion" if count >= 0.1e9 else f"{count / 1e6:.1f} million"
+
+
+# One row per plan. The title of the page contains the settings that all plans share.
+_PLANS = (
+    Column("pair", of="name.cell", text=True, varies=True),
+    Column("K", of="row.num_draft_tokens", varies=True),
+    Column("fits", of=_fits, text=True).at("row"),
+    Column("needs\nGB", gigabytes, "row.needed_bytes"),
+    Column("ms/token\nat least", number(), lambda row: _slowest_ms(row, row.read_bytes)).at("row"),
+    Column("at that\nacceptance", times, "row.predicted_speedup", optional=True),
+    Column("all drafts\naccepted", times, "row.highest_speedup"),
+    Column(
+        "ms/token\nthen",
+        number(),
+        lambda row: _slowest_ms(row, row.speculative_read_bytes),
+    ).at("row"),
+)

@@ -106,10 +106,19 @@ def recovery_page(runs: Sequence[Run]) -> Page | None:
             finding = _finding(run)
             name = run.name.label() if run.name else ""
             findings.append(replace(finding, text=f"{name}: {finding.text}"))
+        table = Table.of(
+            "recovery",
+            _TITLE,
+            every,
+            _VERDICTS,
+            strong=lambda run: run.verdict == "lossy",
+            faint=lambda run: run.verdict not in _STYLES,
+            about="Greedy texts token by token, and bets on sampled ones against the target's exact distribution.",
+        )
         return Page(
             title,
             finding=findings,
-            tables=[verdicts_table(every)],
+            tables=[table],
             next=_next_steps(guiding),
             statements=statements,
         )
@@ -120,7 +129,7 @@ def recovery_page(runs: Sequence[Run]) -> Page | None:
     in_flight = counted(run.row.batch_size or 1, "request")
     title = heading(run.row, f"{in_flight} in flight · {settings_line([asked])}")
     figures = figures_table(run.deciding, attrgetter("check"), _notes(run))
-    tables = [_checks_table(run), figures]
+    tables = [Table.of("recovery", _TITLE, run.deciding, _CHECKS), figures]
     why = [("Kernels", _kernel_findings(run.kernels))] if run.kernels else []
     return Page(
         title,
@@ -208,50 +217,6 @@ def _next_steps(checks: Checks) -> list[NextStep]:
     return [NextStep("is the runner the cause?", "runner=eager")] if is_suspect else []
 
 
-def verdicts_table(every: Sequence[Checks]) -> Table:
-    """A table with one row per run."""
-    columns = (
-        Column("pair", text=True, of="name.cell"),
-        Column("K", of="name.k"),
-        Column("verdict", text=True, of="verdict"),
-        Column("greedy texts identical", of=lambda run: _identical(run.greedy)),
-        Column("draws", "{:,}".format, "sampled.num_draws"),
-        Column("p-value", p_value_in_words, "sampled.p_value"),
-        Column(
-            "power",
-            _share,
-            "sampled.power",
-            meaning="lower bound of the probability of detecting a change of `shift` between parts of the distribution",
-        ),
-    )
-    return Table.of(
-        "recovery",
-        _TITLE,
-        every,
-        columns,
-        strong=lambda run: run.verdict == "lossy",
-        faint=lambda run: run.verdict not in _STYLES,
-        about="Greedy texts token by token, and bets on sampled ones against the target's exact distribution.",
-    )
-
-
-def _checks_table(checks: Checks) -> Table:
-    """A table with one row per check that was made."""
-    columns = (
-        Column("check", text=True, of="check"),
-        Column("verdict", of="verdict"),
-        Column("draws", "{:,}".format, "num_draws", optional=True),
-        Column("identical", of=_identical, optional=True),
-        Column("p-value", p_value_in_words, "p_value", optional=True),
-        Column("power", _share, "power", optional=True),
-        Column("accepted", percent, "acceptance_rate", optional=True),
-        Column("tokens", "{:,}".format, "num_tokens", optional=True),
-        Column("arm", of="arm", varies=True),
-        Column("finding", text=True, of="finding", optional=True),
-    )
-    return Table.of("recovery", _TITLE, checks.deciding, columns)
-
-
 def _identical(row: RecoveryRow | None) -> str | None:
     """`74 of 75` greedy texts; None without this check."""
     if row is None or row.identical_prompts is None:
@@ -314,3 +279,33 @@ def _past_ends(row: RecoveryRow) -> str:
 
 def _share(value: float | None) -> str:
     return "> 99.9 %" if value is not None and value > 0.999 else percent(value or 0.0, 1)
+
+
+# One row per run.
+_VERDICTS = (
+    Column("pair", text=True, of="name.cell"),
+    Column("K", of="name.k"),
+    Column("verdict", text=True, of="verdict"),
+    Column("greedy texts identical", of=lambda run: _identical(run.greedy)),
+    Column("draws", "{:,}".format, "sampled.num_draws"),
+    Column("p-value", p_value_in_words, "sampled.p_value"),
+    Column(
+        "power",
+        _share,
+        "sampled.power",
+        meaning="lower bound of the probability of detecting a change of `shift` between parts of the distribution",
+    ),
+)
+# One row per check that was made.
+_CHECKS = (
+    Column("check", text=True, of="check"),
+    Column("verdict", of="verdict"),
+    Column("draws", "{:,}".format, "num_draws", optional=True),
+    Column("identical", of=_identical, optional=True),
+    Column("p-value", p_value_in_words, "p_value", optional=True),
+    Column("power", _share, "power", optional=True),
+    Column("accepted", percent, "acceptance_rate", optional=True),
+    Column("tokens", "{:,}".format, "num_tokens", optional=True),
+    Column("arm", of="arm", varies=True),
+    Column("finding", text=True, of="finding", optional=True),
+)

@@ -145,19 +145,16 @@ def make_app(served: ServedModel, key: str | None) -> FastAPI:
     # `/regular` generates without the draft. Without a draft, both prefixes use the same arm.
     app.include_router(_generation(served, settings.arms[-1]))
     app.include_router(_generation(served, "regular"), prefix="/regular", include_in_schema=False)
-    _add_health(app, served)
-    _add_error_handlers(app)
-    return app
-
-
-def _add_health(app: FastAPI, served: ServedModel) -> None:
-    """Add the endpoint that says whether the service runs."""
 
     @app.get("/health")
     def health() -> dict[str, str]:
+        """Say whether the service runs."""
         if not served.service.is_running:
             raise Refusal(503, ENDING)
         return {"status": "ok"}
+
+    _add_error_handlers(app)
+    return app
 
 
 def _add_error_handlers(app: FastAPI) -> None:
@@ -205,7 +202,9 @@ def _generation(served: ServedModel, arm: str) -> APIRouter:
     router = APIRouter()
 
     async def tokens_of(prompts: Sequence[str | list[int]]) -> list[list[int]]:
-        served.check_number(prompts)
+        most = served.settings.most_prompts
+        if len(prompts) > most:
+            raise Refusal(400, f"prompt: {len(prompts)} prompts; at most {most} in a request")
         # Encoding a long text takes seconds, so it is done in a thread, while other requests are answered.
         return [await run_in_threadpool(served.tokens_of, prompt) for prompt in prompts]
 

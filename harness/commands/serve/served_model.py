@@ -84,12 +84,6 @@ class ServedModel:
             raise Refusal(400, f"messages: {first_line(error)}") from error
         return token_ids
 
-    def check_number(self, prompts: Sequence[object]) -> None:
-        """Raise a Refusal if a request has more prompts than are allowed."""
-        most = self.settings.most_prompts
-        if len(prompts) > most:
-            raise Refusal(400, f"prompt: {len(prompts)} prompts; at most {most} in a request")
-
     def tokens_of(self, prompt: str | Sequence[int]) -> list[int]:
         """The token ids of a prompt without a chat template.
 
