@@ -143,6 +143,8 @@ def read(words: Words, command: str) -> Typed:
         raise SettingError("repeats", "has one value for all jobs of a sweep", repeats)
     if "repeats" in known and is_repeated and "cfg" not in options:
         rounds = [f"{ROUND}={','.join(map(str, range(1, int(repeats) + 1)))}"]
+        if int(repeats) == 2:
+            say("an interval over 2 runs is very wide: repeats=5 gives a useful one")
     if rounds or len(words.servers) > 2:
         options.setdefault("multirun", "")
     quoted = [_quoted_for_hydra(setting) for setting in settings]
