@@ -38,8 +38,8 @@ from harness.config.errors import RunError, SettingError, nearest
 from harness.config.installation import CONF, install_command
 from harness.results.locked_files import DISK_ERRORS
 
-# Settings whose value is an acceptance, each with the form for a mean acceptance length and its K. The form is
-# suggested to users who give a rate for each position (`amounts.rates_by_position`).
+# Settings that take an acceptance, each with how a mean acceptance length and its K are typed there. This is suggested
+# to users who give a rate for each position (`amounts.rates_by_position`).
 _LENGTHS = {"acceptance": "acceptance={:.3f}@{}", "card": "card={:.3f} K={}"}
 
 

@@ -47,8 +47,10 @@ def pages_about(
                 continue
             # Made-up figures allow no conclusion, so only the tables of these runs are shown.
             for part in page.parts or [page]:
-                table = (part.full_tables or part.tables)[0].as_faint()
-                made_up.append(Page(f"{command.name}: {part.title}", tables=[table]))
+                # A page without a verdict has no table.
+                for table in (part.full_tables or part.tables)[:1]:
+                    title = f"{command.name}: {part.title}"
+                    made_up.append(Page(title, tables=[table.as_faint()]))
     if made_up:
         title = "random weights, synthetic acceptance or made-up costs: no measurement of a pair"
         pages["Made up"] = Page(title, parts=made_up)
@@ -62,8 +64,8 @@ def pages_about(
 
 
 def _without_verdict_table(runs: Sequence[Run], among: Sequence[Run]) -> Table:
-    """A table of runs without a verdict, each with the reason, and with its name `among` all runs, which may occur
-    twice there.
+    """A table of runs without a verdict, each with the reason, and named so that it differs from all runs in
+    `among`, which may occur twice there.
     """
     columns = (
         Column("command", text=True, of="run.command", varies=True),

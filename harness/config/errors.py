@@ -93,8 +93,8 @@ def as_typed(value: object) -> str:
 
 
 def nearest(word: str, known: Iterable[str], prefix: str = "") -> str:
-    """Return ` (did you mean X?)` with the most similar known word; "" if none is similar. If
-    several known words end in `_` and `word`, the first two are suggested.
+    """Return ` (did you mean X?)` with the most similar known word; "" if none is similar. If several known words end
+    in `_` and `word`, the first two are suggested.
 
     Args:
         prefix: the beginning of the suggested name, such as `draft.`, which the words in `known` lack.

@@ -138,7 +138,7 @@ def text_divergence(
     text = text.rstrip(BROKEN)
     written: list[int] = []
     # Each pass finds at least one more token. (If rounding makes a pass find fewer than the pass before, the loop may
-    # end without a result.)
+    # end; the divergence is then at the last position, without a margin.)
     for _ in range(num_tokens + 1):
         rest = tokens_behind(tokenizer, text[len(_text_behind(tokenizer, prompt, written)) :])
         tokens = [*written, *rest][:num_tokens]

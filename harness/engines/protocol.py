@@ -271,7 +271,9 @@ class Answered:
 
     @property
     def has_token_times(self) -> bool:
-        """Whether the arrivals show when single tokens came, and not only the end of the answer."""
+        """For a question with one request: whether the arrivals show when single tokens came, and not only the end of
+        the answer.
+        """
         return len(self.arrivals) > 1 or self.num_tokens < 2
 
     @property

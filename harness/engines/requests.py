@@ -250,7 +250,7 @@ class Load:
     Attributes:
         seconds: the length of this period.
         request_seconds: the sum, over all requests, of the time for which a request was in flight in this period.
-        share: of all chunks that arrived in this period, the share (0 to 1) that belongs to the question.
+        share: of `request_seconds`, the share (0 to 1) of the question's own requests.
         extra: the records of the requests that only kept up the load.
     """
 

@@ -70,7 +70,8 @@ def counted_acceptance(counts: Counts, requests: Sequence[RequestRecord]) -> Dra
     Raises:
         ImpossibleCounts: if the counters contradict each other. (`figures.acceptance` checks this beforehand.)
     """
-    # The counts are not compared with the number of tokens again: `impossible_counts` has done that.
+    # The counts are not compared with the number of tokens: `figures.server.impossible_counts` has done that if no
+    # other client was counted.
     drafted = counted_drafts(counts, requests, has_others=True)
     if drafted is None:
         return Drafts()
@@ -99,7 +100,7 @@ def tokens_in_burst(requests: Sequence[RequestRecord]) -> float:
 
 
 def longest_of(requests: Iterable[RequestRecord]) -> int | None:
-    """The K of an engine: the most tokens that any answer's iterations drafted, by its iterations or totals; None if
-    not known.
+    """The K of an engine: the most tokens that an iteration of any answer drafted, as far as its counts show
+    (`Drafts.longest`); None if not known.
     """
     return max((request.as_drafts.longest for request in requests), default=0) or None

@@ -60,14 +60,13 @@ def batches_to_ask(num_prompts: int, num_asked: int, size: int, seed: int) -> li
     Usually the set is divided into batches once, and whole batches (the last one perhaps shortened) are sent again; all
     repetitions of a batch are one unit. In two cases, batches are filled with repeated prompts instead, so that they
     share prompts, and each batch is a separate unit: if the set is smaller than one batch; and if the set makes too
-    few batches for an interval, but `num_asked` prompts make enough.
+    few whole batches for an interval, but `num_asked` prompts make enough.
 
     Args:
         seed: determines the order in which batches, or prompts, are sent again.
     """
-    has_few = math.ceil(num_prompts / size) < FEWEST_FOR_INTERVAL
-    needs_more = size > 1 and has_few and FEWEST_FOR_INTERVAL * size <= num_asked
-    if size > num_prompts or needs_more:
+    too_few = size > 1 and num_prompts < FEWEST_FOR_INTERVAL * size <= num_asked
+    if size > num_prompts or too_few:
         return _sharing(num_prompts, num_asked, math.ceil(num_asked / size), seed)
     firsts = range(0, num_prompts, size)
     units = [range(first, min(first + size, num_prompts)) for first in firsts]

@@ -103,7 +103,7 @@ class Table:
         look: the form on a terminal:
             `box`: a framed table with headings;
             `plain`: headings without a frame;
-            `bare`: the short table of a page, whose last columns are left out if they have no room;
+            `bare`: the short table of a page, whose last columns are left out without a word if they have no room;
             `lines`: names and values, without headings.
     """
 

@@ -163,8 +163,8 @@ def read_kind(path: Path, kinds: Iterable[type[Row]]) -> type[Row] | None:
 
 
 def check_appendable(path: str | Path) -> None:
-    """Before hours of measuring, raise the error that `append_rows` would raise for this path. The directory is
-    created.
+    """Before hours of measuring, raise the error that `append_rows` would raise if it appended to this very file. The
+    directory is created.
     """
     with locked(path, "results.file") as file:
         file.check_writable()

@@ -144,8 +144,7 @@ class CounterPage:
         restarts = 0.0 if self._last is None else self._last.restarts
         if started is None and self._last is not None:
             # If a counter has fallen, `growth` knows nothing.
-            has_fallen = not growth(replace(counts, restarts=restarts), self._last).is_known
-            restarts += has_fallen
+            restarts += not growth(replace(counts, restarts=restarts), self._last).is_known
         elif started is not None and self._newest_start is not None:
             restarts += started > self._newest_start
             if started < self._newest_start:

@@ -244,13 +244,13 @@ async def send_in_turn(
         own = [await begin(outgoing) for outgoing in requests]
         tasks.append(asyncio.create_task(begin_further()))
         await asyncio.gather(*own)
-        num_further = sum(len(record.arrivals) for record in extra)
-        num_own = sum(len(outgoing.request.arrivals) for outgoing in requests)
+        all_seconds = sender.request_seconds() - seconds_before
+        own_seconds = sum(outgoing.request.seconds for outgoing in requests)
         return Load(
-            request_seconds=sender.request_seconds() - seconds_before,
+            request_seconds=all_seconds,
             seconds=time.perf_counter() - began,
             # Further requests slow the others down, so only this share of the time is due to the others.
-            share=num_own / (num_own + num_further) if num_own else 1.0,
+            share=own_seconds / all_seconds if extra and own_seconds else 1.0,
             extra=extra,
         )
     finally:

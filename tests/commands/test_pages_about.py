@@ -29,6 +29,10 @@ def test_a_terminal_shows_five_series(tmp_path: Path) -> None:
     assert shown.count("Best significant speed-up") == 5
     assert "3 more: report.md" in shown
     assert markdown(report, "").count("### ") == 8
+    # Made-up runs that were interrupted have no table.
+    for k in (2, 4):
+        write(tmp_path / "mine.csv", latency_run(k, weights="random", status="interrupted"))
+    assert "Made up" not in build([tmp_path]).pages
 
 
 def test_a_command_is_typed_again_with_changes() -> None:

@@ -95,7 +95,7 @@ class AnswerSource:
             unless the answers are `served`.
         prompts: the prompts taken from the set, before those that are too long are left out.
         num_skipped: how many prompts of the run as typed were too long.
-        num_sent: how many requests the run as typed sent; 0 for given texts.
+        num_sent: how many requests the run as typed sent to each command; 0 for given texts.
     """
 
     def __init__(self, settings: AcceptanceSettings) -> None:
@@ -110,9 +110,9 @@ class AnswerSource:
             without = counted(len(self.prompt_set.prompts) - len(answered), "prompt")
             say(f"{without} without an answer left out")
             self.prompt_set = replace(self.prompt_set, prompts=tuple(answered))
-        asked = settings.num_prompts
+        wanted = settings.num_prompts
         automatic = min(len(self.prompt_set.prompts), GIVEN if answered else WRITTEN)
-        self.prompts = self.prompt_set.take(automatic if asked == "auto" else asked)
+        self.prompts = self.prompt_set.take(automatic if wanted == "auto" else wanted)
         self.num_skipped = 0
         self.num_sent = 0
 
@@ -162,7 +162,7 @@ class AnswerSource:
         prompts = self.prompts
         if self.kind == "given":
             prompts = tuple(prompt.opening for prompt in prompts)
-        # Within the block, the session uses the condition's settings (`Session.settings`).
+        # Within the block, the condition serves as the experiment: the session reads only its settings.
         experiment, session.experiment = session.experiment, condition
         try:
             encoded = session.encoder.encode_set(self.prompt_set, prompts, new_tokens)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from operator import attrgetter
 from typing import Any, TypeVar
 
 from harness.config.amounts import capitalised, counted, percent
@@ -141,8 +140,8 @@ def _page_of_draft(draft: Draft) -> Page:
     tables.append(figures_table([row], lambda _: f"K={k}"))
     # Groups by turn, context and category, in this order: `Turn: 1 3.21 · 2 to 3 3.05`.
     for name, group_of in _GROUPS.items():
-        order = attrgetter("context" if name == "Context" else "turn")
-        groups = grouped(sorted(texts, key=lambda text: order(text) or 0), group_of)
+        column = "context" if name == "Context" else "turn"
+        groups = grouped(sorted(texts, key=lambda text: getattr(text, column) or 0), group_of)
         if len(groups) > 1:
             figures = []
             for group, alike in groups.items():

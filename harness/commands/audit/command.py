@@ -106,7 +106,7 @@ def _checks(row: PrintedRow) -> Iterator[Check]:
         yield Check(row, claim, compared, length.low, most, limit, above)
         below = "is below 1: it leaves out the target's own token, so that 1 is to be added to all lengths"
         if length.high < 1:
-            # These values of `most` and `limit` make the claim unlikely, but not impossible.
+            # `most` and `limit` are no bounds here: they make the verdict `unlikely`.
             yield Check(row, claim, compared, least=1, most=0, limit=1, reason=below)
     if rate:
         claim = f"acceptance rate {rate.text}"

@@ -209,7 +209,7 @@ def answers(pairs: Sequence[RankedRun]) -> list[Line]:
         # A run on a busy machine is shown to pay, but it cannot be the reference.
         beginning = "No run on an idle machine is significantly faster; the highest of these"
     elif all(pair.verdict.relation == "below" for pair in [first, *others]):
-        beginning = "All are significantly slower; the smallest loss"
+        beginning = "All are significantly slower; the highest"
     else:
         beginning = "None is significantly faster; the highest"
     answer = headline(first.verdict)

@@ -61,7 +61,7 @@ def _better_interval(row: LatencyRow, verdict: Statement) -> list[NextStep]:
         interval over all prompts of the set, with bounds      repeated runs
         otherwise                                              nothing
 
-    An interval without bounds also is over prompts, batches, laps or blocks.
+    Without *with bounds*, a line also applies to a run that has no interval yet.
     """
     coverage = Coverage.of(row.speedup)
     has_bounds = verdict.interval.has_bounds

@@ -50,8 +50,8 @@ def _draft(row: LatencyRow) -> str:
 
 
 def _settings(row: LatencyRow) -> str:
-    """A lossy rule, and the settings that differ from their defaults and have no column, without those that start
-    servers, which the last cell shows; a dash if there are none.
+    """A lossy rule, and the changed settings that have no column; a dash if there are none. Servers' commands are left
+    out, because the last cell shows them.
     """
     typed = [name for name in row.settings or () if name not in STARTS_SERVERS]
     words = [lossy_rule(row), *(setting_in_words(row, f"settings.{name}") for name in typed)]
@@ -64,15 +64,17 @@ def _speedup(row: LatencyRow) -> str:
     """
     if row.status == NO_VERDICT:
         return "no verdict"
-    text = result_line(row)
+    parts = [result_line(row)]
     verdict = verdict_of(row)
     if verdict.interval.covers is not None:
-        text += f" over {verdict.interval.covers}"
+        parts[0] += f" over {verdict.interval.covers}"
     if verdict.why and verdict.interval.is_known:
-        text += f", not judged: {verdict.why}"
+        parts.append(f"not judged: {verdict.why}")
     elif row.status not in ("ok", None):
-        text += f", {row.status}"
-    return text if row.was_quiet else f"{text}, busy machine"
+        parts.append(str(row.status))
+    if not row.was_quiet:
+        parts.append("busy machine")
+    return ", ".join(filter(None, parts))
 
 
 _COLUMNS: Mapping[str, Callable[[LatencyRow], str]] = {

@@ -60,8 +60,8 @@ class ModelDrafter(TensorDrafter):
         drawn: list[Tensor] = []
         distributions: list[Tensor] = []
         for num_drawn, uniform in enumerate(uniforms.split(1, dim=1)):
-            # `starts` takes the distance from the index of LAST. The first pass begins at the token before LAST, the
-            # second at the token after it.
+            # `starts` takes the distance from the index of LAST. The first pass begins one before LAST, the second
+            # one after LAST, the third two after.
             starts = rows.starts(-1 if num_drawn == 0 else num_drawn)
             # `goes_on`: all passes of a proposal count as one, so the next proposal may roll all of them back.
             logits = self.runner.extend(tokens, starts, goes_on=num_drawn > 0).logits

@@ -76,15 +76,12 @@ def _this_machine(placement: PlacementSettings) -> Machine:
     texts = [
         f"{number} × {name}" if number > 1 else name for name, number in Counter(names).items()
     ]
-    bandwidths = {}
-    for name in names:
-        gpu = known_gpu(name)
-        if gpu is not None:
-            bandwidths[name] = gpu.bandwidth_gb_s
     # On GPUs of several kinds, times are computed as if all GPUs were as fast as the fastest, because the result must
-    # be a lower bound.
-    fastest = sorted(bandwidths.items(), key=lambda item: (item[1], item[0]))[-1:]
-    return Machine(free_memory(gpus), "; ".join(texts), dict(fastest))
+    # be a lower bound. So nothing is computed if any of them is not known.
+    known = [(gpu.bandwidth_gb_s, name) for name in names if (gpu := known_gpu(name)) is not None]
+    bandwidth, fastest = max(known, default=(0, ""))
+    bandwidths = {fastest: bandwidth} if len(known) == len(names) else {}
+    return Machine(free_memory(gpus), "; ".join(texts), bandwidths)
 
 
 def _pretended_machine(pretended: PretendedGpus) -> Machine:
@@ -137,6 +134,7 @@ def plan_on(machine: Machine, settings: RunSettings, prompt_length: int) -> Pair
     rule = pair.excess(prompt_length, settings.decoding.max_new_tokens)
     if rule is not None:
         raise SettingError("prompt_length", rule, prompt_length)
+    # Random weights are used with the same tokens for both models.
     if len(pair.checkpoints) > 1 and (engine.own_loop or settings.weights == "random"):
         check_vocabularies(*pair.checkpoints)
 
@@ -276,7 +274,7 @@ def pass_bytes(pair: PlannedPair, demand: Demand) -> PassBytes | None:
     context = demand.prompt_tokens + demand.new_tokens // 2
     step = target.pass_bytes(demand.batch_size, context)
     k = demand.num_draft_tokens
-    # A head that has a largest K drafts in one pass, so only its verifications are shorter.
+    # If a head has a largest K, a larger K lengthens nothing: it drafts in one pass, and verifies no more tokens.
     largest_k = None if pair.head is None else pair.head.config.most_tokens
     num_drafted = min(k, largest_k or k)
     # A verification may read more weights than a regular step, because its tokens may use different experts.

@@ -56,9 +56,9 @@ class PreparedCalls(Calls):
         #     (True, False, True)   decide about a proposal that has tokens and lengths, but no probabilities: which of
         #                           its fields are not None (`_given`)
         self._prepared: dict[Hashable, Callable[..., Any]] = {}
-        # The verification as a `Part` (`runners.compiled`). A GPU's calls are captured, but only their parts are
-        # compiled, so this part is compiled separately from the target's pass. On a CPU, where a call is compiled as a
-        # whole, the part is a piece of the call. It is made when it is first needed, because it refers to `rows`.
+        # The verification as a `Part` (`runners.compiled`). On a GPU it is compiled by itself, and captured with the
+        # call; on a CPU it is compiled as a piece of the call. It is made when it is first needed, because it refers to
+        # `rows`.
         self._judging: Part | None = None
 
     def has_room(self, batch: BatchSize) -> bool:
@@ -171,8 +171,9 @@ class Graphs(TorchDispatchMode):
         self.is_capturing = False
         # The memory of the graphs, by their device.
         self._pools: dict[torch.device, Any] = defaultdict(torch.cuda.graph_pool_handle)
-        # The capture of the present graph, and its GPU; None if the graph has ended.
+        # The capture of the present graph.
         self._graph = ExitStack()
+        # Its GPU; None if the graph has ended.
         self._gpu: torch.device | None = None
         # Of the present call: its replays and copies, in order, and the copy of each tensor on a device. Tensors are
         # hashed by identity.

@@ -56,9 +56,8 @@ def reported_drafts(run: MeasuredRun, arm: MeasuredArm) -> tuple[Drafts, str | N
         The counts, and their source: `metrics` for counters, None for answers.
     """
     reported = Drafts.total(row.drafts for row in run.rows_of(arm) if row.is_answered)
-    # `drafting` is the number of iterations that drafted; None if it is unknown; 0 if there were none or, with
-    # `answers` 0, if nothing is known. Answers take precedence: counters also include the requests that only keep up
-    # the load.
+    # `drafting` is None if it is unknown, and 0 if nothing was drafted or no answer reports anything. Answers take
+    # precedence: counters also include the requests that only keep up the load.
     if reported.drafting or (arm.keeps_up_load and reported.proposed):
         return reported, None
     if arm.counted is None or impossible_counts(arm):
@@ -68,5 +67,6 @@ def reported_drafts(run: MeasuredRun, arm: MeasuredArm) -> tuple[Drafts, str | N
     if traffic.get("unseen_tokens") or (traffic.get("foreign_tokens") or 0) > MOST_FOREIGN * own:
         return reported, None
     counted = counted_acceptance(arm.counted, arm.begun_requests)
+    # Counters that do not say how many iterations drafted (SGLang's) add nothing to answers that report drafts.
     knows_more = counted.drafting is not None or not reported.answers
     return (counted, "metrics") if counted.answers and knows_more else (reported, None)

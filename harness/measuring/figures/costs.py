@@ -31,9 +31,7 @@ class CostFigures(Group):
     target_step_ms: MaybeFloat = pooled(
         "mean", "a pass of the target over one token, and the draw of the next", "ms"
     )
-    iteration_ms: MaybeFloat = pooled(
-        "mean", "a whole iteration in the timed run", "ms", per="num_iterations"
-    )
+    iteration_ms: MaybeFloat = pooled("mean", "a whole iteration", "ms", per="num_iterations")
     host_share: MaybeFloat = pooled(
         "mean",
         "share of an iteration's or step's time that is spent outside of the models' calls",
@@ -89,7 +87,8 @@ def _prediction(run: MeasuredRun, regular: MeasuredArm, speculative: MeasuredArm
 
     It is tokens_per_iteration / (drafted c + v), with the mean number of drafted tokens, where c is the cost of
     drafting a token, and v the cost of verifying K + 1 tokens, both in regular steps. In theorem 3.8 of Leviathan et
-    al. 2023, v is 1; here v is measured. The code has `drafted c` as one time, that of the phase `drafting`.
+    al. 2023, v is 1; here v is measured. The product of the drafted tokens and c is measured as one time: the
+    phase `drafting`.
     """
     drafts = Drafts.total(row.drafts for row in run.rows_of(speculative))
     length = drafts.columns()["tokens_per_iteration"]

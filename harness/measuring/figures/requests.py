@@ -221,8 +221,8 @@ def were_held_back(run: MeasuredRun, arm: MeasuredArm) -> bool | None:
 
     Arrivals that follow each other immediately count as one (`RequestRecord.bursts`). But a client that has to wait for
     a processor reads late, and then sees arrivals together that were sent apart. For such a client, arrivals are
-    counted singly, unless the whole answer came at once. The result is None if tokens were held back by the count of
-    bursts, and not by that of arrivals.
+    counted singly, unless the whole answer came at once. The result is None if the bursts say that tokens were held
+    back, and the single arrivals say that they were not.
 
     For example, iterations yield 2 tokens on average, so tokens were held back if 3 or more (`_MOST_PER_ITERATION`)
     arrive together. 60 tokens that arrive in 15 bursts were held back. If the 15 bursts have 30 arrivals, and this

@@ -163,8 +163,8 @@ class Head(nn.Module):
         """Read the unread features, and draft up to K tokens with the random numbers `uniforms` [B, K], on the head's
         device.
 
-        An implementation must not wait for the device. It must change nothing except entries of `cache`, and must not
-        touch slots beyond the first `cache.width` (which `HeadDrafter` sets before each call).
+        An implementation must not wait for the device. It must change nothing except entries of `cache`; for rows that
+        run, nothing beyond the first `cache.width` slots (which `HeadDrafter` sets before each call).
 
         Args:
             draw: draws tokens, given logits and uniforms.
@@ -217,13 +217,13 @@ class Head(nn.Module):
         return self._matrices[0](tokens)
 
     def logits(self, states: Tensor) -> Tensor:
-        """Turn states [..., D], after the final norm, into logits [..., V of the head]."""
+        """Turn the head's states [..., width], after the final norm, into logits [..., V of the head]."""
         # The matrix may be padded: outputs beyond the vocabulary belong to no token.
         return self._matrices[1](states)[..., : self.config.draft_vocabulary_size]
 
     @property
     def num_outputs_borrowed(self) -> int:
-        """How many times a proposal's pass reads the target's output matrix (Medusa: once for each of its heads)."""
+        """How often one pass of the head reads the target's output matrix (Medusa: once for each of its heads)."""
         return 0 if self.config.own_output else 1
 
     def caches(self) -> list[LayerCache]:
