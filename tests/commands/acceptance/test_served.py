@@ -68,7 +68,7 @@ def compared(directory: Path) -> Planted:
     """A server that keeps a draft token where the target draws the same one."""
     server = [*QUICK_MODELS, f"engine={planted('SamplesCompared')}"]
     # The warmer, the more of what rejection accepts is lost.
-    return server, [*QUICK_MODELS, "T=1"]
+    return server, [*QUICK_MODELS, "T=1.6"]
 
 
 @pytest.mark.slow
