@@ -70,8 +70,8 @@ class RequestRecord:
         text: the text of the answer. Only servers send it.
         from_text: whether `token_ids` were read from the text because the server did not send all ids.
         outcomes: (num_proposed, num_accepted) for each iteration; empty if they are not known.
-        outcomes_in_order: whether `outcomes` are in the order of time. If not, it is known only how often each outcome
-            occurred.
+        outcomes_in_order: whether `outcomes` are in the order of time, and the first one is that of the first iteration
+            after the first token. If not, it is known only how often each outcome occurred.
         num_read: the number of tokens of the prompt, as the server counts them; None if it does not report it.
         num_cached: how many of these tokens the server took from a cache; None if it does not report it.
         prompt_ms: on the server's clock, the time from the moment when the request left the queue to its first token,
@@ -250,7 +250,7 @@ class Load:
     Attributes:
         seconds: the length of this period.
         request_seconds: the sum, over all requests, of the time for which a request was in flight in this period.
-        share: of `request_seconds`, the share (0 to 1) of the question's own requests.
+        share: of `request_seconds`, the share (0 to 1) of the question's own requests; 1 without further requests.
         extra: the records of the requests that only kept up the load.
     """
 

@@ -287,9 +287,8 @@ def verified_places(record: RequestRecord) -> VerifiedPlaces | None:
     7) and a bonus token (8).
     """
     places = VerifiedPlaces([], [])
-    # The first token is decided without a proposal, unless each arrival has an outcome: with engine=huggingface, the
-    # pass over the prompt verifies draft tokens, too.
-    index = 0 if len(record.arrivals) == len(record.outcomes) else 1
+    # The first token is decided without a proposal. (With engine=huggingface it is not, and places are unknown.)
+    index = 1
     for num_proposed, num_accepted in record.outcomes:
         index += num_accepted
         if num_proposed and index < record.num_tokens:

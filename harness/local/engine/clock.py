@@ -84,6 +84,7 @@ class LoopClock:
                 record.add(row_step.tokens, seconds)
                 if row_step.proposed or (drafts and not is_first_token):
                     record.outcomes.append(row_step.outcome)
+                    record.outcomes_in_order &= not is_first_token
                 # If the text ended with an accepted token, it does not contain the token that was rejected later.
                 was_rejected = len(row_step.tokens) > row_step.num_accepted
                 arrival = Arrival(
