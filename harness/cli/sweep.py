@@ -8,7 +8,6 @@ import dataclasses
 import io
 import itertools
 import json
-import os
 import shlex
 import sys
 import time
@@ -34,7 +33,7 @@ from harness.commands.pages import pages_about
 from harness.commands.registry import measurement
 from harness.config.amounts import counted
 from harness.config.errors import HarnessError, RunError, SettingError
-from harness.config.machine import share_cores
+from harness.config.machine import set_threads, share_cores
 from harness.config.run import PromptedSettings, RepeatedSettings, RunSettings
 from harness.engines.record import engine_of, pair_key
 from harness.measuring.measurement import identify, measured_rows
@@ -202,7 +201,7 @@ def run_job(config: Any, servers: Servers) -> Sequence[RunRow]:
         threads = getattr(rows[-1], "num_threads", None)
         if error is None and threads:
             # All later jobs compute with as many threads, so that their runs can be compared.
-            os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+            set_threads(threads)
     except KeyboardInterrupt as interrupt:
         rows = job.rows()
         # After a time limit of the cluster the job counts as failed. After Ctrl-C it has no rows.

@@ -171,8 +171,8 @@ def settings_named_like(name: str, known: Collection[str]) -> list[str]:
 
 
 def _meant_by(name: str, known: Collection[str]) -> str:
-    """Return the setting that a name means: `decoding.temperature` for `decoding.T`. A name that is unknown, or
-    has a wrong group, is returned as it is.
+    """Return the setting that a name means: `decoding.temperature` for `decoding.T`. A name that is unknown, or has a
+    wrong group, is returned as it is.
 
     Raises:
         SettingError: the name may mean several settings.

@@ -64,8 +64,8 @@ def pages_about(
 
 
 def _without_verdict_table(runs: Sequence[Run], among: Sequence[Run]) -> Table:
-    """A table of runs without a verdict, each with the reason, and named so that it differs from all runs in
-    `among`, which may occur twice there.
+    """A table of runs without a verdict, each with the reason, and named so that it differs from all runs in `among`,
+    which may occur twice there.
     """
     columns = (
         Column("command", text=True, of="run.command", varies=True),

@@ -104,8 +104,16 @@ def share_cores(num_processes: int) -> None:
     Args:
         num_processes: number of processes that compute at the same time, each with the same share.
     """
-    if num_processes > 1 and not threads_are_set():
-        os.environ["OMP_NUM_THREADS"] = str(max(1, num_usable_cores() // num_processes))
+    if num_processes > 1:
+        set_threads(max(1, num_usable_cores() // num_processes))
+
+
+def set_threads(number: int) -> None:
+    """Let this process, if it has not imported torch, and processes that it starts compute with this number of threads,
+    unless the user has set OMP_NUM_THREADS.
+    """
+    if not threads_are_set():
+        os.environ["OMP_NUM_THREADS"] = str(number)
 
 
 def threads_are_set() -> bool:

@@ -154,8 +154,8 @@ def text_divergence(
         token = likeliest[position]
         # Whether the server's text has no further token here, but the reference has.
         has_ended = position == len(tokens)
-        # A token without text of its own ends the text: a special token, or another that some tokenizers have. It is
-        # decoded twice in a row, because some tokenizers drop a space at the beginning of a text.
+        # A token without text of its own ends the text, whether or not it is a special token. It is decoded twice in a
+        # row, because some tokenizers drop a space at the beginning of a text.
         if not tokenizer.decode([token, token], skip_special_tokens=True):
             # If the reference ends the text, the server's text must end here too.
             return None if has_ended else Divergence(position)

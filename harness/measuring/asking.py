@@ -13,7 +13,7 @@ batch:
     unit        0       1       1       0
 
 If 8 prompts are sent from a set of 3, in batches of 4, both batches contain the same prompts. Each batch is then a
-unit of its own, and an interval over units holds for these prompts only (`results.prompt_times.share_prompts`):
+separate unit, and an interval over units holds only for these prompts (`results.prompt_times.share_prompts`):
 
     places     0, 1, 2, 1    2, 0, 1, 0
     repeats    0, 0, 0, 1    1, 1, 2, 2

@@ -28,9 +28,9 @@ def ask_in_turns(
     not timed. If the caller leaves the loop early, the remaining questions are not asked.
 
     If the engine starts each arm several times (`Engine.blocks`), answers come block by block instead. A block is made
-    of consecutive questions with the same `Question.moment`.
-    Each arm is started and warmed up again, and answers all questions of the block, before the next arm does. With the
-    questions p and q in one block, and r in the next, the arms A and B answer Ap Aq Bp Bq Br Ar.
+    of consecutive questions with the same `Question.moment`. Each arm is started and warmed up again, and answers all
+    questions of the block, before the next arm does. With the questions p and q in one block, and r in the next, the
+    arms A and B answer Ap Aq Bp Bq Br Ar.
 
     Args:
         warmups: unmeasured questions that each arm answers first; empty for no warm-up.

@@ -86,8 +86,8 @@ def server_report(url: str, key: str | None) -> ServerReport | None:
     """Describe the server of an API such as `http://host:8000/v1`.
 
     None if a page gets no answer in time or a malformed one, or if the list of models is an error other than a missing
-    page. For example, the server is still loading (503) or refuses the key (401). A server
-    without such a list (404) is described, without models. Any other page may be missing or an error.
+    page. For example, the server is still loading (503) or refuses the key (401). A server without such a list (404) is
+    described, without models. Any other page may be missing or an error.
 
     Args:
         key: key of the API; None without one.

@@ -24,8 +24,8 @@ class Startup:
         images: parts of the names of container images that start it.
         speculation: flags with one value that are about speculation, and have no meaning without it.
         switches: flags without a value that are about speculation.
-        drafts_by: the flags, switches and environment variables that turn speculation on. If every value of any one of
-            these flags is `none`, the command does not speculate, whatever the others are.
+        drafts_by: the flags, switches and environment variables that turn speculation on. If one of these flags has
+            only the value `none`, the command does not speculate, even if others would turn it on.
         prefixes: beginnings of flags about speculation. If the regular command must be derived, a flag with such a
             beginning that is in neither `speculation` nor `switches` is refused.
         variables: beginnings of environment variables about speculation; they are removed for the regular command.

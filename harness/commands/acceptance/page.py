@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from harness.config.amounts import capitalised, counted, percent
 from harness.config.command_line import is_typed
@@ -98,6 +98,11 @@ def summary(rows: Sequence[AcceptanceRow]) -> str:
     else:
         return ""
     return f"{figure} at K={row.num_draft_tokens}"
+
+
+def _asked(row: AcceptanceRow) -> AcceptanceRow:
+    """The row; for given texts, without the settings for writing texts, which had no effect."""
+    return replace(row, max_new_tokens=None, batch_size=None) if row.text_source == "given" else row
 
 
 def _page_of_draft(draft: Draft) -> Page:
@@ -318,12 +323,7 @@ def _page_of_drafts(drafts: Sequence[Draft]) -> Page:
         Column("", text=True, of="row", form=_origin, varies=True),
         Column("engine", text=True, of="row", form=_engine, optional=True),
     )
-    # If texts were given, the settings for writing texts had no effect.
-    unused: dict[str, Any] = {"max_new_tokens": None, "batch_size": None}
-    rows = [draft.row for draft in drafts]
-    title = title_of_many(
-        [replace(row, **unused) if row.text_source == "given" else row for row in rows]
-    )
+    title = title_of_many([_asked(draft.row) for draft in drafts])
     origins = {_origin(draft.row): None for draft in drafts}
     finding = Line(f"{', or '.join(origins).capitalize()}; not timed.", "strong")
     table = Table.of("acceptance", "", drafts, columns)

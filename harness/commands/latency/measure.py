@@ -425,8 +425,8 @@ class LatencyExperiment(Experiment[LatencySettings, LatencyRow]):
 def _why_stop(run: MeasuredRun, settings: LatencySettings) -> StoppedBy | None:
     """Return why a run with `precision` or a `budget` ends after a question; None if it continues."""
     if settings.budget_s is not None:
-        answers = [answered for arm in run.arms.values() for answered in arm.generations]
-        if sum(answered.seconds for answered in answers) > settings.budget_s:
+        times = [answered.seconds for arm in run.arms.values() for answered in arm.generations]
+        if sum(times) > settings.budget_s:
             return "budget"
     if settings.half_width is None:
         return None

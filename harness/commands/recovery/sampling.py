@@ -38,8 +38,8 @@ class Sampling:
         probabilities = exact_probabilities(logits, self.decoding)
         # A server's reference (`ReportedReference`) gives all tokens that the server does not report one logit, the
         # lowest. It is unknown which of these tokens the server kept, so what top-k and top-p leave of them is divided
-        # equally: (0.7, 0.3, 0) becomes (0.7, 0.15, 0.15) if the last two tokens have the lowest
-        # logit. Logits of weights rarely tie there, so they change little.
+        # equally: (0.7, 0.3, 0) becomes (0.7, 0.15, 0.15) if the last two tokens have the lowest logit. Logits of
+        # weights rarely tie there, so they change little.
         lowest = np.where(np.isinf(logits), np.inf, logits).min(-1, keepdims=True)
         alike = logits == lowest
         mass = (probabilities * alike).sum(-1, keepdims=True)

@@ -126,9 +126,9 @@ class Transcript:
 
     Attributes:
         token_ids: the tokens of the text.
-        answers: for each answer, its indices in `token_ids`; at least one answer, in order. All tokens
-            before an answer are its prompt. Each has at least one token; `local.engine.reading.PairReader` needs two,
-            so its callers leave out shorter answers.
+        answers: for each answer, its indices in `token_ids`; at least one answer, in order. All tokens before an answer
+            are its prompt. Each has at least one token; `local.engine.reading.PairReader` needs two, so its callers
+            leave out shorter answers.
     """
 
     token_ids: Sequence[int]

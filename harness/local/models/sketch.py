@@ -131,7 +131,7 @@ class Sketch:
             on another device.
         borrowed_tensors: for a draft: weights of the target that the draft's passes read.
         drafts_in_one_pass: for a draft head: whether one pass drafts all tokens.
-        block_size: for a draft head: the tokens of the block that it drafts, whatever K is; 0 if it drafts K tokens.
+        block_size: for a draft head that always drafts a whole block: the number of tokens in the block; otherwise 0.
         pass_numbers: an estimate of how many numbers a layer holds at the same time for each token of a pass; 0 if this
             is unknown.
         is_served: whether the sizes are those of a model in a server (`as_served`).

@@ -309,9 +309,9 @@ class ModelState:
 
 
 def map_tensors(change: Callable[[str, Tensor], Tensor], structure: Any, name: str = "") -> Any:
-    """Return a copy of a nested structure (dictionaries, lists, tuples, caches) in which each tensor with
-    dimensions is replaced by `change(name, tensor)`. The name is the key or the attribute that holds the tensor; "" for
-    a member of a list.
+    """Return a copy of a nested structure (dictionaries, lists, tuples, caches) in which each tensor with dimensions is
+    replaced by `change(name, tensor)`. The name is the key or the attribute that holds the tensor; "" for a member of a
+    list.
 
     {"keys": a, "width": 3} becomes {"keys": change("keys", a), "width": 3}.
     """

@@ -87,8 +87,8 @@ def _prediction(run: MeasuredRun, regular: MeasuredArm, speculative: MeasuredArm
 
     It is tokens_per_iteration / (drafted c + v), with the mean number of drafted tokens, where c is the cost of
     drafting a token, and v the cost of verifying K + 1 tokens, both in regular steps. In theorem 3.8 of Leviathan et
-    al. 2023, v is 1; here v is measured. The product of the drafted tokens and c is measured as one time: the
-    phase `drafting`.
+    al. 2023, v is 1; here v is measured. The product of the drafted tokens and c is measured as one time: the phase
+    `drafting`.
     """
     drafts = Drafts.total(row.drafts for row in run.rows_of(speculative))
     length = drafts.columns()["tokens_per_iteration"]

@@ -17,8 +17,8 @@ class Template:
     """The way in which chats are written for a model. A plain prompt is a chat with one message.
 
     With `auto`, the tokenizer's template is used if there is one. Without a template, a plain prompt is encoded with
-    the special tokens that the tokenizer adds by itself. With `never`, a chat of several
-    messages is written as text, and encoded like a plain prompt.
+    the special tokens that the tokenizer adds by itself. With `never`, a chat of several messages is written as text,
+    and encoded like a plain prompt.
 
     Attributes:
         choice: the setting `chat_template`.

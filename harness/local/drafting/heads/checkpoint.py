@@ -195,8 +195,8 @@ def read_head(
 
 def _kind(stored: StoredHead) -> type[Head] | None:
     """Return the class of a head; None if the repository holds no head, or a head that does not run here."""
-    # speculators states the kind in a field of its own, SpecForge only in `architectures`. Its EdsdDraftModel has the
-    # fields of EAGLE-3, but is another kind of head, which does not run here.
+    # speculators has a field for the kind of a head. SpecForge states the kind only in `architectures`. SpecForge's
+    # EdsdDraftModel has the fields of EAGLE-3, but is another kind of head, which does not run here.
     names = str(stored.raw.get("architectures")).lower()
     is_other = "draftmodel" in names and not any(known in names for known in KINDS)
     if is_other and not stored.is_speculators:

@@ -161,7 +161,7 @@ class MtpCheckpoint(HeadCheckpoint):
         self, device: torch.device, dtype: torch.dtype, target: PreTrainedModel | None = None
     ) -> Head:
         """Load the layer as `HeadCheckpoint.load` does. If weights are stored, `target`, the loaded model, must not be
-        None, and the layer gets the dtype of its configuration.
+        None, and the layer gets the dtype in the target's configuration.
 
         Raises:
             SettingError: a setting of the target, such as its revision, is wrong.
