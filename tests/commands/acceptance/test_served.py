@@ -37,7 +37,8 @@ from served import served
 from shipped_copies import copy_shipped
 from wording import mentions
 
-ASKED = "num_prompts=10 texts_per_prompt=1 batch_size=10 tokens=64 up_to=4".split()
+# With fewer prompts, a fault is close to the 4.75 standard deviations that decide, and rounding on another CPU tips it.
+ASKED = "num_prompts=16 texts_per_prompt=1 batch_size=16 tokens=64 up_to=4".split()
 
 # Settings of the server and of the client.
 Planted = tuple[list[str], list[str]]
