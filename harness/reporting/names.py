@@ -180,7 +180,7 @@ def _words_of_servers(rows: Sequence[RunRow], names: Sequence[Name]) -> list[str
     They are followed by `against` and the words that only the regular command has: `-k 2 against -p 1`.
 
     If two commands are compared, the words that both have, but not those of other rows, come last: `--spec-type
-    ngram-simple against none of it, both -np 1` if the commands of another row have `-np 2`.
+    ngram-simple, both -np 1` if the commands of another row have `-np 2`.
     """
     typed = [[(row.settings or {}).get(name) for name in STARTS_SERVERS] for row in rows]
     if any(typed[0]) and all(settings == typed[0] for settings in typed):
@@ -202,7 +202,7 @@ def _words_of_servers(rows: Sequence[RunRow], names: Sequence[Name]) -> list[str
             first, second = (re.findall(_FLAG_OR_WORD, command) for command in own)
             in_both = [word for word in regular if word in second]
             measured = [word for word in second if word not in first]
-            alone = [word for word in first if word not in second] or ["none of it"]
+            alone = [word for word in first if word not in second]
         text = " ".join([*measured, *(["against", *alone] if alone else [])])
         texts.append(f"{text}, both {' '.join(in_both)}" if in_both else text)
     return texts

@@ -149,9 +149,9 @@ def test_commands_that_differ_in_k_alone_have_one_name(flags: str, names: list[s
          ["13B with 7B · -k 2 against -p 1", "13B with 7B · -k 3 against -p 2"]),
         ([{"engine": "server", "draft": SECOND_COMMAND, "server_command": [f"s -np {n}", f"s -np {n} {more}"]}
           for n, more in ((1, "-k 2"), (2, "-k 2"), (2, "-k 3"))],
-         ["13B against the first command · -k 2 against none of it, both -np 1",
-          "13B against the first command · -k 2 against none of it, both -np 2",
-          "13B against the first command · -k 3 against none of it, both -np 2"]),
+         ["13B against the first command · -k 2, both -np 1",
+          "13B against the first command · -k 2, both -np 2",
+          "13B against the first command · -k 3, both -np 2"]),
         ([{"engine": "server", "draft": SECOND_COMMAND, "server_command": ["s -np 1 -k 2", f"s -np 1{more}"]}
           for more in ("", " -k 3")],
          ["13B against the first command · against -k 2", "13B against the first command · -k 3 against -k 2"]),

@@ -232,7 +232,8 @@ class RecoveryExperiment(Experiment[RecoverySettings, RecoveryRow]):
     def __init__(self, settings: RecoverySettings) -> None:
         self.settings = settings
         self.prompt_set = load_prompts(settings.prompts)
-        self.prompts = self.prompt_set.take(settings.num_prompts)
+        available = len(self.prompt_set.prompts)
+        self.prompts = self.prompt_set.take(min(settings.num_prompts, available))
         self.refused: Sequence[str] = ()
         self.num_skipped = 0
         self.has_weights = False

@@ -32,7 +32,7 @@ class RecoverySettings(PromptedSettings):
 
     Attributes:
         draft: None tests the regular arm.
-        num_prompts: number of prompts for the requests. Each also gets five greedy texts: after the whole prompt, after
+        num_prompts: number of prompts for the requests; a set that has fewer is taken whole. Each also gets five greedy texts: after the whole prompt, after
             parts of it, and after an answer.
         num_draws: number of sampled tokens over all sampling settings and prompts; `auto` takes as many as a verdict
             needs, and at least 2,000.
