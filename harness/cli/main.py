@@ -118,7 +118,8 @@ def run(command: str, *overrides: str, verbose: bool = False, **settings: Any) -
         all others that are not empty.
 
     Raises:
-        SettingError: a setting is wrong. In a sweep it is raised after the other jobs have run.
+        SettingError: a setting is wrong. In a sweep it is raised after the other jobs have run, unless only the models
+            showed it: such a job has a row with the status `refused`.
         RunError, or an unexpected error: the run failed. (Failed jobs and bad answers of a sweep raise nothing.)
         VerdictError: the run succeeded, and its answer is bad: for example, the pair is not lossless. A doubtful answer
             raises nothing; its rows contain the reason for the doubt.

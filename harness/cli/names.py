@@ -136,7 +136,7 @@ def _engine(name: str) -> dict[str, Any] | None:
 
 def _prompts(name: str) -> dict[str, Any] | None:
     """Return the configuration of prompts from a file, a run's directory or a preset, with the defaults of their
-    settings; None for any other name. A preset of `--config-dir` is such a name: Hydra finds its file, without the
+    settings; None for any other name, such as a preset of `--config-dir`: Hydra reads that file itself, without the
     defaults.
 
     Raises:
@@ -255,7 +255,7 @@ class NameSource(ConfigSource):
 
     def is_group(self, config_path: str) -> bool:
         # Only groups without YAML files in `conf/`. Hydra finds the others itself.
-        return config_path in ("", "draft", "engine")
+        return config_path in ("draft", "engine")
 
     def is_config(self, config_path: str) -> bool:
         return configuration(config_path) is not None

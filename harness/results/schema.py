@@ -29,7 +29,7 @@ MaybeBool = bool | None
 
 # The status of a run whose arms cannot be compared (`verdict.py`).
 NO_VERDICT = "no_verdict"
-# The status of a sweep's job that ended with a SettingError.
+# The status of a sweep's job whose models showed that a setting is wrong, before anything was measured.
 REFUSED = "refused"
 
 # The engine with made-up costs and acceptance (`conf/engine/simulated_engine.py`).
@@ -37,10 +37,11 @@ SIMULATED = "simulated"
 # The beginning of the address of a server on this machine, or of an address on which servers of this machine listen.
 _LOOPBACK = re.compile(r"\w+://(localhost|127[.\d]*|0\.0\.0\.0|\[::1?\])(:|/|$)", re.IGNORECASE)
 # `RunRow.is_elsewhere` for the engines of this project. None is the key for rows without an engine. Engines from a
-# user's file are not listed: for them, it depends on the column `weights`.
+# user's file are not listed: they are elsewhere if the column `weights` is empty.
 _ELSEWHERE = {None: False, "local": False, "huggingface": False, "server": True, SIMULATED: True}
-# Settings and circumstances of a pair that this process decodes. In the rows of a server, `Session.row` empties these
-# cells; those that the server's engine knows, such as a typed K, are filled again (`EngineRecord.columns`).
+# Settings and circumstances of a pair that this process decodes. In the rows of engines in other processes,
+# `Session.row` empties these cells; those that the server's engine knows, such as a typed K, are filled again
+# (`EngineRecord.columns`).
 LOCAL_PAIR_COLUMNS = (
     "num_draft_tokens",
     "weights",

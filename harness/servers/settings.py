@@ -48,6 +48,8 @@ _BEYOND_MODEL = (
     "bad_words",
     "allowed_token_ids",
     "samplers",
+    "mirostat",
+    "dynatemp_range",
 )
 
 
@@ -83,8 +85,8 @@ class ServerSettings(EngineSettings):
         start_timeout_s: how long a started server may take to become ready.
         blocks: number of blocks, which are the units of the interval. In each block, each server is started once, one
             after the other on the same devices. 0 starts both servers once, side by side. `auto` means 4 blocks (with
-            `precision`, at most 24) if the servers do not fit side by side; otherwise, `latency` starts both side by
-            side up to 8 times, if the further starts take less than 20 seconds.
+            `precision`, at most 24) if the servers do not fit side by side. If they fit, `latency` starts both up to 8
+            times, as long as the further starts take less than 20 seconds.
     """
 
     name: str = "server"
@@ -121,6 +123,7 @@ class ServerSettings(EngineSettings):
         for name in ("url", "regular_url"):
             url = getattr(self, name)
             check_address(name, url)
+            # People paste an endpoint, `…/v1/completions`, or type `/v1` twice.
             base = re.sub("((?<=/v1)/v1|(/chat)?/completions)/?$", "", url or "")
             require(not url or url == base, name, f"must be the base address, {base}", url)
         for page in self.metrics_url:

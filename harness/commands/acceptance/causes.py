@@ -34,8 +34,8 @@ class Condition:
 
     Attributes:
         cause: the name of the cause in `CAUSES`; `command` for the first of two commands; None for the run as typed.
-        words: the difference in words, for the page; None for the run as typed. If the condition cannot be measured, at
-            least what would have been changed, such as `the chat template`.
+        words: the difference in words, for the page; None for the run as typed. If the condition cannot be measured,
+            this may be only what would have been changed, such as `the chat template`.
         settings: the settings with which answers are generated or read.
         fault: a mistake that is put into the draft while it reads the answers; None for no mistake.
         num_unused: how many draft tokens at the end of each proposal are never verified.
@@ -145,6 +145,7 @@ def _template(settings: AcceptanceSettings, has_template: bool) -> Condition:
         return Condition("template", "the chat template", settings, why_not=why)
     is_used = settings.chat_template != "never"
     changes: dict[str, Any] = {"chat_template": "never" if is_used else "always"}
+    # Otherwise the server would apply its own template to the messages.
     if settings.engine.asks_chats:
         server: Any = settings.engine
         changes["engine"] = replace(server, chat=False)

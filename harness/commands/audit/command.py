@@ -113,10 +113,10 @@ def _checks(row: PrintedRow) -> Iterator[Check]:
         # Without other figures, a rate can only be checked for being a share.
         if rate.low > 1:
             yield Check(row, claim, "acceptance rate as a share", rate.low, 1, 1, "is no share")
-        # `readings`: the tokens per iteration for each meaning that the rate may have.
-        if length and row.readings:
+        # `lengths_by_kind`: the tokens per iteration for each meaning that the rate may have.
+        if length and row.lengths_by_kind:
             compared = "acceptance rate with tokens per iteration"
-            nearest = min(map(length.apart, row.readings.values()))
+            nearest = min(map(length.apart, row.lengths_by_kind.values()))
             reason = _unlike_lengths(row, length)
             yield Check(row, claim, compared, nearest, _MEANS, math.inf, reason, nearly=1 + NOISE)
     for what, speedup in row.speedups.items():
@@ -126,7 +126,7 @@ def _checks(row: PrintedRow) -> Iterator[Check]:
         no_less = "in no less than a regular step"
         limit = (1 + NOISE) * most
         yield Check(row, claim, "speed-up with K", speedup.low, most, limit, f"{above}, {no_less}")
-        possible = [length] if length else row.readings.values()
+        possible = [length] if length else row.lengths_by_kind.values()
         if possible:
             compared = "speed-up with tokens per iteration"
             tokens = max(possible, key=lambda tokens: tokens.high)
@@ -157,8 +157,8 @@ def _checks(row: PrintedRow) -> Iterator[Check]:
 
 def _unlike_lengths(row: PrintedRow, length: PrintedFigure) -> str:
     """Words about the length that the printed rate implies, and about why the printed length may differ from it."""
-    tokens = row.readings[row.reading]
-    gives = f"of {row.reading} tokens gives {tokens} per iteration"
+    tokens = row.lengths_by_kind[row.rate_kind]
+    gives = f"of {row.rate_kind} tokens gives {tokens} per iteration"
     if not row.tool:
         gives += " (a rate of tested or emitted tokens would give another length)"
     if row.is_width:
@@ -262,9 +262,9 @@ def audit_page(stated: Sequence[PrintedRow], judged: Sequence[Check]) -> Page:
         finding.append(Line(f"checked against each other: {checked}; {unseen}", "strong"))
     accused = [check for check in judged if check.verdict != "consistent"]
     finding += [Line(f"{check.verdict}: {check}") for check in accused]
-    others = [*filter(None, (row.other_readings for row in rows))]
+    others = [*filter(None, (row.other_rate_kinds for row in rows))]
     table = Table.of("costs", "", rows, _COLUMNS, notes=tuple(others), look="plain")
     heading = f"figures · {counted(len(stated), 'row')} with speculation"
     if stated[0].tool:
-        heading += f" · rates are of {stated[0].reading} tokens, as {stated[0].tool} prints them"
+        heading += f" · rates are of {stated[0].rate_kind} tokens, as {stated[0].tool} prints them"
     return Page(heading, finding, tables=[table] if rows else ())

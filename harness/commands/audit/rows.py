@@ -31,7 +31,7 @@ NUMBERS = (
 )
 # Marks that may surround a number.
 _MARKS = "*`~≈† "
-_NUMBER = r"\.?\d[\d.,]*(?:e[-+]?\d{1,2})?"
+_NUMBER = r"\.?\d(?:[\d,]|\.(?!\.))*(?:e[-+]?\d{1,2})?"
 # Matches gains and losses: `+45 %`, `45 % faster`, `-32 % (61 against 90 tok/s)`.
 _CHANGE = re.compile(rf"([-+]?)\s*({_NUMBER})\s*%\s*(faster)?\s*(?:[(\[].*)?", re.I)
 # The units that may follow a number, by the end of the figure's name. The first match is used.
@@ -218,8 +218,9 @@ SHORT_NAMES = {
 }
 # The names of figures about speed that are typed with a unit, as in 24.6ms or 41s.
 _SPEEDS_BY_UNIT = {"ms": "ms_per_token", "s": "latency_s"}
-# For each tool, the kind of tokens of which its acceptance rate is a share. Without a tool's name, the most usual kind.
-READINGS = {"llama.cpp": "proposed", "vllm": "proposed", "dflash": "emitted", "": "proposed"}
+# For each tool, the kind of tokens of which its acceptance rate is a share; `_lengths_by_kind` has an example of each.
+# Without a tool's name, the most usual kind.
+RATE_KINDS = {"llama.cpp": "proposed", "vllm": "proposed", "dflash": "emitted", "": "proposed"}
 
 
 @dataclass(frozen=True)
@@ -229,7 +230,7 @@ class PrintedRow:
     Attributes:
         name: how messages call the row: `row 3`.
         figures: the stated figures, by names as in `NUMBERS`.
-        tool: the tool that printed the acceptance rate, a key of `READINGS`.
+        tool: the tool that printed the acceptance rate, a key of `RATE_KINDS`.
     """
 
     name: str
@@ -241,24 +242,24 @@ class PrintedRow:
         return self.figures.get(name, UNKNOWN)
 
     @property
-    def reading(self) -> str:
+    def rate_kind(self) -> str:
         """The kind of tokens of which the printed rate is assumed to be a share."""
-        return READINGS[self.tool]
+        return RATE_KINDS[self.tool]
 
     @property
     def is_width(self) -> bool:
         """Whether the printed K is a width or a block size, which counts the target's own token.
 
-        This is assumed if no meaning of the printed rate gives the printed length with K, but its usual meaning does
-        with K - 1.
+        This is assumed if the printed rate gives the printed length with K - 1 in its usual meaning, and with K in no
+        meaning.
         """
         length, k = self.figure("tokens_per_iteration"), self.figure("num_draft_tokens").low
-        as_printed, narrower = self._readings(k), self._readings(k - 1)
-        if not length.is_known or self.reading not in narrower:
+        as_printed, narrower = self._lengths_by_kind(k), self._lengths_by_kind(k - 1)
+        if not length.is_known or self.rate_kind not in narrower:
             return False
         is_nearly = 1 + NOISE
         agrees = any(length.apart(tokens) <= is_nearly for tokens in as_printed.values())
-        return not agrees and length.apart(narrower[self.reading]) <= is_nearly
+        return not agrees and length.apart(narrower[self.rate_kind]) <= is_nearly
 
     @property
     def k(self) -> float:
@@ -278,16 +279,16 @@ class PrintedRow:
         return self.figure("topk").low > 1 or self.figure("p_min").low > 0.01
 
     @property
-    def readings(self) -> dict[str, PrintedFigure]:
+    def lengths_by_kind(self) -> dict[str, PrintedFigure]:
         """The tokens per iteration for each meaning of the printed rate, by the kind of tokens of which it is a share.
 
         If a tool is named, only the tool's kind is used. {} if K or the rate is unknown, or if K does not say how many
         tokens an iteration drafts.
         """
-        return self._readings(self.figure("num_draft_tokens").low)
+        return self._lengths_by_kind(self.figure("num_draft_tokens").low)
 
-    def _readings(self, k: float) -> dict[str, PrintedFigure]:
-        """The `readings` for a K.
+    def _lengths_by_kind(self, k: float) -> dict[str, PrintedFigure]:
+        """The `lengths_by_kind` for a K.
 
         With K=3, a rate of 60 % gives 1 + 3 * 0.6 = 2.8 tokens per iteration if it is a share of the proposed tokens;
         1 / (1 - 0.6) = 2.5 if it is a share of the emitted tokens, of which one per iteration is the target's own; and
@@ -304,13 +305,13 @@ class PrintedRow:
             yields["tested"] = rate.transformed(lambda share: (1 - share ** (k + 1)) / (1 - share))
         if not self.tool:
             return yields
-        return {name: tokens for name, tokens in yields.items() if name == self.reading}
+        return {name: tokens for name, tokens in yields.items() if name == self.rate_kind}
 
     @property
     def tokens(self) -> PrintedFigure:
         """The tokens per iteration: as printed; otherwise computed from the rate in its usual meaning."""
         printed = self.figure("tokens_per_iteration")
-        return printed if printed.is_known else self.readings.get(self.reading, UNKNOWN)
+        return printed if printed.is_known else self.lengths_by_kind.get(self.rate_kind, UNKNOWN)
 
     @property
     def steps(self) -> PrintedFigure:
@@ -350,16 +351,16 @@ class PrintedRow:
         return "cost" if by_steps > self.at_most.middle else "acceptance"
 
     @property
-    def other_readings(self) -> str:
+    def other_rate_kinds(self) -> str:
         """A note on the other meanings that the printed rate may have: `row 3: the rate is read as of proposed tokens;
         as of emitted it gives 6.74 tokens, 2.58 steps`. Empty if a length is printed, or a tool is named.
         """
-        readings = self.readings
-        if self.tool or not readings or self.figure("tokens_per_iteration").is_known:
+        lengths = self.lengths_by_kind
+        if self.tool or not lengths or self.figure("tokens_per_iteration").is_known:
             return ""
-        texts = [f"{self.name}: the rate is read as of {self.reading} tokens"]
-        for name, tokens in readings.items():
-            if name != self.reading:
+        texts = [f"{self.name}: the rate is read as of {self.rate_kind} tokens"]
+        for name, tokens in lengths.items():
+            if name != self.rate_kind:
                 steps = tokens.over(self.speedup)
                 cost = f", {steps} steps" if steps.is_known else ""
                 texts.append(f"as of {name} it gives {tokens} tokens{cost}")
@@ -386,7 +387,7 @@ def stated_rows(typed: Mapping[str, Sequence[str]], tool: str = "") -> list[Prin
 
     Args:
         typed: the texts of each figure, by the figure's short name: one text, or one for each row.
-        tool: the tool that printed the figures, a key of `READINGS`.
+        tool: the tool that printed the figures, a key of `RATE_KINDS`.
 
     Raises:
         SettingError: if a text is not a number of this kind, if figures have different numbers of texts, or if the two

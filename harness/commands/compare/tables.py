@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 
 from harness.commands.compare.race import Rejection
@@ -105,7 +104,7 @@ def races_page(runs: Sequence[Run[CompareRow]]) -> Page | None:
         # `varies` leaves the column out if all races have the same pair; `once` leaves equal cells below empty.
         Column("pair", text=True, of="name.cell", once=True, varies=True),
         Column("K", of="name.k"),
-        Column("prompt", lambda text: textwrap.shorten(text, 40), "row.prompt", text=True),
+        Column("prompt begins", lambda text: " ".join(text.split())[:40], "row.prompt", text=True),
         Column("speed-up", times, "row.speedup"),
         Column("accepted", share, "row.acceptance_rate"),
     )

@@ -27,7 +27,7 @@ class EvalSettings(RunSettings):
         resume: also reuse the answers of an earlier run with the same settings.
     """
 
-    operands: tuple[int, int] = (1, 99)
+    operands: tuple[int, ...] = (1, 99)
     replacement: bool = False
     seeds: tuple[int, ...] = (0,)
     num_prompts: int = 1000

@@ -65,7 +65,7 @@ class Problem:
 
 
 def drawn_problems(
-    operands: tuple[int, int], seed: int, count: int, replacement: bool = False
+    operands: tuple[int, ...], seed: int, count: int, replacement: bool = False
 ) -> list[Problem]:
     """Questions drawn uniformly at random. With the same seed, a longer list begins with the shorter one.
 
@@ -80,7 +80,7 @@ def drawn_problems(
 
 
 def _pairs(
-    operands: tuple[int, int], seed: int, num_at_once: int, replacement: bool
+    operands: tuple[int, ...], seed: int, num_at_once: int, replacement: bool
 ) -> Iterator[tuple[int, int]]:
     """Draw pairs of operands without end.
 

@@ -45,7 +45,7 @@ class RankedRun(Member):
 
     Attributes:
         name: the name that distinguishes the run from the others.
-        is_best_of_draft: whether the run has the best K of its draft; tables after the ranking only show such runs.
+        is_best_of_draft: whether the run has the best K of its draft.
     """
 
     series: Series = field(kw_only=True)
@@ -261,8 +261,8 @@ class Schedule(NamedTuple):
     """The K to use at each load, for one pair and settings.
 
     Attributes:
-        whose: the name of the pair and settings, if there are others, and whether K is only a label, followed by a
-            colon; empty if there is nothing to say.
+        whose: the beginning of the line, such as `13B with 7B, K as labelled: `; empty if the page has one schedule and
+            K is known.
         ranges: in the order of the loads; empty without a schedule.
         why_none: why there is no schedule; empty if there is one.
     """

@@ -32,13 +32,13 @@ class RecoverySettings(PromptedSettings):
 
     Attributes:
         draft: None tests the regular arm.
-        num_prompts: number of prompts for the requests; a set that has fewer is taken whole. Each also gets five greedy texts: after the whole prompt, after
-            parts of it, and after an answer.
+        num_prompts: number of prompts for the requests; a set that has fewer is taken whole. Each also gets five greedy
+            texts: after the prompt, after three variants of it, and after an answer.
         num_draws: number of sampled tokens over all sampling settings and prompts; `auto` takes as many as a verdict
             needs, and at least 2,000.
         false_alarm_rate: probability that the sampled tests of one run call a lossless pair lossy.
-        shift: the smallest change of the tokens' distribution that the tests must detect: its total variation between
-            parts of the distribution.
+        shift: the smallest change of the tokens' distribution that the tests must detect: the share of the drawn tokens
+            that moves between parts of the distribution.
         samplings: the sampling settings of the sampled requests; `as_asked` means those of the run.
         reference: what answers are checked against: the model's `weights`, loaded here, or the log-probabilities that
             the `regular` arm reports; `auto` takes the weights if they can be loaded, else the regular arm.
@@ -62,7 +62,7 @@ class RecoverySettings(PromptedSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         beyond_model = self.engine.beyond_model
-        rule = f"must be auto with {beyond_model}, which log-probabilities of texts cannot reflect"
+        rule = f"must be auto with {beyond_model}: neither weights nor log-probabilities of plain texts show its effect"
         require(beyond_model is None or self.reference == "auto", "reference", rule, self.reference)
         require_at_least(self, num_prompts=1)
         most = self.decoding.max_new_tokens

@@ -200,8 +200,8 @@ def taken_samplings(
     refused = [sampling.name for sampling in tried if sampling not in taken]
     if not taken:
         raise RunError(
-            f"the engine refuses temperature={settings.decoding.temperature:g} and all other"
-            " sampling settings; decoding=greedy tests greedy texts alone"
+            f"the engine refuses the sampling settings {', '.join(refused)}; name other samplings, or test"
+            " greedy texts alone: decoding=greedy"
         )
     if refused:
         say(f"refused by the engine, and not tested: {', '.join(refused)}")
@@ -254,7 +254,7 @@ class Workload:
             # The first token stays, because many tokenizers begin every text with the same token.
             without_second = (prompt[0], *prompt[2:])
             texts += [prompt, half, half_of_each, without_second]
-        return self._shuffled(self._mixed(texts, num_drawn, self._prompts))
+        return self._with_left_ones(self._mixed(texts, num_drawn, self._prompts))
 
     def second_turns(
         self,
@@ -263,8 +263,8 @@ class Workload:
         at_place: Sequence[PlannedRequest] = (),
         num_in_flight: int = 1,
     ) -> list[PlannedRequest]:
-        """The requests of the second round: some continue greedy answers to the run's prompts, others continue the one
-        place, and further ones are left midway. Each of these answers is also continued by one greedy request.
+        """The requests of the second round: drawn and greedy ones continue greedy answers to the run's prompts (one
+        greedy request each), others continue the one place, and further ones are left midway.
 
         The requests at the one place come in groups among the others, so that several of them begin together, and their
         prompt is read once.
@@ -286,7 +286,7 @@ class Workload:
                 text = answer.record.token_ids
                 texts.append((*request.prompt, *text, *next_turn[-FOLLOW_UP:]))
         answered = [answer.record.token_ids for answer in answers]
-        others = self._shuffled(self._mixed(texts, num_drawn, answered))
+        others = self._with_left_ones(self._mixed(texts, num_drawn, answered))
         # With the others x, y and three requests p at the place in groups of 2, the groups are [x], [y], [p, p], [p].
         groups = [[request] for request in others] + in_batches(at_place, num_in_flight)
         order = self._generator.permutation(len(groups))
@@ -298,7 +298,7 @@ class Workload:
         requests = [self._plan(place, self._samplings[0], length) for _ in range(num)]
         return [replace(request, is_at_place=True) for request in requests]
 
-    def _shuffled(self, planned: Sequence[PlannedRequest]) -> list[PlannedRequest]:
+    def _with_left_ones(self, planned: Sequence[PlannedRequest]) -> list[PlannedRequest]:
         """These requests and some further ones that are left midway, in random order."""
         prompts = [request.prompt for request in planned]
         mixed = list(planned)

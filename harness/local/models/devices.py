@@ -65,8 +65,8 @@ def usable_gpus(placement: PlacementSettings, models: Mapping[str, ModelSettings
         return []
     gpus = visible_gpus()
     check_gpu_numbers(placement, models, len(gpus))
-    # `gpus` of a model is only a number. The model may be placed on any GPUs of the machine.
-    if any(model.gpus for model in models.values()):
+    # `gpus` of the target is only a number. It may be placed on any GPUs of the machine.
+    if models["model"].gpus:
         return gpus
     return gpus[: placement.gpus]
 

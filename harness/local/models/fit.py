@@ -155,12 +155,12 @@ class PlacementProblem:
     @property
     def run_gpus(self) -> list[int]:
         """The GPUs of the run: the first `placement.gpus` of the machine, or all if this is None. Empty for
-        `placement.strategy=cpu`. If a model's own settings state a number of GPUs, all GPUs of the machine: `_roomiest`
-        then chooses among them.
+        `placement.strategy=cpu`. If the target's own settings state a number of GPUs, all GPUs of the machine:
+        `_roomiest` then chooses among them.
         """
         if self.settings.strategy == "cpu":
             return []
-        if any(sketch.settings.gpus for sketch in self.models):
+        if self.models[0].settings.gpus:
             return self.gpus
         return self.gpus[: self.settings.gpus]
 

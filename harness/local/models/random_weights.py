@@ -117,8 +117,8 @@ class RandomTensor:
             device = torch.device("cuda", self.device)
         whole = torch.empty(self.shape, dtype=self.dtype, device=device)
         if len(self.shape) < 2:
-            # Vectors are the weights and biases of norms. With weights of 1 and biases of 0, norms keep activations
-            # finite through any number of layers.
+            # Vectors are weights of norms, which become 1, and biases, which become 0. So norms keep activations finite
+            # through any number of layers.
             whole.fill_(0.0 if self.name.endswith("bias") else 1.0)
         else:
             seed = int.from_bytes(hashlib.sha256(self.name.encode()).digest()[:8])

@@ -7,9 +7,9 @@ The *reference* of a series is its best run by `Member.rank`, which sorts runs b
 3. Does the run have an interval at all?
 4. How high is its speed-up?
 
-Every other run is compared with the reference: prompt by prompt if the machine was idle during both and their regular
-times are alike (`_share_by_units`), otherwise by whether their intervals overlap. A run on a busy machine is not
-compared with a reference from an idle one.
+Every other run is compared with the reference: prompt by prompt if the machine was idle during both and the regular
+times of the whole series are alike (`_share_by_units`), otherwise by whether their intervals overlap. A run on a busy
+machine is not compared with a reference from an idle one.
 
 The reason is that on a busy machine, speed-ups vary from run to run by 6 % (standard deviation), and no comparison of
 prompts covers this variation. With six equal pairs on 30 prompts, comparing prompt by prompt then found a false order
@@ -35,15 +35,14 @@ from harness.results.statistics.multiplicity import relative_speedup
 from harness.results.verdict import verdict_of, why_no_ranking
 
 # Columns that must be equal in runs with the same regular measurement. The runner belongs to them, because some ways to
-# draft need another runner, which the regular arm then uses, too. Settings without a column must be equal as well,
-# except those below.
+# draft need another runner, which the regular arm then uses, too. Other columns may differ. Settings without a column
+# must be equal as well, except those below.
 _CONDITIONS = (
-    "model quantization dtype devices engine server url regular_url temperature top_k top_p batch_size"
-    " max_new_tokens ignore_eos prompts prompts_digest chat_template seed weights num_threads runner"
+    "model repository quantization dtype devices engine server url regular_url temperature top_k top_p"
+    " batch_size max_new_tokens ignore_eos prompts prompts_digest chat_template seed weights num_threads runner"
 ).split()
-# Beginnings of the names of settings that have no column and do not change the regular arm, as
-# `measurement.further_settings` writes them. Either they belong to the draft, or the regular server's command, which is
-# compared by itself, already contains their values.
+# Settings whose names begin so may differ, because they do not change the regular arm: they belong to the draft, or are
+# part of the server's command, which is compared separately.
 _OF_THE_DRAFT = (
     "draft.",
     "decoding.",
@@ -51,7 +50,7 @@ _OF_THE_DRAFT = (
     "engine.first_command",
     "vary.",
 )
-# Whole names of settings of the simulated engine that describe its draft, with the same effect.
+# Settings of the simulated engine's draft, which may differ, too. These are whole names.
 _PLANTED_DRAFT = (
     "engine.acceptance",
     "engine.draft_ms",

@@ -74,6 +74,7 @@ def test_runs_over_the_same_regular_measurement_are_a_series() -> None:
         ({"settings": {"vary.pmin": 0.5}}, True),
         ({"settings": {"engine.first_ms": 200.0}}, False),
         ({"num_prompts": 8}, False),
+        ({"repository": "other/13B"}, False),
         ({"prompts_digest": "ba9876543210"}, False),
         ({"batch_size": 4}, False),
         ({"temperature": 0.0}, False),
