@@ -38,9 +38,9 @@ from harness.config.errors import RunError, SettingError, nearest
 from harness.config.installation import CONF, install_command
 from harness.results.locked_files import DISK_ERRORS
 
-# Settings that take an acceptance, each with how a mean acceptance length and its K are typed there. This is suggested
-# to users who give a rate for each position (`amounts.rates_by_position`).
-_LENGTHS = {"acceptance": "acceptance={:.3f}@{}", "card": "card={:.3f} K={}"}
+# For each setting that takes an acceptance, the form of a mean length and its K. Users who type rates by position are
+# told to type this instead (`amounts.rates_by_position`).
+_TYPED_LENGTHS = {"acceptance": "acceptance={:.3f}@{}", "card": "card={:.3f} K={}"}
 
 
 @contextmanager
@@ -188,7 +188,7 @@ def _explained(error: Exception, command: str) -> Exception | None:
     """
     text = str(error)
     # Hydra reports a missing preset by an OSError that has no number. EPIPE is the error of a closed stdout. Any other
-    # OSError is taken for one about the run's directory, also that of a preset that may not be read.
+    # OSError is taken for one about the run's directory, even if the file that cannot be read is a preset.
     if isinstance(error, OSError) and error.errno not in (None, errno.EPIPE):
         if error.errno in DISK_ERRORS:
             return RunError(f"the run's directory cannot be made: {error.strerror}")
@@ -211,8 +211,8 @@ def _explained(error: Exception, command: str) -> Exception | None:
     if several := re.match(r"Ambiguous value for argument '([^=]+)=(.*)'", text):
         hint = conversion.setting_hints(configured(command).settings).get(several[1])
         rule = "has several values: -m measures each"
-        if several[1] in _LENGTHS:
-            rule = rates_by_position(several[2], _LENGTHS[several[1]]) or rule
+        if several[1] in _TYPED_LENGTHS:
+            rule = rates_by_position(several[2], _TYPED_LENGTHS[several[1]]) or rule
         elif any(typing.get_origin(kind) is tuple for kind in conversion.alternatives(hint)):
             rule = f"must be typed as a list: '{several[1]}=[{several[2]}]'"
         return SettingError(several[1], rule, several[2])

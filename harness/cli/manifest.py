@@ -157,17 +157,18 @@ class Manifest:
         """Return the manifest of the sweep in a directory."""
         return cls(**json.loads((directory / _FILE).read_text(encoding="utf-8")))
 
-    def is_of_another_sweep(self, directory: Path) -> bool:
-        """Whether the directory contains a sweep with other choices."""
-        return (directory / _FILE).exists() and self.read(directory).choices != self.choices
-
     def write(self, directory: Path) -> None:
         """Write the manifest into the sweep's directory, which is made if it does not exist.
 
         Raises:
+            SettingError: the directory contains a sweep with other choices.
             RunError: writing fails.
         """
-        replace_file(directory / _FILE, json.dumps(dataclasses.asdict(self)).encode())
+        file = directory / _FILE
+        if file.exists() and self.read(directory).choices != self.choices:
+            rule = "contains another sweep: name a new directory"
+            raise SettingError("hydra.sweep.dir", rule, str(directory))
+        replace_file(file, json.dumps(dataclasses.asdict(self)).encode())
 
     def label(self, overrides: Sequence[str], engine: EngineSettings) -> str:
         """Return the overrides in which a job differs from other jobs, in short: `draft=lookup K=4`.

@@ -32,7 +32,7 @@ from harness.commands.command import Command, ConfiguredCommand
 from harness.commands.pages import pages_about
 from harness.commands.registry import measurement
 from harness.config.amounts import counted
-from harness.config.errors import HarnessError, RunError, SettingError
+from harness.config.errors import HarnessError, RunError
 from harness.config.machine import set_threads, share_cores
 from harness.config.run import PromptedSettings, RepeatedSettings, RunSettings
 from harness.engines.record import engine_of, pair_key
@@ -72,10 +72,6 @@ def begin(
     manifest = Manifest.of(config, loader)
     jobs = [overrides for overrides, _ in manifest.jobs(config, loader)]
     manifest = dataclasses.replace(manifest, num_jobs=len(jobs))
-    if manifest.is_of_another_sweep(directory):
-        raise SettingError(
-            "hydra.sweep.dir", "contains another sweep: name a new directory", str(directory)
-        )
     manifest.write(directory)
     OmegaConf.save(config, directory / "multirun.yaml")
     SweepFile(directory, measurement(command).row).remove_jobs()

@@ -43,18 +43,18 @@ class Demand:
     @property
     def runner_tokens(self) -> int:
         """The most tokens for which a runner keeps keys and values in a row. For `eager` these are the row's tokens;
-        for the others its slots, rounded up to a multiple of 128, and the prompt's tokens.
+        for the others its slots, rounded up to a multiple of 128, plus the prompt's tokens, because the prompt is first
+        read into a cache of its own.
         """
         if self.runner == "eager":
             return self.row_tokens
-        # The prompt is first read into a separate cache and then copied from there.
         return round_up(self.slots) + self.prompt_tokens
 
     def head_tokens(self, block_size: int) -> int:
         """The most tokens for which a draft head keeps keys and values in a row (`HeadDrafter.make_room`).
 
-        After the slots of the row, a proposal may write K + 1 tokens that were decided last, and the K tokens that it
-        drafts; or the whole block, if the head drafts a block of more tokens.
+        A proposal writes K + 1 decided tokens and K draft tokens behind the row's slots. A block head writes its whole
+        block in place of the K, if the block is larger.
         """
         k = self.num_draft_tokens
         return round_up(self.slots + k + 1 + max(k, block_size))

@@ -24,13 +24,13 @@ _REASONS = {
 }
 
 
-def processor_time(tasks: Path = Path("/proc/self/task")) -> tuple[int, int] | None:
+def processor_time(tasks: Path) -> tuple[int, int] | None:
     """(ran, waited): the nanoseconds for which the threads of a process have run, and have waited for a core.
 
     None if the system does not report these times. (A kernel without them may report zeros.)
 
     Args:
-        tasks: the directory of the process's threads; by default the threads of this process.
+        tasks: the directory of the process's threads, `/proc/PID/task`.
     """
     ran = waited = 0
     try:
@@ -45,16 +45,15 @@ def processor_time(tasks: Path = Path("/proc/self/task")) -> tuple[int, int] | N
     return (ran, waited) if ran else None
 
 
-def _time_of_run() -> tuple[int, int] | None:
-    """`processor_time` of this process and all its descendants together, because servers that it starts do the
-    computing.
+def _times_of_run() -> dict[int, tuple[int, int]]:
+    """`processor_time` of this process and of each of its descendants, because servers that it starts do the computing;
+    by process id. Processes whose times are not known are left out.
     """
-    times = [processor_time()]
+    pids = [os.getpid()]
     with suppress(psutil.Error):
-        children = psutil.Process().children(recursive=True)
-        times += [processor_time(Path(f"/proc/{child.pid}/task")) for child in children]
-    pairs = [time for time in times if time is not None]
-    return (sum(ran for ran, _ in pairs), sum(waited for _, waited in pairs)) if pairs else None
+        pids += [child.pid for child in psutil.Process().children(recursive=True)]
+    times = {pid: processor_time(Path(f"/proc/{pid}/task")) for pid in pids}
+    return {pid: time for pid, time in times.items() if time is not None}
 
 
 def load_average() -> float | None:
@@ -89,7 +88,10 @@ class Quietness:
     """
 
     def __init__(self, gpus: Sequence[str]) -> None:
-        self._first = _time_of_run()
+        # At the previous look, or at the creation.
+        self._times = _times_of_run()
+        # The nanoseconds for which processes of the run have run, and have waited for a core.
+        self._ran = self._waited = 0
         self._gpus = gpus
         self._lowest_clock_mhz: int | None = None
         self._throttle_reasons: set[str] = set()
@@ -100,11 +102,19 @@ class Quietness:
         self._other_processes: int | None = None
 
     def look(self) -> None:
-        """Ask NVML about the GPUs. Call this after each timed answer of an arm, and not while an answer is timed.
+        """Read the processor times, and ask NVML about the GPUs. Call this after each timed answer of an arm, and not
+        while an answer is timed. Servers may end and be started between two answers.
 
         NVML is initialised already: `local.models.devices.gpu_uuids` did this when it found the UUIDs. What NVML does
         not report stays as it was after the previous look.
         """
+        before, self._times = self._times, _times_of_run()
+        for pid, (ran, waited) in self._times.items():
+            ran_before, waited_before = before.get(pid, (0, 0))
+            # A thread's times disappear when it ends, so a difference may be negative.
+            if ran >= ran_before and waited >= waited_before:
+                self._ran += ran - ran_before
+                self._waited += waited - waited_before
         reasons: set[str] = set()
         for gpu in self._gpus:
             with suppress(pynvml.NVMLError):
@@ -125,11 +135,13 @@ class Quietness:
     def columns(self) -> dict[str, Any]:
         """The columns of `MachineFigures`, by name; None for unknown values.
 
-        They are for the time from the creation of this object to the first use of this property, after the last answer.
-        So all rows of a run say the same, and the time for making the rows is not in it.
+        They are for the time from the creation of this object to the last look; the load is that of the first use of
+        this property. So all rows of a run say the same.
         """
+        requested = self._ran + self._waited
         return {
-            "processor_share": self._processor_share(),
+            # CPU time received / CPU time requested.
+            "processor_share": self._ran / requested if requested else None,
             "load": load_average(),
             "num_cores": num_usable_cores(),
             "other_gpu_processes": self._other_processes,
@@ -138,14 +150,3 @@ class Quietness:
             # There is one look per answer of an arm, so this counts answers.
             "num_throttled_units": self._num_throttled,
         }
-
-    def _processor_share(self) -> float | None:
-        """CPU time received / CPU time requested since this object was created. None if the system does not report
-        these times, or if they became smaller because threads ended.
-        """
-        now = _time_of_run()
-        if now is None or self._first is None:
-            return None
-        ran, waited = (after - before for before, after in zip(self._first, now, strict=True))
-        # A thread's times disappear when it ends, so a difference may be negative.
-        return ran / (ran + waited) if ran > 0 and waited >= 0 else None

@@ -3,9 +3,8 @@ for given texts.
 
 A server reports the log-probabilities of only the n likeliest tokens at each position. All other tokens are assumed to
 be equally likely, so shifts among them cannot be detected. At temperature 1, their total mass is exact. At any other
-temperature, their mass depends on how it is spread over them; below temperature 1, it is smallest if it is spread
-evenly. `logits_by_another_route` assumes the other extreme: as few other tokens as possible, each as likely as the
-n-th. The difference between the two assumptions counts as rounding.
+temperature it depends on the spread: `logits_along` spreads it evenly, and `logits_by_another_route` over as few other
+tokens as possible, each as likely as the n-th. The difference between the two assumptions counts as rounding.
 """
 
 from __future__ import annotations
@@ -82,8 +81,8 @@ class ReportedReference:
 
         Args:
             texts: pairs of a prompt and the arm's text after it. Only the first `_NUM_TWICE` pairs are scored.
-            as_drawn: a difference that is known already: between the arm's scores of tokens, and the log-probabilities
-                that it reported when it drew them.
+            as_drawn: an estimate of the largest difference between the arm's scores of tokens, and the
+                log-probabilities that it reported when it drew them.
         """
         twice = texts[:_NUM_TWICE]
         together = self._scores(twice, self._num_top, self._num_in_flight)

@@ -88,29 +88,21 @@ class LatencyRow(
         return (self.batch_size or 1) > 1 and not self.was_served
 
     @property
-    def mean_answer_length(self) -> float | None:
-        """Mean number of tokens of the answers that have at least one token; None if not known.
-
-        It is too large for a pooled row whose runs differ in failed or empty answers, because pooling keeps the largest
-        number of these.
-        """
-        num_answers = num_covered(self)
-        return self.num_tokens / num_answers if self.num_tokens and num_answers else None
-
-    @property
     def ms_per_token_after_first(self) -> float | None:
         """Milliseconds per token after the first, over all answers.
 
         It is None if rows of a batch wait for each other, if tokens were held back (so that the first token's time is
         not known), or if answers have only one token. If the time of the first token or the length of answers is not
-        recorded, it is `ms_per_token`.
+        recorded, it is `ms_per_token`. For a pooled row whose runs differ in failed or empty answers, it is inexact,
+        because pooling keeps the largest number of these.
         """
         if self.ms_per_token is None or self.held_back or self.is_batched:
             return None
-        length = self.mean_answer_length
+        num_answers = num_covered(self)
         first_ms = self.time_to_first_token_ms
-        if length is None or first_ms is None:
+        if not self.num_tokens or not num_answers or first_ms is None:
             return self.ms_per_token
+        length = self.num_tokens / num_answers
         if length <= 1:
             return None
         return (self.ms_per_token * length - first_ms) / (length - 1)

@@ -123,8 +123,10 @@ def title_of_many(rows: Sequence[RunRow], noun: str = "run") -> str:
     """
     pairs = {pair_name(row) for row in rows}
     targets = {called(row.model or "") for row in rows}
-    what = pairs.pop() if len(pairs) == 1 else counted(num_runs(rows), noun)
-    if pairs and len(targets) == 1:
+    what = counted(num_runs(rows), noun)
+    if len(pairs) == 1:
+        what = pairs.pop()
+    elif len(targets) == 1:
         what += f" of {targets.pop()}"
     # The title names a device only if all runs are simulated, to say that the costs are made up.
     planted = device_of(rows[0]) if all(row.is_simulated for row in rows) else None
@@ -208,7 +210,7 @@ def in_short(page: Page, *, rest: str = "details=true") -> Document:
 
 
 def in_full(page: Page) -> Document:
-    """The whole page: every doubt, finding and table. Tables for reference are shown only in files."""
+    """The whole page: every doubt, finding and table."""
     # A page that only has tables for a terminal shows these.
     tables = page.full_tables or page.tables
     lines = _top(page, in_full)

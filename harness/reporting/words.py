@@ -292,11 +292,6 @@ def k_in_words(row: RunRow) -> str | None:
     return f"{row.num_draft_tokens}{label}" if row.num_draft_tokens else None
 
 
-def _k(row: RunRow) -> str:
-    k = k_in_words(row)
-    return f"K={k}" if k else ""
-
-
 def _rule(row: RunRow) -> str:
     """The acceptance rule in words, marked if it is lossy by itself; empty for the default."""
     rule = getattr(row, "rule", None)
@@ -342,7 +337,7 @@ _PLACES = ("repository", "draft_repository")
 _COMPOSED: Mapping[str, Callable[[Any], str | None]] = {
     "prompts": _prompts,
     "batch_size": _batch,
-    "num_draft_tokens": _k,
+    "num_draft_tokens": lambda row: f"K={k}" if (k := k_in_words(row)) else "",
     "weight_bytes": lambda row: (
         f"target on {', '.join(row.weight_bytes)}" if row.weight_bytes else ""
     ),

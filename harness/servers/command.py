@@ -35,7 +35,7 @@ _REFUSED_OF_CONTAINERS = {
     "--cidfile": "names the file by which the harness ends it: leave it out",
 }
 # The flag `-d` (detach) of these programs, alone or combined with other letters, as in `-itd`.
-_DETACHES = re.compile("-[a-z]*d[a-z]*")
+_DETACHES = re.compile("-[a-zA-Z]*d[a-zA-Z]*")
 # Programs that may start a server on another machine.
 _ELSEWHERE = ("ssh", "kubectl")
 _SHELLS = ("bash", "sh", "zsh")
@@ -87,8 +87,8 @@ class ServerCommand:
 
     @property
     def program(self) -> str:
-        """The program: the first word that is neither `env` nor sets or unsets a variable; the first word of all if
-        that word is another flag, or if there is none.
+        """The program: the first word that is neither `env` nor sets or unsets a variable; the command's
+        first word if that word is a flag, or if there is none.
         """
         words = iter(self.words)
         for word in words:
@@ -134,29 +134,28 @@ class ServerCommand:
         """The last value of each of these flags, by the flag's name. If a JSON flag is repeated, its entries add up; of
         two values of an entry the last one counts.
 
-        The values are in the order in which they are in the command, apart from entries of a JSON flag, which keep the
-        place of the first one. For example, vLLM's `--speculative-config '{"method": "x"}' --spec-method y` becomes
-        {"--speculative-config": '{"method": "x"}', "--speculative-config.method": "x", "--spec-method": "y"}.
+        The values are in the order of the command, a repeated flag or entry at the place of its last value. For
+        example, vLLM's `--speculative-config '{"method": "x"}' --spec-method y` becomes {"--speculative-config":
+        '{"method": "x"}', "--speculative-config.method": "x", "--spec-method": "y"}.
         """
         json_flags = self.startup.json_flags
-        # If one name of the JSON flag is asked for (`-sc`), all of its names are read. Their entries get its main name:
-        # `-sc.method=x` becomes `--speculative-config.method`.
+        # The names of a JSON flag are aliases: asking for one (`-sc`) reads all. Callers may get more names than they
+        # asked for. Their entries get the main name: `-sc.method=x` becomes `--speculative-config.method`.
         roots = [name.partition(".")[0] for name in names]
         if not set(json_flags).isdisjoint(roots):
             roots += json_flags
         values: dict[str, str] = {}
         for flag in self.flags(roots):
-            # A flag that is repeated moves to the place of its last value.
-            values.pop(flag.name, None)
             root, dot, key = flag.name.partition(".")
-            if root not in json_flags:
-                values[flag.name] = flag.value
-            elif dot:
-                values[f"{json_flags[0]}.{key}"] = flag.value
-            else:
-                values[root] = flag.value
+            found = {flag.name: flag.value}
+            if root in json_flags and dot:
+                found = {f"{json_flags[0]}.{key}": flag.value}
+            elif root in json_flags:
                 for key, value in _json_entries(flag).items():
-                    values[f"{json_flags[0]}.{key}"] = str(value)
+                    found[f"{json_flags[0]}.{key}"] = str(value)
+            for name, value in found.items():
+                values.pop(name, None)
+                values[name] = value
         return values
 
     def value(self, names: Sequence[str]) -> str | None:
@@ -170,7 +169,7 @@ class ServerCommand:
     def drafts(self) -> bool:
         """Whether flags or environment variables turn speculation on (`Startup.drafts_by`).
 
-        If every value of one of these flags is `none`, speculation is off, whatever the other flags are. But a later
+        One flag whose values are all `none` turns speculation off, whatever the other flags are. But a later
         `none` does not cancel an earlier value of the same flag: values of a repeated flag add up.
         """
         names = self.startup.drafts_by

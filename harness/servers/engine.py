@@ -334,7 +334,7 @@ class ServerArm(Arm):
         typed_dialect = UNKNOWN_DIALECT if command is None else command.dialect
         dialect = dialect_of(model.owner or typed_dialect.name, self._settings.dialect)
         server = (report and dialect.named(report.about)) or None
-        return AskedServer(model, dialect, server)
+        return AskedServer(model, dialect, server, slots if isinstance(slots, int) else math.inf)
 
     def connect(self) -> None:
         """Find the form of requests that the server accepts, and set `connection`, `traits`, `drafts` and `devices`.
@@ -415,8 +415,10 @@ class ServerArm(Arm):
             may_be_empty = request.may_be_empty or "stop" in body
             # All of them add to the same list of arrivals.
             outgoing.append(Outgoing(body, record, row, arrivals, may_be_empty=may_be_empty))
+        assert self.asked is not None
         sender = connection.sender
-        asking = send_in_turn(sender, outgoing, connection.further(extra), in_flight)
+        further = connection.further(extra)
+        asking = send_in_turn(sender, outgoing, further, in_flight, self.asked.slots)
         # `_note_progress` reports silence since the last event, so the question itself counts as one.
         sender.last_event = time.perf_counter()
         load = self._engine.run(asking, lambda: self._note_progress(sender, note_ended))

@@ -7,6 +7,7 @@ A URL does not identify the server at this address, because the server may have 
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Sequence
 from contextlib import suppress
@@ -64,11 +65,13 @@ class AskedServer(NamedTuple):
         model: the model in requests.
         dialect: the kind of server, which determines the form of requests.
         server: its name and version, as it reports them; None if it does not report them.
+        slots: how many requests it answers at the same time; infinite if it does not report this.
     """
 
     model: ListedModel
     dialect: Dialect
     server: str | None
+    slots: float = math.inf
 
 
 @dataclass(frozen=True)

@@ -83,7 +83,8 @@ class ServerRecord(EngineRecord):
         settings = ServerSettings.of(run)
         columns: dict[str, Any] = {"lossy": settings.lossy or None}
         # Otherwise K is the server's own, and not known here.
-        if settings.takes_k or is_typed("num_draft_tokens"):
+        typed = " ".join((*settings.first_command, *settings.start_command))
+        if "{K}" in typed or is_typed("num_draft_tokens"):
             columns["num_draft_tokens"] = run.decoding.num_draft_tokens
         if settings.start_command and run.draft is not None:
             # The last command is the measured one; the one before it, if two were typed, is the regular one.

@@ -8,7 +8,9 @@ further requests that keep up the load.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
+import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import aclosing
@@ -91,19 +93,6 @@ class Sender:
         self.given_up: str | None = None
         self.num_in_flight = 0
         self.last_event = 0.0
-        self._request_seconds = 0.0
-        self._counted_until = 0.0
-
-    def request_seconds(self) -> float:
-        """The time that requests have spent in flight so far, in seconds, added up over all requests.
-
-        It must be called before every change of `num_in_flight`: it assumes that the number was the same since the
-        previous call.
-        """
-        now = time.perf_counter()
-        self._request_seconds += self.num_in_flight * (now - self._counted_until)
-        self._counted_until = now
-        return self._request_seconds
 
     async def send(self, outgoing: Outgoing) -> None:
         """Send one request, and record the answer or the failure in its record. Only a cancellation is raised."""
@@ -114,7 +103,6 @@ class Sender:
         timeout_s = self._settings.timeout_s
         # A refusal also counts as an answer.
         was_answered = True
-        self.request_seconds()
         self.num_in_flight += 1
         try:
             await self._read(outgoing)
@@ -143,7 +131,6 @@ class Sender:
                 reason = f"{type(error).__name__}: {reason}"
             request.error = RequestError(code, reason)
         finally:
-            self.request_seconds()
             self.num_in_flight -= 1
         if was_answered or request.arrivals:
             self._num_unanswered = 0
@@ -205,6 +192,7 @@ async def send_in_turn(
     requests: Sequence[Outgoing],
     further: Iterator[Outgoing],
     num_in_flight: int,
+    slots: float,
 ) -> Load:
     """Send requests, with at most `num_in_flight` in flight at the same time. Once all of them are sent, a request of
     `further` is sent whenever a request ends, so that the load stays the same; these do not count. Returns the load
@@ -214,17 +202,21 @@ async def send_in_turn(
 
     Args:
         further: an endless supply of further requests, or an iterator without any.
+        slots: how many requests the server answers at the same time, in the order in which they are sent.
     """
     room = asyncio.Semaphore(num_in_flight)
     tasks: list[asyncio.Task[None]] = []
     extra: list[RequestRecord] = []
-    began = time.perf_counter()
-    seconds_before = sender.request_seconds()
+    # When each request was sent, and when it ended, in the order in which they are sent.
+    periods: list[list[float]] = []
 
     async def send(outgoing: Outgoing) -> None:
+        period = [time.perf_counter(), math.inf]
+        periods.append(period)
         try:
             await sender.send(outgoing)
         finally:
+            period[1] = time.perf_counter()
             room.release()
 
     async def begin(outgoing: Outgoing) -> asyncio.Task[None]:
@@ -244,16 +236,37 @@ async def send_in_turn(
         own = [await begin(outgoing) for outgoing in requests]
         tasks.append(asyncio.create_task(begin_further()))
         await asyncio.gather(*own)
-        all_seconds = sender.request_seconds() - seconds_before
-        own_seconds = sum(outgoing.request.seconds for outgoing in requests)
+        ended = time.perf_counter()
+        periods = [[began, min(end, ended)] for began, end in periods]
+        # Own requests are sent first, so a further request never takes a slot for which one of them waits.
+        own_seconds = seconds_in_slots(periods[: len(requests)], slots)
+        all_seconds = seconds_in_slots(periods, slots)
         return Load(
-            request_seconds=all_seconds,
-            seconds=time.perf_counter() - began,
+            request_seconds=seconds_in_slots(periods, math.inf),
+            seconds=ended - periods[0][0],
             # Further requests slow the others down, so only this share of the time is due to the others.
-            share=own_seconds / all_seconds if extra and own_seconds else 1.0,
+            share=own_seconds / all_seconds if all_seconds else 1.0,
             extra=extra,
         )
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def seconds_in_slots(periods: Sequence[Sequence[float]], slots: float) -> float:
+    """The time that requests spent in slots, in seconds, added up over all requests.
+
+    For example, three requests are in flight for 2 s. With two slots, one of them waits, and the time is 4 s.
+
+    Args:
+        periods: of each request, when it was sent and when it ended.
+        slots: number of requests that are in a slot at the same time; the others wait.
+    """
+    changes = sorted([(began, 1) for began, _ in periods] + [(ended, -1) for _, ended in periods])
+    seconds = 0.0
+    number = 0
+    for (moment, change), (following, _) in itertools.pairwise(changes):
+        number += change
+        seconds += min(number, slots) * (following - moment)
+    return seconds

@@ -153,11 +153,6 @@ class ServerSettings(EngineSettings):
         return self.regular_url is not None or bool(self.start_command)
 
     @property
-    def takes_k(self) -> bool:
-        """Whether the servers are started with the run's K."""
-        return any("{K}" in word for word in (*self.first_command, *self.start_command))
-
-    @property
     def asks_chats(self) -> bool:
         return self.chat is True
 

@@ -116,21 +116,34 @@ def test_processor_time_is_that_of_all_threads(tmp_path: Path) -> None:
 def test_what_a_run_has_started_computes_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """The threads of a server that waits for others are those that matter."""
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
-        times = {"": (1, 2), f"/proc/{child.pid}/task": (10, 20)}
-        monkeypatch.setattr(quietness, "processor_time", lambda tasks="": times.get(str(tasks)))
-        assert quietness._time_of_run() == (11, 22)
+        times = {os.getpid(): (1, 2), child.pid: (10, 20)}
+        by_path = {Path(f"/proc/{pid}/task"): time for pid, time in times.items()}
+        monkeypatch.setattr(quietness, "processor_time", by_path.get)
+        assert quietness._times_of_run() == times
         child.communicate()
 
 
-def test_threads_that_have_ended_take_their_times_with_them(
+def test_processes_that_end_between_two_looks_keep_their_times(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for later, share in (((30, 80), 0.2), ((30, 0), 1.0), ((30, -1), None), ((10, 5), None)):
-        times = iter([(10, 0), later, (999, 999)])
-        monkeypatch.setattr(quietness, "_time_of_run", lambda times=times: next(times))
+    cases: list[tuple[list[dict[int, tuple[int, int]]], float | None]] = [
+        # A process runs for 20 and waits for 80.
+        ([{1: (30, 80)}], 0.2),
+        ([{1: (30, 0)}], 1.0),
+        # Its threads ended, and took their times with them.
+        ([{1: (30, -1)}], None),
+        ([{1: (5, 5)}], None),
+        ([{}], None),
+        # Servers run for 20, and for 10 beside 30 of waiting. They have ended at the next look.
+        ([{1: (10, 0), 2: (20, 0)}, {1: (10, 0), 3: (10, 30)}, {1: (10, 0)}], 0.5),
+    ]
+    for looks, share in cases:
+        times = iter([{1: (10, 0)}, *looks])
+        monkeypatch.setattr(quietness, "_times_of_run", lambda times=times: next(times))
         watch = Quietness(())
-        # Both rows of a run have the share that the first one asked for.
-        assert [watch.columns["processor_share"] for _ in range(2)] == [share, share]
+        for _ in looks:
+            watch.look()
+        assert watch.columns["processor_share"] == share
 
 
 class Nvml:

@@ -82,7 +82,7 @@ def test_ports_are_ours_unless_the_user_places_them() -> None:
         # A draft alone, and ik_llama.cpp's stage with its settings.
         ("llama-server -m a -md b.gguf --spec-draft-n-max 4", "a", "b.gguf"),
         ("llama-server -m a.gguf --spec-type mtp:n_max=3,p_min=0.0", "a.gguf", "mtp:n_max=3,p_min=0.0"),
-        ("vllm serve A --served-model-name 'Qwen 3.6 27B' -sc.method=mtp", "Qwen 3.6 27B", "mtp"),
+        ("vllm serve A --served-model-name 'Qwen 3.6' -sc.method=x --spec-method=y -sc.method=mtp", "Qwen 3.6", "mtp"),
         # No word of a mount is the image.
         ("docker run -p {port}:8000 -v cache:/vllm/vllm_cache vllm/vllm-openai --model M -sc.method=mtp", "M", "mtp"),
         ("mlx_lm.server --model a --draft-model b", "a", "b"),

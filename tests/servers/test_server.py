@@ -18,6 +18,7 @@ from harness.servers import connection, counters
 from harness.servers.connection import RequestForm
 from harness.servers.counters import CounterPage
 from harness.servers.dialects import UNKNOWN_DIALECT
+from harness.servers.sending import seconds_in_slots
 from measured_runs import figures
 
 TOOL = {"type": "function", "function": {"name": "weather"}}
@@ -238,6 +239,12 @@ def test_the_load_is_kept_up_until_the_last_answer(open_engine: Open) -> None:
     assert len(load.extra) >= len(server.bodies) - 8 >= 2
     assert {request.error.code for request in load.extra if request.error} == {499}
     assert 0 < generation.seconds < load.seconds < load.request_seconds <= 3 * load.seconds
+
+
+def test_a_request_beyond_the_slots_waits() -> None:
+    periods = [(0.0, 2.0), (0.0, 3.0), (1.0, 4.0)]
+    # With two slots, one of three waits from 1 s to 2 s.
+    assert [seconds_in_slots(periods, slots) for slots in (1, 2, 3)] == [4.0, 7.0, 8.0]
 
 
 def test_a_few_per_cent_of_failures_lose_no_request(open_engine: Open) -> None:

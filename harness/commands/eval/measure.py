@@ -43,8 +43,8 @@ from harness.results.statistics.proportions import (
 
 PROMPTS_FILE = "eval_prompts.csv"
 
-# Settings that change no answer: they choose how many questions are asked and what difference matters. `seed` is among
-# them because `seeds` is used in its place, and each answer's row has its own seed.
+# Settings that change no answer: they choose how many questions are asked and what difference matters. `seed` is
+# not used: each answer's row has one of `seeds`.
 _NOT_OF_AN_ANSWER = ("seed", "seeds", "num_prompts", "margin")
 
 # The answer of each arm by the arm's name, for each question by its seed and index.
@@ -289,7 +289,7 @@ class EvalExperiment(Experiment[EvalSettings, EvalRow]):
                 time_ms=1000 * answered.seconds / len(batch),
                 outcomes=[list(outcome) for outcome in request.outcomes],
                 impossible_counts=request.impossible or None,
-                server_started=session.identify().server_started,
+                server_started=self._measurement.server_started,
                 measurement=self._measurement.digest,
             )
 

@@ -197,7 +197,10 @@ def accuracy_table(runs: Sequence[Named[EvalRow]], statements: Sequence[Statemen
         Column("asked", of="row.num_prompts"),
         Column("correct %\n± Wald", of=_with_margin),
         Column("Wilson\n95 %", of=_wilson).at("row"),
-        Column("parsed", of=_num_parsed, optional=True).at("row"),
+        # Empty if all answers contained a number.
+        Column("parsed", of="num_parsed", optional=True).at(
+            lambda line: None if line.row.num_parsed == line.row.num_prompts else line.row
+        ),
         Column(
             "difference",
             _difference,
@@ -237,11 +240,6 @@ def _with_margin(line: Named) -> str | None:
     if rate is None or high is None:
         return None
     return f"{_percent(rate)} ± {_percent(high - rate)}"
-
-
-def _num_parsed(row: EvalRow) -> int | None:
-    """The number of answers that contained a number; None if all did."""
-    return None if row.num_parsed == row.num_prompts else row.num_parsed
 
 
 def _wilson(row: EvalRow) -> str | None:

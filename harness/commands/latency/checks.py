@@ -200,12 +200,6 @@ def _slow_host(row: LatencyRow) -> str | None:
     return f"{percent(share)} of the {row.arm} arm's time" if share > _MOST_OF_HOST else None
 
 
-def _two_models(run: _Run) -> str | None:
-    """The names of the models on the two servers; None if they have one name."""
-    names = run.last.served_model or []
-    return " and ".join(names) if len(names) > 1 else None
-
-
 def _drift(run: _Run) -> str | None:
     """The speed-up of the second half as a multiple of that of the first, if they differ; "" if they do not, and None
     if that is unknown.
@@ -457,7 +451,8 @@ CHECKS = (
     ),
     Check(
         "setting against",
-        _two_models,
+        # Two names if the servers' models have different ones.
+        lambda run: " and ".join(names) if len(names := run.last.served_model or []) > 1 else None,
         "The servers call their models {found}: if these are different weights, the ratio compares the models, too.",
     ),
     Check(

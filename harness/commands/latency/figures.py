@@ -32,7 +32,6 @@ from harness.config.amounts import percent
 from harness.measuring.rows import LatencyRow
 from harness.reporting.table import Column, Table, number, share, stated, times, with_bounds
 from harness.results.drafts import Drafts, as_printed
-from harness.results.judging.statement import Statement
 from harness.results.prompt_times import (
     common_times,
     pairs_by_unit,
@@ -45,13 +44,6 @@ from harness.results.runs import Run, grouped
 from harness.results.statistics.interval import DASH, Interval
 from harness.results.statistics.ratios import ratio_of_totals
 
-
-def _known_verdict(pair: RankedRun) -> Statement | None:
-    """The verdict on a pair; None for a target alone, and if no speed-up is known."""
-    verdict = pair.verdict
-    return verdict if verdict.interval.is_known else None
-
-
 # Columns about a row of `latency`.
 # If tokens were held back, the first token arrived late.
 FIRST_TOKEN = Column("first token ms", number(1), "time_to_first_token_ms", optional=True).at(
@@ -63,7 +55,10 @@ _PAIR = Column("pair", text=True, of="name.cell", once=True, varies=True)
 _K = Column("K", of="name.k", optional=True)
 
 
-_SPEEDUP = Column("speed-up", stated, _known_verdict, reference=1)
+# A target alone has no speed-up.
+_SPEEDUP = Column("speed-up", stated, "verdict", reference=1).at(
+    lambda pair: pair if pair.verdict.interval.is_known else None
+)
 _PAIRS = (
     Column("pair", text=True, of="name.pair", once=True, varies=True),
     Column("settings", text=True, of=lambda pair: " · ".join(pair.name.details), optional=True),
@@ -324,11 +319,6 @@ def published_table(pairs: Sequence[RankedRun]) -> Table:
     )
 
 
-def _our_length(item: _Counterparts) -> float | None:
-    """Our tokens per iteration; None if theirs are unknown."""
-    return item.ours.tokens_per_iteration if item.theirs.mean_acceptance_length else None
-
-
 _PUBLISHED = (
     Column("pair", text=True, of="name"),
     Column("prompts", text=True, of="theirs.prompts_text", optional=True),
@@ -340,5 +330,8 @@ _PUBLISHED = (
     Column("their\nspeed-up", of="theirs.speedup_text"),
     Column("our\nspeed-up", with_bounds, stated_speedup, optional=True).at("ours"),
     Column("their tokens\nper iteration", number(), "theirs.mean_acceptance_length", optional=True),
-    Column("our tokens\nper iteration", number(), _our_length, optional=True),
+    # Where theirs are known.
+    Column("our tokens\nper iteration", number(), "ours.tokens_per_iteration", optional=True).at(
+        lambda item: item if item.theirs.mean_acceptance_length else None
+    ),
 )

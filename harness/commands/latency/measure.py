@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import math
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -263,7 +262,8 @@ class LatencyExperiment(Experiment[LatencySettings, LatencyRow]):
         elif engine_of(settings).queues:
             covers = Coverage(choose_num_laps(num_asked, size), "lap")
         else:
-            covers = Coverage(math.ceil(num_asked / size), "batch")
+            batches = batches_to_ask(num_different, num_asked, size, settings.seed)
+            covers = Coverage(len({batch.unit for batch in batches}), "batch")
         if covers.num_units >= fewest_units(covers.unit):
             return asked, ""
         num_in_set = len(self.prompt_set.prompts)

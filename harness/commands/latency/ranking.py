@@ -207,11 +207,11 @@ def answers(pairs: Sequence[RankedRun]) -> list[Line]:
         beginning = "Best significant speed-up"
     elif any(pair.is_shown for pair in others):
         # A run on a busy machine is shown to pay, but it cannot be the reference.
-        beginning = "No run on an idle machine is significantly faster; the highest of these"
+        beginning = "No run on an idle machine is significantly faster; the highest ranked"
     elif all(pair.verdict.relation == "below" for pair in [first, *others]):
-        beginning = "All are significantly slower; the highest"
+        beginning = "All are significantly slower; the highest ranked"
     else:
-        beginning = "None is significantly faster; the highest"
+        beginning = "None is significantly faster; the highest ranked"
     answer = headline(first.verdict)
     # Bold only for a conclusion: `cannot tell` must not look like one.
     style = answer.style if first.verdict.is_conclusion else "plain"

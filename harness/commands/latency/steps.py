@@ -48,8 +48,8 @@ def _better_interval(row: LatencyRow, verdict: Statement) -> list[NextStep]:
 
     The first condition that applies decides:
 
-        random weights; or a drift, and a server that drafts
-        from its earlier answers                               nothing
+        random weights; or a server that drafts from its
+        earlier answers, with a drift or too few prompts       nothing
         interval that is not judged, or from a busy machine    measure again, reusing nothing
         identical arms, or it is unknown what is covered       nothing
         nothing was drafted                                    another draft
@@ -97,6 +97,9 @@ def _better_interval(row: LatencyRow, verdict: Statement) -> list[NextStep]:
         num_units = math.ceil(num_units * coverage.num_units / coverage.num_effective)
     if coverage.unit in ("lap", "batch"):
         enough = 4 * num_measured if has_bounds else num_units * (row.batch_size or 1)
+        if row.draft_remembers and enough > num_in_set:
+            # Prompts that are sent again would find their own answers.
+            return []
         return [NextStep(aim, f"num_prompts={enough}")]
     # Sending the same prompts again gives no further units.
     num_units = min(num_units, num_in_set, _MOST_PROMPTS)

@@ -105,15 +105,15 @@ def _ask(asking: Asking, arm: Arm, reference: Reference, scores: Scores) -> None
     # The mean number of tokens of a drawn text that is not at the one place (`most_drawn`).
     mean_length = (1 + most_drawn(settings.decoding.max_new_tokens)) / 2
     length_at_place = tokens_at_place(settings.decoding)
-    # 0.5 / 16.5 + 0.5 / 6 = 0.11 with K=4, for texts of 16.5 tokens on average and 6 tokens at the place. This is also
-    # the share of drawn tokens that are not tested, because speculation does not decide the first token of a text.
-    texts_per_token = (1 - _SHARE_AT_PLACE) / mean_length + _SHARE_AT_PLACE / length_at_place
+    # The share of drawn tokens that are the first of their text and so are not tested, because speculation does not
+    # decide them: 0.5 / 16.5 + 0.5 / 6 = 0.11 with K=4, for texts of 16.5 tokens on average and 6 tokens at the place.
+    share_untested = (1 - _SHARE_AT_PLACE) / mean_length + _SHARE_AT_PLACE / length_at_place
 
     def num_needed(rounding: float) -> int:
         """The number of drawn tokens that is enough, with 5 % to spare; 0 if no number is."""
         # `needed` counts only tokens that speculation decides.
         num_decided = asking.token_test.needed(rounding) or 0
-        return math.ceil(1.05 * num_decided / (1 - texts_per_token))
+        return math.ceil(1.05 * num_decided / (1 - share_untested))
 
     num_enough = num_needed(rounding=0.0)
     num_tokens = max(_FEWEST_TOKENS, num_enough)
@@ -154,7 +154,7 @@ def _ask(asking: Asking, arm: Arm, reference: Reference, scores: Scores) -> None
         # Draw at the place as many tokens as are left after both rounds of other texts, each of which draws about as
         # many as the first one did. (These may be fewer than planned, because some texts ended early.)
         drawn_per_round = sum(len(scored.text.tokens) for scored in scores.drawn)
-        num_left = num_tokens - 2 * drawn_per_round
+        num_left = max(0, num_tokens - 2 * drawn_per_round)
         num_at_place = math.ceil(num_left / length_at_place)
         at_place = workload.at_place(place, num_at_place)
     second = workload.second_turns(first, num_mixed, at_place, num_in_flight)
@@ -304,7 +304,7 @@ class RecoveryExperiment(Experiment[RecoverySettings, RecoveryRow]):
                 names = ", ".join(sampling.name for sampling in taken if sampling not in known)
                 say(f"not tested, because top_logprobs={num_top} is not enough: {names}")
             taken = known
-        # Both arms get the same requests.
+        # Both arms get the same requests, so end tokens are used only if both arms support them.
         can_end = all(each.traits.stops_at_tokens for each in engine.arms)
 
         def keep(name: str, answers: Sequence[Answer], counts: Counts) -> None:

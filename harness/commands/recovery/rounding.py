@@ -44,7 +44,8 @@ class Rounding:
         """Read a text in the second way, and keep the differences from the usual way.
 
         The text is not read if it is greedy and any text was read twice before, if enough texts of its setting were,
-        or if its prompt was used before with this setting. (At the one place, the same text must not be read again.)
+        or if its prompt was used before with this setting. (At the one place, where all prompts are equal, the text
+        counts in place of the prompt.)
 
         Args:
             answer: an answer of n tokens.
@@ -82,8 +83,7 @@ class Rounding:
 
         This is the mean distance between the two ways of reading, over the texts that were read twice with the same
         sampling setting; 0 if there are none. At the one place, where about half of the tokens are drawn, each entry is
-        the largest of this mean and of the distances that were measured there: 6 for a mean of 6 and distances of 1 and
-        2.
+        the maximum of this mean and of all distances that were measured there.
         """
         means = {name: np.mean(along, axis=0) for name, along in self._of_probabilities.items()}
         at_place = self._of_probabilities.get(_AT_PLACE, [])

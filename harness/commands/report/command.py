@@ -119,7 +119,7 @@ class _Reader:
             self._kinds += [command.row, *command.further_rows]
         # `latency.csv`, `latency_prompts.csv`, and `latency-2.csv`, which `append_rows` begins if the first file has
         # other columns.
-        self._file_name = re.compile(rf"({'|'.join(self._run_kinds)})(-\d+|_prompts)?\.csv")
+        self._file_name = re.compile(rf"({'|'.join(self._run_kinds)})(_prompts)?(-\d+)?\.csv")
         # The rows of all files `latency_prompts.csv`, by the id of the run that wrote them.
         self._prompts: dict[str | None, list[LatencyPromptRow]] = {}
         for path in paths:

@@ -9,7 +9,7 @@ A run calls the functions of a method in this order:
     check      with the settings alone
     plan       before weights load
     layers     while the pair is prepared
-    drafter    when the run decodes
+    drafter    when the arm's calls are made
 
 The engine `huggingface` calls `check_huggingface` and `huggingface` in place of `layers` and `drafter`.
 """

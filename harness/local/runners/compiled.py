@@ -353,14 +353,10 @@ def _linear(states: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tenso
     return rows if bias is None else rows + bias
 
 
-def _biased_product(bias: Tensor, rows: Tensor, matrix: Tensor) -> Tensor:
-    return product(rows, matrix) + bias
-
-
 _aten = torch.ops.aten
 _PRODUCTS = {
     _aten.linear.default: _linear,
-    _aten.addmm.default: _biased_product,
+    _aten.addmm.default: lambda bias, rows, matrix: product(rows, matrix) + bias,
 }
 
 

@@ -58,7 +58,8 @@ def reported_drafts(run: MeasuredRun, arm: MeasuredArm) -> tuple[Drafts, str | N
     reported = Drafts.total(row.drafts for row in run.rows_of(arm) if row.is_answered)
     # `drafting` is None if it is unknown, and 0 if nothing was drafted or no answer reports anything. Answers take
     # precedence: counters also include the requests that only keep up the load.
-    if reported.drafting or (arm.keeps_up_load and reported.proposed):
+    keeps_up_load = any(lap.load is not None and lap.load.extra for lap in arm.generations)
+    if reported.drafting or (keeps_up_load and reported.proposed):
         return reported, None
     if arm.counted is None or impossible_counts(arm):
         return reported, None

@@ -103,11 +103,6 @@ class MeasuredArm:
             request for request in self.counted_requests if request.answered or request.was_left
         ]
 
-    @property
-    def keeps_up_load(self) -> bool:
-        """Whether some requests only kept up the load."""
-        return any(lap.load is not None and lap.load.extra for lap in self.generations)
-
 
 # Why a run with `precision` or `budget` ended. `precision`: the interval was narrow enough. `budget`: the time was used
 # up. `blocks`: all blocks were measured. `num_prompts`: as many prompts as the user set were answered. `prompts`: all

@@ -55,8 +55,8 @@ def judged_differences(rows: Sequence[Any]) -> Sequence[Statement]:
     """
     differences = [row.difference or Interval() for row in rows]
     p_values = [
-        # min(): a damaged file may contain any number. The first argument of max() is nan without an interval, and
-        # max() then returns nan, because no number compares as larger than nan.
+        # max() returns its first argument if that is nan, without an interval. min(): a damaged file may contain any
+        # number.
         max(p_value_of_difference(difference), min(row.mcnemar_p_value or 0.0, 1.0))
         for row, difference in zip(rows, differences, strict=True)
     ]
@@ -134,13 +134,13 @@ def _judged(rows: Sequence[Any], lossy_by: str) -> tuple[Relation, str]:
         return "open", "a check has no verdict"
     undecided = [row for row in rows if row.verdict == "undecided"]
     for row in undecided:
+        if row.check == "reference":
+            return "open", str(row.finding)
         if row.num_cut_short:
             return "open", (
                 f"{row.num_cut_short} of {row.num_prompts} greedy texts ended before the length that was asked"
                 " for, without an end token: the context may be too short, or the server ignores ignore_eos"
             )
-        if row.check == "reference":
-            return "open", str(row.finding)
         if row.check == "greedy":
             if row.num_tokens == 0:
                 return "open", "no token of a greedy text was compared"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.results.drafts import DraftColumns
-from harness.results.files import rows_in
+from harness.results.files import read_rows
 from harness.results.row import Row, figure
 from harness.results.schema import AcceptedByIteration, MaybeBool, MaybeFloat, MaybeInt, MaybeText
 
@@ -128,5 +128,5 @@ def read_prompts(directory: str | Path | None, run: str | None) -> list[LatencyP
     """
     if not directory:
         return []
-    rows = rows_in(Path(directory, PROMPTS_FILE), LatencyPromptRow)
+    rows = read_rows(Path(directory, PROMPTS_FILE), LatencyPromptRow)
     return [row for row in rows if row.run == run]

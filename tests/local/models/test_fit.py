@@ -181,7 +181,9 @@ def test_unused_gpus_are_a_remedy_but_not_on_the_cpu() -> None:
     assert spread in remedies(case(sketch(26), free=machine(24, 24), gpus=1))
     assert spread in remedies(case(sketch(26, settings={"gpus": 1}), free=machine(24, 24)))
     # The number of a draft is no reason to use further GPUs.
-    assert spread in remedies(case(sketch(26), draft(1, settings={"gpus": 1}), free=machine(24, 24), gpus=1))
+    assert spread in remedies(
+        case(sketch(26), draft(1, settings={"gpus": 1}), free=machine(24, 24), gpus=1)
+    )
     first, second = refused(case(sketch(14, dtype=torch.float32), free=machine(cpu_gb=13)))
     assert mentions(first, "14.2 GB", "13.0 GB of main memory")
     assert "GPU" not in second
