@@ -100,9 +100,7 @@ def test_a_full_disk_behind_stdout_is_one_line_and_loses_no_row(tmp_path: Path) 
     assert len((tmp_path / "results" / "latency.csv").read_text().splitlines()) == 1 + 2
 
 
-def test_a_directory_that_takes_no_files_is_one_line_that_names_the_settings(
-    tmp_path: Path,
-) -> None:
+def test_a_directory_that_takes_no_files_is_a_line_that_names_the_settings(tmp_path: Path) -> None:
     """/proc takes no directory from anybody, not even from root."""
     command = f"PYTHONPATH={Path(__file__).parents[1]} harness {' '.join(QUICK)}"
     done = shell(f"cd /proc && {command}", tmp_path)

@@ -24,9 +24,7 @@ def sweep(directory: Path, *arguments: str) -> tuple[CompletedProcess[str], pd.D
     return result, pd.read_csv(newest)
 
 
-def test_a_launcher_of_ones_own_has_the_words_of_its_cluster(
-    harness: Harness, tmp_path: Path
-) -> None:
+def test_an_own_launcher_has_the_words_of_its_cluster(harness: Harness, tmp_path: Path) -> None:
     file = tmp_path / "mine" / "launcher" / "ours.yaml"
     file.parent.mkdir(parents=True)
     file.write_text(

@@ -55,9 +55,7 @@ def test_it_is_measured_and_lossless(draft: list[str], harness: Harness) -> None
     assert list(rows["draft"].dropna().unique()) == [draft[0].removeprefix("draft=")]
 
 
-def test_a_sweep_compares_it_with_the_others_and_measures_other_code_again(
-    harness: Harness,
-) -> None:
+def test_a_sweep_compares_it_with_the_others_and_measures_new_code_again(harness: Harness) -> None:
     sweep = ["latency", "-m", *QUICK, f"{CORPUS[0]},lookup", *CORPUS[1:]]
     assert f"job 1 of 2: {CORPUS[0]}" in harness(*sweep).stderr
     rows = results()

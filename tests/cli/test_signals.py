@@ -74,9 +74,7 @@ def submitit(request: pytest.FixtureRequest) -> Iterator[list[int]]:
     signal.signal(signal.SIGUSR2, before)
 
 
-def test_a_time_limit_of_submitit_interrupts_its_job_and_fails_it_alone(
-    submitit: list[int],
-) -> None:
+def test_a_time_limit_of_submitit_interrupts_and_fails_its_job_alone(submitit: list[int]) -> None:
     interrupted_by: list[BaseException] = []
 
     def measure() -> None:

@@ -174,9 +174,7 @@ def test_another_sweep_in_the_same_directory_is_refused(harness: Harness, tmp_pa
     assert list(pd.read_csv(tmp_path / "s" / "plan.csv").batch_size) == [1, 2, 3]
 
 
-def test_what_a_sweep_cannot_write_is_one_line_below_its_table(
-    harness: Harness, tmp_path: Path
-) -> None:
+def test_what_a_sweep_cannot_write_is_a_line_below_it(harness: Harness, tmp_path: Path) -> None:
     plan = ["plan", "-m", "hydra.sweep.dir=s", "batch_size=1,2"]
     harness(*plan)
     # As on a full disk.

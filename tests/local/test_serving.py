@@ -269,9 +269,7 @@ def step(text: str, num_proposed: int = 0, num_accepted: int = 0, **fields: Any)
         pytest.param(["of STOP, END"], ["of "], id="the first of two"),
     ],
 )
-def test_a_stop_text_ends_the_answer_and_is_never_shown(
-    bursts: list[str], shown: list[str]
-) -> None:
+def test_a_stop_text_ends_the_answer_and_is_not_shown(bursts: list[str], shown: list[str]) -> None:
     growing = answer(stops=["END", "STOP"])
     pieces = [growing.take(step(burst)) for burst in bursts]
     assert [piece.text for piece in pieces] == shown

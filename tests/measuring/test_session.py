@@ -123,9 +123,7 @@ def test_what_a_run_has_started_computes_for_it(monkeypatch: pytest.MonkeyPatch)
         child.communicate()
 
 
-def test_processes_that_end_between_two_looks_keep_their_times(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_processes_that_end_between_looks_keep_their_times(monkeypatch: pytest.MonkeyPatch) -> None:
     cases: list[tuple[list[dict[int, tuple[int, int]]], float | None]] = [
         # A process runs for 20 and waits for 80.
         ([{1: (30, 80)}], 0.2),

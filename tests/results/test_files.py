@@ -109,9 +109,7 @@ def append_and_die(path: Path) -> None:
 
 
 @pytest.mark.parametrize("num_lost", [0, 1, 700, 1400])
-def test_rows_that_were_appended_in_part_are_there_for_nobody(
-    tmp_path: Path, num_lost: int
-) -> None:
+def test_rows_that_were_appended_in_part_are_for_nobody(tmp_path: Path, num_lost: int) -> None:
     path = tmp_path / "latency_prompts.csv"
     files.append_rows(path, [PROMPT])
     worker = CONTEXT.Process(target=append_and_die, args=(path,))

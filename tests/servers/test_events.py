@@ -165,9 +165,7 @@ def test_counts_are_compared_with_what_was_asked_and_what_arrived() -> None:
 
 
 @pytest.mark.parametrize("is_chat", [True, False, "auto"])
-def test_ids_that_llama_cpp_shows_are_tokens_unless_a_parser_holds_some_back(
-    is_chat: object,
-) -> None:
+def test_ids_of_llama_cpp_are_tokens_unless_a_parser_holds_some_back(is_chat: object) -> None:
     request = answer(shown_ids=[5, 6], num_tokens=2, text="ab")
     tokenizer: Any = SimpleNamespace(encode=lambda text, **_: [7, 8, 9])
     settle(request, tokenizer, is_chat, may_be_empty=False)
@@ -232,9 +230,7 @@ def test_an_answer_without_a_stream_is_read_in_any_layout(indent: int | None, en
         ('data:\n\ndata: \n\n\n\ndata: {"a": 1}\n\n', [{"a": 1}]),
     ],
 )
-def test_events_are_read_however_they_are_cut(
-    body: str, found: list[Any], end: str, size: int
-) -> None:
+def test_events_are_read_however_cut(body: str, found: list[Any], end: str, size: int) -> None:
     data = body.replace("\n", end).encode()
 
     async def parts() -> AsyncIterator[bytes]:

@@ -52,9 +52,7 @@ def without_a_reason(event: Any) -> Any:
         (without_a_reason, "the answer ended without a finish_reason"),
     ],
 )  # fmt: skip
-def test_an_answer_that_cannot_be_fails_its_request(
-    open_engine: Open, twist: Any, error: str
-) -> None:
+def test_an_impossible_answer_fails_its_request(open_engine: Open, twist: Any, error: str) -> None:
     """What else cannot be is in test_events.py."""
     server = EchoServer()
     engine = open_engine(server)

@@ -226,9 +226,7 @@ def listening(*files: str) -> Iterator[tuple[str, int]]:
             process.communicate("\n")
 
 
-def test_a_server_has_the_gpus_on_which_its_processes_compute(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_server_has_the_gpus_of_its_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process below the one that listens, as vLLM's engine; the other GPU is somebody else's."""
     with listening() as (url, child):
         pretend(monkeypatch, {0: [1], 1: [child]})

@@ -109,9 +109,7 @@ def test_a_session(open_terminal: Open, directory: Path) -> None:
 
 
 @pytest.mark.slow
-def test_ctrl_c_stops_a_generation_and_keeps_the_models(
-    open_terminal: Open, directory: Path
-) -> None:
+def test_ctrl_c_stops_a_generation_and_keeps_models(open_terminal: Open, directory: Path) -> None:
     terminal = open_terminal(*PAIR, "decoding.ignore_eos=true", "decoding.max_new_tokens=2000")
     terminal.wait_for(READY)
     ask(terminal, "Banana", "decoding: regular")
@@ -127,9 +125,7 @@ def test_ctrl_c_stops_a_generation_and_keeps_the_models(
     assert rows["run"].tail(2).nunique() == 1
 
 
-def test_a_window_that_is_closed_leaves_the_row_of_a_race(
-    open_terminal: Open, directory: Path
-) -> None:
+def test_a_closed_window_leaves_the_row_of_a_race(open_terminal: Open, directory: Path) -> None:
     """The kernel sends SIGHUP then."""
     terminal = open_terminal(*PAIR, "decoding.ignore_eos=true", "decoding.max_new_tokens=90000")
     terminal.wait_for(READY)

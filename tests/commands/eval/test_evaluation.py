@@ -187,9 +187,7 @@ def test_other_circumstances_ask_every_question_again(
     assert alone["acceptance_rate"].isna().all()
 
 
-def test_published_accuracies_are_in_the_rows(
-    evaluate: Evaluate, taught: tuple[Path, Path]
-) -> None:
+def test_published_accuracies_are_in_rows(evaluate: Evaluate, taught: tuple[Path, Path]) -> None:
     preset = {"name": "13B_2GPUs", "repository": str(taught[0])}
     few = {"num_prompts": 4, "seeds": [0]}
     arms, _ = evaluate(**few, model=preset, operands=[1, 99])

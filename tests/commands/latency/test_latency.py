@@ -146,9 +146,7 @@ def test_a_recurrent_target_is_measured_alone(harness: Harness, save_model: Save
         assert complaint in refused.complaint
 
 
-def test_the_environment_holds_a_command_line_that_runs_again(
-    harness: Harness, tmp_path: Path
-) -> None:
+def test_the_environment_holds_a_command_that_runs_again(harness: Harness, tmp_path: Path) -> None:
     quick = ["num_prompts=1", "decoding.max_new_tokens=2", "prompts=my prompts.txt"]
     (tmp_path / "my prompts.txt").write_text("one\n")
     harness("latency", "engine=simulated", *quick)

@@ -112,9 +112,7 @@ def test_of_several_models_the_typed_one_is_asked_for(harness: Harness, serve: S
 
 
 @pytest.mark.parametrize("dialect", ["vllm", "llama.cpp"])
-def test_a_context_that_is_too_short_is_refused(
-    harness: Harness, serve: Serve, dialect: str
-) -> None:
+def test_too_short_a_context_is_refused(harness: Harness, serve: Serve, dialect: str) -> None:
     servers = EchoServer(), EchoServer(context=60, dialect=dialect)
     addresses = serve(*servers)
     refused = harness.refused("latency", *QUICK[:-1], *addresses, "decoding.max_new_tokens=30")
@@ -123,9 +121,7 @@ def test_a_context_that_is_too_short_is_refused(
     harness("latency", *QUICK, *addresses)
 
 
-def test_a_server_alone_that_speculates_is_a_speculative_arm(
-    harness: Harness, serve: Serve
-) -> None:
+def test_a_server_alone_that_drafts_is_a_speculative_arm(harness: Harness, serve: Serve) -> None:
     addresses = serve(EchoServer(num_draft_tokens=4, version="1.0", started=100))
     harness("latency", *QUICK, *addresses)
     row = results().iloc[-1]
@@ -174,9 +170,7 @@ def test_failed_requests_are_counted_and_the_key_is_nowhere(
     assert harness.as_reported(outcome)
 
 
-def test_a_server_that_is_down_is_not_answered_from_old_rows(
-    harness: Harness, tmp_path: Path
-) -> None:
+def test_a_server_that_is_down_gets_no_old_rows(harness: Harness, tmp_path: Path) -> None:
     with serving(EchoServer()) as url:
         asked = [*QUICK, f"engine.url={url}"]
         harness("latency", *asked)
@@ -339,9 +333,7 @@ TIMES = {"first_s": 0.01, "delay_s": 0.001, "drafts_until": "end", "slots": 1}
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_figures_are_those_that_the_servers_noted(
-    harness: Harness, serve: Serve, case: str
-) -> None:
+def test_figures_are_those_that_servers_noted(harness: Harness, serve: Serve, case: str) -> None:
     behaviour, settings = TIMES | CASES[case][0], CASES[case][1]
     servers = EchoServer(**{**behaviour, "drafts": ()}), EchoServer(**behaviour)
     # A step that drafts takes longer.

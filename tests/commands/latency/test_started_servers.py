@@ -135,9 +135,7 @@ def test_a_sweep_goes_on_past_servers_that_do_not_start(harness: Harness, tmp_pa
     assert rows["measurement"].nunique() == 2
 
 
-def test_servers_that_do_not_fit_beside_each_other_take_turns(
-    harness: Harness, tmp_path: Path
-) -> None:
+def test_servers_that_do_not_fit_together_take_turns(harness: Harness, tmp_path: Path) -> None:
     """The second finds the memory taken while the first runs; alone it starts. No turn of a conversation has a start of
     its own.
     """

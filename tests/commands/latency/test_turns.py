@@ -156,9 +156,7 @@ SERVED = ["latency", "engine=server", "model=tiny", "decoding.max_new_tokens=8",
     ("num_prompts", "batch_size", "expected"),
     [(15, 1, 15), (15, 16, 1), (64, 4, 16), (128, 4, 16), (1000, 4, 62)],
 )
-def test_laps_are_long_where_there_are_many(
-    num_prompts: int, batch_size: int, expected: int
-) -> None:
+def test_laps_of_many_prompts_are_long(num_prompts: int, batch_size: int, expected: int) -> None:
     number = choose_num_laps(num_prompts, batch_size)
     assert number == expected
     sizes = [len(lap) for lap in in_laps(num_prompts, number)]

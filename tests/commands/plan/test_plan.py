@@ -62,9 +62,7 @@ def plan(harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
     return run
 
 
-def test_a_bound_on_gpus_of_two_kinds_is_that_of_the_faster(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_bound_on_unequal_gpus_is_that_of_the_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     names = ["NVIDIA GeForce RTX 3090", "NVIDIA H100 80GB HBM3", "NVIDIA GeForce RTX 3090"]
     monkeypatch.setattr(planning, "visible_gpus", lambda: [0, 1, 2])
     monkeypatch.setattr(planning, "free_memory", lambda gpus: dict.fromkeys(gpus, 24 * 10**9))
@@ -172,9 +170,7 @@ def test_what_cannot_be_decoded_is_refused(
     assert planned.row["cache_bytes"] == 2 * 64 * (4 + 8) * 4
 
 
-def test_early_exit_has_no_bound_and_a_k_above_the_block_of_a_head_drafts_no_more(
-    plan: Plan,
-) -> None:
+def test_early_exit_has_no_bound_and_a_k_above_a_heads_block_drafts_no_more(plan: Plan) -> None:
     asked = ["model=7B", "draft=early_exit", "gpus=1", "gpu_memory=24GB"]
     planned = plan(*asked, "engine=huggingface")
     assert not planned.row["highest_speedup"]
@@ -416,9 +412,7 @@ def test_whether_a_gguf_file_fits_is_said_of_a_server(plan: Plan, tmp_path: Path
     plan(*files, "gpu_memory=8GB", "prompt_length=2000", "placement.reserve_gb=1.9", code=1)
 
 
-def test_a_size_of_no_card_lists_none_and_a_pair_that_cannot_gain_is_no_next_step(
-    plan: Plan,
-) -> None:
+def test_a_size_of_no_card_lists_none_and_a_pair_without_gain_is_no_next_step(plan: Plan) -> None:
     planned = plan("gpu_memory=3.012GB")
     assert mentions(planned.stdout, "assuming 100 GB/s: bandwidth= says it")
     assert not json.loads(planned.row["bandwidths"] or "{}")

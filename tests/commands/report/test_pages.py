@@ -99,9 +99,7 @@ def test_every_plot_is_there_with_other_names(html: str, drawn: Plots) -> None:
         assert_visible(svg)
 
 
-def test_the_same_figures_give_the_same_page(
-    report: ReportContents, drawn: Plots, html: str
-) -> None:
+def test_same_figures_give_the_same_page(report: ReportContents, drawn: Plots, html: str) -> None:
     assert plots(report) == drawn
     assert html_page(report, drawn) == html
 

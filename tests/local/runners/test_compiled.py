@@ -122,9 +122,7 @@ def test_a_compiler_that_fails_is_named(
         compiled(random_model("llama"), (1,))
 
 
-def test_tokens_that_fill_up_a_pass_stay_within_the_context(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_tokens_that_fill_a_pass_stay_within_the_context(monkeypatch: pytest.MonkeyPatch) -> None:
     """GPT-2 has as many positions as its context has tokens."""
     run_as_traced(monkeypatch)
     model = random_model("gpt2", n_positions=16)

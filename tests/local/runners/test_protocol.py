@@ -92,9 +92,7 @@ def assert_transformers_own(runner: Runner, model: PreTrainedModel, batch: list[
     [(kind, name) for kind in RUNNERS for name in ARCHITECTURES if name not in NOT_STATIC]
     + [("snapshot", name) for name in (*NOT_STATIC, *RECURRENT)],
 )
-def test_they_are_transformers_own_on_ragged_rows_and_after_a_rollback(
-    kind: str, name: str
-) -> None:
+def test_they_are_transformers_own_on_ragged_rows_and_after_rollback(kind: str, name: str) -> None:
     model = random_model(name)
     assert_transformers_own(RUNNERS[kind](model), model, SHARED)
 

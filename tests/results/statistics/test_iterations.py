@@ -190,9 +190,7 @@ def test_intervals_are_over_prompts() -> None:
 
 
 @pytest.mark.parametrize("num_rejected", [0.1, 0.3, 1.0])
-def test_the_lower_bound_allows_for_rejections_that_hardly_any_text_has(
-    num_rejected: float,
-) -> None:
+def test_the_lower_bound_allows_for_rejections_that_few_texts_have(num_rejected: float) -> None:
     """Of 15 texts in each of 500 samples, some without any rejection."""
     random = np.random.default_rng(0)
     tokens, fewest = np.full(15, 100.0), np.full(15, 50.0)
