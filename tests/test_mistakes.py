@@ -93,7 +93,7 @@ MISTAKES = {
     "latency weights=randm": "weights=randm: must be one of stored, random (did you mean random?)",
     "latency decoding.max_new_tokens=600": "decoding.max_new_tokens=600: leaves no room for a prompt: the context",
     "latency -m seed=range(1,10000000000)": "-m: makes more than 10,000 jobs: divide the sweep",
-    "recovery num_prompts=9999": "num_prompts=9999: the prompt set tiny has only ",
+    "acceptance num_prompts=9999": "num_prompts=9999: the prompt set tiny has only ",
     "latency budget=10": "budget=10: must be a time with its unit",
     "latency precision=2% budget=soon": "budget=soon: must be a time with its unit, such as 10min, 90s or 2h",
     "latency format=yaml": "results.format=yaml: must be one of text, json",

@@ -133,6 +133,8 @@ class Simulated(EngineRecord):
     in_process = False
     queues = True
     own_clock = True
+    # Not read: the settings of the engine make up what is proposed.
+    default_draft = "lookup"
 
     def check(self, run: RunSettings) -> None:
         super().check(run)
@@ -146,6 +148,8 @@ class Simulated(EngineRecord):
         """
         run = dataclasses.replace(run, model=ModelSettings(name=SIMULATED, repository=SERVED))
         if run.draft is not None:
+            rule = "is not read: engine.acceptance and engine.draft_ms make up the draft; draft=none leaves it out"
+            require(run.draft.name == self.default_draft, "draft", rule, run.draft.name)
             run = dataclasses.replace(run, draft=dataclasses.replace(run.draft, name=SIMULATED))
         return run
 

@@ -166,8 +166,9 @@ class Manifest:
         """
         file = directory / _FILE
         if file.exists() and self.read(directory).choices != self.choices:
-            rule = "contains another sweep: name a new directory"
-            raise SettingError("hydra.sweep.dir", rule, str(directory))
+            raise SettingError(
+                "hydra.sweep.dir", "contains another sweep: name a new directory", str(directory)
+            )
         replace_file(file, json.dumps(dataclasses.asdict(self)).encode())
 
     def label(self, overrides: Sequence[str], engine: EngineSettings) -> str:

@@ -8,6 +8,7 @@ import dataclasses
 import io
 import itertools
 import json
+import os
 import shlex
 import sys
 import time
@@ -33,7 +34,7 @@ from harness.commands.pages import pages_about
 from harness.commands.registry import measurement
 from harness.config.amounts import counted
 from harness.config.errors import HarnessError, RunError
-from harness.config.machine import set_threads, share_cores
+from harness.config.machine import SWEEP_THREADS, share_cores
 from harness.config.run import PromptedSettings, RepeatedSettings, RunSettings
 from harness.engines.record import engine_of, pair_key
 from harness.measuring.measurement import identify, measured_rows
@@ -163,6 +164,9 @@ def run_job(config: Any, servers: Servers) -> Sequence[RunRow]:
         Args:
             note: how long the job took, or that it was measured before.
         """
+        # Later jobs compute with as many threads as the first one, so that their runs can be compared.
+        if threads := getattr(rows[-1], "num_threads", None):
+            os.environ.setdefault(SWEEP_THREADS, str(threads))
         ended = file.put(number, rows)
         num_ended = len({row.job for row in ended})
         words = ": ".join(filter(None, [label, job_line(command.name, rows)]))
@@ -194,10 +198,6 @@ def run_job(config: Any, servers: Servers) -> Sequence[RunRow]:
                 except HarnessError as failure:
                     error = failure
         rows = job.ensure_rows(error or RunError("its process wrote no row"))
-        threads = getattr(rows[-1], "num_threads", None)
-        if error is None and threads:
-            # All later jobs compute with as many threads, so that their runs can be compared.
-            set_threads(threads)
     except KeyboardInterrupt as interrupt:
         rows = job.rows()
         # After a time limit of the cluster the job counts as failed. After Ctrl-C it has no rows.
@@ -267,6 +267,7 @@ def finish(
         SettingError or RunError: a file cannot be written.
     """
     _crew.dismiss()
+    os.environ.pop(SWEEP_THREADS, None)
     directory = Path(config.hydra.sweep.dir)
     file = SweepFile(directory, measurement(command).row)
     rows = file.job_rows()

@@ -18,6 +18,9 @@ from pathlib import Path, PurePosixPath
 import psutil
 import pynvml
 
+# The environment variable by which a sweep gives its processes the number of threads of its first job. It is no part of
+# a measurement's identity, as OMP_NUM_THREADS is.
+SWEEP_THREADS = "HARNESS_SWEEP_THREADS"
 # This file exists if the driver of NVIDIA's GPUs is running.
 _DRIVER = Path("/dev/nvidiactl")
 _PRINT_GPUS = """
@@ -104,16 +107,8 @@ def share_cores(num_processes: int) -> None:
     Args:
         num_processes: number of processes that compute at the same time, each with the same share.
     """
-    if num_processes > 1:
-        set_threads(max(1, num_usable_cores() // num_processes))
-
-
-def set_threads(number: int) -> None:
-    """Let this process, if it has not imported torch, and processes that it starts compute with this number of threads,
-    unless the user has set OMP_NUM_THREADS.
-    """
-    if not threads_are_set():
-        os.environ["OMP_NUM_THREADS"] = str(number)
+    if num_processes > 1 and not threads_are_set():
+        os.environ["OMP_NUM_THREADS"] = str(max(1, num_usable_cores() // num_processes))
 
 
 def threads_are_set() -> bool:

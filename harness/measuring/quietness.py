@@ -52,8 +52,7 @@ def _times_of_run() -> dict[int, tuple[int, int]]:
     pids = [os.getpid()]
     with suppress(psutil.Error):
         pids += [child.pid for child in psutil.Process().children(recursive=True)]
-    times = {pid: processor_time(Path(f"/proc/{pid}/task")) for pid in pids}
-    return {pid: time for pid, time in times.items() if time is not None}
+    return {pid: time for pid in pids if (time := processor_time(Path(f"/proc/{pid}/task")))}
 
 
 def load_average() -> float | None:

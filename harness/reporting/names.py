@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Generic, NamedTuple
 
 from harness.config.model_names import SECOND_COMMAND
@@ -243,9 +244,15 @@ def _flag_of(word: str) -> str:
     return re.split(r"[\s=]", word)[0]
 
 
-def named_runs(runs: Sequence[Run[AnyRunRow]]) -> list[Named[AnyRunRow]]:
-    """The runs with their names, sorted by pair, settings and K."""
-    rows = [run.last for run in runs]
+def named_runs(
+    runs: Sequence[Run[AnyRunRow]], row_of: Callable[[Run], AnyRunRow] = attrgetter("last")
+) -> list[Named[AnyRunRow]]:
+    """The runs with their names, sorted by pair, settings and K.
+
+    Args:
+        row_of: returns the row of a run by which it is named.
+    """
+    rows = [row_of(run) for run in runs]
     named = map(Named, distinct_names(rows), runs, rows)
     return sorted(named, key=lambda item: (item.name.group, item.name.k_order))
 

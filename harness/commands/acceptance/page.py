@@ -48,11 +48,8 @@ Draft = Named[AcceptanceRow]
 
 def acceptance_page(runs: Sequence[Run[AcceptanceRow]]) -> Page | None:
     """The page about the acceptance of one draft or several; None if no run has a result."""
-    drafts = [
-        draft._replace(row=row_in_question(draft.run.rows))
-        for draft in named_runs(runs)
-        if summary(draft.run.rows)
-    ]
+    judged = [run for run in runs if summary(run.rows)]
+    drafts = named_runs(judged, row_of=lambda run: row_in_question(run.rows))
     if not drafts:
         return None
     if len(drafts) == 1:
@@ -70,8 +67,8 @@ def acceptance_page(runs: Sequence[Run[AcceptanceRow]]) -> Page | None:
         covers = Coverage.of(row.tokens_per_iteration)
         has_enough = covers is not None and covers.num_units >= FEWEST_FOR_INTERVAL * batch_size
         others = _OWN_SETTINGS if has_enough else (*_OWN_SETTINGS, "num_prompts")
-        command = typed_again(changes, command="latency", leaving_out=others)
-        steps.append(NextStep("measure it", command=command))
+        again = typed_again(changes, command="latency", leaving_out=others)
+        steps.append(NextStep("measure it", command=again))
     findings = [_finding(draft) for draft in drafts]
     doubts = dict.fromkeys(map(off_policy, filter(None, (found.texts for found in findings))))
     statements = [statement for found in findings for statement in found.statements]

@@ -5,6 +5,7 @@ on a CPU.
 from __future__ import annotations
 
 import functools
+import os
 import statistics
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +18,7 @@ from transformers import PreTrainedModel
 
 from harness.config.errors import RunError, SettingError
 from harness.config.failures import as_run_error, first_line
-from harness.config.machine import num_free_cores, num_usable_cores, threads_are_set
+from harness.config.machine import SWEEP_THREADS, num_free_cores, num_usable_cores, threads_are_set
 from harness.config.settings import ModelSettings, PlacementSettings
 from harness.local.models.sketch import Device
 
@@ -124,15 +125,17 @@ def _most_threads() -> int:
 
 def choose_num_threads(model: PreTrainedModel) -> None:
     """Set the number of torch's threads for a model on the CPU: as many as there are idle cores, up to the number
-    that torch began with, if that is faster than one thread, and otherwise one. `OMP_NUM_THREADS` overrides this.
+    that torch began with, if that is faster than one thread, and otherwise one. `OMP_NUM_THREADS` overrides this; and a
+    sweep's first job decides for the others.
 
     While another program runs, several threads may be much slower than one thread, because the threads of a pass wait
     for each other. (Measured: two threads were ten times slower.)
     """
     if threads_are_set():
         return
-    num_threads = min(_most_threads(), num_free_cores())
-    if num_threads > 1:
+    of_sweep = int(os.environ.get(SWEEP_THREADS, 0))
+    num_threads = of_sweep or min(_most_threads(), num_free_cores())
+    if num_threads > 1 and not of_sweep:
         is_faster = _pass_seconds(model, num_threads) < _FASTER * _pass_seconds(model, 1)
         num_threads = num_threads if is_faster else 1
     torch.set_num_threads(num_threads)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from harness.config.amounts import length_in_common
@@ -146,13 +146,9 @@ class EndFigures(Group):
         num_tokens = sum(map(len, answers))
         if not run.end_tokens or not num_tokens:
             return cls()
-        num_within = sum(_text_length(token_ids, run.end_tokens) for token_ids in answers)
+        num_within = 0
+        for token_ids in answers:
+            ends = (number for number, token in enumerate(token_ids, 1) if token in run.end_tokens)
+            # Up to and including the first end token; all tokens if there is none.
+            num_within += next(ends, len(token_ids))
         return cls(share_after_end=1 - num_within / num_tokens)
-
-
-def _text_length(token_ids: Sequence[int], end_tokens: Collection[int]) -> int:
-    """The number of tokens up to and including the first end token; all tokens if there is none."""
-    for position, token in enumerate(token_ids):
-        if token in end_tokens:
-            return position + 1
-    return len(token_ids)

@@ -219,15 +219,14 @@ def _ranked(members: list[Member]) -> Series:
         member.standing = Statement("compared", "open", why=why, subject=member.run.last, **about)
     for member in ranked[1:]:
         share = None if why_not else _share_by_units(member, reference)
-        share = share or _share_of_bounds(member, reference)
+        if share is None:
+            # Its bounds exclude 1 exactly if the intervals of the two speed-ups do not overlap.
+            its, others = member.verdict.interval, reference.verdict.interval
+            share = Interval(
+                its.estimate / others.estimate, its.low / others.high, its.high / others.low
+            )
         member.standing = Statement.ordered("compared", share, subject=member.run.last, **about)
     return Series(members, reference, why_not)
-
-
-def _share_of_bounds(member: Member, reference: Member) -> Interval:
-    """The ratio of two speed-ups. Its bounds exclude 1 exactly if the intervals of the two speed-ups do not overlap."""
-    its, others = member.verdict.interval, reference.verdict.interval
-    return Interval(its.estimate / others.estimate, its.low / others.high, its.high / others.low)
 
 
 def _share_by_units(member: Member, reference: Member) -> Interval | None:

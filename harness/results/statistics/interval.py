@@ -88,7 +88,7 @@ class Coverage:
             text += " with a seed each"
         of_run = "" if self.num_runs is None else " of one run"
         if self.num_rejecting:
-            text += f" (holds if the {self.num_rejecting}{of_run} in which rejections added iterations are typical)"
+            text += f" (holds if it is typical that rejections added iterations in {self.num_rejecting}{of_run})"
         elif self.num_rejecting is not None:
             text += " (holds if it is typical that rejections added no iteration)"
         return text

@@ -79,6 +79,10 @@ def test_a_model_on_the_cpu_takes_the_faster_number_of_threads(
         passes[2] = 0.1
         load(*shipped("tiny"))
         assert torch.get_num_threads() == num_free
+        # A sweep's first job has decided.
+        monkeypatch.setenv("HARNESS_SWEEP_THREADS", "2")
+        load(*shipped("tiny"))
+        assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(1)
         devices._most_threads.cache_clear()

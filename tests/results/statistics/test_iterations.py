@@ -231,9 +231,7 @@ def test_unlike_lengths_are_no_rare_rejections() -> None:
     most_of_few = ExtraIterations(20 + np.r_[np.zeros(8), np.ones(7)], shortest)
     assert most_of_few.noted_in(covers).num_rejecting == 7
     few = ExtraIterations(20 + np.r_[np.zeros(12), 2, 3, 1], shortest).noted_in(covers)
-    assert (
-        str(few) == "15 prompts (holds if the 3 in which rejections added iterations are typical)"
-    )
+    assert str(few) == "15 prompts (holds if it is typical that rejections added iterations in 3)"
 
 
 def test_the_ends_of_short_answers_are_no_rejections() -> None:
