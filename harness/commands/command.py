@@ -74,7 +74,7 @@ class ConfiguredCommand(CommandRecord, Generic[SomeSettings]):
         """Raise a SettingError if a package that the command needs is not installed. No package is imported."""
 
     def needs_local(self, settings: SomeSettings) -> bool:
-        """Whether the command needs models in this process even if the engine is in another one."""
+        """Whether the command needs models or a tokenizer in this process even if the engine is in another one."""
         return False
 
 

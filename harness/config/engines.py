@@ -26,7 +26,7 @@ class EngineSettings:
 
     @property
     def has_two(self) -> bool:
-        """Whether the settings name two servers, one for each arm."""
+        """Whether there may be two servers, one for each arm."""
         return False
 
     @property

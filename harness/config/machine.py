@@ -18,8 +18,8 @@ from pathlib import Path, PurePosixPath
 import psutil
 import pynvml
 
-# The environment variable by which a sweep gives its processes the number of threads of its first job. It is no part of
-# a measurement's identity, as OMP_NUM_THREADS is.
+# The environment variable by which a sweep gives its processes the number of threads of its first job. Unlike
+# OMP_NUM_THREADS, it is not part of a measurement's identity.
 SWEEP_THREADS = "HARNESS_SWEEP_THREADS"
 # This file exists if the driver of NVIDIA's GPUs is running.
 _DRIVER = Path("/dev/nvidiactl")

@@ -42,13 +42,13 @@ class RunSettings:
         decoding: how tokens are chosen.
         placement: where the models are.
         results: where rows go.
-        dtype: number format of weights that are not quantized; `auto` is float32 on a CPU and the
-            checkpoint's own half format on a GPU, with 8-bit weights float16.
+        dtype: number format of weights that are not quantized; `auto` is float32 on a CPU. On a GPU it is float16 for
+            checkpoints in float16, weights in 8 bits and GPUs without bfloat16, and otherwise bfloat16.
         seed: seed of all random numbers.
         batch_size: number of rows that are decoded together.
         chat_template: whether prompts go through the tokenizer's chat template; `auto` means: if it has one.
         resume: in a sweep, reuse earlier measurements made under the same circumstances; `always` also reuses those of
-            a server that the harness started, that does not report when it started, or that has restarted since.
+            servers that the harness started, that report no start time, or that have restarted.
         job_timeout_s: time after which a sweep ends a job; None for no limit.
         force: load the pair even if the plan says that it does not fit.
         weights: `random` builds models with random weights from their configurations alone, to measure times without a
@@ -75,8 +75,7 @@ class RunSettings:
     runner: RunnerName = "auto"
     engine: EngineSettings = _LOCAL
 
-    # Whether, with an engine in another process, the command only uses the speculative arm, and compares its answers
-    # with the weights that `draft=` names.
+    # Whether the command asks only the speculative arm of an engine in another process, unless two commands are typed.
     ASKS_SPECULATIVE_ALONE: ClassVar[bool] = False
     # Whether a preset may contain settings that only other commands have.
     IGNORES_OTHERS: ClassVar[bool] = False
@@ -146,13 +145,13 @@ class RunSettings:
     def arms(self) -> tuple[str, ...]:
         """The names of the arms that a run measures; for a single server `regular`, also if it turns out to draft.
 
-        With `ASKS_SPECULATIVE_ALONE`, a command measures the last of them alone.
+        With `ASKS_SPECULATIVE_ALONE`, the last of them is usually measured alone.
         """
         return ("regular",) if self.draft is None else ("regular", "speculative")
 
     @property
     def most_draft_tokens(self) -> int:
-        """The most tokens that an iteration may draft; 0 without a draft."""
+        """K; for `auto`, the first K; 0 without a draft."""
         return 0 if self.draft is None else self.decoding.most_draft_tokens
 
 

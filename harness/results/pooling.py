@@ -67,7 +67,7 @@ def merge(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
     several = [{*pooled_ids} for pooled_ids in pools if pooled_ids]
     by_measurement: dict[str, list[Run]] = {}
     for run, pooled_ids in zip(single, pools, strict=True):
-        # Also true of a pooled row, if `repeats=` was raised later.
+        # Leave out every run, and every pooled row of fewer runs, that a larger pooled row contains.
         own = {*(pooled_ids or [run.id])}
         if any(own < more for more in several):
             continue
@@ -89,8 +89,8 @@ def merge(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
 
 
 def _pooled_run(runs: Sequence[Run[Any]]) -> Run[Any] | None:
-    """Pool several runs of one measurement into one run; None if they have two arms, and their pooled speed-up has no
-    interval.
+    """Pool several runs of one measurement into one run; None if fewer than two can be pooled, or if they have two arms
+    and the pooled speed-up has no interval.
     """
     has_same_arms = len({len(run.rows) for run in runs}) == 1
     if len(runs) < 2 or not has_same_arms or not hasattr(runs[-1].last, "pooled_runs"):
@@ -215,8 +215,8 @@ def _speedup(runs: Sequence[Run[AnyRow]]) -> Interval | None:
     unit_name = "prompt" if coverage is None else coverage.unit
     estimate = ratio_over_runs(regular, speculative, unit_name)
     coverages = [Coverage.of(run.last.speedup) or estimate.covers for run in runs]
-    # The run in which most rejections were seen shows what the runs together may have missed. (None stands for more
-    # than are counted, or for an unknown number.)
+    # The run in which rejections added iterations in most units shows best how rare they are. None, which stands for at
+    # least half of the units or an unknown number, ranks highest.
     seen = max(
         coverages,
         key=lambda covers: math.inf if covers.num_rejecting is None else covers.num_rejecting,

@@ -87,8 +87,8 @@ class ServerCommand:
 
     @property
     def program(self) -> str:
-        """The program: the first word that is neither `env` nor sets or unsets a variable; the command's
-        first word if that word is a flag, or if there is none.
+        """The program: the first word that is neither `env` nor sets or unsets a variable; the command's first word if
+        that word is a flag, or if there is none.
         """
         words = iter(self.words)
         for word in words:
@@ -169,8 +169,8 @@ class ServerCommand:
     def drafts(self) -> bool:
         """Whether flags or environment variables turn speculation on (`Startup.drafts_by`).
 
-        One flag whose values are all `none` turns speculation off, whatever the other flags are. But a later
-        `none` does not cancel an earlier value of the same flag: values of a repeated flag add up.
+        One flag whose values are all `none` turns speculation off, whatever the other flags are. But a later `none`
+        does not cancel an earlier value of the same flag: values of a repeated flag add up.
         """
         names = self.startup.drafts_by
         # Also raises an error if a JSON flag has a wrong value.

@@ -307,7 +307,7 @@ class ServerArm(Arm):
         command = served.launch.command if served.launch else None
         shown_server = served.setting if self.process else f"{served.setting}={self.url}"
         # The arm of a single server may be called regular, too; its model is set by `engine.model`.
-        is_regular_of_two = served.name == "regular" and self._settings.has_two
+        is_regular_of_two = served.name == "regular" and len(engine.arms) > 1
         model = choose_model(
             report,
             opening.settings.model.repository,

@@ -24,7 +24,7 @@ class CompareSettings(PromptedSettings):
         view: `race` replays both arms side by side; `log` prints one after the other, and lists every rejection; `auto`
             is a race in a terminal of at least 80 columns, else a log.
         prompt: the only prompt; None reads prompts from the terminal, or from a pipe, one per line.
-        prompts: examples in the session's history.
+        prompts: a set whose prompts are examples in the session's history; the first one also serves as warm-up.
     """
 
     view: View = "auto"

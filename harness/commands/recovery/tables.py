@@ -210,9 +210,6 @@ def _next_steps(checks: Checks) -> list[NextStep]:
         return []
     if row.lossy:
         return [*filter(None, [lossless_again(row)])]
-    # The weights may be those of another model than the servers' (`finding`), and there is a regular server.
-    if row.finding and (row.regular_url or row.server_command):
-        return [NextStep("or compare with the regular server", "reference=regular")]
     is_suspect = row.runner not in (None, "eager")
     return [NextStep("is the runner the cause?", "runner=eager")] if is_suspect else []
 

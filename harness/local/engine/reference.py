@@ -43,8 +43,8 @@ _WIDEST = 64
 # The rounding that a margin allows for is measured at this many positions at the end of a text, and at the position
 # after the text.
 NUM_POSITIONS = 4
-# The tolerance for rounding, in standard deviations. Texts diverge at that token, among thousands in a run, at which
-# rounding is largest. If errors are normally distributed, one in two million is larger than 5 standard deviations.
+# The tolerance for rounding, in standard deviations. It must hold at the worst of thousands of tokens in a run. If
+# errors are normally distributed, one in two million is larger than 5 standard deviations.
 _NUM_DEVIATIONS = 5.0
 
 
@@ -118,8 +118,8 @@ class ModelReference:
         width = self._verification_width
         if width is None:
             return self._eager_logits(prompt, text, is_changed=True)
-        # The text is read in a batch with other texts (itself backwards). Of the first pass only half is kept, so that
-        # each later token is at another place in its pass than before.
+        # The text is read as the last row of a batch whose other rows are the same text in reverse. Of the first pass
+        # only half is kept, so that each later token is at another place in its pass than before.
         texts = [text[::-1]] * (self._num_rows - 1) + [text]
         prompts = [prompt] * self._num_rows
         return self._logits_along(prompts, texts, width, first_kept=(width + 1) // 2)[-1]

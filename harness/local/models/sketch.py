@@ -413,7 +413,8 @@ def _pass_numbers(model: PreTrainedModel) -> int:
     """
     config = model.config.get_text_config(decoder=True)
     hidden_size = getattr(config, "hidden_size", None) or 0
-    # Linear stores [outputs, inputs] and Conv1D [inputs, outputs]. The widest inputs are outputs of another matrix.
+    # Linear stores [outputs, inputs] and Conv1D [inputs, outputs]. The widest inputs are also the
+    # outputs of another matrix, so the last dimension serves for both.
     matrices = [parameter for parameter in model.parameters() if parameter.dim() == 2]
     widest = max((matrix.shape[-1] for matrix in matrices), default=0)
     num_used = _first_number(config, _NUM_USED)
@@ -427,8 +428,8 @@ def _pass_numbers(model: PreTrainedModel) -> int:
 
 
 def _quantizable_modules(model: PreTrainedModel) -> set[str]:
-    """Return the names of the modules that transformers would quantize with bitsandbytes; empty if bitsandbytes is not
-    installed.
+    """Return the names of the modules that transformers would quantize with bitsandbytes; empty without
+    bitsandbytes, so that `fit` does not suggest quantization.
     """
     if importlib.util.find_spec("bitsandbytes") is None:
         return set()

@@ -30,8 +30,8 @@ from harness.local.runners.base import (
     logits_to_keep,
 )
 
-# The largest relative difference from the plain outputs that counts as rounding: in float32, and (`_COARSE`) with any
-# coarser dtype or quantized weights.
+# The largest relative difference from the plain outputs that counts as rounding: in float32; `_COARSE_TOLERANCE` is for
+# coarser dtypes and quantized weights.
 _TOLERANCE = 1e-3
 _COARSE_TOLERANCE = 0.1
 # For `_require_influence`: the largest difference that counts as rounding, as a share of the influence of earlier
@@ -111,7 +111,7 @@ def check_runner(
     # Row 0 is tested at the beginning of a text, and then after as many other tokens (the filler) as the longest window
     # has. Row 1 stays short.
     for num_before in sorted({0, longest_span(model, num_slots)}):
-        # The filler is random, but the same in every run. Its tokens are of the same kind as those above, 11 to 26.
+        # The filler is random, but the same in every run. Its tokens are 11 to 26, as most of those above.
         generator = random.Random(num_before)
         filler = [generator.randrange(11, 27) for _ in range(num_before)]
         texts = fitted([[*filler, *_PROMPTS[0]], _PROMPTS[1]])

@@ -81,7 +81,7 @@ class AnswerFigures(Group):
         answered = [row for row in rows if row.is_answered]
         lengths = [row.num_tokens or 0 for row in answered]
         asked = [run.prompt_set.at(row.prompt_index or 0) for row in rows]
-        # Only the texts that were sent are compared; other columns of the prompts' rows may differ.
+        # Two prompts are the same if the same text is sent; their other columns in the set do not matter.
         different = {
             str((prompt.chat(), prompt.turns[: prompt.turn], prompt.num_tokens)) for prompt in asked
         }
@@ -195,9 +195,9 @@ class RequestFigures(Group):
             mean_in_flight=sum(load.request_seconds for load in loads) / load_s if loads else None,
             **_percentile_columns(
                 time_to_first_token=first_token_times(run, arm),
-                # If tokens are held back, only the times of whole answers are known.
+                # If tokens waited for each other, times per token are unknown, but those between arrivals are real.
                 time_per_output_token=[] if is_held_back else per_output_token,
-                # None: this client read so late that the times between arrivals say nothing about the server.
+                # None: this client read so late that times between arrivals are not the server's.
                 inter_token_latency=()
                 if is_held_back is None
                 else itertools.chain.from_iterable(latencies),
@@ -206,8 +206,8 @@ class RequestFigures(Group):
 
 
 def first_token_times(run: MeasuredRun, arm: MeasuredArm) -> list[float]:
-    """Milliseconds to the first arrival of each answer. [] if every answer of a server arrived whole, at its end,
-    because the time of the first token is then not known.
+    """Milliseconds to the first arrival of each answer. [] if a server held back all its answers to their ends:
+    the time of the first token is then unknown.
     """
     arrived = [request for request in arm.answered if request.arrivals]
     if arm.was_sent and were_held_back(run, arm) and all(each.came_at_once for each in arrived):

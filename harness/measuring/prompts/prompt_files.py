@@ -8,6 +8,7 @@ import codecs
 import io
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,9 @@ def read_rows(path: Path, source: str | None = None) -> Iterator[NumberedRow]:
         origin = f"; {source}" if source else ""
         if not path.parent.is_dir():
             raise BadFile(f"no such file, and no such directory{origin}") from None
-        neighbours = [p.name for p in path.parent.iterdir() if p.suffix in PROMPT_FILES]
+        neighbours = []
+        with suppress(OSError):
+            neighbours = [p.name for p in path.parent.iterdir() if p.suffix in PROMPT_FILES]
         raise BadFile(f"no such file{nearest(path.name, neighbours)}{origin}") from None
     except OSError as error:
         raise BadFile(f"cannot be read ({error.strerror})") from None

@@ -62,10 +62,10 @@ class Reading:
 
 
 def readings_of(prompt: Prompt, template: Template) -> list[Reading]:
-    """Make the transcripts of a conversation. Together, they contain each recorded answer once.
+    """Make the transcripts of a conversation. Together, they contain once each recorded answer of which the
+    template writes anything.
 
-    A message of the assistant that begins the conversation is not an answer. Answers of which the template writes
-    nothing are left out. An answer may have a single token.
+    A message of the assistant that begins the conversation is not an answer. An answer may have a single token.
 
     Raises:
         SettingError: if the template hides an answer; or if the template's prompt begins a thought, but the template
@@ -135,7 +135,7 @@ def _texts(
             # The text of the answer that was visited before, which comes later in the conversation.
             text, spans = texts[-1]
             if text.startswith(after) and text.startswith(before):
-                # If not, the template writes nothing of this answer.
+                # An answer of which the template writes nothing is left out.
                 if len(after) > len(before):
                     spans.insert(0, (place, range(len(before), len(after))))
                 continue

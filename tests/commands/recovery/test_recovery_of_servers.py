@@ -101,7 +101,6 @@ def test_drawn_texts_without_log_probabilities_are_undecided(
     # Lossy against another model is said so.
     weights = "compared with the weights of tiny_draft, and the servers name tiny"
     assert (weights in outcome.complaint) == (greedy_verdict == "lossy")
-    assert ("reference=regular" in outcome.stdout) == (greedy_verdict == "lossy")
 
 
 @pytest.mark.parametrize("chat", [True, False])
