@@ -11,6 +11,7 @@ from typing import Any
 
 from harness.commands.acceptance.record import AcceptanceSettings
 from harness.config.installation import is_installed
+from harness.config.model_names import SERVED
 from harness.engines.door.reading import DraftMistake
 
 # The condition `length` cuts prompts to this many tokens. The number is a choice: drafts are trained on texts of at
@@ -138,16 +139,20 @@ def _at(settings: AcceptanceSettings, temperature: float) -> Any:
 
 def _template(settings: AcceptanceSettings, has_template: bool) -> Condition:
     """The condition that leaves out the chat template or, if the run uses none, that uses it."""
-    why = "" if has_template else "the tokenizer has no chat template"
+    server: Any = settings.engine
+    # Then the server has the tokenizer, and uses the template for chats.
+    is_servers = settings.model.repository == SERVED
+    why = "" if has_template or is_servers else "the tokenizer has no chat template"
     if settings.prompts.lengths:
         why = "prompts.lengths cuts texts, which are no chats"
     if why:
         return Condition("template", "the chat template", settings, why_not=why)
-    is_used = settings.chat_template != "never"
-    changes: dict[str, Any] = {"chat_template": "never" if is_used else "always"}
-    # Otherwise the server would apply its own template to the messages.
-    if settings.engine.asks_chats:
-        server: Any = settings.engine
-        changes["engine"] = replace(server, chat=False)
+    is_used = server.asks_chats if is_servers else settings.chat_template != "never"
+    changes: dict[str, Any] = {}
+    if not is_servers:
+        changes["chat_template"] = "never" if is_used else "always"
+    # A server applies its own template to messages.
+    if is_servers or server.asks_chats:
+        changes["engine"] = replace(server, chat=not server.asks_chats)
     words = f"{'without' if is_used else 'with'} the chat template"
     return Condition("template", words, replace(settings, **changes))

@@ -329,7 +329,7 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
                 cause=condition.cause,
                 condition=condition.words,
                 is_asked=is_asked,
-                why=condition.why_not or None,
+                why=condition.why_not or (None if answers.readings else "no answer has two tokens"),
                 own_texts=own_texts,
                 position=None if offset is None else offset + 1,
                 **figures,

@@ -520,6 +520,13 @@ CHECKS = (
         _otherwise_by_answer,
         "Answers have {row.shortest_answer} to {row.longest_answer} tokens: {found}.",
     ),
+    Check(
+        "against",
+        lambda run: (
+            run.last.ignore_eos and run.last.longest_answer not in (None, run.last.max_new_tokens)
+        ),
+        "No answer has {row.max_new_tokens} tokens, although decoding.ignore_eos=true: the context may be too short.",
+    ),
     Check("setting note", lambda run: too_long(run.last), "{found} (too long for the context)."),
     Check(
         "against",

@@ -11,8 +11,6 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    ValidationInfo,
-    field_validator,
     model_validator,
 )
 
@@ -101,7 +99,8 @@ class GenerationBody(Body):
 
     If `temperature`, `top_p`, `top_k` or both names of the length are left out, the service's own setting is used (a
     shorter length if the context has less room). Without `ignore_eos`, the model's end tokens end an answer, whatever
-    the service's setting is. Without `seed`, the seed is drawn at random.
+    the service's setting is. Without `seed`, the seed is drawn at random. `max_completion_tokens`
+    counts before `max_tokens`, its old name.
     """
 
     model: Annotated[Text, Field(max_length=500)] | None = None
@@ -115,23 +114,9 @@ class GenerationBody(Body):
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
     stream: bool = False
     stop: Annotated[list[Stop], Field(max_length=16), _LISTED] = []
-    # pydantic validates only values that a request contains, so the default is also accepted without a stream.
+    # They change nothing without a stream.
     stream_options: StreamOptions = StreamOptions()
     return_token_ids: bool = False
-
-    @field_validator("max_completion_tokens")
-    @classmethod
-    def _agrees_with_its_old_name(cls, value: int | None, info: ValidationInfo) -> int | None:
-        if info.data.get("max_tokens") not in (None, value):
-            raise ValueError("must be equal to max_tokens where both are given")
-        return value
-
-    @field_validator("stream_options")
-    @classmethod
-    def _needs_a_stream(cls, value: StreamOptions, info: ValidationInfo) -> StreamOptions:
-        if not info.data.get("stream"):
-            raise ValueError("is only for requests with stream")
-        return value
 
 
 class Completion(GenerationBody):
