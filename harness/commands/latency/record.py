@@ -54,7 +54,7 @@ class LatencySettings(PromptedSettings, RepeatedSettings):
             rule = "needs a draft: it is the precision of the speed-up"
             require(self.draft is not None, "precision", rule, self.precision)
         if self.budget is not None:
-            rule = "must be a time with its unit, such as 10min, 90s or 2h"
+            rule = "must be a time above 0 with its unit, such as 10min, 90s or 2h"
             require((self.budget_s or 0) > 0, "budget", rule, self.budget)
         # All requests are in memory at once.
         rule = "must be from 1 to 10^6"
