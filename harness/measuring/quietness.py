@@ -45,13 +45,16 @@ def processor_time(tasks: Path) -> tuple[int, int] | None:
     return (ran, waited) if ran else None
 
 
-def _times_of_run() -> dict[int, tuple[int, int]]:
-    """`processor_time` of this process and of each of its descendants, because servers that it starts do the computing;
-    by process id. Processes whose times are not known are left out.
-    """
-    pids = [os.getpid()]
+def _processes_of_run() -> set[int]:
+    """The ids of this process and of all its descendants, because servers that it starts do the computing."""
+    pids = {os.getpid()}
     with suppress(psutil.Error):
-        pids += [child.pid for child in psutil.Process().children(recursive=True)]
+        pids.update(child.pid for child in psutil.Process().children(recursive=True))
+    return pids
+
+
+def _times_of(pids: set[int]) -> dict[int, tuple[int, int]]:
+    """`processor_time` of each of these processes, by its id. Processes whose times are not known are left out."""
     return {pid: time for pid in pids if (time := processor_time(Path(f"/proc/{pid}/task")))}
 
 
@@ -65,18 +68,6 @@ def load_average() -> float | None:
         return None
 
 
-def _num_others(pids: set[int]) -> int:
-    """The number of these processes that do not belong to this run. Servers that the run started belong to it, because
-    they are descendants of this process.
-    """
-    others = pids - {os.getpid()}
-    if not others:
-        return 0  # saves looking up the descendants
-    with suppress(psutil.Error):
-        others -= {child.pid for child in psutil.Process().children(recursive=True)}
-    return len(others)
-
-
 class Quietness:
     """Watches the machine while a run is timed, from the creation of this object on.
 
@@ -88,7 +79,7 @@ class Quietness:
 
     def __init__(self, gpus: Sequence[str]) -> None:
         # At the previous look, or at the creation.
-        self._times = _times_of_run()
+        self._times = _times_of(_processes_of_run())
         # The nanoseconds for which processes of the run have run, and have waited for a core.
         self._ran = self._waited = 0
         self._gpus = gpus
@@ -107,7 +98,8 @@ class Quietness:
         NVML is initialised already: `local.models.devices.gpu_uuids` did this when it found the UUIDs. What NVML does
         not report stays as it was after the previous look.
         """
-        before, self._times = self._times, _times_of_run()
+        own = _processes_of_run()
+        before, self._times = self._times, _times_of(own)
         for pid, (ran, waited) in self._times.items():
             ran_before, waited_before = before.get(pid, (0, 0))
             # A thread's times disappear when it ends, so a difference may be negative.
@@ -121,7 +113,7 @@ class Quietness:
                 clock = pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)
                 self._lowest_clock_mhz = min(clock, self._lowest_clock_mhz or clock)
                 running = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
-                num_others = _num_others({process.pid for process in running})
+                num_others = len({process.pid for process in running} - own)
                 self._other_processes = max(num_others, self._other_processes or 0)
                 bits = pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
                 self._num_throttled = self._num_throttled or 0

@@ -242,7 +242,7 @@ async def send_in_turn(
         own_seconds = seconds_in_slots(periods[: len(requests)], slots)
         all_seconds = seconds_in_slots(periods, slots)
         return Load(
-            request_seconds=seconds_in_slots(periods, math.inf),
+            request_seconds=sum(end - began for began, end in periods),
             seconds=ended - periods[0][0],
             # Further requests slow the others down, so only this share of the time is due to the others.
             share=own_seconds / all_seconds if all_seconds else 1.0,

@@ -119,7 +119,7 @@ def test_what_a_run_has_started_computes_for_it(monkeypatch: pytest.MonkeyPatch)
         times = {os.getpid(): (1, 2), child.pid: (10, 20)}
         by_path = {Path(f"/proc/{pid}/task"): time for pid, time in times.items()}
         monkeypatch.setattr(quietness, "processor_time", by_path.get)
-        assert quietness._times_of_run() == times
+        assert quietness._times_of(quietness._processes_of_run()) == times
         child.communicate()
 
 
@@ -137,7 +137,7 @@ def test_processes_that_end_between_looks_keep_their_times(monkeypatch: pytest.M
     ]
     for looks, share in cases:
         times = iter([{1: (10, 0)}, *looks])
-        monkeypatch.setattr(quietness, "_times_of_run", lambda times=times: next(times))
+        monkeypatch.setattr(quietness, "_times_of", lambda pids, times=times: next(times))
         watch = Quietness(())
         for _ in looks:
             watch.look()

@@ -244,7 +244,7 @@ def _reasons(row: AcceptanceRow, found: AcceptanceFinding) -> list[tuple[str, st
                 "the weights: model= and draft= show how many draft tokens would be accepted",
             )
         )
-    if is_typed("causes"):
+    if found.causes and is_typed("causes"):
         reasons.append(("Causes", "one row for each: details=true, or summary.txt"))
     if found.is_little or found.is_in_doubt:
         reasons.append(("Read", "docs/low-acceptance.md"))

@@ -525,7 +525,8 @@ CHECKS = (
         lambda run: (
             run.last.ignore_eos and run.last.longest_answer not in (None, run.last.max_new_tokens)
         ),
-        "No answer has {row.max_new_tokens} tokens, although decoding.ignore_eos=true: the context may be too short.",
+        "No answer has {row.max_new_tokens} tokens, although decoding.ignore_eos=true: the context may be too short, or"
+        " the server ignores ignore_eos.",
     ),
     Check("setting note", lambda run: too_long(run.last), "{found} (too long for the context)."),
     Check(
