@@ -143,7 +143,7 @@ def test_forty_columns_without_colour(open_terminal: Open) -> None:
     # A terminal wraps a paste in these; the line ends in it send nothing.
     terminal.type("\x1b[200~Ghana\nMalta\x1b[201~")
     terminal.wait_for("… Malta")
-    ask(terminal, "", "identical, token for token")
+    ask(terminal, "", "identical, token for token. >")
     assert f"{MARKED.replace(' {end}', '')}" in terminal.text
     assert "nothing drafted · accepted draft · [recovered]" in terminal.prose
     assert max(map(len, terminal.text.splitlines())) <= 40
