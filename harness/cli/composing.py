@@ -38,8 +38,8 @@ from harness.config.errors import RunError, SettingError, nearest
 from harness.config.installation import CONF, install_command
 from harness.results.locked_files import DISK_ERRORS
 
-# For each setting that takes an acceptance, the form of a mean length and its K. Users who type rates by position are
-# told to type this instead (`amounts.rates_by_position`).
+# How to type a mean acceptance length and its K, for the settings in which users may type rates by position instead,
+# such as `0.76,0.62` (`amounts.rates_by_position`).
 _TYPED_LENGTHS = {"acceptance": "acceptance={:.3f}@{}", "card": "card={:.3f} K={}"}
 
 
@@ -199,7 +199,7 @@ def _explained(error: Exception, command: str) -> Exception | None:
         rule = "cannot be read as setting=value; put quotes around spaces, commas and brackets"
         return SettingError(str(error.override), rule)
     if isinstance(error, errors.MissingConfigException):
-        # For `model=7C` the missing file is `model/7C`. A name without a group is looked for below, in Hydra's message.
+        # For `model=7C` the missing file is `model/7C`. An error without a group is for the conditions below.
         group, _, choice = (error.missing_cfg_file or "").rpartition("/")
         if group:
             return _no_such_preset(error, command, group, choice)

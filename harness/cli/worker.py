@@ -267,7 +267,7 @@ def serve(file_descriptor: int) -> None:
         keeper = keeper_module.PairKeeper()
         terminal = None
         if sys.stderr.isatty():
-            # A copy of the descriptor, because `_run` makes 2 that of the job's log.
+            # A copy of the descriptor, because `_run` redirects descriptor 2 to the job's log.
             terminal = os.fdopen(os.dup(2), "w", encoding="utf-8", errors="replace")
         while True:
             error = _run(job, keeper, terminal)
@@ -309,8 +309,11 @@ def _run(job: Job, keeper: PairKeeper, terminal: IO[str] | None) -> HarnessError
         # The note travels with the error to the user's process, where it is shown below the traceback.
         error.add_note(traceback.format_exc())
     finally:
-        sys.stdout.flush()
+        # The log's disk may be full.
+        with suppress(OSError):
+            sys.stdout.flush()
     if error is not None:
         lines = [f"harness: {error}", *getattr(error, "__notes__", ())]
-        print("\n".join(lines), file=sys.stderr, flush=True)
+        with suppress(OSError):
+            print("\n".join(lines), file=sys.stderr, flush=True)
     return error

@@ -7,7 +7,7 @@ sweep writes its messages into a file, and draws its live line on the terminal o
 from __future__ import annotations
 
 import logging
-import shutil
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -97,11 +97,12 @@ def show(text: str) -> None:
     terminal = _sweep_terminal or sys.stderr
     if _is_quiet or not terminal.isatty():
         return
-    if text:
-        one_line = " · ".join(f"{_prefix}{text}".splitlines())
-        text = visible(one_line)[: shutil.get_terminal_size().columns - 1]
     # The terminal may have been closed.
     with suppress(OSError):
+        if text:
+            one_line = " · ".join(f"{_prefix}{text}".splitlines())
+            width = os.get_terminal_size(terminal.fileno()).columns
+            text = visible(one_line)[: width - 1]
         terminal.write(f"{_CLEAR}{text}")
         terminal.flush()
 

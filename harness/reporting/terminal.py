@@ -65,7 +65,15 @@ def _console(**options: Any) -> LastingConsole:
     # Rich also omits colours if NO_COLOR is set but empty. According to https://no-color.org, an empty NO_COLOR has no
     # meaning.
     no_color = bool(os.environ.get("NO_COLOR"))
-    return LastingConsole(highlight=False, markup=False, emoji=False, no_color=no_color, **options)
+    return LastingConsole(
+        highlight=False,
+        markup=False,
+        emoji=False,
+        no_color=no_color,
+        # In a notebook, Rich would show the text in the cell, whichever file it is for.
+        force_jupyter=False,
+        **options,
+    )
 
 
 def plain_console(width: int = PLAIN_WIDTH, **options: Any) -> LastingConsole:

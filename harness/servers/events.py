@@ -23,8 +23,8 @@ from harness.engines.tokenizer import TextTokenizer, Tokenizer
 from harness.results.drafts import positions
 from harness.servers.http import RequestFailed
 
-# Arrivals at the same moment are a *burst*. There may be more bursts than counted tokens, by this share plus this
-# number, because a parser of thoughts or of tool calls may divide the text of a token.
+# Arrivals at the same moment are a *burst*. There may be more bursts than counted tokens, by 10 % and two more
+# bursts, because a parser of thoughts or of tool calls may divide the text of a token.
 _MORE_BURSTS = 0.1
 _FEW_BURSTS = 2
 
@@ -57,7 +57,9 @@ def _at(*paths: str) -> Any:
 
 
 class Fields(BaseModel):
-    """The fields that are read from a JSON object. Any field may be missing or null; it is then None."""
+    """The fields that are read from a JSON object. A field with a default may be missing or null: it is
+    then None.
+    """
 
     model_config = ConfigDict(strict=True)
 
@@ -353,8 +355,9 @@ def settle(
 ) -> None:
     """Determine the tokens of an answer that has ended, and their number, in its record.
 
-    The tokens are the ids that arrived, or otherwise the tokens of the text, which is encoded here. Their number is the
-    server's count, or otherwise the number of these tokens. API keys in the text are masked.
+    The tokens are the ids that arrived, or otherwise the tokens of the text, which is encoded here. Their number is
+    that of the ids; without ids the server's count, or otherwise the number of tokens of the text. API keys in the
+    text are masked.
 
     Args:
         is_chat: the setting `engine.chat`. If it is True, the server's parser may leave tokens out of the text, so

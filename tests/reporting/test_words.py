@@ -216,6 +216,8 @@ def test_a_table_that_is_too_wide_names_the_columns_that_it_leaves_out(width: in
 
 def test_text_for_files_has_whole_names_and_no_colours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
+    # In a notebook, Rich shows text in the cell.
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
     name = "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B"
     text = as_text([Line(f"{'a' * 60} · temperature=0.0 · model={name} · seed=0", "warning")], 100)
     assert "\x1b" not in text

@@ -33,8 +33,8 @@ from harness.results.statistics.drawn_tokens import DrawnText, Recovered, TokenR
 _TOGETHER = 8
 # The most logits that are computed together, unless one text alone has more. In float32 they take 128 MiB.
 _MOST_LOGITS = 2**25
-# This share of the log-probabilities, with the largest differences, is ignored: it may differ by more than rounding,
-# for example at ties. If one of the others differs by more than `_MOST_ROUNDING` nats, it is not rounding.
+# The 1 % of the log-probabilities that differ most are ignored, because they may differ by more than rounding, for
+# example at ties. If one of the others differs by more than `_MOST_ROUNDING` nats, it is not rounding.
 _FEW = 0.01
 _MOST_ROUNDING = 0.1
 
@@ -108,7 +108,8 @@ class Scores:
             elif request.is_greedy:
                 self.greedy.add(None, request, answer.record)
         # A batch reads a prompt once for all texts after it, so the texts of a prompt are put next to each other. The
-        # longest text of a prompt comes first: it is the one that is read twice, and shows most about rounding.
+        # longest text of a prompt comes first: `Rounding` reads only the first one twice, and the longest shows most
+        # about rounding.
         distinct = sorted(
             by_context.values(),
             key=lambda alike: (alike[0].request.prompt, len(alike[0].record.token_ids)),

@@ -1,8 +1,8 @@
 """Randomness as data: uniform random numbers are made before the loop, and sampling is a pure function of them.
 
 Each prompt has its own stream of random numbers, which are a function of seed, prompt index, position and purpose. So
-an answer does not depend on the batch in which it was decoded, on the order of prompts, or on how often an iteration
-was repeated. Tests can pass chosen numbers.
+an answer does not depend on the batch in which it was decoded, on the order of prompts, or on how often a position
+was drafted. Tests can pass chosen numbers.
 
 If an earlier draft token is rejected, a position is drafted again, with the same random numbers as the first time. This
 is sound for the usual rule. There, a rejection at position t depends only on the numbers up to t, so the numbers of the

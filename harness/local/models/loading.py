@@ -74,7 +74,7 @@ class PlacedModel:
             SettingError: a setting is wrong, such as the revision.
             RunError: memory is exhausted, a file cannot be read, weights are missing, or the stored weights are not
                 quantized as the configuration says. Unknown exceptions of libraries pass unchanged.
-            KeyboardInterrupt: Ctrl-C was the cause of an exception.
+            KeyboardInterrupt: Ctrl-C interrupted a library, which raised another exception.
         """
         model = self._from_pretrained().eval()
         devices = self.placement.devices

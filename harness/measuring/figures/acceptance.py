@@ -46,18 +46,22 @@ class AcceptanceFigures(Group, DraftColumns, AcceptedByIteration):
 
 
 def reported_drafts(run: MeasuredRun, arm: MeasuredArm) -> tuple[Drafts, str | None]:
-    """The draft tokens of an arm: from its answers, or from the server's counters if the answers do not say how many
-    iterations drafted.
+    """The draft tokens of an arm: from the server's counters if they say more than the answers, otherwise from the
+    answers.
 
-    Counters are not used if any of their counts is impossible, if they missed tokens that arrived, or if they include
-    too many tokens of other clients; nor if further requests kept up the load and the answers report draft tokens.
+    The answers are used
+
+    - if they say how many iterations drafted;
+    - if they report draft tokens, and further requests kept up the load: counters include those requests;
+    - if a count of the answers or of the counters is impossible;
+    - if the counters missed tokens that arrived, or include too many tokens of other clients;
+    - if they report draft tokens, and the counters do not say how many iterations drafted (SGLang's).
 
     Returns:
         The counts, and their source: `metrics` for counters, None for answers.
     """
     reported = Drafts.total(row.drafts for row in run.rows_of(arm) if row.is_answered)
-    # `drafting` is None if it is unknown, and 0 if nothing was drafted or no answer reports anything. Answers take
-    # precedence: counters also include the requests that only keep up the load.
+    # `drafting` is None if it is unknown, and 0 if nothing was drafted or no answer reports anything.
     keeps_up_load = any(lap.load is not None and lap.load.extra for lap in arm.generations)
     if reported.drafting or (keeps_up_load and reported.proposed):
         return reported, None
@@ -68,6 +72,5 @@ def reported_drafts(run: MeasuredRun, arm: MeasuredArm) -> tuple[Drafts, str | N
     if traffic.get("unseen_tokens") or (traffic.get("foreign_tokens") or 0) > MOST_FOREIGN * own:
         return reported, None
     counted = counted_acceptance(arm.counted, arm.begun_requests)
-    # Counters that do not say how many iterations drafted (SGLang's) add nothing to answers that report drafts.
     knows_more = counted.drafting is not None or not reported.answers
     return (counted, "metrics") if counted.answers and knows_more else (reported, None)
