@@ -102,16 +102,16 @@ class DraftCounts:
 
     @property
     def as_drafts(self) -> Drafts:
-        """The same counts as a `Drafts` object, which can be added to the counts of other answers.
+        """The totals (without `steps`) as a `Drafts` object, which can be added to the counts of other answers. The
+        caller replaces its `decoded` and `iterations`.
 
         If nothing was drafted for an answer, it counts as an answer that reports no drafts.
         """
-        # In `Drafts`, 0 or () means that there was nothing to count, and None that it was not counted. So `tested_at`,
-        # which no server reports, is () only if nothing was proposed.
+        # None means not counted; 0 and () mean that nothing was drafted. Totals do not contain `tested_at`.
         proposed, drafting = self.proposed, self.drafting
         return Drafts(
             answers=self.num_answers if proposed != 0 else 0,
-            drafting=drafting if drafting or proposed or self.accepted else 0,
+            drafting=drafting if proposed != 0 else 0,
             proposed=proposed,
             accepted=self.accepted,
             accepted_at=self.accepted_at or (None if self.accepted else ()),

@@ -45,7 +45,7 @@ class Drafts:
         accepted_at, tested_at: for each position, from 0, the number of draft tokens that were accepted, or tested. A
             draft token is tested if all draft tokens before it were accepted.
         k: mean number of draft tokens per iteration that drafted, if it is the same in all answers; nan if they differ.
-            Only used if `tested_at` is None; without a meaning otherwise, or if nothing was drafted.
+            It is only read if `tested_at` is None.
     """
 
     answers: int = 0
@@ -230,12 +230,13 @@ class DraftColumns:
         # Nothing is known about drafts: each token counts as decided by an iteration of its own.
         if iterations is None and proposed is None and rate is None:
             return Drafts(decoded=decoded, iterations=decoded)
+        # An older row.
         if histogram and proposed is None:
             drafting, accepted = sum(histogram), sum(positions(histogram))
             proposed = round(drafting * (row.mean_proposed or 0))
-        # Iterations are known, but no drafts: nothing was drafted. (SGLang counts accepted tokens, but not the tokens
-        # that were proposed.)
-        if proposed is None and rate is None and not drafting and not accepted:
+        # Iterations are known, but no drafts: nothing was drafted. (SGLang's counters have the number of accepted
+        # tokens, even if it is 0, but not the number of proposed tokens.)
+        if proposed is None and rate is None and not drafting and accepted is None:
             return Drafts(answers=1, decoded=decoded, iterations=iterations)
         return Drafts(
             answers=1,
@@ -258,7 +259,7 @@ def positions(histogram: Sequence[int]) -> list[int]:
     For example, [2, 1, 3] gives [4, 3]: 4 iterations accepted a first token, and 3 of these also a second token.
     """
     reached = [*accumulate(reversed(histogram))]
-    # If no iteration accepted a token, the result has one position, with 0.
+    # `[5]`, 5 iterations that accepted nothing, has no positions; the result is then `[0]`.
     return reached[-2::-1] or [0] * len(histogram)
 
 

@@ -96,6 +96,13 @@ def test_sglang_tells_verifications_and_tokens() -> None:
     assert counted.drafting is None, "verifications of nothing are among them"
     # 102 tokens without the first of each of 2 requests, in 40 verifications.
     assert (columns["tokens_per_iteration"], columns["mean_acceptance_length"]) == (2.5, None)
+    nothing = page.replace("102", "42")
+    counted = counted_acceptance(read_counters(nothing), [RequestRecord(0, 1)] * 2)
+    assert (counted.accepted, counted.drafting) == (0, None), (
+        "nor is it known that nothing was drafted"
+    )
+    _, row = latency_run(**counted.count_columns() | counted.columns())
+    assert (row.drafts.accepted, row.drafts.drafting) == (0, None)
 
 
 def test_rates_follow_from_vllms_definitions_and_are_printed_as_by_vllm() -> None:

@@ -158,7 +158,7 @@ def make_app(served: ServedModel, key: str | None) -> FastAPI:
 
 
 def _add_error_handlers(app: FastAPI) -> None:
-    """Add handlers that answer every error in the form of OpenAI's API."""
+    """Add handlers that answer every expected error in the form of OpenAI's API."""
 
     @app.exception_handler(SettingError)
     async def wrong_setting(request: Request, error: SettingError) -> JSONResponse:
@@ -180,7 +180,7 @@ def _add_error_handlers(app: FastAPI) -> None:
         """Name the parameter and what is wrong with it: `temperature: Input should be a valid number`."""
         errors = error.errors()
         # If a member may have several types, there is an error for each type. The error deepest in the body is about
-        # the type that the client meant. The locations of errors contain the types in brackets.
+        # the type that the client meant. Parts of a location that contain a bracket are names of types.
         member = errors[0]["loc"][:2]
         chosen = [error for error in errors if error["loc"][:2] == member]
         first = max(chosen, key=lambda error: len(error["loc"]))

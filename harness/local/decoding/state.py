@@ -1,7 +1,6 @@
 """The state of a batch's rows on the device: tensors that every iteration reads and writes in place.
 
-The host keeps no counts that could disagree with these tensors. It computes lengths and limits from the tokens that it
-has received.
+The host computes its lengths and limits from the tokens that it has received, and keeps no other counts.
 """
 
 from __future__ import annotations
@@ -155,8 +154,7 @@ class RowState:
         """Return `count` random numbers of each row, [B, count], beginning at the indices `starts` [B]."""
         indices = starts.unsqueeze(1) + torch.arange(count, device=starts.device)
         numbers = self.uniforms[..., purpose]
-        # Near the end of its stream, a row may have fewer numbers. Then the last number is repeated, but only for
-        # positions that are never decided.
+        # Indices beyond the last number repeat it, but only for positions that are never decided.
         return numbers.gather(1, indices.clamp(max=numbers.shape[1] - 1))
 
     def advance(self, decided: Tensor, num_accepted: Tensor | None = None) -> None:

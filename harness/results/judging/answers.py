@@ -108,8 +108,8 @@ def judged_output(rows: Sequence[Any], findings: str, lossy_by: str = "") -> Sta
 
     Args:
         rows: the rows of one run, one for each check; at least one.
-        findings: the figures of the checks, in words: the evidence for a conclusion, unless `lossy_by` is. Without any
-            evidence, the output is undecided.
+        findings: the figures of the checks, in words: the evidence for a conclusion that does not rest on `lossy_by`.
+            Without any evidence, the output is undecided.
         lossy_by: the setting or rule that is lossy by definition; empty for a lossless rule.
     """
     relation, reason = _judged(rows, lossy_by)

@@ -48,7 +48,8 @@ class AcceptanceRow(PromptedRow):
         "expected value of `log_probability` for texts that the target draws", "nats"
     )
     likelihood_z: MaybeFloat = figure(
-        "difference of these two in standard deviations; far from 0, the texts are not the target's"
+        "`log_probability` minus `own_log_probability`, in standard deviations; far from 0, the texts are not the"
+        " target's"
     )
     impossible_share: MaybeFloat = figure("share of the texts' tokens that the target cannot draw")
 
@@ -130,8 +131,8 @@ class AcceptanceCauseRow(Row):
     )
     weights: Interval | None = figure("the same figure as the weights predict it")
     relative: Interval | None = figure(
-        "for new answers, the tokens per iteration divided by those of the same prompts in the run as typed; for a"
-        " position, the quotient of the shares of tested draft tokens that were accepted"
+        "for new answers, the tokens per iteration (for a position, accepted / tested draft tokens) divided by those of"
+        " the same prompts in the run as typed"
     )
     own_texts: bool | None = figure(
         "whether, under this condition, the texts are as likely as the model's own"

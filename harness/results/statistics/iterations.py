@@ -117,8 +117,9 @@ def acceptance_chances(target: ArrayLike, draft: ArrayLike, *, block: bool = Fal
 def cut(chances: ArrayLike) -> Cut:
     """Cut a text into iterations, for every K from 1 to M.
 
-    For example, a text has 3 tokens, M is 1, and the chances are [[0.4], [nan]]. The first iteration decides both
-    tokens after the first with the probability 0.4. So `iterations` is [1.6], and `accepted_at` is [[0.4]].
+    For example, a text has 3 tokens, M is 1, and the chances are [[0.4], [1]]. The last token is never drafted, so its
+    chance is ignored. The first iteration decides both tokens after the first with the probability 0.4. So `iterations`
+    is [1.6], and `accepted_at` is [[0.4]].
 
     Args:
         chances: [n - 1, M], the result of `acceptance_chances`.

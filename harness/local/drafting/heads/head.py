@@ -163,8 +163,8 @@ class Head(nn.Module):
         """Read the unread features, and draft up to K tokens with the random numbers `uniforms` [B, K], on the head's
         device.
 
-        An implementation must not wait for the device. It must change nothing except entries of `cache`; for rows that
-        run, nothing beyond the first `cache.width` slots (which `HeadDrafter` sets before each call).
+        An implementation must not wait for the device. It may change only `cache`; entries of running rows must be
+        within the first `cache.width` slots (which `HeadDrafter` sets before each call).
 
         Args:
             draw: draws tokens, given logits and uniforms.
