@@ -157,16 +157,15 @@ def _why_open(row: ComparedRow, speedup: Interval) -> str:
 
 
 def _waited(row: ComparedRow) -> str:
-    """The reason why the times of models on this machine show nothing, if their threads waited for other programs and
-    so for each other.
+    """The reason why times on this machine show nothing, if threads waited for other programs and so for each other.
 
-    Empty if they hardly waited, or if the models compute with a single thread. The number of a server's
-    threads is not known, so for servers the waiting always counts.
+    Empty if they hardly waited, if the models compute with a single thread, or if a server on another machine computes.
+    The number of a server's threads is not known, so for servers on this machine the waiting always counts.
     """
     share = getattr(row, "processor_share", None)
-    if share is None or share >= _LEAST_PROCESSOR_SHARE:
+    if share is None or share >= _LEAST_PROCESSOR_SHARE or row.is_on_another_machine:
         return ""
-    if row.url is not None and not row.is_on_another_machine:
+    if row.url is not None:
         return (
             f"this program, not the servers, got {percent(share, 1)} of the CPU time it wanted, and the servers'"
             " share is unknown"
@@ -175,7 +174,7 @@ def _waited(row: ComparedRow) -> str:
     if row.server_command:
         return f"harness and its servers {waited}"
     threads = row.num_threads or 1
-    return "" if threads == 1 or row.engine == "server" else f"{threads} threads {waited}"
+    return "" if threads == 1 else f"{threads} threads {waited}"
 
 
 def why_no_ranking(regular_ms: Iterable[float | None]) -> str:
