@@ -5,6 +5,7 @@ one for runs without a verdict.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from harness.commands.command import Command
@@ -50,7 +51,8 @@ def pages_about(
                 # A page without a verdict has no table.
                 for table in (part.full_tables or part.tables)[:1]:
                     title = f"{command.name}: {part.title}"
-                    made_up.append(Page(title, tables=[table.as_faint()]))
+                    rows = tuple(replace(row, strong=False, faint=True) for row in table.rows)
+                    made_up.append(Page(title, tables=[replace(table, rows=rows)]))
     if made_up:
         title = "random weights, synthetic acceptance or made-up costs: no measurement of a pair"
         pages["Made up"] = Page(title, parts=made_up)

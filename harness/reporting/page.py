@@ -201,7 +201,8 @@ def in_short(page: Page, *, rest: str = "details=true") -> Document:
     num_more = len(page.finding) + len(page.parts) - len(shown.finding) - len(shown.parts)
     lines = _top(shown, partial(in_short, rest=rest))
     if num_more:
-        lines.append(Line(f"    {num_more} more: {rest}", "dim"))
+        what = " (other series, single runs)" if page.parts else ""
+        lines.append(Line(f"    {num_more} more{what}: {rest}", "dim"))
     if page.finding:
         lines.append(Line(""))
     if not page.parts:

@@ -155,11 +155,6 @@ class Table:
         note = f"The first {num_rows:,} of {len(self.rows):,} rows; the CSV files have all."
         return replace(self, rows=self.rows[:num_rows], notes=(note, *self.notes))
 
-    def as_faint(self) -> Table:
-        """The table with all rows pale and none bold."""
-        rows = tuple(replace(row, strong=False, faint=True) for row in self.rows)
-        return replace(self, rows=rows)
-
     def shown(self) -> tuple[list[Column], list[tuple[str, ...]]]:
         """The columns to be shown, without those left out by `optional` or `varies`; and, for each row, the texts of
         its cells in these columns.

@@ -75,15 +75,16 @@ def device_of(row: RunRow) -> str:
 
 
 def _lengths(rows: Sequence[RunRow]) -> str | None:
-    """The lengths of the answers: `64 new tokens`, `8 to 29 new tokens`. If they are not known, the setting
-    `max_new_tokens`.
+    """The lengths of the answers: `64 new tokens`, `8 to 29 new tokens`. If they are not known, `up to 64 new tokens`,
+    from the setting `max_new_tokens`.
     """
     shortest = [getattr(row, "shortest_answer", None) for row in rows]
     longest = [getattr(row, "longest_answer", None) for row in rows]
     least = min(filter(None, shortest), default=None)
     most = max(filter(None, longest), default=None)
     if least is None or most is None:
-        return setting_in_words(rows[-1], "max_new_tokens")
+        limit = setting_in_words(rows[-1], "max_new_tokens")
+        return limit and f"up to {limit}"
     return counted(most, "new token") if least == most else f"{least} to {most} new tokens"
 
 

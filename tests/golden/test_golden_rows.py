@@ -129,6 +129,7 @@ LATENCIES: dict[str, tuple[Changes, Changes]] = {
     "no verdict": ({"status": "no_verdict", "error": "the regular server drafts", "speedup": None}, {}),
     "laps": (UNSURE | {"speedup_covers": over(15, "lap"), "num_prompts": 31}, {}),
     "one command": (COMMANDS | {"server_command": ["vllm A", "vllm A"], "speedup_covers": over(15)}, {}),
+    "more drafted than K": (COMMANDS | {"mean_proposed": 16.7, "speedup_covers": over(15)}, {}),
     "two commands": (COMMANDS | {"speedup_covers": over(15)}, {}),
     "blocks without an interval": (NO_BOUNDS | {"speedup_covers": over(1, "block")}, {}),
     "as many prompts as anybody measures": (UNSURE | {"speedup_covers": over(250), "num_prompts": 250}, {}),
@@ -214,6 +215,7 @@ def test_details_of_a_latency(snapshot: SnapshotAssertion, case: str) -> None:
 
 
 ALONE = {"draft": None, "num_draft_tokens": None}
+SECOND = COMMANDS | {"draft": "second command"}
 DRAFTS: list[Changes] = [{"draft": f"draft{number}"} for number in range(6)]
 WIDE = SURE | {"speedup_low": 1.05, "speedup_high": 3.9}
 LOSS_AT_99 = {"speedup_low": 0.5, "speedup_high": 0.99}
@@ -243,6 +245,10 @@ MANY: dict[str, list[tuple[float, Changes]]] = {
     "none is shown to": [(0.7, DRAFTS[0] | SURE), (0.74, DRAFTS[1] | SURE | LOSS_AT_99)],
     "servers of other targets": [
         (3.0, SURE | COMMANDS), (1.5, SURE | COMMANDS | {"server_command": ["vllm B", "vllm A -x"]}),
+    ],
+    "one of two second commands": [
+        (2.0, SECOND | SURE | {"server_command": ["vllm A", "vllm A -x 1"]}),
+        (1.0, SECOND | NO_BOUNDS | {"server_command": ["vllm A", "vllm A -y 2"], "speedup_covers": over(4)}),
     ],
     "no intervals": [(2.0, NO_BOUNDS | {"k": k, "speedup_covers": over(4, "lap"), "batch_size": 4}) for k in (2, 6)],
     "over loads": [

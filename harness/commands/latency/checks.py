@@ -4,7 +4,6 @@ notes on what the figures cover, and list what was in order.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, NamedTuple
@@ -14,7 +13,6 @@ from harness.commands.latency.answer import has_verdict
 from harness.config.amounts import counted, percent
 from harness.config.machine import is_loopback
 from harness.config.run import NO_GRAPHS
-from harness.measuring.figures.machine import QUIET
 from harness.measuring.rows import LatencyRow
 from harness.reporting.words import (
     LOSSY,
@@ -236,9 +234,7 @@ def _busy(run: _Run) -> str | None:
     if not row.was_starved or share is None:
         return None if row.url is not None or share is None else ""
     load = f"{row.load or 0:.1f} on {row.num_cores} cores"
-    # A share just below the limit is not printed as the limit.
-    below_limit = math.ceil(100 * QUIET) - 1
-    got = f"{min(round(100 * share), below_limit)} % of the CPU time"
+    got = f"{percent(share)} of the CPU time"
     if row.repeat == "all":
         # A pooled row has the smallest share and the largest load of its runs.
         return f"the {row.repeats} runs got at least {got} they wanted (load up to {load})"
@@ -357,8 +353,7 @@ def _otherwise_by_answer(run: _Run) -> str | None:
     if not (speedup > 0 and regular.ms_per_token_per_answer and row.ms_per_token_per_answer):
         return None
     by_answer = regular.ms_per_token_per_answer / row.ms_per_token_per_answer
-    apart = abs(math.log(by_answer / speedup))
-    if apart < math.log(_OTHERWISE_BY_ANSWER):
+    if 1 / _OTHERWISE_BY_ANSWER < by_answer / speedup < _OTHERWISE_BY_ANSWER:
         return None
     return f"over all tokens the speed-up is {speedup:.2f}×, with equal weights for all answers {by_answer:.2f}×"
 
@@ -436,6 +431,15 @@ CHECKS = (
         "against",
         _slow_host,
         "This program's host code takes {found}: the speed-up may differ on another engine.",
+    ),
+    Check(
+        "setting against",
+        lambda run: (
+            isinstance(run.last.num_draft_tokens, int)
+            and (run.last.mean_proposed or 0) > run.last.num_draft_tokens
+        ),
+        "The server drafted {row.mean_proposed:.1f} tokens per iteration that drafted, where K={row.num_draft_tokens}:"
+        " it does not use this K.",
     ),
     Check("against", _failures, "Requests failed: {found}."),
     Check("against", _empty, "Answers without a token are left out: {found}."),

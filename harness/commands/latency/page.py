@@ -48,12 +48,10 @@ def latency_page(runs: Sequence[Run[LatencyRow]]) -> Page | None:
     """The page of one run or of many; None if nothing was measured.
 
     If some of several runs have a verdict, only these are in the tables, under names that tell them apart from each
-    other. The others are listed (`Page.without_verdict`).
+    other; a single one keeps the name that tells it apart from all. The others are listed (`Page.without_verdict`).
     """
     pairs = ranked_runs(runs)
-    judged = pairs
-    if len(pairs) > 1:
-        judged = among_themselves([pair for pair in pairs if pair.has_verdict])
+    judged = [pair for pair in pairs if pair.has_verdict or len(pairs) == 1]
 
     def plots() -> dict[str, list[Plot]]:
         from harness.commands.latency.plots import latency_plots
@@ -61,7 +59,7 @@ def latency_page(runs: Sequence[Run[LatencyRow]]) -> Page | None:
         return latency_plots(judged)
 
     if len(judged) > 1:
-        page = _page_of_runs(judged)
+        page = _page_of_runs(among_themselves(judged))
     elif judged:
         page = _page_of_run(judged[0])
     elif pairs:
@@ -82,8 +80,9 @@ def latency_page(runs: Sequence[Run[LatencyRow]]) -> Page | None:
 def _page_of_run(pair: RankedRun) -> Page:
     """The page of a single run: the verdict, both arms, the reasons, next steps, and all figures."""
     run, verdict = pair.run, pair.verdict
+    title = heading(run.last, settings_line(run.rows)).split(" · ")
     return Page(
-        heading(run.last, settings_line(run.rows)),
+        " · ".join(dict.fromkeys([*title, *pair.name.details])),
         finding=[headline(verdict)] if has_verdict(run.rows) else [],
         doubts=doubts(run),
         tables=[

@@ -82,11 +82,11 @@ class RankedRun(Member):
     def remark(self) -> str:
         """The words in the column after the speed-up; empty if there is nothing to remark.
 
-        if runs of the series are compared    `busy` if the machine was busy; otherwise `best` if this run is
-                                              significantly faster than all others
-        otherwise                             the words of the verdict, then `busy` if the machine was busy
+        if runs of the series are compared    `unsteady` if the run drifted or the machine was busy; otherwise
+                                              `best` if this run is significantly faster than all others
+        otherwise                             the words of the verdict, then `unsteady` likewise
         """
-        disturbed = "" if self.row.was_quiet else "busy"
+        disturbed = "" if self.row.was_quiet else "unsteady"
         if self.series.standings:
             is_best = self.is_reference and self.series.is_reference_best
             return disturbed or ("best" if is_best else "")

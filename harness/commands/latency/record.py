@@ -145,4 +145,4 @@ class Latency(Command[LatencySettings, LatencyRow]):
         """
         from harness.commands.latency.answer import result_line
 
-        return result_line(rows[-1]) + ("" if rows[-1].was_quiet else ", busy")
+        return result_line(rows[-1]) + ("" if rows[-1].was_quiet else ", unsteady")

@@ -73,7 +73,7 @@ def _speedup(row: LatencyRow) -> str:
     elif row.status not in ("ok", None):
         parts.append(str(row.status))
     if not row.was_quiet:
-        parts.append("busy machine")
+        parts.append("unsteady (drift or a busy machine)")
     return ", ".join(filter(None, parts))
 
 

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Literal
 
 from harness.commands.arguments import read_arguments
@@ -28,7 +27,7 @@ from harness.config.settings import rule_of_paths
 from harness.reporting.files import ReportContents, html_page, markdown, on_terminal
 from harness.reporting.table import Column, Table, TableRow
 from harness.reporting.terminal import WIDE, plain_console, print_document
-from harness.reporting.words import common_settings, short_commit
+from harness.reporting.words import called, common_settings, short_commit
 from harness.results.files import read_file, read_kind
 from harness.results.pooling import merge
 from harness.results.row import Row
@@ -208,8 +207,6 @@ class _Reader:
 
 
 _VERSIONS = ("harness_version", "torch_version", "transformers_version", "bitsandbytes_version")
-# The most commits that a cell lists.
-_MOST_LISTED = 3
 
 
 def environment_table(runs: Sequence[Run]) -> Table:
@@ -228,9 +225,7 @@ def environment_table(runs: Sequence[Run]) -> Table:
     rows = []
     for alike in grouped(runs, lambda run: where(run.last)).values():
         distinct = dict.fromkeys(short_commit(run.last.commit) for run in alike if run.last.commit)
-        commits = ", ".join([*distinct][:_MOST_LISTED])
-        if len(distinct) > _MOST_LISTED:
-            commits += f" and {len(distinct) - _MOST_LISTED} more"
+        commits = ", ".join(distinct)
         cells = (*where(alike[0].last), commits, days_of([run.last for run in alike]), len(alike))
         rows.append(TableRow(cells))
     return Table("environment", "Environment", columns, tuple(rows), for_reference=True)
@@ -274,7 +269,7 @@ def build(paths: Sequence[str | Path], ids: Sequence[str] = ()) -> ReportContent
         notes.append(f"{len(findings.notes) - _MOST_NOTES:,} more notes like these.")
     runs = measured_of(findings.runs)
     rows = [run.last for run in runs]
-    models = list(dict.fromkeys(row.model for row in rows if row.model))
+    models = list(dict.fromkeys(called(row.model) for row in rows if row.model))
     title = "Speculative decoding"
     if models:
         title += f": {models[0] if len(models) == 1 else counted(len(models), 'model')}"
@@ -365,15 +360,17 @@ def write(report: ReportContents, output: Path) -> list[Path]:
     """
     # The plots of each page, by the page's question and then by the kind of plot: pairs of a title and an SVG.
     drawn: dict[str, dict[str, list[tuple[str, str]]]] = {}
-    drawing = _optional_plots()
-    note = f"Plots need matplotlib: {install_command('report')}"
-    if drawing is not None:
+    note = ""
+    try:
+        from harness.reporting import drawing
+    except ModuleNotFoundError as error:
+        if error.name != "matplotlib":
+            raise
+        note = f"Plots need matplotlib: {install_command('report')}"
+    else:
         drawn = {question: drawing.as_svgs(page.plots) for question, page in report.pages.items()}
-        note = (
-            "The plots are in report.html, and in SVG files next to it."
-            if any(drawn.values())
-            else ""
-        )
+        if any(drawn.values()):
+            note = "The plots are in report.html, and in SVG files next to it."
     texts = {"report.md": markdown(report, note), "report.html": html_page(report, drawn)}
     contents = {
         output / name: text.encode("utf-8", "backslashreplace") for name, text in texts.items()
@@ -396,14 +393,3 @@ def write(report: ReportContents, output: Path) -> list[Path]:
     except OSError as error:
         raise RunError(f"{output} cannot be written to: {error.strerror}") from error
     return list(contents)
-
-
-def _optional_plots() -> ModuleType | None:
-    """The module `harness.reporting.drawing`; None without matplotlib."""
-    try:
-        from harness.reporting import drawing
-    except ModuleNotFoundError as error:
-        if error.name != "matplotlib":
-            raise
-        return None
-    return drawing
