@@ -185,8 +185,8 @@ def run_job(config: Any, servers: Servers) -> Sequence[RunRow]:
         _, doubt = _outlook(command, settings)
     if doubt or not sys.stderr.isatty():
         # On a terminal, the job's progress line has the same number and label.
-        about = ": ".join(filter(None, [label, doubt]))
-        say(f"job {number + 1} of {manifest.num_jobs}: {about}")
+        about = [f"job {number + 1} of {manifest.num_jobs}", label, doubt]
+        say(": ".join(filter(None, about)))
     try:
         if command.measures:
             error = _crew.run(job)

@@ -76,8 +76,12 @@ def gpu_names() -> list[str]:
 
 def num_usable_cores() -> int:
     """Return how many cores this process may keep busy: all that it may use, or fewer if its cgroup has a quota."""
+    visible = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        # The cores on which this process may run.
+        visible = len(os.sched_getaffinity(0))
     # With more threads than the quota allows, the kernel would stop all of them for the rest of each period.
-    return max(1, min(_num_visible_cores(), int(cpu_quota() or sys.maxsize)))
+    return max(1, min(visible, int(cpu_quota() or sys.maxsize)))
 
 
 def is_loopback(host: str) -> bool:
@@ -162,13 +166,6 @@ def _of_mac() -> str | None:
     name = output_of(["sysctl", "-n", "machdep.cpu.brand_string"])
     cores = output_of(["sysctl", "-n", "hw.physicalcpu"])
     return f"{name}, {cores} cores" if name and name.startswith("Apple") and cores else name
-
-
-def _num_visible_cores() -> int:
-    """Return how many cores this process may run on, whatever its quota is."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def cpu_quota(

@@ -196,16 +196,10 @@ class References:
         self._planned = planned
         self._engine = engine
 
-    def for_tokens(self) -> WeightsReference | None:
-        """The reference for token ids; None if there is no reference, or if an arm does not report the tokens that it
-        drew.
-        """
-        if not all(arm.traits.reports_token_ids for arm in self._engine.arms):
-            return None
-        return self.for_texts()
-
     def for_texts(self) -> WeightsReference | None:
-        """The reference for texts, whose token ids need not be known; None if there is no reference."""
+        """The reference for texts, whose token ids need not be known; None if there is no reference. (For token ids, an
+        arm must also report the tokens that it drew, `Traits.reports_token_ids`.)
+        """
         if self._settings.engine.beyond_model is not None:
             return None
         weights = self._engine.weights

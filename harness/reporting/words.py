@@ -70,6 +70,8 @@ def device_of(row: RunRow) -> str:
     if row.is_simulated:
         return "made-up costs, no measurement"
     if row.devices:
+        if row.num_threads and {*(row.weight_bytes or ())} == {"cpu"}:
+            return f"{row.devices}, {counted(row.num_threads, 'thread')}"
         return row.devices
     return f"{row.url}, device not known" if row.url else "device not known"
 

@@ -191,7 +191,9 @@ class RunRow(Row):
     devices: MaybeText = circumstance(
         "names of the devices that computed, if known", phrase="on {}"
     )
-    num_threads: MaybeInt = circumstance("threads that computed on the CPU", phrase="{} threads")
+    num_threads: MaybeInt = circumstance(
+        "threads that computed on the CPU", phrase="CPU threads: {}"
+    )
     harness_version: MaybeText = circumstance("version of harness")
     commit: MaybeText = circumstance("commit of harness, `-dirty` if changed")
     torch_version: MaybeText = circumstance("version of torch")

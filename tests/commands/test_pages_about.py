@@ -27,7 +27,7 @@ def test_a_terminal_shows_five_series(tmp_path: Path) -> None:
     report = build([tmp_path])
     shown = as_text(on_terminal(report))
     assert shown.count("Best significant speed-up") == 5
-    assert "3 more: report.md" in shown
+    assert "3 more (other series, single runs): report.md" in shown
     assert markdown(report, "").count("### ") == 8
     # Made-up runs that were interrupted have no table.
     for k in (2, 4):

@@ -52,11 +52,7 @@ ALONE = {
     "draft_num_parameters": None,
     "speculative_read_bytes": None,
 }
-PREDICTED = {
-    "predicted_tokens_per_iteration": 3.85,
-    "predicted_speedup": 2.31,
-    "temperature": 0.5,
-}
+PREDICTED = {"predicted_tokens_per_iteration": 3.85, "predicted_speedup": 2.31, "temperature": 0.5}
 RATES = {"A100 40GB": 1500.0, "L4": 300.0, "H100": 3000.0}
 SPREAD = {"cuda:0": on(30, 2, 1), "cuda:1": on(0), "cpu": on(3)}
 UNKNOWN_CACHE = {"needed_bytes": None, "cache_bytes": None, "read_bytes": None}

@@ -14,7 +14,6 @@ from tokenizers.pre_tokenizers import Split
 from harness.commands.plan.record import PlanSettings
 from harness.config.engines import EngineSettings
 from harness.config.errors import RunError
-from harness.engines.protocol import Traits
 from harness.measuring import progress as progress_module
 from harness.measuring import quietness
 from harness.measuring.progress import duration_in_words, progress
@@ -64,7 +63,7 @@ def test_the_bar_says_what_is_left_after_the_step_behind_the_warm_up(
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     # A terminal of its own, which need not be that of stdout.
     monkeypatch.setattr(
-        "os.get_terminal_size", lambda *fd: os.terminal_size((55 if fd else 80, 24))
+        "os.get_terminal_size", lambda fd: os.terminal_size((80 if fd == 1 else 55, 24))
     )
     with progress("drawing", 22) as advance:
         for seconds in (500.0, 530.0):
@@ -86,26 +85,24 @@ GRAMMAR = {"response_format": {"type": "json_object"}}
 
 
 @pytest.mark.parametrize(
-    ("settings", "reports_token_ids", "has_tokens", "has_texts"),
+    ("settings", "is_for_texts"),
     [
-        (EngineSettings(), True, True, True),
-        (ServerSettings(url=URL), False, False, True),
+        (EngineSettings(), True),
+        (ServerSettings(url=URL), True),
         # The model's distribution after a text is none of the chat that a server makes of it.
-        (ServerSettings(url=URL, chat=True), True, False, False),
-        (ServerSettings(url=URL, extra=GRAMMAR), True, False, False),
+        (ServerSettings(url=URL, chat=True), False),
+        (ServerSettings(url=URL, extra=GRAMMAR), False),
     ],
 )
 def test_a_reference_is_for_what_the_model_read(
-    settings: EngineSettings, reports_token_ids: bool, has_tokens: bool, has_texts: bool
+    settings: EngineSettings, is_for_texts: bool
 ) -> None:
     own = object()
-    arm = SimpleNamespace(traits=Traits(reports_token_ids=reports_token_ids))
-    engine: Any = SimpleNamespace(weights=SimpleNamespace(reference=own), arms=[arm])
+    engine: Any = SimpleNamespace(weights=SimpleNamespace(reference=own))
     run: Any = SimpleNamespace(engine=settings)
     planned: Any = None
     references = References(run, planned, engine)
-    assert references.for_tokens() is (own if has_tokens else None)
-    assert references.for_texts() is (own if has_texts else None)
+    assert references.for_texts() is (own if is_for_texts else None)
 
 
 def test_processor_time_is_that_of_all_threads(tmp_path: Path) -> None:

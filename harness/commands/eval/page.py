@@ -118,7 +118,9 @@ def _doubts(row: EvalRow) -> list[str]:
     different = row.num_different_prompts
     if row.num_prompts is not None and different not in (None, row.num_prompts):
         numbers = f"{row.num_prompts:,} questions, {different:,} different"
-        doubts.append(f"{numbers}: one that is asked again says nothing about other questions.")
+        doubts.append(
+            f"{numbers}: equal greedy answers count once, sampled ones each; the interval is for these questions only."
+        )
     if lossy := lossy_warning(row):
         doubts.append(lossy)
     if _differs_beyond_ties(row):

@@ -371,15 +371,15 @@ class RecoveryExperiment(Experiment[RecoverySettings, RecoveryRow]):
             RunError: if the run asks for a regular arm, and that arm refuses to report log-probabilities of a text.
         """
         settings = self.settings
-        is_asked_for = settings.reference == "regular"
-        if not is_asked_for:
-            weights = references.for_tokens()
-            if weights is not None or settings.reference == "weights":
-                return weights
         engine = session.engine
         assert engine is not None
         regular, *others = engine.arms
         reports_ids = all(arm.traits.reports_token_ids for arm in engine.arms)
+        is_asked_for = settings.reference == "regular"
+        if not is_asked_for:
+            weights = references.for_texts() if reports_ids else None
+            if weights is not None or settings.reference == "weights":
+                return weights
         reads_ids = reports_ids and settings.engine.beyond_model is None
         if not (others and reads_ids and regular.scores):
             rule = (

@@ -15,12 +15,7 @@ from composing import composed_line, composing
 from forked import HALTED, halting, run, start
 from harness.config.settings import ModelSettings
 from harness.results.statistics.interval import Interval
-from harness.results.statistics.stopping import (
-    FIRST_LOOK,
-    FIRST_LOOK_AT_BLOCKS,
-    is_precise,
-    looks,
-)
+from harness.results.statistics.stopping import FIRST_LOOK, FIRST_LOOK_AT_BLOCKS, is_precise, looks
 from in_process import QUICKEST_PAIR, Harness, Outcome, covered, only, results
 from processes import end
 from shipped_copies import ONE_LAYER
@@ -157,12 +152,7 @@ def test_the_environment_holds_a_command_that_runs_again(harness: Harness, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("typed", "num_asked"),
-    [
-        ("", 15),
-        ("batch_size=3", 24),
-        ("batch_size=200", 1024),
-    ],
+    ("typed", "num_asked"), [("", 15), ("batch_size=3", 24), ("batch_size=200", 1024)]
 )
 def test_by_default_batches_are_enough_for_an_interval(typed: str, num_asked: int) -> None:
     """Eight of them; with the 15 prompts of a batch of one every larger batch would have none."""

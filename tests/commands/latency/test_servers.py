@@ -306,10 +306,7 @@ FEW_DRAFT = ((4, 4), *[(0, 0)] * 9)
 IN_FLIGHT = ["batch_size=4", "num_prompts=15"]
 # A server's behaviour, and settings of the run; how acceptance is reported otherwise is in tests/measuring/figures.
 CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
-    "iterations, unequal answers": (
-        {"drafts": ALL_DRAFT, "lengths": (3, 30), "first_s": 0.04},
-        [],
-    ),
+    "iterations, unequal answers": ({"drafts": ALL_DRAFT, "lengths": (3, 30), "first_s": 0.04}, []),
     "counters of several in flight, few iterations draft": (
         {"metrics": True, "drafts": FEW_DRAFT, "slots": 4},
         IN_FLIGHT,

@@ -66,12 +66,7 @@ def encode_set(
     ],
 )  # fmt: skip
 def test_prompts_that_are_too_long_are_refused_or_left_out(
-    by_letters: Any,
-    lengths: Any,
-    room: int,
-    too_long: str | None,
-    expected: Any,
-    num_skipped: int,
+    by_letters: Any, lengths: Any, room: int, too_long: str | None, expected: Any, num_skipped: int
 ) -> None:
     prompts = [Prompt("a" * length) for length in lengths]
     if isinstance(expected, str):
@@ -85,8 +80,7 @@ def test_prompts_that_are_too_long_are_refused_or_left_out(
 
 
 @pytest.mark.parametrize(
-    ("count", "bos_token", "expected"),
-    [(4, 1, [1, 5, 6, 7]), (3, 1, [1, 6, 7]), (3, 5, [5, 6, 7])],
+    ("count", "bos_token", "expected"), [(4, 1, [1, 5, 6, 7]), (3, 1, [1, 6, 7]), (3, 5, [5, 6, 7])]
 )
 def test_the_last_tokens_come_behind_the_one_that_begins_the_text(
     count: int, bos_token: int, expected: list[int]

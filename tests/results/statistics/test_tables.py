@@ -33,10 +33,7 @@ def test_intervals_of_a_proportion_equal_newcombes() -> None:
 
 
 def test_a_proportion_of_nothing_is_not_a_number() -> None:
-    for interval in (
-        wilson_interval(0, 0),
-        difference_of_paired_proportions([], []),
-    ):
+    for interval in (wilson_interval(0, 0), difference_of_paired_proportions([], [])):
         assert math.isnan(interval.estimate)
         assert math.isnan(interval.low)
         assert math.isnan(interval.high)
