@@ -48,8 +48,8 @@ _Run = Run[LatencyRow]
 #     against       none of the figures should be believed as they stand
 #     note          the figures are right, but a reader should know the finding
 #
-# All findings are printed for a single run. Findings of a check that begins with `setting` are also printed below
-# tables of many runs.
+# All findings are printed for a single run. Findings of a check that begins with `setting` are also printed for many
+# runs: `setting against` above their tables, and `setting note` below, in files.
 Consequence = Literal[
     "unchecked", "comparison", "against", "setting against", "setting note", "note"
 ]
@@ -76,7 +76,7 @@ class Check(NamedTuple):
 
 def doubts(run: _Run) -> list[str]:
     """Reasons not to believe the figures of a run as they stand, with the most serious first."""
-    return _said([run], ("comparison", "against", "setting against"))
+    return findings([run], ("comparison", "against", "setting against"))
 
 
 def checked(run: _Run) -> list[str]:
@@ -91,23 +91,18 @@ def checked(run: _Run) -> list[str]:
     runs = run.parts if row.repeat == "all" else [run]
     clean = []
     for check in CHECKS:
-        findings = [check.find(part) for part in runs]
-        if check.clean and findings and None not in findings and not any(findings):
+        found = [check.find(part) for part in runs]
+        if check.clean and found and None not in found and not any(found):
             clean.append(check.clean)
     return [" · ".join(clean)] if clean else []
 
 
 def notes(run: _Run) -> list[str]:
     """Notes about what the figures of a run cover and do not cover."""
-    return _said([run], ("setting note", "note"))
+    return findings([run], ("setting note", "note"))
 
 
-def caveats(runs: Iterable[_Run]) -> list[str]:
-    """Sentences about the settings of these runs and about their servers, each sentence once."""
-    return _said(runs, ("setting note", "setting against"))
-
-
-def _said(runs: Iterable[_Run], consequences: Sequence[Consequence]) -> list[str]:
+def findings(runs: Iterable[_Run], consequences: Sequence[Consequence]) -> list[str]:
     """The sentences for all findings with these consequences in any of the runs, each sentence once."""
     sentences: dict[str, None] = {}
     for run in runs:

@@ -18,7 +18,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from harness.commands.latency.answer import stated_speedup
-from harness.commands.latency.checks import caveats
+from harness.commands.latency.checks import findings
 from harness.commands.latency.costs import (
     StepCosts,
     costs_in_steps,
@@ -91,7 +91,7 @@ def pairs_table(pairs: Sequence[RankedRun]) -> Table:
     """
     speedup = replace(_SPEEDUP, heading=f"speed-up\n({certainty(pairs)})")
     columns = [speedup if column is _SPEEDUP else column for column in _PAIRS]
-    notes = tuple(caveats(pair.run for pair in pairs))
+    notes = tuple(findings([pair.run for pair in pairs], ["setting note"]))
     return Table.of("pairs", "How much faster?", pairs, columns, strong="is_first", notes=notes)
 
 

@@ -8,7 +8,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from harness.commands.latency.answer import end, has_verdict, headline, reasons
-from harness.commands.latency.checks import checked, doubts, notes
+from harness.commands.latency.checks import checked, doubts, findings, notes
 from harness.commands.latency.figures import (
     FIRST_TOKEN,
     divided_tables,
@@ -148,12 +148,13 @@ def _part(group: Sequence[RankedRun], noun: str = "run") -> Page:
         if why_not:
             whose = ", ".join([members[0].model, *shared_details(members)])
             not_ranked.append(f"{whose}: pairs that are close are not ordered, because {why_not}.")
+    against = findings([pair.run for pair in pairs], ["setting against"])
     # Each pair at its best K, and targets without a draft.
     shown = [pair for pair in pairs if pair.is_best_of_draft or pair.speedup is None]
     return Page(
         " · ".join(dict.fromkeys(parts_of_title)),
         finding=answers(pairs),
-        doubts=not_ranked,
+        doubts=[*against, *not_ranked],
         tables=[
             pairs_table(pairs),
             *divided_tables(pairs),
