@@ -109,7 +109,9 @@ def run_command(
 
 
 def _rows(command: str, experiment: Experiment[Any, Any], session: Session) -> Sequence[RunRow]:
-    """Return the rows of a run, even if it ended early. Raises an error only if the run itself had none."""
+    """Return the rows of a run, even if it ended early. An error is raised if the run had none, or if a new
+    experiment cannot make rows either.
+    """
     try:
         return experiment.rows(session)
     except Exception:

@@ -17,8 +17,8 @@ from harness.results.drafts import UNKNOWN, Drafts
 # per token. (llama.cpp sends the tokens of an iteration separately, microseconds apart.)
 _TOGETHER = 0.1
 # If all arrivals are within this share of the request's time, the server held its tokens back until the end. Then the
-# mean time per token says nothing about the model. Arrivals belong to the same burst if the time between them is less
-# than the fastest model needs for a token.
+# mean time per token says nothing about the model. Arrivals of such an answer that are closer together than the fastest
+# model needs for a token are one burst, too.
 _HELD_BACK = 0.1
 _FASTEST_TOKEN_S = 0.0005
 
@@ -152,9 +152,9 @@ class RequestRecord:
 
         If drafts are not reported, it is assumed that nothing was drafted.
 
-        Most servers also count accepted draft tokens that are after the end of the text. So the number of iterations
-        can be computed from totals only if the server does not (`counts_within`), and the answer has as many tokens as
-        it could have (`max_new_tokens`). But if a server reports how many iterations drafted, the result is at least
+        Most servers also count accepted draft tokens that are after the end of the text. Totals show the number of
+        iterations only if no such token is counted: if `counts_within` is True, and the answer has as many tokens as it
+        could have (`max_new_tokens`). But if a server reports how many iterations drafted, the result is at least
         that number; then iterations that drafted nothing may be missing in it.
         """
         if self.outcomes:

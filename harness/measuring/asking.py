@@ -101,9 +101,10 @@ def laps_to_ask(
     """
     # The number of laps if the set is sent once.
     number = min(num_prompts, num_laps(num_prompts))
-    # If the number of laps is fixed, `num_laps(num_asked)` is no larger than `number`, so neither condition holds.
     one_prompt_each = number == num_prompts and num_laps(num_asked) == num_asked
-    has_interval = FEWEST_FOR_INTERVAL <= number < num_laps(num_asked)
+    # If the number of laps is fixed, more prompts make no more laps.
+    has_more = num_laps(num_prompts) < num_laps(num_asked)
+    has_interval = number >= FEWEST_FOR_INTERVAL and has_more
     if num_asked == num_prompts or one_prompt_each or has_interval:
         return _same_again(in_laps(num_prompts, number), num_asked, seed)
     return _sharing(num_prompts, num_asked, min(num_asked, num_laps(num_asked)), seed)

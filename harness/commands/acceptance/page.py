@@ -62,12 +62,13 @@ def acceptance_page(runs: Sequence[Run[AcceptanceRow]]) -> Page | None:
     steps = []
     row = drafts[0].row
     if row.text_source != "served":
-        # An interval of `latency` is over batches, and may need more prompts than were typed.
+        # `latency` needs 8 batches for an interval. If the typed `num_prompts` may give fewer, it is left out, and
+        # `latency` chooses.
         batch_size = (row.batch_size or 1) if is_typed("batch_size") else 1
         covers = Coverage.of(row.tokens_per_iteration)
         has_enough = covers is not None and covers.num_units >= FEWEST_FOR_INTERVAL * batch_size
-        others = _OWN_SETTINGS if has_enough else (*_OWN_SETTINGS, "num_prompts")
-        again = typed_again(changes, command="latency", leaving_out=others)
+        left_out = _OWN_SETTINGS if has_enough else (*_OWN_SETTINGS, "num_prompts")
+        again = typed_again(changes, command="latency", leaving_out=left_out)
         steps.append(NextStep("measure it", command=again))
     findings = [_finding(draft) for draft in drafts]
     doubts = dict.fromkeys(map(off_policy, filter(None, (found.texts for found in findings))))

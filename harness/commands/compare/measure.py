@@ -20,7 +20,7 @@ from harness.commands.compare.record import NARROWEST_RACE, CompareSettings, Vie
 from harness.commands.compare.rows import CompareRow
 from harness.commands.compare.tables import rejections, verdict
 from harness.config.errors import HarnessError, RunError, SettingError
-from harness.engines.protocol import Answered, Arm, Engine, Question
+from harness.engines.protocol import Answered, Arm, Question
 from harness.engines.timing import quick_garbage_collections, timed_answer
 from harness.engines.tokenizer import Tokenizer
 from harness.measuring.progress import say, show
@@ -147,9 +147,8 @@ class CompareExperiment(Experiment[CompareSettings, CompareRow]):
         session.error = None
         try:
             with session.watch():
-                engine = _engine(session)
-                # Opening the engine may have left a line on the terminal.
-                show("")
+                engine = session.engine
+                assert engine is not None, "the warm-up opened it"
                 # The warm-up used the random numbers of index 0.
                 index = self._num_races + 1
                 question = Question(
@@ -213,11 +212,13 @@ class CompareExperiment(Experiment[CompareSettings, CompareRow]):
         return "race" if has_room else "log"
 
     def _warm_up(self, session: Session) -> None:
-        """Let every arm generate a few tokens, and discard them."""
+        """Open the engine, which stays open from race to race because some runners take long to prepare. Let every arm
+        generate a few tokens, and discard them.
+        """
         decoding = dataclasses.replace(session.settings.decoding, max_new_tokens=_WARMUP_TOKENS)
         example = self._examples[0]
         token_ids = session.encode([example], new_tokens=_WARMUP_TOKENS)
-        engine = _engine(session)
+        engine = session.open(batch_size=1, longest_prompt=_LONGEST_FAST_PROMPT)
         requests = session.requests(token_ids, [0], decoding, chats=[example.chat()])
         for arm in engine.arms:
             timed_answer(engine, arm, Question(requests))
@@ -226,13 +227,6 @@ class CompareExperiment(Experiment[CompareSettings, CompareRow]):
         """Print a line on stdout, in place of a progress line on the terminal."""
         show("")
         self._console.print(visible(text), style=style, soft_wrap=not self._console.is_terminal)
-
-
-def _engine(session: Session) -> Engine:
-    """The session's engine, which stays open from race to race because some runners take long to prepare. It is opened
-    here if it is not open yet, because Ctrl-C stopped the first attempt.
-    """
-    return session.engine or session.open(batch_size=1, longest_prompt=_LONGEST_FAST_PROMPT)
 
 
 def piped_lines() -> Iterator[str]:

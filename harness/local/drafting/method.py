@@ -11,7 +11,8 @@ A run calls the functions of a method in this order:
     layers     while the pair is prepared
     drafter    when the arm's calls are made
 
-The engine `huggingface` calls `check_huggingface` and `huggingface` in place of `layers` and `drafter`.
+The engine `huggingface` calls `check_huggingface` with the settings alone, just before `check`, and `huggingface` in
+place of `layers` and `drafter`.
 """
 
 from __future__ import annotations

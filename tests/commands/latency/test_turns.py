@@ -40,6 +40,7 @@ def share_prompts(parts: list[Part]) -> bool:
         laps_to_ask(10, 34, lambda number: number, 0),
         laps_to_ask(80, 200, lambda number: number // 8, 0),
         laps_to_ask(10, 34, lambda number: 1, 0),
+        laps_to_ask(10, 34, lambda number: 16, 0),
     ],
 )
 def test_every_prompt_is_asked_as_often_as_the_others(parts: list) -> None:
@@ -67,6 +68,8 @@ def test_a_batch_that_comes_again_is_the_same_unit_in_another_order() -> None:
 
 def test_batches_share_prompts_where_too_few_would_have_an_interval() -> None:
     """Of 40 prompts in batches of 16 there would be three units, however often they are asked."""
+    # 16 blocks, of which each begins with a start of the servers.
+    assert len(laps_to_ask(10, 40, lambda number: 16, 0)) == 16
     parts = batches_to_ask(40, 128, 16, 0)
     assert [part.unit for part in parts] == list(range(8))
     assert {len(part.prompts) for part in parts} == {16}
