@@ -23,8 +23,8 @@ from harness.servers.startup import START_BOTH, Startup
 
 # A variable that is set before a program, such as `CUDA_VISIBLE_DEVICES=0`.
 _VARIABLE = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
-# `{K}` or `{K+1}`, also within JSON (`{"num_speculative_tokens":{K}}`), but neither the `{{name}}` of a format nor the
-# `${NAME}` of a shell.
+# `{K}`, also within JSON (`{"num_speculative_tokens":{K}}`), but neither the `{{name}}` of a format nor the `${NAME}`
+# of a shell. `{K+1}` matches too, so that it is refused with a reason.
 _PLACEHOLDER = re.compile(r"(?<![{$])\{([A-Za-z_]\w*(?:[-+*/]\w+)?)\}")
 # Programs that run a server in a container. Its network is separate, so the user must map its port.
 CONTAINERS = ("docker", "podman", "nerdctl")
@@ -34,8 +34,8 @@ _REFUSED_OF_CONTAINERS = {
     "--name": "would name two containers, one for each arm: leave it out",
     "--cidfile": "names the file by which the harness ends it: leave it out",
 }
-# The flag `-d` (detach) of these programs, alone or combined with other letters, as in `-itd`.
-_DETACHES = re.compile("-[a-zA-Z]*d[a-zA-Z]*")
+# The flag `-d` (detach) of these programs, alone or combined with other switches, as in `-itd`.
+_DETACHES = re.compile("-[itPq]*d[itPq]*")
 # Programs that may start a server on another machine.
 _ELSEWHERE = ("ssh", "kubectl")
 _SHELLS = ("bash", "sh", "zsh")
@@ -169,8 +169,8 @@ class ServerCommand:
     def drafts(self) -> bool:
         """Whether flags or environment variables turn speculation on (`Startup.drafts_by`).
 
-        One flag whose values are all `none` turns speculation off, whatever the other flags are. But a later `none`
-        does not cancel an earlier value of the same flag: values of a repeated flag add up.
+        A flag that has `none` among its values every time it is typed turns speculation off, whatever the other flags
+        are. But a later `none` does not cancel an earlier value of the same flag: values of a repeated flag add up.
         """
         names = self.startup.drafts_by
         # Also raises an error if a JSON flag has a wrong value.
@@ -306,7 +306,8 @@ class ServerCommand:
 
     def without_core_binding(self) -> ServerCommand:
         """Return the command for a CPU that another server uses, too: threads are not bound to cores, unless the
-        command or the environment already sets the variables for this.
+        command or the environment already sets the variables for this. (A container does not see the variables that are
+        added here.)
         """
         typed = " ".join(self.words[: self.start])
         missing = []

@@ -112,7 +112,7 @@ def _page_of_draft(draft: Draft) -> Page:
     texts = [
         text
         for text in rows_of(draft.run, AcceptanceTextRow)
-        # A damaged file may lack numbers of iterations.
+        # These numbers are not known for a server's texts without weights, nor in damaged files.
         if len(text.iterations_by_num_draft_tokens or ()) >= k
     ]
     tokens = row.tokens_per_iteration or Interval()
@@ -143,7 +143,7 @@ def _page_of_draft(draft: Draft) -> Page:
         title = f"Accepted by condition and draft token, K={k}"
         tables.append(Table.of("causes", title, conditions, _CONDITIONS))
     tables.append(figures_table([row], lambda _: f"K={k}"))
-    # Groups by turn, context and category, in this order: `Turn: 1 3.21 · 2 to 3 3.05`.
+    # A line each for turn, context and category, such as `Turn: 1 3.21 · 2 to 3 3.05`.
     for name, group_of in _GROUPS.items():
         column = "context" if name == "Context" else "turn"
         groups = grouped(sorted(texts, key=lambda text: getattr(text, column) or 0), group_of)

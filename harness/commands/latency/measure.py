@@ -28,7 +28,6 @@ from harness.measuring.prompts.sets import Prompt, PromptSet, load_prompts
 from harness.measuring.quietness import Quietness
 from harness.measuring.rows import LatencyRow
 from harness.measuring.session import Session
-from harness.results.prompt_times import places_by_unit
 from harness.results.rows.prompts import PROMPTS_FILE, LatencyPromptRow
 from harness.results.statistics.interval import (
     CONFIDENCE,
@@ -126,8 +125,8 @@ class Conversations:
     turn. With 10 prompts, the turns of the fourth conversation have the indices 3, 13 and 23.
 
     Args:
-        longest: the most tokens of a prompt for a model in this process. If a later turn has more, its oldest turns are
-            left out. The last turn by itself is never longer. Servers get all turns.
+        longest: the most tokens of a prompt. For a model in this process, a longer later turn loses its oldest turns;
+            the last turn by itself is never longer. For a server, nothing is left out.
     """
 
     def __init__(self, encoder: Encoder, prompt_set: PromptSet, longest: int) -> None:
@@ -376,7 +375,7 @@ class LatencyExperiment(Experiment[LatencySettings, LatencyRow]):
         rows: list[LatencyPromptRow] = []
         for of_arm in waiting:
             rows += prompt_rows(self.run, of_arm[0], session)
-        # Not before, because an error or Ctrl-C may end this, and `rows` then writes the answers.
+        # Removed only now: if an error or Ctrl-C ends the lines above, `rows` still finds the answers here.
         for of_arm in waiting:
             del of_arm[0]
         self.run.prompt_rows.extend(rows)
@@ -430,8 +429,9 @@ def _why_stop(run: MeasuredRun, settings: LatencySettings) -> StoppedBy | None:
             return "budget"
     if settings.half_width is None:
         return None
-    num_units = len(places_by_unit(run.prompt_rows))
-    if num_units not in looks(num_units, FIRST_LOOK_AT_BLOCKS if run.in_blocks else FIRST_LOOK):
+    # The number of batches or laps that were sent. If the set is sent again, it still grows.
+    num_sent = len({row.moment for row in run.prompt_rows})
+    if num_sent not in looks(num_sent, FIRST_LOOK_AT_BLOCKS if run.in_blocks else FIRST_LOOK):
         return None
     speedup = paired_times(run).speedup(run.confidence)
     return "precision" if is_precise(speedup, settings.half_width) else None

@@ -55,8 +55,8 @@ def judged_differences(rows: Sequence[Any]) -> Sequence[Statement]:
     """
     differences = [row.difference or Interval() for row in rows]
     p_values = [
-        # max() returns its first argument if that is nan, without an interval. min(): a damaged file may contain any
-        # number.
+        # Without an interval the p-value stays nan, because max() keeps a nan that comes first. A damaged file may
+        # hold a p-value above 1.
         max(p_value_of_difference(difference), min(row.mcnemar_p_value or 0.0, 1.0))
         for row, difference in zip(rows, differences, strict=True)
     ]
@@ -152,7 +152,7 @@ def _judged(rows: Sequence[Any], lossy_by: str) -> tuple[Relation, str]:
         return "open", "nothing was drafted, so these checks only tested regular decoding"
     if not undecided:
         return "lossless", ""
-    # Only checks of drawn tokens are left.
+    # Only checks of drawn tokens are left, because the kernels are never undecided.
     weakest = min(undecided, key=lambda row: row.power or 0)
     shift, rounding = weakest.shift or 0.0, weakest.rounding or 0.0
     evidence, num_draws = weakest.evidence or 0.0, weakest.num_draws or 0

@@ -91,7 +91,7 @@ def p_value_of_difference(difference: Interval) -> float:
 def _corrected_correlation(first: Flags, second: Flags) -> float:
     """φ of two arms, with Newcombe's continuity correction; 0 if one of the arms never varies.
 
-    The correction subtracts n / 2 from a positive numerator; the result is at least 0.
+    A positive numerator is reduced by n / 2, but not below 0; a negative one is kept.
     """
     # Python's integers, because the product of four such numbers may exceed 64 bits.
     total, num_first, num_second = first.size, int(first.sum()), int(second.sum())

@@ -191,6 +191,7 @@ def test_recovery_tests_generate_against_the_same_weights(harness: Harness) -> N
         (["precision=0.01%", "num_prompts=14"], "14 prompts", ["num_prompts"]),
         (["precision=0.01%", "num_prompts=14", "budget=0.001s"], "1 prompt", ["budget"]),
         (["num_prompts=14", "budget=0.001s"], "1 prompt", ["budget"]),
+        (["precision=0.9", "prompts=./nine.txt", "num_prompts=30"], "9 prompts", ["precision"]),
         (["num_prompts=14"], "14 prompts", []),
         # The budget is spent after the last prompt, so it ended nothing.
         (["num_prompts=1", "budget=0.001s"], "1 prompt", []),
@@ -211,11 +212,12 @@ def test_a_run_says_what_ended_it(
     monkeypatch.setattr(
         "harness.commands.latency.measure.is_precise", lambda interval, precision: precision > 0.5
     )
+    Path("nine.txt").write_text("\n".join("abcdefghi"), encoding="utf-8")
     harness("latency", "engine=simulated", *asked)
     rows = results("latency")
     assert covered(rows["speedup_covers"].iloc[-1]) == covers
     assert rows["stopped_by"].dropna().unique().tolist() == stopped_by
-    has_interval = covers in ("4 blocks", "14 prompts", f"{FIRST_LOOK} prompts")
+    has_interval = covers in ("4 blocks", "9 prompts", "14 prompts", f"{FIRST_LOOK} prompts")
     assert pd.notna(rows["speedup_low"].iloc[-1]) == has_interval
 
 

@@ -52,7 +52,7 @@ class HeadCheckpoint:
         settings: the draft's settings, as the user gave them. (For an MTP layer: its name, with the target's
             repository.)
         config: the head's sizes and options, checked against the target.
-        files: the files with the head's tensors; empty for random weights.
+        files: the files with the head's tensors; empty for random weights, and for a pair that is only planned.
     """
 
     kind: type[Head]
@@ -170,8 +170,8 @@ def read_head(
             planned. Then the configuration alone determines the head's tensors.
 
     Raises:
-        SettingError: the head was made for another target; this kind of head does not run here; the stored tensors do
-            not match the configuration; or the repository holds neither a head nor a model.
+        SettingError: the head does not fit the target or the settings; this kind of head does not run here; the stored
+            tensors do not match the configuration; or the repository holds no usable head or model.
         RunError: the weights cannot be fetched or read.
     """
     # If weights are random and a preset states the head's architecture, nothing is downloaded.
