@@ -322,6 +322,9 @@ RECOVERIES: dict[str, list[list[Changes]]] = {
     "no reference": [[GREEDY, {"check": "reference", "verdict": "undecided", "finding": "no reference"}, SAMPLED]],
     "greedy texts differ": [[GREEDY | {"verdict": "undecided"}, SAMPLED | {"num_draws": 0}]],
     "interrupted": [[GREEDY, SAMPLED | WEAK | {"status": "interrupted", "p_value": 7.8e-6, "evidence": 5.1}]],
+    "interrupted while the regular server was asked": [[
+        {"check": "reference", "verdict": "undecided", "arm": "regular", "status": "interrupted", "engine": "server"}
+    ]],
     "rounding as large as the shift": [[GREEDY, SAMPLED | WEAK | {"num_draws_needed": None, "rounding": 0.04}]],
     "nothing drafted": [[GREEDY | {"drafted": False}, SAMPLED | {"drafted": False}]],
     "not yet decisive": [[GREEDY, SAMPLED | WEAK | {"p_value": 7.8e-6, "evidence": 5.1}]],

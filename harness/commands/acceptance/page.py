@@ -122,9 +122,10 @@ def _page_of_draft(draft: Draft) -> Page:
     if bounds:
         about = f"95 % interval {bounds}, {tokens.covers}"
     elif row.tokens_per_iteration is None:
-        about = "tokens per iteration are unknown: the server did not count its iterations"
-        if (row.batch_size or 1) > 1:
-            about += " (batch_size=1 reads its counters)"
+        about = (
+            "tokens per iteration are unknown: the server did not count the iterations of each answer (its counters do:"
+            " set batch_size=1; llama.cpp has counters with --metrics)"
+        )
     found = _finding(draft)
     if found.engine is not None:
         about += "; predicted by the weights, as in the table"

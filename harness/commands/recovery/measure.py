@@ -81,7 +81,9 @@ def scored_checks(asking: Asking, arm: Arm, reference: Reference) -> Iterator[Co
     except KeyboardInterrupt:
         # Before the end, a check can only show a loss. So of the checks at the last look, all others are undecided.
         if not scores.so_far:
-            say("no verdict: interrupted before the first check was complete")
+            say(
+                f"no verdict: interrupted before the first check of the {arm.name} arm was complete"
+            )
         for check in scores.so_far:
             verdict = "lossy" if check["verdict"] == "lossy" else "undecided"
             yield check | {"verdict": verdict}

@@ -157,7 +157,9 @@ def _doubts(checks: Checks) -> list[str]:
     doubts = []
     if row_labels := labels(row):
         doubts.append(f"With {' and '.join(row_labels)}: this says nothing about the pair itself.")
-    if row.draft and row.is_elsewhere and row.drafted is None:
+    # A run that ended early may have asked the regular arm alone.
+    was_asked = any(check.arm == "speculative" for check in checks.deciding)
+    if was_asked and row.is_elsewhere and row.drafted is None:
         doubts.append("The server does not report whether it drafted anything.")
     if prompts := too_long(row):
         doubts.append(f"{prompts} (too long for the context).")

@@ -166,7 +166,7 @@ def test_an_interrupted_run_says_what_was_tested_so_far(
         assert 0 < rows["num_draws"].iloc[-1] < 1000
     else:
         assert rows["verdict"].isna().all()
-        assert "interrupted before the first check was complete" in stderr
+        assert "interrupted before the first check of the speculative arm was complete" in stderr
 
 
 @pytest.mark.slow
