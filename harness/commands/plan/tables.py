@@ -323,8 +323,8 @@ def _device(name: str) -> str:
 
 
 def gigabytes(size: float) -> str:
-    """A number of bytes in units of 10^9, without the unit."""
-    return f"{size / 1e9:.1f}"
+    """A number of bytes in units of 10^9, without the unit: `40.0`, `0.031`."""
+    return f"{size / 1e9:.1f}" if size >= 0.1e9 else f"{size / 1e9:.2g}"
 
 
 def _parameters(count: float) -> str:
