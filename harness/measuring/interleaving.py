@@ -42,8 +42,8 @@ def ask_in_turns(
     Raises:
         RunError: if an arm reports that further requests would fail (`Arm.failure`). The arm is asked nothing more,
             and the error is raised once the other arm has answered the same question or block.
-        SettingError, RunError: those of `timed_answer`, at once, while warming up, too: a RunError also for a failed
-            request, unless `allow_failures`.
+        SettingError, RunError: raised by `timed_answer`, also in a warm-up. A failed request raises RunError unless
+            `allow_failures`.
     """
     arms = arms or engine.arms
     # The names of the arms that have answered the warm-ups since they were started.
@@ -51,8 +51,9 @@ def ask_in_turns(
     blocks = engine.blocks
     groups = [[question] for question in questions]
     if blocks is not None:
-        # An arm answers all turns of a conversation while its server runs, because the server may have to end before
-        # the next arm's server starts, and the next server has no cache of the earlier turns.
+        # A block is a conversation's turns, or the batches that `eval` gives one moment. An arm answers all turns of a
+        # conversation while its server runs, because the server may have to end before the next arm's server starts,
+        # and the next server has no cache of the earlier turns.
         groups = [list(block) for _, block in itertools.groupby(questions, attrgetter("moment"))]
     failure: str | None = None
     bar = progress("warming up" if warmups else "measuring", len(questions))
@@ -76,8 +77,7 @@ def ask_in_turns(
                     if arm.failure is not None:
                         failure = failure or f"{arm.name}: {arm.failure}"
                         break
-            for _ in group:
-                advance("measuring")
+            advance("measuring", len(group))
             # Raised only now, so that the other arm's answers to these questions are kept. Answers to further questions
             # would have no counterpart.
             if failure is not None:

@@ -108,26 +108,27 @@ def show(text: str) -> None:
 
 
 @contextmanager
-def progress(description: str, total: int) -> Iterator[Callable[[str | None], None]]:
+def progress(description: str, total: int) -> Iterator[Callable[..., None]]:
     """Show the progress over `total` steps, with the time left.
 
-    Yields a function to be called at the end of each step; its argument replaces the description, unless it is None.
-    Nothing is drawn during a step, because drawing would take time from the measurement. Without a terminal, a line is
-    printed at most once a minute.
+    Yields a function to be called at the end of each step. Its first argument replaces the description, unless it is
+    None; its second one is the number of steps that ended, if there are several. Nothing is drawn during a step,
+    because drawing would take time from the measurement. Without a terminal, a line is printed at most once a minute.
     """
-    num_done = 0
-    # The first step includes the warm-up, so the time per step is estimated from the later steps.
+    num_done = num_first = 0
+    # The first call includes the warm-up, so the time per step is estimated from the later calls.
     began = time.monotonic()
 
-    def advance(text: str | None) -> None:
-        nonlocal num_done, began, description
-        num_done += 1
+    def advance(text: str | None, num_steps: int = 1) -> None:
+        nonlocal num_done, num_first, began, description
+        num_done += num_steps
         description = text or description
-        if num_done == 1:
+        if not num_first:
+            num_first = num_done
             began = time.monotonic()
-        seconds = (time.monotonic() - began) / max(1, num_done - 1)
+        seconds = (time.monotonic() - began) / max(1, num_done - num_first)
         left = seconds * (total - num_done)
-        _draw(description, num_done, total, left if 1 < num_done < total else None)
+        _draw(description, num_done, total, left if num_first < num_done < total else None)
 
     _draw(description, 0, total, None)
     try:

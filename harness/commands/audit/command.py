@@ -53,8 +53,7 @@ class Check(NamedTuple):
         row: the row of the claim.
         claim: the name and the printed text of the figure that is checked.
         compared: the quantities that are compared, such as `speed-up with tokens per iteration`.
-        least: the least value that rounds to the claim, or the least value that follows from it, such as the factor
-            between the claim and another figure.
+        least: the smallest value that the claim allows, of the claim itself or of its factor to another figure.
         most, limit, nearly: the bounds of the table above, which follow from the other figures. `nearly` is infinite,
             which is above `most`, for a claim that can only be consistent, unlikely or impossible.
         reason: the reason why the claim is not consistent, as the rest of a sentence that begins with the claim.
@@ -106,7 +105,7 @@ def _checks(row: PrintedRow) -> Iterator[Check]:
         yield Check(row, claim, compared, length.low, most, limit, above)
         below = "is below 1: it leaves out the target's own token, so that 1 is to be added to all lengths"
         if length.high < 1:
-            # `most` and `limit` are no bounds here: they make the verdict `unlikely`.
+            # Not from the other figures: `least` between `most` and `limit` makes the verdict `unlikely`.
             yield Check(row, claim, compared, least=1, most=0, limit=1, reason=below)
     if rate:
         claim = f"acceptance rate {rate.text}"
@@ -253,7 +252,7 @@ def audit_page(stated: Sequence[PrintedRow], judged: Sequence[Check]) -> Page:
         counts = Counter(check.verdict for check in judged)
         verdicts = ", ".join(f"{number} {verdict}" for verdict, number in counts.items())
         compared = ", ".join(dict.fromkeys(check.compared for check in judged))
-        unseen = "a raised rate or length mostly passes"
+        unseen = "a rate or length that is stated too high is mostly not noticed"
         checked = f"{counted(len(judged), 'figure')}, {verdicts} ({compared})"
         finding.append(Line(f"checked against each other: {checked}; {unseen}", "strong"))
     accused = [check for check in judged if check.verdict != "consistent"]

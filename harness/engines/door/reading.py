@@ -76,8 +76,8 @@ class Reference(Protocol):
     ) -> KernelDeviations | None:
         """Return how much the logits [n, V] of `logits_along` deviate from those of the eager model.
 
-        None in three cases: if the passes that computed these logits are of another kind than the passes that decode
-        the checked texts, if the target's weights are in 8 bits, or if a server reported the logits.
+        None in three cases: if `logits_along` did not read with the width of the passes that decode, if the target's
+        weights are in 8 bits, or if a server reported the logits.
         """
 
     def tolerance(self, likeliest: Floats, deviation: float) -> Floats:

@@ -60,10 +60,10 @@ class SnapshotRunner(Runner):
     Some models give different outputs if several tokens are read in one pass instead of one after the other, and in
     some models padding gets into the state. `check` finds such models.
 
-    A row consists of the tokens that `_state` has read, followed by its `_unread` tokens. These are tokens that were
-    kept earlier, and after them tokens that may still be taken back. `extend` reads all unread tokens into a copy of
-    the state, called `_ahead`. If the next pass begins after the last unread token, `_ahead` becomes the state.
-    Otherwise `_ahead` is dropped, and only the unread tokens before the beginning of the next pass are kept:
+    A row consists of the tokens that `_state` has read, followed by its `_unread` tokens. Unread tokens are first those
+    kept earlier, then those that may still be taken back. `extend` reads all unread tokens into a copy of the state,
+    called `_ahead`. If the next pass begins after the last unread token, `_ahead` becomes the state. Otherwise `_ahead`
+    is dropped, and only the unread tokens before the beginning of the next pass are kept:
 
         start([1 2 3])           _state has read 1 2 3
         extend([4 5 6], from 3)  _ahead has read 1 2 3 4 5 6
@@ -112,7 +112,7 @@ class SnapshotRunner(Runner):
         self._unread: list[Tensor] = []
         # How many tokens at the end of each row may be taken back.
         self._num_extended = 0
-        # For each row, the number of tokens before these.
+        # For each row, the number of tokens that can no longer be taken back.
         self._kept: list[int] = []
 
     def close(self) -> None:
@@ -164,7 +164,7 @@ class SnapshotRunner(Runner):
         state = self._state
         assert state is not None
         lengths = list(map(len, self._unread))
-        # If no row has unread tokens, and one token is new, that token is the pass's first, and is kept.
+        # If no row has unread tokens, and one token is new, that token is the last decided one, which is kept.
         is_kept_first = self._keeps_first and max(lengths) == 1
         if self._rolls_back and not is_kept_first:
             state = state.copied()

@@ -168,7 +168,7 @@ def traffic_columns(arm: MeasuredArm) -> dict[str, Any]:
     """The columns about a server's traffic, by name: `server_tokens`, `foreign_tokens` and `unseen_tokens`.
 
     `foreign_tokens` counts tokens of other clients' prompts and answers. It is None if the counters missed tokens of
-    ours. It is also None instead of 0 if requests of others were running already, or if the counters between our
+    ours. If it would be 0, it is None when other clients' requests were running already, or the counters between our
     questions are not known. {} if the server has no counters, or does not count generated tokens.
 
     For example, the server counted 1300 tokens, 1000 tokens of our 4 answers arrived, and no request was left
