@@ -123,8 +123,8 @@ def _page_of_draft(draft: Draft) -> Page:
         about = f"95 % interval {bounds}, {tokens.covers}"
     elif row.tokens_per_iteration is None:
         about = (
-            "tokens per iteration are unknown: the server did not count the iterations of each answer (its counters may:"
-            " set batch_size=1; llama.cpp has counters with --metrics)"
+            "tokens per iteration are unknown: the server did not count the iterations of each answer (its counters"
+            " may: set batch_size=1; llama.cpp has counters with --metrics)"
         )
     found = _finding(draft)
     if found.engine is not None:
