@@ -312,8 +312,7 @@ def _run(job: Job, keeper: PairKeeper, terminal: IO[str] | None) -> HarnessError
         # The log's disk may be full.
         with suppress(OSError):
             sys.stdout.flush()
-    if error is not None:
-        lines = [f"harness: {error}", *getattr(error, "__notes__", ())]
-        with suppress(OSError):
-            print("\n".join(lines), file=sys.stderr, flush=True)
+            if error is not None:
+                lines = [f"harness: {error}", *getattr(error, "__notes__", ())]
+                print("\n".join(lines), file=sys.stderr, flush=True)
     return error

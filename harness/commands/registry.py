@@ -18,7 +18,7 @@ class Audit(PathCommand):
     """
 
     name = "audit"
-    summary = "an iteration's cost by published figures, and whether they are possible: exit code 3 unlikely, 1 no"
+    summary = "an iteration's cost by published figures, and if they are possible: exit code 1 if not, 3 if unlikely"
     example = "baseline=22.7 speed=40.6 acceptance=73.9% K=3"
     program = "harness.commands.audit.command"
 

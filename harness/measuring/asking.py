@@ -99,15 +99,15 @@ def laps_to_ask(
         num_laps: computes the number of laps into which a number of prompts is divided.
         seed: determines the order in which laps, or prompts, are sent again.
     """
+    # If the number of laps is fixed, both are equal: more prompts make no more laps.
+    num_once, num_in_all = num_laps(num_prompts), num_laps(num_asked)
     # The number of laps if the set is sent once.
-    number = min(num_prompts, num_laps(num_prompts))
-    one_prompt_each = number == num_prompts and num_laps(num_asked) == num_asked
-    # If the number of laps is fixed, more prompts make no more laps.
-    has_more = num_laps(num_prompts) < num_laps(num_asked)
-    has_interval = number >= FEWEST_FOR_INTERVAL and has_more
+    number = min(num_prompts, num_once)
+    one_prompt_each = number == num_prompts and num_in_all == num_asked
+    has_interval = number >= FEWEST_FOR_INTERVAL and num_once < num_in_all
     if num_asked == num_prompts or one_prompt_each or has_interval:
         return _same_again(in_laps(num_prompts, number), num_asked, seed)
-    return _sharing(num_prompts, num_asked, min(num_asked, num_laps(num_asked)), seed)
+    return _sharing(num_prompts, num_asked, min(num_asked, num_in_all), seed)
 
 
 def _same_again(units: Sequence[range], num_asked: int, seed: int) -> list[Part]:

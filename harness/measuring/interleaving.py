@@ -51,9 +51,9 @@ def ask_in_turns(
     blocks = engine.blocks
     groups = [[question] for question in questions]
     if blocks is not None:
-        # A block is a conversation's turns, or the batches that `eval` gives one moment. An arm answers all turns of a
-        # conversation while its server runs, because the server may have to end before the next arm's server starts,
-        # and the next server has no cache of the earlier turns.
+        # A block is a question with its later turns or, for `eval`, several batches with one moment. An arm answers all
+        # turns of a conversation while its server runs, because the server may have to end before the next arm's server
+        # starts, and the next server has no cache of the earlier turns.
         groups = [list(block) for _, block in itertools.groupby(questions, attrgetter("moment"))]
     failure: str | None = None
     bar = progress("warming up" if warmups else "measuring", len(questions))

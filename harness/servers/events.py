@@ -23,8 +23,8 @@ from harness.engines.tokenizer import TextTokenizer, Tokenizer
 from harness.results.drafts import positions
 from harness.servers.http import RequestFailed
 
-# Arrivals at the same moment are a *burst*. There may be more bursts than counted tokens, by 10 % and two more
-# bursts, because a parser of thoughts or of tool calls may divide the text of a token.
+# Arrivals at the same moment are a *burst*. There may be more bursts than counted tokens, by the share `_MORE_BURSTS`
+# and `_FEW_BURSTS` more, because a parser of thoughts or of tool calls may divide the text of a token.
 _MORE_BURSTS = 0.1
 _FEW_BURSTS = 2
 
@@ -57,9 +57,7 @@ def _at(*paths: str) -> Any:
 
 
 class Fields(BaseModel):
-    """The fields that are read from a JSON object. A field with a default may be missing or null: it is
-    then None.
-    """
+    """The fields that are read from a JSON object. A field with a default may be missing or null; it is then None."""
 
     model_config = ConfigDict(strict=True)
 

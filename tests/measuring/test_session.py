@@ -61,7 +61,7 @@ def test_the_bar_says_what_is_left_after_the_step_behind_the_warm_up(
     times = [0.0]
     monkeypatch.setattr(progress_module, "time", SimpleNamespace(monotonic=lambda: times[-1]))
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    # A terminal of its own, which need not be that of stdout.
+    # The terminal of stdout has 80 columns, and that of stderr has 55.
     monkeypatch.setattr(
         "os.get_terminal_size", lambda fd: os.terminal_size((80 if fd == 1 else 55, 24))
     )

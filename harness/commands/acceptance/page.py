@@ -62,8 +62,8 @@ def acceptance_page(runs: Sequence[Run[AcceptanceRow]]) -> Page | None:
     steps = []
     row = drafts[0].row
     if row.text_source != "served":
-        # `latency` needs 8 batches for an interval. If the typed `num_prompts` may give fewer, it is left out, and
-        # `latency` chooses.
+        # `latency` needs `FEWEST_FOR_INTERVAL` batches for an interval. If the typed `num_prompts` may give fewer, it
+        # is left out, and `latency` chooses.
         batch_size = (row.batch_size or 1) if is_typed("batch_size") else 1
         covers = Coverage.of(row.tokens_per_iteration)
         has_enough = covers is not None and covers.num_units >= FEWEST_FOR_INTERVAL * batch_size

@@ -118,9 +118,10 @@ def _doubts(row: EvalRow) -> list[str]:
     different = row.num_different_prompts
     if row.num_prompts is not None and different not in (None, row.num_prompts):
         numbers = f"{row.num_prompts:,} questions, {different:,} different"
-        doubts.append(
-            f"{numbers}: equal greedy answers count once, sampled ones each; the interval is for these questions only."
-        )
+        meaning = "a greedy answer to a repeated question counts once"
+        if row.temperature:
+            meaning = "every answer counts, and the interval is for these questions only"
+        doubts.append(f"{numbers}: {meaning}.")
     if lossy := lossy_warning(row):
         doubts.append(lossy)
     if _differs_beyond_ties(row):

@@ -229,7 +229,8 @@ def _busy(run: _Run) -> str | None:
     if not row.was_starved or share is None:
         return None if row.url is not None or share is None else ""
     load = f"{row.load or 0:.1f} on {row.num_cores} cores"
-    got = f"{percent(share)} of the CPU time"
+    # Rounded down, so that a share just below the limit is not printed as the limit.
+    got = f"{int(100 * share)} % of the CPU time"
     if row.repeat == "all":
         # A pooled row has the smallest share and the largest load of its runs.
         return f"the {row.repeats} runs got at least {got} they wanted (load up to {load})"

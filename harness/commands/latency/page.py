@@ -52,6 +52,8 @@ def latency_page(runs: Sequence[Run[LatencyRow]]) -> Page | None:
     """
     pairs = ranked_runs(runs)
     judged = [pair for pair in pairs if pair.has_verdict or len(pairs) == 1]
+    if len(judged) > 1:
+        judged = among_themselves(judged)
 
     def plots() -> dict[str, list[Plot]]:
         from harness.commands.latency.plots import latency_plots
@@ -59,7 +61,7 @@ def latency_page(runs: Sequence[Run[LatencyRow]]) -> Page | None:
         return latency_plots(judged)
 
     if len(judged) > 1:
-        page = _page_of_runs(among_themselves(judged))
+        page = _page_of_runs(judged)
     elif judged:
         page = _page_of_run(judged[0])
     elif pairs:

@@ -33,8 +33,8 @@ from harness.results.statistics.drawn_tokens import DrawnText, Recovered, TokenR
 _TOGETHER = 8
 # The most logits that are computed together, unless one text alone has more. In float32 they take 128 MiB.
 _MOST_LOGITS = 2**25
-# The 1 % of the log-probabilities that differ most are ignored, because they may differ by more than rounding, for
-# example at ties. If one of the others differs by more than `_MOST_ROUNDING` nats, it is not rounding.
+# The log-probabilities that differ most are ignored, up to this share of all, because they may differ by more than
+# rounding, for example at ties. If one of the others differs by more than `_MOST_ROUNDING` nats, it is not rounding.
 _FEW = 0.01
 _MOST_ROUNDING = 0.1
 
