@@ -1,5 +1,4 @@
-"""Computes the figures of runs again from their answers, as docs/numbers.md defines them, and without harness.
-
+"""Computes the figures of runs again from their answers, as docs/numbers.md defines them, and without harness:
 python benchmarks/recompute.py outputs/latency/2026-11-24/08-31-46 ...
 """
 
@@ -126,7 +125,8 @@ def answers_of(row: pd.Series, file: Path) -> pd.DataFrame:
 
 def main(directories: list[str]) -> int:
     """Check the rows below these directories; 1 where a figure differs, or where none or not all are computed."""
-    num_figures, num_combined, others, wrong = 0, 0, [], []
+    num_figures, num_combined, others = 0, 0, []
+    wrong = [f"{each}: no such directory" for each in directories if not Path(each).is_dir()]
     for kind, figures_of in (("latency", latency), ("eval", evaluation)):
         for file in [f for each in directories for f in Path(each).rglob(f"{kind}.csv")]:
             for _, row in pd.read_csv(file).query("num_tokens > 0").iterrows():

@@ -80,18 +80,20 @@ def curve_plots(
         doubling: whether x has a logarithmic scale (base 2).
     """
     drawn = []
-    estimates, ends = [1.0], [1.0]
     for title, y_label, curves in panels:
         shown = [(name, points) for name, points in curves.items() if points][:_MOST_CURVES]
         if shown:
             drawn.append((title, y_label, shown))
+    del drawn[MOST_PLOTS:]
+    estimates, ends = [1.0], [1.0]
+    for _, _, shown in drawn:
         for _, points in shown:
             for _, value in points:
                 estimates.append(value.estimate)
                 ends += [value.estimate, value.high]
     top = 1.08 * min(np.nanmax(ends), 2 * np.nanmax(estimates))
     plots = []
-    for title, y_label, shown in drawn[:MOST_PLOTS]:
+    for title, y_label, shown in drawn:
         num_lines = sum(wrapped(name).count("\n") + 1 for name, _ in shown)
         figure = Figure(figsize=(_WIDTH, 2.7 + 0.2 * num_lines), layout="constrained")
         # `Any`, because matplotlib's type annotations differ between its versions.

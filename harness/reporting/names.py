@@ -196,11 +196,12 @@ def _words_of_servers(rows: Sequence[RunRow], names: Sequence[Name]) -> list[str
     texts = []
     for row, own, measured, regular in zip(rows, commands, of_measured, of_regular, strict=True):
         in_both: list[str] = []
-        alone = [word for word in regular if word not in measured]
+        second = re.findall(_FLAG_OR_WORD, " ".join(own[-1:]))
+        alone = [word for word in regular if word not in second]
         if row.draft == SECOND_COMMAND and len(set(own)) == 2:
             # Two different commands are compared: each is named by the words that the other one lacks. Words that both
             # have, but not the commands of other rows, come last.
-            first, second = (re.findall(_FLAG_OR_WORD, command) for command in own)
+            first = re.findall(_FLAG_OR_WORD, own[0])
             in_both = [word for word in regular if word in second]
             measured = [word for word in second if word not in first]
             alone = [word for word in first if word not in second]

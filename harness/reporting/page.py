@@ -29,7 +29,7 @@ from harness.results.runs import Run
 from harness.results.schema import RunRow
 from harness.results.statistics.interval import DASH, Interval
 
-# The most next steps that are shown; if the page has a doubt, one fewer.
+# The most next steps that are shown; if the page has a doubt, `in_short` shows one fewer.
 _MOST_STEPS = 2
 # The most findings below the first one.
 _MOST_FINDINGS = 12
@@ -239,7 +239,8 @@ def _top(page: Page, show: Callable[[Page], Document]) -> list[Table | Line]:
     for number, part in enumerate(page.parts):
         if number or page.doubts:
             lines.append(Line(""))
-        # A part whose title says nothing of its own, such as prompts one by one beside batches, keeps the whole title.
+        # If the page's title says all that the part's title says, the part keeps its title. For example, prompts are
+        # answered one by one in a part, and in batches in another.
         title = without(part.title, page.title) or part.title
         lines += show(replace(part, title=title, next=()))
     return lines
@@ -253,7 +254,7 @@ def _named(why: Sequence[tuple[str, str]], steps: Sequence[NextStep]) -> list[Ta
 
 
 def _short_table(table: Table, rest: str) -> Table:
-    """The table for a terminal: without title and notes, and with at most `_MOST_ROWS` rows."""
+    """The table for a terminal, with at most `_MOST_ROWS` rows. A table in a box loses the box, its title and notes."""
     if table.look == "box":
         table = replace(table, title="", about="", notes=(), look="bare")
     num_more = len(table.rows) - _MOST_ROWS

@@ -270,10 +270,12 @@ def _prompts(row: RunRow) -> str | None:
     if row.status not in (None, "ok"):
         # A run that ended early does not record how many prompts it should have answered.
         return None
-    number = getattr(row, "num_prompts", None)
     name = getattr(row, "prompts", None)
-    if not number or not name:
+    if not name:
         return ""
+    number = getattr(row, "num_prompts", None)
+    if not number:
+        return f"prompts {name}"
     different = getattr(row, "num_different_prompts", None)
     if different is not None:
         return f"{counted(different, 'prompt')} ({name}) in {number} requests"

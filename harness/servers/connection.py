@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -294,7 +295,8 @@ def _advice(
     if error.code in KEY_REFUSED:
         return "; engine.api_key_variable names the variable with its key"
     if served.url and not served.url.rstrip("/").endswith("/v1"):
-        return f"\nmost servers' addresses end in /v1: {served.url.rstrip('/')}/v1"
+        address = re.sub(r"(/v\d+)?/*$", "/v1", served.url, count=1)
+        return f"\nmost servers' addresses end in /v1: {address}"
     if error.code not in _FORM_ERRORS:
         return ""
     if asked.model.name == SERVED:

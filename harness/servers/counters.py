@@ -201,8 +201,8 @@ class CounterPage:
     def end(self, num_left: int) -> Counts | None:
         """Return the growth of the counters since `begin`; None if the counters could not be read.
 
-        `running` is the number of other clients' requests when a `begin` of this run gave up waiting for them; 0 if
-        none did.
+        `running` is the number of other clients' requests when a `begin` gave up waiting for them, since this program
+        connected to the server; 0 if none did.
 
         Args:
             num_left: how many requests of this question were left unfinished, so that the server may still answer them.

@@ -73,7 +73,8 @@ def main(log: str, command: list[str]) -> int:
         with suppress(subprocess.TimeoutExpired):
             server.wait(grace_s)
         _end_container(command)
-    # `wait_procs` also reads the exit code of a server that is still in the list. `server.wait()` then returns 0.
+    # `wait_procs` also reads the exit code of a server that is still in the list. `server.wait()` then returns 0, not
+    # that code, which nobody needs.
     while left := psutil.Process().children(recursive=True):
         _, alive = psutil.wait_procs(left, timeout=grace_s)
         for process in alive:

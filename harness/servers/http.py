@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 # Time limit for reading a page, from the first byte sent to the last byte read.
 _PAGE_TIMEOUT_S = 5.0
+# The most time for opening a connection. For example, a server without TLS waits for the end of a request when TLS
+# begins.
+_CONNECTION_TIMEOUT_S = 30.0
 # The most bytes of an error; of a page, an event or an answer that is not streamed; and of a whole streamed answer,
 # each of whose events may contain the log-probabilities of a whole vocabulary.
 _MOST_OF_ERROR = 4_000_000
@@ -54,8 +57,8 @@ class RequestFailed(RunError):
 
 @functools.cache
 def _certificates(is_https: bool) -> ssl.SSLContext:
-    """The certificates that clients trust. They are read only once per process, because this takes tens of
-    milliseconds, even if no address uses https.
+    """The certificates that clients trust. They are read once for https and once for http, because this takes tens of
+    milliseconds.
 
     Args:
         is_https: whether environment variables may name the certificates; http addresses need no certificates.
@@ -95,7 +98,7 @@ def _client(url: str, key: str | None, timeout_s: float, **settings: Any) -> htt
 
     return httpx2.AsyncClient(
         headers=headers,
-        timeout=timeout_s,
+        timeout=httpx2.Timeout(timeout_s, connect=_CONNECTION_TIMEOUT_S),
         verify=_certificates(home.scheme == "https"),
         follow_redirects=True,
         trust_env=False,
@@ -253,11 +256,12 @@ async def _begun(client: httpx2.AsyncClient, path: str, body: Mapping[str, Any])
 
 
 def _why_unanswered(url: str, error: Exception) -> str:
-    """The reason why there is no connection, with hints about the environment (certificates, proxies)."""
+    """The reason why there is no connection, with hints about the address and the environment."""
     cause = str(error) or type(error).__name__
     if "CERTIFICATE_VERIFY_FAILED" in cause:
         cause += "; SSL_CERT_FILE=FILE names a certificate to trust"
-    reason = f"nothing answers at {url} ({cause}): is the server running?"
+    scheme = url.partition(":")[0]
+    reason = f"nothing answers at {url} ({cause}): is an {scheme} server running?"
     proxies = [name for name in os.environ if name.lower() in _PROXIES]
     if proxies:
         reason += (

@@ -124,6 +124,7 @@ class StartedServer:
             self._log_start = log.tell()
             self._guard = subprocess.Popen(
                 [sys.executable, "-P", str(_GUARD), str(launch.log), *command],
+                bufsize=0,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=log,
@@ -133,7 +134,6 @@ class StartedServer:
         # The guard removes these keys from the log. If the guard has died already, `ended` gives the reason.
         with suppress(BrokenPipeError):
             self._guard.stdin.write(f"{json.dumps(keys_here())}\n".encode())
-            self._guard.stdin.flush()
 
     @property
     def pid(self) -> int:
@@ -248,7 +248,8 @@ def _with_container_id(command: list[str], file: Path) -> list[str]:
     """
     names = [PurePosixPath(word).name for word in command]
     for index, name in enumerate(names):
-        # `docker container run` has the flag `--cidfile`; `docker compose run` does not.
+        # `docker container run` has the flag `--cidfile`; `docker compose run` does not. Before `run` there may be one
+        # option with a value, such as `--context C`.
         behind_name = names[index + 1 : index + 4]
         if name in CONTAINERS and "run" in behind_name and "compose" not in behind_name:
             # The file of an earlier start is removed, because `docker run` refuses a file that exists already.

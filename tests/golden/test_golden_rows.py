@@ -155,6 +155,7 @@ LATENCIES: dict[str, tuple[Changes, Changes]] = {
         NO_BOUNDS | {"speedup_covers": over(3), "num_different_prompts": 3, "num_prompts_in_set": 3}, {}
     ),
     "too few conversations": (NO_BOUNDS | {"speedup_covers": over(3)}, {}),
+    "one prompt": ({"num_different_prompts": 1, "speedup_covers": over(15)}, {}),
     "threads that wait": (BUSY | {"processor_share": 0.18, "speedup_covers": over(15)}, {}),
     "one thread that waits": (BUSY | {"processor_share": 0.18, "num_threads": 1, "speedup_covers": over(15)}, {}),
     "started servers that wait": (COMMANDS | BUSY | {"processor_share": 0.4, "url": None, "regular_url": None}, {}),

@@ -147,6 +147,9 @@ def test_commands_that_differ_in_k_alone_have_one_name(flags: str, names: list[s
          ["13B with 7B · -k 2", "13B with 7B · -k 3 5 -z", "13B with 7B"]),
         ([{"server_command": ["s -p 1", "s -k 2"]}, {"server_command": ["s -p 2", "s -k 3"]}],
          ["13B with 7B · -k 2 against -p 1", "13B with 7B · -k 3 against -p 2"]),
+        # Both commands of the first row have `-t 1`, which is no difference between them.
+        ([{"server_command": ["s -t 1", "s -t 1 -k 2"]}, {"server_command": ["s", "s -t 1 -k 3"]}],
+         ["13B with 7B · -k 2", "13B with 7B · -k 3"]),
         ([{"engine": "server", "draft": SECOND_COMMAND, "server_command": [f"s -np {n}", f"s -np {n} {more}"]}
           for n, more in ((1, "-k 2"), (2, "-k 2"), (2, "-k 3"))],
          ["13B against the first command · -k 2, both -np 1",

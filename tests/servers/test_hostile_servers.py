@@ -159,6 +159,8 @@ def test_an_address_without_v1_is_told_so() -> None:
     with serving(server) as url, pytest.raises(RunError) as error:
         engine_of(url=url.removesuffix("/v1"))
     assert mentions(str(error.value), "without a finish_reason", "addresses end in /v1")
+    with serving(server) as url, pytest.raises(RunError, match=f"end in /v1: {url}$"):
+        engine_of(url=url.replace("/v1", "/v2"))
 
 
 def test_silence_is_said(open_engine: Open, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -135,6 +135,7 @@ class AnswerSource:
             if opening.following:
                 readings += encoder.transcribe(prompt)
             else:
+                # A plain text with its completion.
                 answer = completion_ids(session.tokenizer, prompt)
                 readings.append(of_one_answer(prompt, token_ids, answer))
         longest = max((len(reading.transcript.token_ids) for reading in readings), default=1)
@@ -207,8 +208,8 @@ class AnswerSource:
         return [self._whole(encoded, requests) for requests in records.values()]
 
     def _whole(self, encoded: Encoded, records: Sequence[RequestRecord]) -> Answers:
-        """The answers with two tokens or more, as `Answers`. Servers count a token that ends the text, which need not
-        be among the tokens read from it.
+        """The answers with two tokens or more, as `Answers`. `num_tokens` may count a token that ends the text, and is
+        not among `token_ids`, so both must exceed 1.
 
         Args:
             encoded: the prompts that were sent.
@@ -230,11 +231,12 @@ def _fill_in_drafts(answered: Answered) -> None:
     server's counters.
     """
     [request, *others] = answered.requests
-    if others or answered.counted is None or request.outcomes:
+    by_position = request.outcomes or (request.drafts and request.drafts.accepted_at)
+    if others or answered.counted is None or by_position:
         return
     with suppress(ImpossibleCounts):
         counted_now = counted_drafts(answered.counted, answered.requests)
-        # Totals in the answer itself are replaced only by counts of each position.
+        # An answer's own totals are replaced only if the counters are by position.
         if counted_now is not None and (request.drafts is None or counted_now.accepted_at):
             request.drafts = counted_now
 

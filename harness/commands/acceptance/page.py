@@ -158,9 +158,8 @@ def _page_of_draft(draft: Draft) -> Page:
     unit = "turn" if any(text.turn for text in texts) else "text"
     read = f"{counted(len(texts), unit)} " if texts else ""
     settings = [f"{read}{row.text_source}", f"{row.num_tokens or 0:,} tokens"]
-    settings += filter(
-        None, (setting_in_words(row, name) for name in ("temperature", "top_k", "top_p"))
-    )
+    said = ("prompts", "temperature", "top_k", "top_p")
+    settings += filter(None, (setting_in_words(row, name) for name in said))
     return Page(heading(row, " · ".join(settings)), finding=findings, tables=tables, why=why)
 
 

@@ -4,7 +4,6 @@ notes on what the figures cover, and list what was in order.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
@@ -48,8 +47,8 @@ _Run = Run[LatencyRow]
 #     against       none of the figures should be believed as they stand
 #     note          the figures are right, but a reader should know the finding
 #
-# All findings are printed for a single run. Findings of a check that begins with `setting` are also printed for many
-# runs: `setting against` above their tables, and `setting note` below, in files.
+# All findings are printed for a single run. For many runs only those with `setting` are printed: `setting against`
+# above their tables, and `setting note` below them, in files.
 Consequence = Literal[
     "unchecked", "comparison", "against", "setting against", "setting note", "note"
 ]
@@ -60,9 +59,10 @@ class Check(NamedTuple):
 
     Attributes:
         consequence: what a finding means for the figures; the comment above explains the values.
-        find: returns the finding in a run. If nothing was found, it returns a falsy value. In a check with `clean`,
-            None means that a figure is unknown on which the finding depends; other checks may return None if nothing
-            was found. The run's rows are those of the regular arm and, with a draft, of the speculative arm.
+        find: returns the finding in a run, or a falsy value. None leaves the check out of the line *Checked*, because a
+            figure is unknown on which the finding depends; other falsy values mean that nothing was found. (For a check
+            without `clean`, both are the same.) The run's rows are those of the regular arm and, with a draft, of the
+            speculative arm.
         text: the sentence about a finding: a template with `row`, the last row of the run, and `found`. Empty if the
             verdict, or another check, states the finding; such a check is only for the line *Checked*.
         clean: the words in the line *Checked* if nothing is found; empty to leave the check out of that line.
@@ -278,8 +278,7 @@ def _slow_here(row: LatencyRow) -> str | None:
 @_each_arm
 def _impossible(row: LatencyRow) -> str | None:
     """What cannot be true of a server's counts, in words; None if nothing is wrong with them."""
-    counts = row.impossible_counts
-    return f"{counts} in the {row.arm} arm" if counts else None
+    return f"{row.impossible_counts} in the {row.arm} arm" if row.impossible_counts else None
 
 
 @_each_arm
@@ -352,17 +351,6 @@ def _otherwise_by_answer(run: _Run) -> str | None:
     if 1 / _OTHERWISE_BY_ANSWER < by_answer / speedup < _OTHERWISE_BY_ANSWER:
         return None
     return f"over all tokens the speed-up is {speedup:.2f}×, with equal weights for all answers {by_answer:.2f}×"
-
-
-def _same_prompts(run: _Run) -> str | None:
-    """`9 of 15`, if one prompt was sent more often than all others together; otherwise None."""
-    # A prompt set contains no prompt twice, so equal prompts are those from the same place. A conversation counts once
-    # each time it is sent.
-    places = [
-        row.place for row in run.prompt_rows if row.arm == "regular" and row.turn in (None, 1)
-    ]
-    most = max(Counter(places).values(), default=0)
-    return f"{most} of {len(places)}" if 2 * most > len(places) else None
 
 
 @_each_arm
@@ -535,9 +523,10 @@ CHECKS = (
         "Tokens arrive {found}: the cost of an iteration and the time per token after the first are unknown.",
     ),
     Check(
-        "against",
-        lambda run: run.last.speedup and run.last.speedup.has_bounds and _same_prompts(run),
-        "{found} prompts are identical: the interval only shows how repeated measurements of that prompt vary.",
+        "comparison",
+        # A conversation has several prompts, one for each turn, but is one prompt of its set.
+        lambda run: 1 in (run.last.num_different_prompts, run.last.num_prompts_in_set),
+        "There was only one prompt: the speed-up and its interval are for this prompt alone.",
     ),
     Check(
         "setting note",

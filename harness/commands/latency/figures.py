@@ -78,7 +78,7 @@ _PAIRS = (
         # `times` counts repetitions, also those that are not pooled (`pooling.merge`).
         of=lambda pair: pair.row.repeats if pair.row.repeat == "all" else pair.run.times,
         varies=True,
-        meaning="number of runs: pooled, or the newest alone is shown if the runs together give no interval",
+        meaning="number of runs, which are pooled; if they give no interval together, only the newest is shown",
     ),
 )
 

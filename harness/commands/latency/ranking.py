@@ -216,11 +216,11 @@ def answers(pairs: Sequence[RankedRun]) -> list[Line]:
     # Bold only for a conclusion: `cannot tell` must not look like one.
     style = answer.style if first.verdict.is_conclusion else "plain"
     lines = [Line(f"{beginning}: {_with_time(first)}: {answer.text}", style, answer.more)]
+    is_same_pair = {pair.name.group for pair in others} == {first.name.group}
     for words, sentence in _STANDINGS.items():
         by_reason = grouped(by_words.get(words, []), attrgetter("standing.why"))
         for why, rivals in by_reason.items():
             because = f" ({why})" if why else ""
-            is_same_pair = {rival.name.group for rival in rivals} == {first.name.group}
             standing = sentence.format(first=_label(first, is_same_pair))
             lines.append(Line(f"{standing}{because}: {_named(rivals, is_same_pair)}."))
     return lines

@@ -27,7 +27,7 @@ class LatencySettings(PromptedSettings, RepeatedSettings):
     Attributes:
         num_prompts: number of prompts to measure. If the set has fewer, they are sent again, in another order each
             time. `auto` is 15; for larger batches or several requests in flight, it is as many as an interval
-            needs; with `precision`, the whole set.
+            needs, at most 1024; with `precision`, the whole set.
         precision: stop once half of the interval's width is at most this share of the speed-up, `2%`; at the latest
             after `num_prompts`.
         budget: time limit for measured answers, `10min`; loading, warm-ups and starts of servers are not counted. The

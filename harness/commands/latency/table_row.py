@@ -86,7 +86,10 @@ _COLUMNS: Mapping[str, Callable[[LatencyRow], str]] = {
     "settings": _settings,
     "device": device_of,
     "dtype": lambda row: row.dtype or DASH,
-    "prompts": lambda row: f"{row.num_prompts or 0} ({row.prompts or 'unknown'})",
+    # A small set is sent repeatedly.
+    "prompts": lambda row: (
+        f"{row.num_different_prompts or row.num_prompts or 0} ({row.prompts or 'unknown'})"
+    ),
     "tokens": lambda row: str(row.max_new_tokens or DASH),
     "temperature": lambda row: DASH if row.temperature is None else f"{row.temperature:g}",
     "speed-up (95 % interval)": _speedup,

@@ -44,8 +44,8 @@ class AcceptanceFinding:
             for each position, too.
         explaining: those of `causes` in which the same answers, read under the condition, are as the weights predict;
             [] if the run as typed has no difference to explain.
-        differing: those of `causes` in which new answers have more draft tokens accepted; and, of the comparison of two
-            commands, the statement about all draft tokens and every conclusion about a position.
+        differing: the conditions whose new answers have more draft tokens accepted; and, if two commands are compared,
+            the statement about all draft tokens and every conclusion about a position.
         is_little: whether less than 20 % of the draft tokens is accepted, or significantly less than the card promises.
     """
 
@@ -187,9 +187,8 @@ def against_weights(row: AcceptanceCauseRow) -> Statement:
     """The engine compared with its weights' prediction under a condition: over all draft tokens, or at the position of
     the row.
     """
-    figure = _TOKENS if row.position is None else f"acceptance at position {row.position}"
     served = None if row.served is None else row.served.estimate
-    return _as_weights(served, row.weights, row, figure)
+    return _as_weights(served, row.weights, row, _figure(row))
 
 
 def _as_weights(
@@ -218,6 +217,10 @@ def _as_weights(
     return Statement.ordered("engine", difference, why, limit=0.0, subject=subject, figure=figure)
 
 
+def _figure(row: AcceptanceCauseRow) -> str:
+    return _TOKENS if row.position is None else f"acceptance at position {row.position}"
+
+
 def excluded(engine: Statement, weights: Interval) -> str:
     """The largest gain or loss that the statement's interval does not exclude, in words: `no difference above 6 %`."""
     largest = max(-engine.interval.low, engine.interval.high)
@@ -238,9 +241,12 @@ def _cause(
     if cause.relative is not None:
         share = widened(cause.relative, family)
     elif cause.weights is not None and typed and typed[0].weights is not None:
+        # Not widened for `family`: the bounds of predictions are at `MOST_DEVIATIONS`.
         share = cause.weights.scaled(1 / typed[0].weights.estimate)
     why = cause.why or ""
-    return Statement.ordered("cause", share, why, subject=cause, family=family, figure=_TOKENS)
+    return Statement.ordered(
+        "cause", share, why, subject=cause, family=family, figure=_figure(cause)
+    )
 
 
 def _card(row: AcceptanceRow) -> Statement | None:

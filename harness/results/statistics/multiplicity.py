@@ -31,7 +31,8 @@ def relative_speedup(
     hold simultaneously, those of pairs with the reference do so even if the reference was chosen by the same data.
 
     In simulations of six and of ten equal alternatives on 9 to 30 prompts, 1.3 to 4.5 % of the tables showed a
-    difference by chance. The lengths of answers varied by factors of 1.6 and 2.2.
+    difference by chance. In some of these simulations the lengths of answers varied by a factor of 1.6, in others by
+    2.2.
 
     Args:
         alternative, reference: the ms of the regular and of the speculative arm, [num_runs, num_units], positive. All
@@ -73,9 +74,9 @@ def widened(interval: Interval, num_intervals: int, confidence: float = CONFIDEN
             has no bounds.
         num_intervals: number of intervals in the table; with 1, the interval is returned unchanged.
         confidence: level of the interval. A level above 95 % means that the interval was already widened for repeated
-            looks (`stopping.CONFIDENCE_OF_LOOKS`), and misses about as often as a 95 % interval without looks. The
-            nominal probability of missing, 1 - `confidence`, is then 3 % instead of 5 %, and that of the widened
-            interval is multiplied by the same factor, 3/5.
+            looks (`stopping.CONFIDENCE_OF_LOOKS`), and misses about as often as a 95 % interval without looks. For
+            example, at 97 % it misses in 3 % of the cases without looks, not in 5 %, so the probability of missing for
+            which the interval is widened is multiplied by 3/5, too.
     """
     if num_intervals == 1 or not interval.has_bounds:
         return interval

@@ -376,12 +376,12 @@ def test_as_many_questions_as_next_says_end_most_runs_of_equal_arms(
 
 
 def test_next_counts_different_questions() -> None:
-    for replacement, num_different, proposed in [
-        (False, 40, "num_prompts=81"),
-        # More different questions than there are, and 62 different ones of 81.
-        (True, 48, "replacement=false num_prompts=81"),
-        (True, 30, "num_prompts=119"),
+    """At most 81 exist. Sampled answers to the same question are all counted."""
+    for replacement, temperature, proposed in [
+        (False, 0.0, "num_prompts=81"),
+        (True, 0.0, "replacement=false num_prompts=81"),
+        (True, 1.0, "num_prompts=84"),
     ]:
-        counts = {"num_prompts": 40, "num_different_prompts": num_different}
-        asked = {"temperature": 0.0, "operands": "1-9", "replacement": replacement, "margin": 0.06}
-        assert next_changes(Interval(0.0, -0.05, 0.05), **counts, **asked) == proposed
+        asked = {"replacement": replacement, "temperature": temperature, "operands": "1-9"}
+        found = Interval(0.0, -0.05, 0.05)
+        assert next_changes(found, num_prompts=40, margin=0.06, **asked) == proposed

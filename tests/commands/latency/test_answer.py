@@ -357,23 +357,17 @@ def test_a_run_that_is_not_compared_has_no_doubt_about_the_arms() -> None:
 
 
 @pytest.mark.parametrize(
-    ("places", "turns", "said"),
+    ("counts", "is_said"),
     [
-        ("01", "11", ""),
-        ("0011", "1111", ""),
-        ("001", "111", "2 of 3 prompts"),
-        ("0001", "1231", ""),
+        ({}, False),
+        ({"num_different_prompts": 2}, False),
+        ({"num_different_prompts": 1}, True),
+        ({"num_different_prompts": 3, "num_prompts_in_set": 1}, True),
     ],
 )
-def test_repeated_prompts_are_said(places: str, turns: str, said: str) -> None:
-    run = Run(latency_run())
-    run.prompt_rows = [
-        replace(row, prompt_place=int(places[index]), turn=int(turns[index]))
-        for row in prompt_rows(run.rows, [("a", 50.0)] * len(places))
-        if (index := row.prompt_index) is not None
-    ]
-    assert said in " ".join(found := doubts(run))
-    assert bool(found) == bool(said)
+def test_a_single_prompt_is_said(counts: dict[str, int], is_said: bool) -> None:
+    found = doubts(Run(latency_run(**counts)))
+    assert ["only one prompt" in doubt for doubt in found] == [True] * is_said
 
 
 def test_a_check_whose_figures_are_unknown_has_no_tick() -> None:
