@@ -4,11 +4,11 @@ An exception that a signal raises during an import may disappear, because extens
 swallow it. A signal is therefore not always raised immediately. Its effect depends on the mode of this process:
 
     mode         when                                      effect of a signal
-    POSTPONING   during imports, and while rows are        none yet: `raise_postponed` raises it later; a
-                 written (`finishing`)                     second signal is raised immediately
     ENDING       on the command line, during imports       the process ends without an exception
                  before there are rows to write, and in
                  `leaving`
+    POSTPONING   during other imports, and while rows      none yet: `raise_postponed` raises it later; a
+                 are written (`finishing`)                 second signal is raised immediately
     RAISING      at all other times                        KeyboardInterrupt is raised in the main thread
 
 The blocks that change the mode (`load`, `leaving`, `finishing`) must not be nested, because each ends in mode RAISING.
@@ -100,8 +100,8 @@ def interrupting(end_process: Callable[[], NoReturn] | None = None) -> Iterator[
     """Within the block, Ctrl-C, SIGTERM and SIGHUP raise KeyboardInterrupt, and SIGUSR2 raises `TimeLimit`.
 
     A command begins with imports, so until the first `raise_postponed` signals are not raised. Signals that are ignored
-    (`nohup`) stay ignored, and SIGUSR2 keeps the handler of the calling program, if it has one. In a thread other than
-    the main thread the block has no effect, because only the main thread gets signals.
+    (`nohup`) stay ignored, and SIGUSR2 keeps the handler of the calling program, if it has one. In another thread than
+    the main one, no handlers are set, because only the main thread gets signals.
 
     Args:
         end_process: for the command line: a function that ends the process immediately, in place of postponing a
@@ -240,7 +240,8 @@ def load(module: str, *, must_go_on: bool = False) -> Any:
 def leaving() -> Iterator[None]:
     """Within the block, a signal ends the process without an exception, if `interrupting` allows that.
 
-    This is for work in other threads: the interpreter crashes if it shuts down while one of them computes.
+    This is for work in other threads: an exception would shut the interpreter down, which crashes while one of them
+    computes.
     """
     if _end_process is None:
         yield

@@ -114,8 +114,7 @@ class Job:
         """Return the run's rows. If the run wrote none, first write rows that state this error, without loading models.
 
         Raises:
-            SettingError: the command refuses a setting by itself; then there are no rows.
-            SettingError or RunError: the rows cannot be written.
+            SettingError or RunError: as `record_failure`; then there are no rows.
         """
         rows: Sequence[RunRow] = self.rows()
         if not rows:

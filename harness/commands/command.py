@@ -1,9 +1,9 @@
 """The classes of records of commands, and the interface of a measurement.
 
 The word after `harness` names a command, which is of one of three kinds: a `PathCommand` reads files, a `Service`
-answers requests until it is ended, and a `Command` measures and writes rows. The record of a command is in
-`commands/<name>/record.py`, or in `registry.py` for `audit` and `report`. A record names the modules of its measurement
-and of its page by their paths, so that the command line, settings and help need not import them.
+answers requests until it is ended, and a `Command` measures, or predicts like `plan`, and writes rows. The record of a
+command is in `commands/<name>/record.py`, or in `registry.py` for `audit` and `report`. A record names the modules of
+its measurement and of its page by their paths, so that the command line, settings and help need not import them.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ class ConfiguredCommand(CommandRecord, Generic[SomeSettings]):
         notes: further sentences for `--help`.
         settings: the dataclass of its settings.
         measures: whether it measures. If so, the jobs of a sweep run in workers and reuse the rows of an identical
-            measurement, and `report` shows its runs. If not, jobs run in the sweep's own process, without output.
+            measurement, and `report` shows its runs. If not, jobs run in the sweep's own process, and their output is
+            hidden.
         sweeps: whether the command may be used with `-m`, in a sweep.
     """
 
@@ -83,7 +84,7 @@ class Service(ConfiguredCommand[SomeSettings]):
 
     Attributes:
         program: name of the module whose `run(settings, leaving)` runs the command. `leaving()` returns a context in
-            which a signal ends the process immediately.
+            which a signal ends the process immediately, if the command line runs it.
     """
 
     program: ClassVar[str]

@@ -167,8 +167,8 @@ def record_failure(
     """Write and return rows with the error that ended a run before it wrote any rows.
 
     Raises:
-        SettingError: if the experiment refuses a setting; there are no rows then.
-        SettingError or RunError: if the rows cannot be written.
+        SettingError or RunError: if the experiment cannot begin, because it refuses a setting or its prompts cannot be
+            loaded; there are no rows then. Or if the rows cannot be written.
     """
     experiment = measurement(command).begin(settings)
     session = Session(experiment, settings, directory, run_id=run_id)

@@ -110,8 +110,7 @@ def changed_lenience(chosen: Any) -> float | None:
 def tests_each_token(rule: str | None) -> bool:
     """Return whether the rule with this name, from a row, tests each token by itself.
 
-    True for a user's rule that is not loaded in this process, and for None: nothing is known then, and rules that do
-    not are the exception.
+    True for a user's rule that is not loaded in this process, and for None: nothing is known then, and most rules do.
     """
     record = None if rule is None else RULES.loaded(rule)
     return record is None or record.tests_each_token

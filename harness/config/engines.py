@@ -49,7 +49,7 @@ class Abilities:
 
     Attributes:
         own_loop: whether the engine runs harness's own decoding loop. Such an engine supports every runner and every
-            acceptance rule, can choose K in each iteration, and can serve.
+            acceptance rule, and can serve.
         loads_pair: whether the engine decodes with a pair that is loaded in this process.
         in_process: whether the engine computes in this process. If not, the run plans no pair and reads only the
             model's tokenizer, unless the model's weights are the reference for the answers.

@@ -140,7 +140,7 @@ def explain(
 ) -> HarnessError | None:
     """Return an error with one or two lines that explain why a repository cannot be read; None for an unknown failure.
 
-    A known failure of the machine (`as_run_error`) is returned, too, also if it is only a cause of the exception.
+    If the exception or one of its causes is a known failure of the machine (`as_run_error`), that is returned.
 
     Args:
         role: `model`, `draft`, or the setting that names the repository.
@@ -152,6 +152,7 @@ def explain(
         machine_error = as_run_error(link)
         if machine_error is not None:
             return machine_error
+    # Libraries raise general errors from the one that names the cause, so the classes of the whole chain are evidence.
     class_names = {ancestor.__name__ for link in chain for ancestor in type(link).__mro__}
     evidence = " ".join([*class_names, str(exception)])
     setting_error = _wrong_setting(evidence, role, settings)
@@ -159,7 +160,7 @@ def explain(
         return setting_error
     name = settings.repository
     meaning = next((meaning for sign, meaning in _REPOSITORY.items() if sign in evidence), None)
-    # Only clients of the hub raise these errors, so huggingface_hub is imported already.
+    # Those who read a repository have imported huggingface_hub already.
     if meaning == _UNREACHABLE and not Path(name).is_dir():
         from huggingface_hub import constants
 

@@ -51,8 +51,8 @@ def gpu_names() -> list[str]:
     An index in CUDA_VISIBLE_DEVICES is taken for the driver's number of a GPU. If a machine has different GPUs, CUDA
     numbers them in another order, unless CUDA_DEVICE_ORDER=PCI_BUS_ID is set.
 
-    For an entry of CUDA_VISIBLE_DEVICES that is a GPU's UUID, or if the driver's names are unknown, the entry itself is
-    returned in place of a name. The rest of the list after an entry that names no GPU is ignored, as CUDA does.
+    An entry of CUDA_VISIBLE_DEVICES is returned unchanged if it is a GPU's UUID, or if the driver's names are unknown.
+    The rest of the list after an entry that names no GPU is ignored, as CUDA does.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = _all_gpus()

@@ -141,8 +141,8 @@ class Counts:
         restarts: the number of times that the server restarted. Each restart resets the counters, so that their growth
             is unknown.
         running: the number of requests that are being answered or are waiting now. This is a state and is never added
-            up. In `Answered.counted`, it is the number of other clients' requests when this run gave up waiting for
-            them before a question; 0 if it never did.
+            up. In `Answered.counted`, it is the number of other clients' requests when this program gave up waiting
+            for them before a question; 0 if it did not, since it connected to the server.
         words: for each field, the server's own name for the counter.
     """
 

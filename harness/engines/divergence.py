@@ -119,8 +119,8 @@ def text_divergence(
 
     In each pass, the reference reads the text as the tokens into which the tokenizer splits it. If the reference's
     likeliest token differs from the next of these tokens, but writes the same characters, it replaces that token, and
-    the rest of the text is split and read again. For example, the text is "a dog", and the reference writes "a" and
-    then " c". They diverge at position 1, where the text has " dog".
+    the rest of the text is split and read again. If it writes other characters, they diverge there: if the text is "a
+    dog", and the reference writes "a" and then " c", they diverge at position 1, where the text has " dog".
 
     If the text ends and the reference goes on, they diverge at the end of the text. The result is None if the texts
     agree up to `num_tokens` tokens, or if the reference ends where the text ends.
@@ -137,8 +137,7 @@ def text_divergence(
     # Servers differ in whether they send an incomplete last character.
     text = text.rstrip(BROKEN)
     written: list[int] = []
-    # Each pass finds at least one more token. (If rounding makes a pass find fewer than the pass before, the loop may
-    # end; the divergence is then at the last position, without a margin.)
+    # Each pass finds at least one more token, unless it is rounded otherwise than the pass before.
     for _ in range(num_tokens + 1):
         rest = tokens_behind(tokenizer, text[len(_text_behind(tokenizer, prompt, written)) :])
         tokens = [*written, *rest][:num_tokens]
@@ -169,6 +168,7 @@ def text_divergence(
             return Divergence(position)
         before = [*prompt, *tokens[:position]]
         return Divergence(position, *reference.margin(before, token, tokens[position]))
+    # Reached only if passes were rounded differently. There is no margin then.
     return Divergence(position)
 
 

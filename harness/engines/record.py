@@ -39,7 +39,7 @@ class Preparation:
         batch_size: the largest number of prompts in a question; for an engine with a queue, the largest number of
             requests in flight.
         longest_prompt: the largest number of tokens in a prompt.
-        samplings: further decoding settings. Requests may have their temperature, top-k and top-p.
+        samplings: further decoding settings, whose temperature, top-k and top-p requests may have.
         say: shows a line to the user.
     """
 

@@ -126,8 +126,8 @@ class Quietness:
     def columns(self) -> dict[str, Any]:
         """The columns of `MachineFigures`, by name; None for unknown values.
 
-        They are for the time from the creation of this object to the last look; the load is that of the first use of
-        this property. So all rows of a run say the same.
+        They are computed once, at the first use, so that all rows of a run are equal. They are for the time from the
+        creation of this object to the last look.
         """
         requested = self._ran + self._waited
         return {

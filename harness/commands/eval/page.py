@@ -39,8 +39,8 @@ from harness.results.published import MULTIPLICATION_NOTE
 from harness.results.runs import Run
 from harness.results.statistics.interval import Interval
 
-# The page suggests this many times the number of questions at which half of the interval is as wide as the margin. In
-# 80 % of runs with equal arms, the interval then excludes a difference of the margin. This needs a factor of
+# If half of the interval is as wide as the margin, the page suggests this many times as many questions. In 80 % of runs
+# with equal arms, the interval then excludes a difference of the margin. This needs a factor of
 # ((1.96 + 1.28) / 1.96)^2 = 2.7; it is a little larger here, because the width is only an estimate.
 _SUGGESTED_GROWTH = 3.0
 # At least this many times as many questions as were asked are suggested. Fewer would rarely change a result.
@@ -152,25 +152,18 @@ def _next_steps(rows: Sequence[EvalRow], statement: Statement) -> list[NextStep]
     # Half of the interval's width in margins. The width shrinks with the root of the number of questions.
     margins = width / 2 / (row.margin or MARGIN)
     growth = max(_LEAST_GROWTH, _SUGGESTED_GROWTH * margins**2)
-    # For each seed: the rows of single seeds come first. The number that is suggested is for each seed, too.
+    # For each seed, because the rows of single seeds come first. The number that is suggested is for each seed, too.
     num_asked = rows[0].num_prompts or 0
-    # Without replacement, all possible questions are asked at most once.
+    # Without replacement, every possible question is asked at most once.
     num_needed = min(num_asked * growth, num_possible)
     changes = ""
     if row.replacement and row.temperature:
         num_needed = num_asked * growth
     elif row.replacement:
-        # Only different questions count for greedy answers. So draw until this share of all possible questions was
-        # never drawn. After n draws with replacement from N questions, the share is (1 - 1 / N)^n.
-        share_left = 1 - growth * (row.num_different_prompts or 0) / num_possible
-        if share_left > 0:
-            # Over all seeds together.
-            draws = math.log(share_left) / math.log1p(-1 / num_possible)
-            num_needed = draws * num_asked / (row.num_prompts or 1)
-        else:
-            # More different questions are needed than exist, so each is asked once.
-            changes = "replacement=false "
-    if num_needed <= num_asked:
+        # Greedy answers to the same question count once, so no seed should ask a question twice.
+        changes = "replacement=false "
+    # The command takes 10^6 questions at most.
+    if not num_asked < num_needed <= 10**6:
         return []
     return [NextStep("more questions", f"{changes}num_prompts={math.ceil(num_needed)}")]
 
@@ -188,7 +181,7 @@ def accuracy_table(runs: Sequence[Named[EvalRow]], statements: Sequence[Statemen
     lines = []
     for named in runs:
         rows = rows_over_all_seeds(named.run.rows)
-        # With a single seed (`seed` is then that seed or `all`), the row over all seeds would repeat the seed's row.
+        # With a single seed (`seed` is then that seed or `all`), the seed's row would repeat the row over all seeds.
         if len(runs) == 1 and len({row.seed for row in named.run.rows}) != 2:
             rows = named.run.rows
         lines += [named._replace(row=row) for row in rows]

@@ -48,6 +48,13 @@ class PlanExperiment(Experiment[PlanSettings, PlanRow]):
         session.devices = [machine.name]
         num_draft_tokens = settings.most_draft_tokens
         plan: PairPlan = local("engine.planning").plan_on(machine, settings, settings.prompt_length)
+        # A head may be unable to draft more, whatever K is. `plan.reads` are already those of an iteration with at most
+        # `most` draft tokens.
+        most = (plan.reads and plan.reads.most_draft_tokens) or LARGEST_K
+        k = min(num_draft_tokens, most)
+        if k < num_draft_tokens and settings.length_at_k is not None:
+            rule = f"is given at K={num_draft_tokens}, and this head drafts at most {most}: give it at K={most}"
+            raise SettingError("acceptance", rule, settings.acceptance)
         if plan.misfit is not None:
             session.status, session.error = "does_not_fit", plan.misfit
             self.figures["instead"] = [vars(remedy) for remedy in plan.remedies] or None
@@ -58,14 +65,7 @@ class PlanExperiment(Experiment[PlanSettings, PlanRow]):
         notes = list(filter(None, [settings.other_sizes, *(plan.sizes.get("note") or [])]))
         self.figures["bandwidths"] = bandwidths
         if plan.reads is not None:
-            # A head may be unable to draft more, whatever K is. `reads` are already those of an iteration with at most
-            # `most` draft tokens.
-            most = plan.reads.most_draft_tokens or LARGEST_K
-            k = min(num_draft_tokens, most)
-            if num_draft_tokens > most and settings.length_at_k is not None:
-                rule = f"is given at K={num_draft_tokens}, and this head drafts at most {most}: give it at K={most}"
-                raise SettingError("acceptance", rule, settings.acceptance)
-            if num_draft_tokens > most:
+            if k < num_draft_tokens:
                 notes.append(
                     f"K={num_draft_tokens} drafts no more tokens than K={k}: the head cannot draft more"
                 )

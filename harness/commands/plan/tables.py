@@ -75,7 +75,7 @@ def plan_page(runs: Sequence[Run[PlanRow]]) -> Page | None:
     (row,) = rows
     if not row.devices_bytes:
         return None
-    doubts = [] if row.num_gpus else [_NO_GPU]
+    doubts = [] if row.num_gpus or row.placement == "cpu" else [_NO_GPU]
     doubts += _notes(row)
     title, tables = heading(row, _settings(row)), [_devices(row), _models(row)]
     return Page(
@@ -127,8 +127,8 @@ def _finding(row: PlanRow) -> Line:
 
 
 def _why(row: PlanRow) -> Iterator[tuple[str, str]]:
-    """Sentences, each with the name of its line: the bytes that must be read per token, and the least times and the
-    largest gain that follow from these.
+    """Sentences, each with the name of its line: how many requests there is room for, the bytes that must be read per
+    token, and the least times and the largest gain that follow from these.
     """
     if row.most_requests:
         alone = f" ({row.regular_most_requests:,} without the draft)" if row.draft else ""

@@ -136,14 +136,14 @@ class Recovery(Command[RecoverySettings, RecoveryRow]):
         return bool(settings.reference == "weights")
 
     def line(self, rows: Sequence[RecoveryRow]) -> str:
-        """The verdict in one word, or the status of an unfinished run."""
+        """The verdict in one word."""
         from harness.commands.recovery.tables import Checks
 
         return Checks(rows).verdict
 
     def bad_answer(self, rows: Sequence[RecoveryRow]) -> VerdictError | None:
-        """The error if the pair is lossy, or nothing can be concluded; None if it is lossless, and for a run that did
-        not finish, whatever it has found.
+        """The error if the pair is lossy, or nothing can be concluded. None if it is lossless, or if the run did not
+        finish.
         """
         from harness.commands.recovery.tables import Checks
 

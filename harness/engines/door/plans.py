@@ -59,8 +59,7 @@ class PassBytes:
 
     Attributes:
         step: the bytes that the target reads in a pass over one token of each row.
-        verification: the bytes that the target reads in a pass over K + 1 tokens of each row; over
-            `most_draft_tokens` + 1, if that is fewer.
+        verification: the bytes that the target reads in a pass over min(K, `most_draft_tokens`) + 1 tokens of each row.
         drafting: the bytes that the draft reads in all of its passes of an iteration; 0 if drafting reads no weights.
         most_draft_tokens: the largest number of tokens that the draft proposes, whatever K is, if it is a head with
             such a limit: the tokens that one block drafts, or the number of Medusa's heads. None otherwise.

@@ -40,9 +40,9 @@ class Runner(Protocol):
         A prompt without tokens begins an empty row, whose logits are meaningless.
 
         Args:
-            num_slots: the largest number of tokens that a row will have, prompt included. 0 means 128 tokens
-                (`config.amounts.BUCKET`) more than the longest prompt. A runner whose state grows as needed
-                (`SnapshotRunner`) ignores this.
+            num_slots: the largest number of tokens that a row will have, with its prompt and the draft tokens of its
+                last pass. 0 means 128 tokens (`config.amounts.BUCKET`) more than the longest prompt. A runner whose
+                state grows as needed (`SnapshotRunner`) ignores this.
             alone: whether different prompts are read one after the other, so that each is rounded as if it were the
                 only prompt. `SnapshotRunner` ignores this.
         """
@@ -112,7 +112,8 @@ class Drafter(AnyDrafter, Protocol):
     text, and many drafters that users write.
 
     Attributes:
-        draws: whether `propose` draws with random numbers. If not, its argument `uniforms` is empty, [B, 0].
+        draws: whether `propose` draws with random numbers. If not, its argument `uniforms` is empty, [B, 0], unless a
+            text is replayed.
     """
 
     draws: bool = True
@@ -164,7 +165,7 @@ class TensorDrafter(AnyDrafter):
         Args:
             num_rows: B.
             num_draft_tokens: K.
-            num_slots: the largest number of tokens of a row.
+            num_slots: as for `Runner.start`.
         """
 
     def draft(self, rows: RowState, uniforms: Tensor) -> Proposal:

@@ -11,8 +11,8 @@ A run calls the functions of a method in this order:
     layers     while the pair is prepared
     drafter    when the arm's calls are made
 
-The engine `huggingface` calls `check_huggingface` with the settings alone, just before `check`, and `huggingface` in
-place of `layers` and `drafter`.
+With the engine `huggingface`, `check_huggingface` is called just before `check`, also with the settings alone, and
+`huggingface` replaces `layers` and `drafter`.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class Pair:
 
 
 class Method(MethodRecord):
-    """A way to draft. The functions of this class need models; those that need only settings are in `MethodRecord`."""
+    """A way to draft. Adds to `MethodRecord` the functions that plan a draft and make drafters."""
 
     def plan(
         self,
@@ -319,7 +319,7 @@ class EarlyExitSettings(DraftSettings):
     """Settings of `draft=early_exit`. `draft=early_exit_8` chooses 8 layers.
 
     Attributes:
-        layers: how many of the target's layers draft; a quarter of them if None.
+        layers: one number, how many of the target's first layers draft; a quarter of them if None.
     """
 
     # A tuple of one number, because `draft.layers` is a list for heads.

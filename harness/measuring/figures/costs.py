@@ -19,6 +19,7 @@ class CostFigures(Group):
         "mean",
         "tokens per iteration / (mean_num_draft_tokens c + v); c, v: times of a draft token and of verification, in"
         " regular steps",
+        # The denominator is an iteration's time without the host's part, which is about `iteration_ms`.
         per="iteration_ms",
     )
     draft_ms: MaybeFloat = pooled("mean", "drafting per iteration", "ms", per="num_iterations")
@@ -56,8 +57,8 @@ class CostFigures(Group):
 
 
 def _iteration_ms(arm: MeasuredArm) -> float | None:
-    """Mean milliseconds of an iteration (for the regular arm, of a step) in the timed answers: all of the time after
-    the prompts were read. None if iterations are not known.
+    """The time after the prompts were read, in milliseconds per iteration (for the regular arm, per step). None if
+    iterations are not known.
     """
     seconds = 0.0
     num_iterations = 0

@@ -75,7 +75,9 @@ class MeasuredArm:
 
     @property
     def counted(self) -> Counts | None:
-        """Growth of the server's counters, added up over all questions whose growth is known; None if there is none."""
+        """The sum of all questions' `Answered.counted`. A question adds only its restarts if the server restarted, and
+        nothing if the counters could not be read. None if they never could.
+        """
         total: Counts | None = None
         for generation in self.generations:
             if generation.counted is not None:
@@ -117,8 +119,8 @@ class MeasuredRun:
     Attributes:
         arms: by name, `regular` and then `speculative`; an arm that is not measured is missing.
         prompt_rows: the rows of all answers so far.
-        in_blocks: whether each arm is started several times (`Engine.blocks`). A batch or lap, with the later turns of
-            its conversations, is then a block.
+        in_blocks: whether each arm is started several times (`Engine.blocks`): once for each batch or lap, whose
+            conversations are asked with all their turns.
         salted: whether every server's prefix cache respects salts; None if no arm has such a cache.
         end_tokens: the tokens with which the model ends a text; empty with random weights, whose texts mean nothing.
         quietness: watches the machine; None if the machine is not watched.

@@ -159,10 +159,10 @@ class RequestFigures(Group):
         per="measured_s",
     )
     num_failed: MaybeInt = pooled(
-        "largest", "requests that failed or timed out; the other figures leave them out"
+        "largest", "requests that failed or timed out; their time counts, but they are no answers"
     )
     num_empty: MaybeInt = pooled(
-        "largest", "answers that ended without a token; the other figures leave them out"
+        "largest", "answers that ended without a token; their time counts, but they are no answers"
     )
 
     @property
@@ -220,9 +220,9 @@ def were_held_back(run: MeasuredRun, arm: MeasuredArm) -> bool | None:
     proxy. If so, the times of single tokens after the first are unknown.
 
     Arrivals that follow each other immediately count as one (`RequestRecord.bursts`). But a client that has to wait for
-    a processor reads late, and then sees arrivals together that were sent apart. For such a client, arrivals are
-    counted singly, unless the whole answer came at once. The result is None if the bursts say that tokens were held
-    back, and the single arrivals say that they were not.
+    a processor reads late, and then sees arrivals together that were sent apart. For such a client, every arrival
+    counts, except in answers that came whole. The result is None if tokens were held back by the number of bursts, but
+    not by that of arrivals.
 
     For example, iterations yield 2 tokens on average, so tokens were held back if 3 or more (`_MOST_PER_ITERATION`)
     arrive together. 60 tokens that arrive in 15 bursts were held back. If the 15 bursts have 30 arrivals, and this

@@ -106,14 +106,15 @@ class ServerFigures(Group):
             if not traffic.get("unseen_tokens"):
                 # The right side of `|` takes precedence: counters only fill in what answers do not report.
                 columns = counter_columns(arm.counted) | columns
+        # Which of an answer's counts are impossible is not kept, so neither of these is believed.
         if impossible_counts(arm) is not None:
             columns |= {"cached_tokens": None, "drafted": None}
         return cls(**columns)
 
 
 def _from_before(run: MeasuredRun, arm: MeasuredArm) -> int | None:
-    """How many tokens of new prompts were in a cache before the run: the cached tokens that are not also the beginning
-    of another new prompt. None if no answer reports cached tokens.
+    """How many tokens of new prompts were in a cache before the run: the cached tokens beyond the beginning that a
+    prompt has in common with another new prompt. None if no answer reports cached tokens.
 
     Only answered prompts of this arm whose cached tokens were reported are compared. For example, 60 of a new prompt's
     100 tokens were in the cache, and the prompt has its first 20 tokens in common with another new prompt. Then 40
@@ -168,8 +169,8 @@ def traffic_columns(arm: MeasuredArm) -> dict[str, Any]:
     """The columns about a server's traffic, by name: `server_tokens`, `foreign_tokens` and `unseen_tokens`.
 
     `foreign_tokens` counts tokens of other clients' prompts and answers. It is None if the counters missed tokens of
-    ours. If it would be 0, it is None when other clients' requests were running already, or the counters between our
-    questions are not known. {} if the server has no counters, or does not count generated tokens.
+    ours. A 0 must be certain: it is None instead if other clients' requests were running before ours, or the counters
+    between our questions are not known. {} if the server has no counters, or does not count generated tokens.
 
     For example, the server counted 1300 tokens, 1000 tokens of our 4 answers arrived, and no request was left
     unfinished. Two answers ended before their limit of tokens. A surplus of 2 + 1 % of 1000 = 12 tokens is tolerated,

@@ -42,7 +42,7 @@ class Encoded:
             cause low acceptance.
         longest_turn: the most tokens that the prompt of any turn can have, including the earlier answers.
         others: further prompts of the set for a warm-up, none longer than the longest of `prompts`; None if no warm-up
-            was asked for.
+            was asked for, or one of them is refused.
     """
 
     prompts: tuple[Prompt, ...]
@@ -156,7 +156,7 @@ class Encoder:
             prompts: those prompts of `prompt_set` that are encoded.
             new_tokens: number of tokens that follow each prompt.
             answers: a description of the `new_tokens`, for an error; None if they are `decoding.max_new_tokens`.
-            num_others: number of prompts for a warm-up; 0 for no `Encoded.others`.
+            num_others: number of prompts for a warm-up; 0 for no `Encoded.others`, which may have more or fewer.
 
         Raises:
             SettingError: if a prompt does not fit into a model's context and `prompts.too_long` does not say what to
