@@ -289,7 +289,7 @@ def _other_servers(regular: ArmEvidence, speculative: ArmEvidence) -> str | None
         name = "server compared with the first" if is_second else "speculative server"
         return (
             f"the {name} drafted nothing: its flags may select no kind of draft (llama.cpp needs --spec-type), these"
-            " texts may repeat nothing (n-grams), or its log says why"
+            " texts may repeat nothing (n-grams), or its log says why (speculative_server.log, if it was started here)"
         )
     return _other_prompts(regular, speculative) or _other_texts(speculative)
 

@@ -44,7 +44,7 @@ def values_of(hint: Any) -> st.SearchStrategy[Any]:
 
 COVERAGES = [
     Coverage(12, "batch"),
-    Coverage(15, "prompt", num_runs=5, own_seeds=True),
+    Coverage(15, "prompt", num_runs=5, own_seeds=True, degrees_of_freedom=11.25),
     Coverage(8, "lap", same_texts=True),
 ]
 

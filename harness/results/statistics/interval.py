@@ -58,6 +58,8 @@ class Coverage:
         same_texts: whether units share prompts, so that the interval does not cover other prompts.
         num_runs: number of runs that the interval covers; None for a single run.
         own_seeds: whether each run has a seed of its own.
+        degrees_of_freedom: those of Student's t in an interval over runs. None for a single run: they are then taken to
+            be one less than `fewest`.
         num_effective: number of units of equal length that would vary as much as these units. None if it is at least
             half of `num_units`.
         num_rejecting: number of units in which rejections of draft tokens added iterations, if these are fewer than
@@ -72,6 +74,7 @@ class Coverage:
     same_texts: bool = False
     num_runs: int | None = None
     own_seeds: bool = False
+    degrees_of_freedom: float | None = None
     num_effective: int | None = None
     num_rejecting: int | None = None
     unseen: float = 0.0

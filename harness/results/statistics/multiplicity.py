@@ -39,7 +39,7 @@ def relative_speedup(
             four arrays have the same units.
         family: number of alternatives that a reader sees together.
         unseen: `Coverage.unseen` of the alternative's speed-up and of the reference's: for each, the logarithm of the
-            factor by which rejections that the prompts did not show may lower it.
+            factor by which rejections that the prompts did not show may lower that speed-up.
         unit: as in `ratio_over_runs`.
 
     Returns:
@@ -67,11 +67,10 @@ def widened(interval: Interval, num_intervals: int, confidence: float = CONFIDEN
     on the same prompts, `relative_speedup` is better: it compares prompt by prompt, and so finds smaller differences.
 
     Args:
-        interval: a Student's t interval of the log ratio; a normal interval if `covers` is None. Its degrees of freedom
-            are taken to be one less than the smallest number of things that it covers: 4 for `15 prompts and 5 runs`.
-            An interval over runs may have more (14 there), and is then widened by more than necessary; one over
-            answers of very different lengths may have fewer, and is then widened too little. Returned unchanged if it
-            has no bounds.
+        interval: a Student's t interval of the log ratio; a normal interval if `covers` is None. Without
+            `Coverage.degrees_of_freedom`, they are taken to be one less than the number of units. Answers of different
+            lengths may have fewer, unless `Coverage.num_effective` counts them; the interval is then widened too
+            little. Returned unchanged if it has no bounds.
         num_intervals: number of intervals in the table; with 1, the interval is returned unchanged.
         confidence: level of the interval. A level above 95 % means that the interval was already widened for repeated
             looks (`stopping.CONFIDENCE_OF_LOOKS`), and misses about as often as a 95 % interval without looks. For
@@ -81,7 +80,8 @@ def widened(interval: Interval, num_intervals: int, confidence: float = CONFIDEN
     if num_intervals == 1 or not interval.has_bounds:
         return interval
     covers = interval.covers
-    degrees_of_freedom = math.inf if covers is None else covers.fewest - 1
+    # A normal interval has infinitely many.
+    degrees_of_freedom = covers.degrees_of_freedom or covers.fewest - 1 if covers else math.inf
     alpha = 1 - confidence
     alpha_of_each = (1 - CONFIDENCE ** (1 / num_intervals)) * alpha / (1 - CONFIDENCE)
     wider = t_quantile(alpha_of_each / 2, degrees_of_freedom)

@@ -80,11 +80,14 @@ class RatioEstimate:
         Rejections that the units may have missed (`covers.unseen`) lower the lower bound; they do not change the upper
         bound.
         """
-        quantile = t_quantile((1 - confidence) / 2, self.degrees_of_freedom)
+        covers, freedom = self.covers, self.degrees_of_freedom
+        if covers.num_runs and math.isfinite(freedom):
+            covers = replace(covers, degrees_of_freedom=round(freedom, 2))
+        quantile = t_quantile((1 - confidence) / 2, freedom)
         half_width = quantile * self.standard_error
-        low = math.exp(self.log_ratio - math.hypot(half_width, self.covers.unseen))
+        low = math.exp(self.log_ratio - math.hypot(half_width, covers.unseen))
         high = math.exp(self.log_ratio + half_width)
-        return Interval(math.exp(self.log_ratio), low, high, self.covers)
+        return Interval(math.exp(self.log_ratio), low, high, covers)
 
 
 class ExtraIterations(NamedTuple):

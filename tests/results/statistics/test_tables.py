@@ -167,16 +167,26 @@ def test_adjusted_p_values_are_benjamini_and_hochbergs() -> None:
     assert adjusted_p_values([]) == []
 
 
-@pytest.mark.parametrize(("confidence", "share"), [(0.95, 1.0), (0.97, 0.6)])
+FEW_RUNS = Coverage(15, "prompt", num_runs=2, degrees_of_freedom=2.5)
+
+
+@pytest.mark.parametrize(
+    ("confidence", "share", "covers", "freedom"),
+    [
+        (0.95, 1.0, Coverage(15, "prompt"), 14),
+        (0.97, 0.6, Coverage(15, "prompt"), 14),
+        (0.95, 1.0, FEW_RUNS, 2.5),
+    ],
+)
 def test_an_interval_is_widened_so_that_six_miss_together_as_one(
-    confidence: float, share: float
+    confidence: float, share: float, covers: Coverage, freedom: float
 ) -> None:
     """One of 97 %, which covers 95 % because it was looked at, may miss 0.6 times as often."""
-    error, freedom = 0.1, 14
+    error = 0.1
     level = 1 - (1 - 0.95 ** (1 / 6)) * share
     quantiles = [stats.t.ppf((1 + each) / 2, freedom) for each in (confidence, level)]
     bounds = (2 * math.exp(-quantiles[0] * error), 2 * math.exp(quantiles[0] * error))
-    alone = Interval(2.0, *bounds, Coverage(freedom + 1, "prompt"))
+    alone = Interval(2.0, *bounds, covers)
     wide = widened(alone, 6, confidence)
     assert math.log(wide.high / 2) == pytest.approx(quantiles[1] * error)
     assert math.log(wide.low / 2) == pytest.approx(-quantiles[1] * error)
