@@ -78,10 +78,10 @@ def settings_of(
     limit = settings.job_timeout_s
     if manifest is None and limit is not None:
         raise SettingError("job_timeout_s", "needs -m: it ends jobs of a sweep", limit)
-    # A server that runs already. One that a command starts has no address here.
+    # Only a server that was already running has an address here. No job can give it another draft or K.
     if settings.engine.url is not None:
         for name in choices:
-            if name in ("draft", "decoding.num_draft_tokens") or name.startswith("draft."):
+            if name in ("pair", "draft", "decoding.num_draft_tokens") or name.startswith("draft."):
                 rule = (
                     f"cannot vary with engine={settings.engine.name}, which drafts as its command says: write {{K}} in"
                     " a command after --"

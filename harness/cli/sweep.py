@@ -334,7 +334,7 @@ def print_sweep(
         rows: the rows of all jobs that have ended.
         file: the file with these rows.
         pooled: for each job that was repeated, its pooled rows. The tables show them in place of the single runs.
-        is_refused: whether jobs lack rows because a setting was wrong.
+        is_refused: whether jobs may lack rows because a setting was wrong.
         details: whether to print the tables after the answer, too.
         as_json: whether to print, in place of tables, the `result.json` of each run that the rows are from, if the file
             still exists.
@@ -372,9 +372,8 @@ def print_sweep(
     line = f"  Saved  {num_done} of {counted(num_jobs, 'job')}{_unfinished(rows)}"
     if rows:
         line += f" in {file}"
-    # If the start of a running server is unknown, it may have been replaced since. Then a second start of this sweep
-    # reuses its figures only with resume=always; without it, everything would be measured again. One row with the
-    # server's start is enough, because the rows of jobs that did not reach the server have none.
+    # A server whose start is unknown may have been replaced since, so its figures are reused only with resume=always.
+    # One row with the server's start is enough, because the rows of jobs that did not reach the server have none.
     served = [row for row in rows if row.engine == "server"]
     is_unknown = bool(served) and not any(row.server_started for row in served)
     again = "the same command with resume=always" if is_unknown else "the same command again"

@@ -197,7 +197,9 @@ def _module_of(file: Path) -> ModuleType:
             filter(None, [os.environ.get("PYTHONPATH"), directory])
         )
     module = importlib.import_module(path.stem)
-    if module.__file__ is None or Path(module.__file__).resolve() != path:
+    # A module that is built into Python has no file.
+    found = getattr(module, "__file__", None)
+    if found is None or Path(found).resolve() != path:
         raise ImportError(f"another module is called {path.stem}: rename the file")
     return module
 

@@ -128,8 +128,8 @@ def text_divergence(
     Args:
         reference: the reference, which begins a new batch for this.
         prompt: the token ids of the prompt.
-        num_tokens: the number of tokens that the server was asked for. If this many tokens of the reference do not
-            write the whole text, the two diverge after these tokens.
+        num_tokens: the number of tokens that the server was asked for. If the text is longer than what the
+            reference writes with this many tokens, the two diverge after these tokens.
 
     Raises:
         RunError: as from `WeightsReference.logits_along`.

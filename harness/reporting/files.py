@@ -60,7 +60,7 @@ class ReportContents:
     @property
     def answers(self) -> dict[str, list[Line]]:
         """For each question, the lines in the box at the top, in this order: doubts, findings with the titles of their
-        parts, the title of the page, and reasons. Words that `about` contains are left out of the title.
+        parts, the title of a page without parts, and reasons. Words that `about` contains are left out of the title.
         """
         answers = {}
         for question, page in self.pages.items():
@@ -74,7 +74,8 @@ class ReportContents:
                 findings += [*sentences("plain", title), line]
             if len(said) > _MOST_ANSWERS:
                 findings.append(Line(f"and {len(said) - _MOST_ANSWERS} more"))
-            findings += sentences("plain", without(page.title, " · ".join(self.about)))
+            if not page.parts:
+                findings += sentences("plain", without(page.title, " · ".join(self.about)))
             doubts = dict.fromkeys(doubt for each in (page, *page.parts) for doubt in each.doubts)
             answers[question] = said_by(replace(page, finding=findings, doubts=[*doubts]))
         return answers

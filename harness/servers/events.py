@@ -1,8 +1,8 @@
 """Reads the events of a server's answer, records their contents in the request's record, and refuses contents that
 cannot be true.
 
-The request fails if a value has the wrong type, or if more tokens arrive than were requested. Impossible counts of
-draft tokens and caches, on which times do not depend, are only left out.
+The request fails if a value has the wrong type, or if more tokens arrive than were requested. If a count of draft
+tokens or caches, on which times do not depend, is impossible, only these counts of the answer are left out.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from harness.engines.tokenizer import TextTokenizer, Tokenizer
 from harness.results.drafts import positions
 from harness.servers.http import RequestFailed
 
-# Arrivals at the same moment are a *burst*. There may be more bursts than counted tokens, by the share `_MORE_BURSTS`
-# and `_FEW_BURSTS` more, because a parser of thoughts or of tool calls may divide the text of a token.
+# Arrivals at the same moment are a *burst*. Up to (1 + `_MORE_BURSTS`) * tokens + `_FEW_BURSTS` bursts are accepted,
+# because a parser of thoughts or of tool calls may divide the text of a token.
 _MORE_BURSTS = 0.1
 _FEW_BURSTS = 2
 
@@ -219,12 +219,12 @@ def note_reports(
 ) -> None:
     """Record the server's counts for a whole answer in the request's record.
 
-    Impossible counts of caches and drafts are only described in `impossible`.
+    Impossible counts of caches and drafts are only described in `impossible`. Neither of these counts is then used.
 
     Args:
         reports: the entries `REPORTS` of events; of each entry, the last one that the server sent.
         max_tokens: the most tokens that the answer may have.
-        counts_within: as in `Dialect`.
+        counts_within: as in `RequestRecord`.
 
     Raises:
         AnswerError: if an entry has the wrong form, or if the server's number of tokens contradicts the tokens that

@@ -28,7 +28,7 @@ def test_a_terminal_shows_five_series(tmp_path: Path) -> None:
     shown = as_text(on_terminal(report))
     assert shown.count("Best significant speed-up") == 5
     assert "3 more (other series, single runs): report.md" in shown
-    assert markdown(report, "").count("### ") == 8
+    assert markdown(report, "").count("\n### ") == 8
     # Made-up runs that were interrupted have no table.
     for k in (2, 4):
         write(tmp_path / "mine.csv", latency_run(k, weights="random", status="interrupted"))

@@ -238,7 +238,7 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
             finding = self._finding(session)
             if self._may_be_greedy and not finding.explaining:
                 for condition in tried:
-                    # One that cannot be measured already has its rows.
+                    # A condition with `why_not` has its rows already.
                     if not condition.why_not:
                         self._read_otherwise(session, drafted_greedily(condition))
                 finding = self._finding(session)
@@ -260,8 +260,8 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
             self._add_cause(session, condition, answers, is_asked=True)
 
     def _read_otherwise(self, session: Session, condition: Condition) -> Condition:
-        """Read the same answers as if an engine under this condition had drafted them, and add the condition's rows.
-        Return the condition, with the reason if it cannot be measured.
+        """Read the same answers as if an engine under this condition had drafted them, and add the condition's rows, if
+        it applies to this draft and K. Return the condition, with the reason if it cannot be measured.
         """
         pair: Pair | None = self.pair
         readings, requests = self.answers.readings, self.answers.requests
@@ -317,7 +317,7 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
                     figures["served"] = wilson_interval(round(total.part), round(total.whole))
             if answers.read:
                 is_used = offset is None or offset < num_used
-                # Without the engine's counts, the tests are assumed to be as many as the weights predict.
+                # Without `served`, the engine's counts, the tests are assumed to be as many as the weights predict.
                 num_tested = total.whole if figures else np.inf
                 figures["weights"] = (
                     limits(answers.read, num_used, offset, num_tested) if is_used else _NEVER
@@ -361,7 +361,8 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
     def _text_rows(self, session: Session) -> list[AcceptanceTextRow]:
         """A row for each answer. Its `num_tokens` leaves out the first token, which no iteration decides."""
         rows = []
-        # Texts of equal prompts get the index of the first such prompt, because they are one unit of an interval.
+        # Texts of equal prompts get the index of the first such prompt, because they are one unit of an interval. If
+        # weights did not read the texts, or no engine answered, `read` or `requests` is empty.
         first_index: dict[str, int] = {}
         answers = self.answers
         for (reading, answer, turn), token_ids, text, request in itertools.zip_longest(
@@ -462,7 +463,9 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
         return rows
 
     def _counted(self) -> dict[str, Any]:
-        """The columns that follow from an engine's counts, for a run without weights."""
+        """The columns that follow from an engine's counts, for a run without weights, or one that ends before these
+        have read the texts.
+        """
         columns = Drafts.total(each.as_drafts for each in self.answers.requests).columns()
         tokens = Interval()
         if shares := self.answers.shares(self.compared_k):

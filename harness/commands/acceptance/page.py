@@ -123,8 +123,8 @@ def _page_of_draft(draft: Draft) -> Page:
         about = f"95 % interval {bounds}, {tokens.covers}"
     elif row.tokens_per_iteration is None:
         about = (
-            "tokens per iteration are unknown: the server did not count the iterations of each answer (its counters"
-            " may: set batch_size=1; llama.cpp has counters with --metrics)"
+            "tokens per iteration are unknown: the server did not count the iterations of each answer (with"
+            " batch_size=1, and --metrics for llama.cpp, its counters may)"
         )
     found = _finding(draft)
     if found.engine is not None:
@@ -144,7 +144,8 @@ def _page_of_draft(draft: Draft) -> Page:
         title = f"Accepted by condition and draft token, K={k}"
         tables.append(Table.of("causes", title, conditions, _CONDITIONS))
     tables.append(figures_table([row], lambda _: f"K={k}"))
-    # A line each for turn, context and category, such as `Turn: 1 3.21 · 2 to 3 3.05`.
+    # A line each for turn, context and category, such as `Turn: 1 3.21 · 2 to 3 3.05`. Contexts and turns ascend;
+    # categories are in the order of the turns in which they are first.
     for name, group_of in _GROUPS.items():
         column = "context" if name == "Context" else "turn"
         groups = grouped(sorted(texts, key=lambda text: getattr(text, column) or 0), group_of)

@@ -210,7 +210,10 @@ def served_columns(
         why = why_impossible(requests)
         # An answer that ends within a proposal has accepted tokens after its end.
         if why is None and any(each.as_drafts.proposed for each in requests):
-            why = "an answer's counts do not show its iterations (counters may: batch_size=1, llama.cpp with --metrics)"
+            why = (
+                "an answer's counts do not show its iterations (with batch_size=1, and --metrics for llama.cpp, the"
+                " server's counters may)"
+            )
         why = why or "the engine drafts nothing, or does not report what it accepted"
     elif counted is not None and counted < weights.low:
         is_short = _drafts_fewer(requests, num_iterations, num_draft_tokens)

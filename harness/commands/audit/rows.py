@@ -250,8 +250,8 @@ class PrintedRow:
     def is_width(self) -> bool:
         """Whether the printed K is a width or a block size, which counts the target's own token.
 
-        This is assumed if the printed rate gives the printed length with K - 1 in its usual meaning, and with K in no
-        meaning.
+        This is assumed if the usual meaning of the printed rate gives the printed length with K - 1, and none of its
+        meanings does with K.
         """
         length, k = self.figure("tokens_per_iteration"), self.figure("num_draft_tokens").low
         as_printed, narrower = self._lengths_by_kind(k), self._lengths_by_kind(k - 1)

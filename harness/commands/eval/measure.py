@@ -84,7 +84,8 @@ class EvalExperiment(Experiment[EvalSettings, EvalRow]):
         check_answer_length(session.tokenizer, problems, settings.decoding.max_new_tokens)
         session.place(settings.batch_size, max(map(len, token_ids)))
         # A digest of all that determines an answer and its time, such as the batch size that is used. Rows with an
-        # equal digest can be reused. Not the session's own, which also covers how many questions are asked.
+        # equal digest can be reused. The session's own digest is not used, because it covers how many questions there
+        # are.
         identified = dataclasses.replace(session.original_settings, batch_size=settings.batch_size)
         self._measurement = identify(identified, leaving_out=_NOT_OF_AN_ANSWER)
         if settings.resume:
@@ -210,8 +211,8 @@ class EvalExperiment(Experiment[EvalSettings, EvalRow]):
         problems = {problem.key: problem for problem in self.problems}
         pending = self._pending(session, token_ids)
         if engine.blocks is not None:
-            # Servers that take turns are started as often as was announced. Consecutive batches with the same `moment`
-            # are answered in one start, so the batches are divided evenly among the starts.
+            # Servers that take turns are started at most as often as was announced. Consecutive batches with the same
+            # `moment` are answered in one start, so the batches are divided evenly among the starts.
             pending = [
                 dataclasses.replace(question, moment=number * engine.blocks.number // len(pending))
                 for number, question in enumerate(pending)

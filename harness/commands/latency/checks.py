@@ -228,7 +228,7 @@ def _busy(run: _Run) -> str | None:
     share = row.processor_share
     if not row.was_starved or share is None:
         return None if row.url is not None or share is None else ""
-    load = f"{row.load or 0:.1f} on {row.num_cores} cores"
+    load = f"{row.load or 0:.1f} on {row.num_cores} cores, its own included"
     # Rounded down, so that a share just below the limit is not printed as the limit.
     got = f"{int(100 * share)} % of the CPU time"
     if row.repeat == "all":

@@ -120,9 +120,7 @@ def _page_of_runs(pairs: Sequence[RankedRun]) -> Page:
     all_doubts = [*page.doubts]
     disturbed = disturbed_runs([pair.run for pair in pairs])
     if disturbed:
-        is_repeated = all((pair.row.repeats or 1) > 1 for pair in pairs)
-        advice = "" if is_repeated else ": repeats=5 measures what that changes"
-        all_doubts.insert(0, f"{disturbed}{advice}.")
+        all_doubts.insert(0, f"{disturbed} (unsteady).")
     why = [*page.why, *schedules_in_words(schedules(pairs))]
     return replace(page, doubts=all_doubts, why=why, next=steps_after_runs(pairs))
 

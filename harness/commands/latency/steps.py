@@ -40,7 +40,7 @@ def steps_after_run(row: LatencyRow, verdict: Statement) -> list[NextStep]:
 
 
 _OTHER_RUNS = NextStep("how much runs vary", "repeats=5")
-_QUIET = NextStep("when the machine is idle", "resume=false")
+_QUIET = NextStep("on a quieter or larger machine", "resume=false")
 
 
 def _better_interval(row: LatencyRow, verdict: Statement) -> list[NextStep]:
@@ -67,7 +67,7 @@ def _better_interval(row: LatencyRow, verdict: Statement) -> list[NextStep]:
     has_bounds = verdict.interval.has_bounds
     if row.weights == "random" or (row.drifted and row.draft_remembers):
         return []
-    # With bounds, `why` can only mean that threads waited for other programs.
+    # With bounds, `why` can only mean that threads waited for a core.
     if has_bounds and (verdict.why or not row.was_quiet):
         return [_QUIET]
     if coverage is None or row.has_one_server or row.has_same_command:

@@ -20,8 +20,8 @@ class PretendedGpus:
         number: the number of GPUs.
         memory: the bytes of each GPU; None for the memory that is free on this machine's first GPU.
         size: the memory as the user typed it, such as `40GB`; None if the user typed none.
-        kinds: the GPU models with the name that the user typed instead of a size; if this name is sold with several
-            memory sizes, only those with the smallest. Empty if the user typed no name.
+        kinds: the GPUs that are sold under the name that the user typed in place of a size; if they have several sizes,
+            only those with the smallest. Empty if the user typed no name.
     """
 
     number: int

@@ -191,7 +191,8 @@ class NonFiniteError(ArithmeticError):
 
     Attributes:
         role: the model that gave these logits, `model` (the target) or `draft`.
-        position: the index of the token that the logits were for, among the new tokens of its row.
+        position: the index of the token that the logits were for: among the new tokens of its row, or in the whole text
+            if a text was read.
         row: the row's index in the batch.
     """
 

@@ -28,8 +28,8 @@ class Column(IntEnum):
 
     # How many tokens the last iteration decided. This many entries of `RowState.decided` are valid.
     GAINED = 0
-    # The last two tokens. The target has read PREVIOUS, but not LAST. The numbers LAST must begin at a multiple of 16
-    # bytes, whatever the number of rows; otherwise a compiled pass copies them first. With int64 numbers, index 2 does.
+    # The last two tokens. The target has read PREVIOUS, but not LAST. With any number of rows, the numbers LAST must
+    # begin at a multiple of 16 bytes, or a compiled pass copies them first. At index 2 of 8-byte numbers they do.
     PREVIOUS = 1
     LAST = 2
     # How many tokens the target has read. A draft model has read one token less, because its next proposal begins by
@@ -139,7 +139,7 @@ class RowState:
         self.uniforms[row, : len(uniforms)] = uniforms
 
     def rest(self, rows: Sequence[int]) -> None:
-        """Let rows that have ended rest. Their other numbers stay as they are."""
+        """Let rows that have ended rest."""
         self.numbers[Column.RUNNING, to_device(rows, self.numbers.device)] = 0
 
     def starts(self, ahead: int = 0) -> Starts:
@@ -161,15 +161,15 @@ class RowState:
         """Append the decided tokens to the rows, in place. Rows that rest gain none.
 
         For example, a row ends with `a`, the tokens b, c and d were proposed, b was accepted, and y follows it. Then
-        `decided` is [b, y, d, y], in which the first two tokens are valid, and `num_accepted` is 1. PREVIOUS becomes b,
-        LAST becomes y, and LENGTH and DECIDED grow by 2.
+        `decided` is [b, y, *, *], where * stands for tokens that are ignored, and `num_accepted` is 1. PREVIOUS becomes
+        b, LAST becomes y, and LENGTH and DECIDED grow by 2.
 
         Args:
             decided: [B, 1 + K], the accepted tokens, the token after them, and then tokens that are ignored.
             num_accepted: [B]. None if nothing was proposed; then `decided` is [B, 1].
         """
         gained = running = self.numbers[Column.RUNNING]
-        # `tail` becomes the last two tokens of each row, [B, 2]: in the example, b and y of [a, b, y, d, y].
+        # `tail` becomes the last two tokens of each row, [B, 2]: in the example, b and y of [a, b, y, *, *].
         tail = torch.cat([self.last, decided], 1)
         if num_accepted is not None:
             gained = (num_accepted + 1) * running

@@ -1,5 +1,6 @@
 """Plans a pair without loading it: places it on a real or hypothetical machine, and computes how many bytes its passes
-read. Downloads only configurations. The results are plain values (`engines.door.plans`).
+read. Of a model on the hub it downloads only configurations, but a GGUF file as a whole. The results are plain values
+(`engines.door.plans`).
 
 Generating a token reads every weight and the whole cache once. So no implementation can be faster than these bytes
 divided by the memory bandwidth (the memory-bound side of Williams et al. 2009, "Roofline").
@@ -134,7 +135,7 @@ def plan_on(machine: Machine, settings: RunSettings, prompt_length: int) -> Pair
     rule = pair.excess(prompt_length, settings.decoding.max_new_tokens)
     if rule is not None:
         raise SettingError("prompt_length", rule, prompt_length)
-    # Random weights are used with the same tokens for both models.
+    # With random weights, too, both models read the same token ids.
     if len(pair.checkpoints) > 1 and (engine.own_loop or settings.weights == "random"):
         check_vocabularies(*pair.checkpoints)
 

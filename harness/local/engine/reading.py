@@ -316,21 +316,22 @@ def draft_probabilities_by_replay(
         wanted = torch.tensor([*upcoming, *[0] * (most - len(upcoming))])
         proposal = drafter.propose(most, wanted.unsqueeze(0))
         proposed = proposal.tokens[0].cpu()
-        is_taken = proposed == wanted[: len(proposed)]
+        num_offered = len(proposed) if proposal.lengths is None else int(proposal.lengths[0])
+        # Further tokens are padding, or behind the end of the text.
+        num_offered = min(num_offered, len(upcoming))
+        wanted = wanted[:num_offered]
+        is_taken = proposed[:num_offered] == wanted
         # A deterministic drafter proposes each of its tokens with probability 1, and so the text's token with 1 or 0.
         probabilities = is_taken.float()
         if proposal.probabilities is not None:
-            distributions = proposal.probabilities[0].cpu()
-            probabilities = _chosen(distributions, wanted[: len(proposed)])
-            # A drafter may propose another token than the text's if the text's token has probability 0. Then no later
-            # token can be accepted, so that later tokens do not matter.
-            # (`argmin` finds the first token that is another.)
+            distributions = proposal.probabilities[0, :num_offered].cpu()
+            probabilities = _chosen(distributions, wanted)
+            # A drafter may propose another token than the text's only if the text's token has probability 0. No later
+            # token can be accepted then. (`argmin` finds the first token that is another.)
             if not is_taken.all() and probabilities[int(is_taken.int().argmin())] > 0:
                 return None
-        num_offered = len(proposed) if proposal.lengths is None else int(proposal.lengths[0])
-        num_offered = min(num_offered, len(upcoming))
-        _require_finite("draft", probabilities[:num_offered], index + 1)
-        replay[number, :num_offered] = probabilities[:num_offered]
+        _require_finite("draft", probabilities, index + 1)
+        replay[number, :num_offered] = probabilities
         states = None if hidden is None else hidden[index].unsqueeze(0).unsqueeze(0)
         drafter.observe([0], [[tokens[index + 1]]], Step(logits.unsqueeze(1), states))
     return replay

@@ -36,7 +36,7 @@ class SlotCache(Cache):
     Attributes:
         num_rows: R, the number of rows of the buffers; the batch has B of them.
         num_slots: S, the number of slots of each row.
-        width: how many slots `update` returns, and masks cover. It must include all slots that are written.
+        width: how many slots `update` returns, and masks cover. It must include all slots that running rows write.
         positions: [B or 1, n], the positions of the entries that `update` writes next.
         buffers: the keys and values of each layer, [R, heads, S, D] each. They are allocated when they are first
             written. The slots of one attention head are contiguous in memory, which halves the time to read them from

@@ -268,7 +268,7 @@ DRIFT = {"drift": 0.8, "drifted": False}
 BY_ANSWER = {"ms_per_token_per_answer": 60.0, "shortest_answer": 3, "longest_answer": 64}
 LOW = {"requests_per_second": 1.0, "conditional_acceptance_rate": 0.2}
 SAID: list[tuple[Changes, Changes, str]] = [
-    ({}, BUSY, "got 40 % of the CPU time it wanted (load 9.0 on 4 cores)."),
+    ({}, BUSY, "got 40 % of the CPU time it wanted (load 9.0 on 4 cores, its own included)."),
     ({}, BUSY | {"processor_share": 0.9}, ""),
     ({}, BUSY | {"speedup": None}, "Processes waited for a core: this run got 40 %"),
     (FAILED, FAILED | {"num_failed": 2}, "15 regular and 13 speculative prompts."),

@@ -73,8 +73,8 @@ def draft_tensors(head: Head, cache: SlotCache, draw: HeadSampler, *inputs: Tens
 class HeadDrafter(TensorDrafter):
     """A drafter that uses a head.
 
-    After `draft` has read the features, the head's cache (if it has one) contains one entry for each decided token but
-    the last. The last token has no features yet, because the target has not read it.
+    After `draft` has read the features, the head's cache (if it has one) contains one entry for each token of the
+    text but the last. The last token has no features yet, because the target has not read it.
 
     Args:
         head: a head that `checkpoint.ready` has prepared for drafting.
@@ -106,8 +106,8 @@ class HeadDrafter(TensorDrafter):
             num_rows, num_draft_tokens + 1, size, device=self.device, dtype=dtype
         )
         self._cache = SlotCache(num_rows, round_up(num_slots))
-        # The proposal is compiled again for each kind of warp. A local name, so that the part does not refer to this
-        # drafter, and its cache is freed at once.
+        # The proposal is compiled again for each kind of warp. The part refers to this local name, not to
+        # `self`, which would keep this drafter and its cache.
         warp = self.warp
         drafting = functools.partial(draft_tensors, self.head, self._cache, self._draw)
         # The arguments are the fields of an `Unread`, followed by uniforms [B, K].

@@ -259,6 +259,7 @@ def add_layer_fields(text_config: Any) -> None:
     if number:
         text_config.num_mtp_layers = number
         text_config.mtp_layer_types = ["full_attention"] * number
+        # Only models with experts read this.
         text_config.mtp_mlp_layer_types = ["sparse"] * number
 
 
