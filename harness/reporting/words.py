@@ -170,9 +170,9 @@ def lossy_warning(row: Any) -> str | None:
     return rule and f"{rule}: {LOSSY}."
 
 
-def disturbed_runs(runs: Sequence[Run[Any]]) -> str | None:
-    """`1 of 5 runs drifted and 2 of 5 runs got too little CPU time`; None if neither. Of a pooled run, each of its runs
-    counts. Simulated runs do not, because no other program can disturb them.
+def disturbed_runs(runs: Sequence[Run[Any]]) -> list[str]:
+    """`1 of 5 runs drifted and 2 of 5 runs got too little CPU time (unsteady).`; [] if neither. Of a pooled run, each
+    of its runs counts. Simulated runs do not, because no other program can disturb them.
     """
     measured = [part for run in runs for part in run.parts or [run] if not part.last.is_simulated]
     num_drifted = sum(bool(run.last.drifted) for run in measured)
@@ -183,7 +183,7 @@ def disturbed_runs(runs: Sequence[Run[Any]]) -> str | None:
         for verb, number in happened.items()
         if number
     ]
-    return " and ".join(parts) or None
+    return [f"{' and '.join(parts)} (unsteady)."] if parts else []
 
 
 def too_long(row: Any) -> str | None:

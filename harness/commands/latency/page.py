@@ -117,12 +117,9 @@ def _page_of_runs(pairs: Sequence[RankedRun]) -> Page:
     page = parts[0]
     if len(parts) > 1:
         page = Page(title_of_many([pair.row for pair in pairs]), parts=parts)
-    all_doubts = [*page.doubts]
-    disturbed = disturbed_runs([pair.run for pair in pairs])
-    if disturbed:
-        all_doubts.insert(0, f"{disturbed} (unsteady).")
+    doubts = [*disturbed_runs([pair.run for pair in pairs]), *page.doubts]
     why = [*page.why, *schedules_in_words(schedules(pairs))]
-    return replace(page, doubts=all_doubts, why=why, next=steps_after_runs(pairs))
+    return replace(page, doubts=doubts, why=why, next=steps_after_runs(pairs))
 
 
 def _part(group: Sequence[RankedRun], noun: str = "run") -> Page:
