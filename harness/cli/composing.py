@@ -107,7 +107,7 @@ def run(command: str, typed: Typed, invocation: Invocation) -> str:
             raise SettingError("-m", f"{command} has no sweeps: leave it out")
         if not is_sweep and config.hydra.runtime.choices["hydra/launcher"] != "basic":
             raise SettingError("+launcher", "starts the jobs of a sweep: type -m, also for one job")
-        if "dry_run" in options:
+        if options.get("dry_run") == "true":
             from harness.cli import sweep
 
             return sweep.preview(config, hydra.config_loader, invocation.servers)

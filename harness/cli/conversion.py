@@ -188,7 +188,7 @@ def _convert(hint: Any, value: Any, setting: str) -> Any:
     # Where text is expected, the digits stay text, and any number of them is allowed.
     if str not in kinds and any(type(n) is int and abs(n) > _LARGEST_INTEGER for n in items):
         raise SettingError(setting, "must be below 2^63", value)
-    # `strict` converts nothing, so the first candidate that has the type as it stands is taken.
+    # `strict` converts only integers to numbers, so the first candidate that has the type as it stands is taken.
     for candidate in candidates:
         with suppress(ValidationError):
             return strict(hint).validate_python(candidate)

@@ -374,9 +374,10 @@ def print_sweep(
         line += f" in {file}"
     # A server whose start is unknown may have been replaced since, so its figures are reused only with resume=always.
     # One row with the server's start is enough, because the rows of jobs that did not reach the server have none.
-    served = [row for row in rows if row.engine == "server"]
-    is_unknown = bool(served) and not any(row.server_started for row in served)
-    again = "the same command with resume=always" if is_unknown else "the same command again"
+    starts = [row.server_started for row in rows if row.engine == "server"]
+    again = "the same command again"
+    if starts and not any(starts):
+        again = "the same command with resume=always"
     is_unfinished = num_done < num_jobs and not is_refused
     # A failed job of a command that measures nothing, such as `plan`, would fail in the same way again.
     if is_unfinished or (_any_failed(rows) and record.measures):

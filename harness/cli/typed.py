@@ -103,8 +103,7 @@ def read(words: Words, command: str) -> Typed:
         elif name == "dry_run":
             if value not in ("true", "false"):
                 raise SettingError(name, "must be true or false", value)
-            if value == "true":
-                options[name] = value
+            options[name] = value
         # In Hydra, `+name=value` adds a setting, and `~name` deletes one.
         elif name.strip("+~") and (equals or name[0] == "~"):
             if name.startswith("vary."):
@@ -112,6 +111,7 @@ def read(words: Words, command: str) -> Typed:
                 full = f"engine.{name}"
             else:
                 plain = name.lstrip("+")
+                # The plus signs are kept.
                 full = name.removesuffix(plain) + _meant_by(plain, known)
             if value.endswith(",") and full != "prompt":
                 raise SettingError(word, "ends in a comma: type no spaces between values, K=2,4")
@@ -124,7 +124,7 @@ def read(words: Words, command: str) -> Typed:
     if "cfg" in options and len(words.servers) > 2:
         raise SettingError("--cfg", "shows one run: type at most two commands after --")
     _check_names(settings, command, known)
-    # The last value of each setting.
+    # The last value of each setting, which is the one that Hydra and `manifest.overrides_of` use.
     values: dict[str, str] = {}
     for setting in settings:
         name, _, value = setting.partition("=")

@@ -198,8 +198,8 @@ def _module_of(file: Path) -> ModuleType:
         )
     module = importlib.import_module(path.stem)
     # A module that is built into Python has no file.
-    found = getattr(module, "__file__", None)
-    if found is None or Path(found).resolve() != path:
+    found = Path(getattr(module, "__file__", None) or "")
+    if found.resolve() != path:
         raise ImportError(f"another module is called {path.stem}: rename the file")
     return module
 

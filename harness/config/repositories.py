@@ -14,7 +14,7 @@ from harness.config.amounts import amount
 from harness.config.errors import SettingError
 
 # The page of a repository on the hub, or of a revision or file in it: `org/name/tree/main`.
-_PAGE = re.compile(r"https?://[^/]+/([^/]+/[^/?#]+).*|([^/]+/[^/]+)/(?:tree|blob|resolve)/.*")
+_PAGE = re.compile(r"https?://[^/]+/([^/]+/[^/?#]+).*|([^/.][^/]*/[^/]+)/(?:tree|blob|resolve)/.*")
 
 # Files that transformers, tokenizers and this project read as a whole. Weights are read piece by piece.
 _READ_WHOLE = (

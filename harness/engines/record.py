@@ -208,7 +208,7 @@ def engine_of(settings: RunSettings) -> EngineRecord:
 
 
 def default_draft(engine: str) -> str | None:
-    """Return the draft that an engine uses if the user names none; None if the model's preset decides.
+    """Return the draft that an engine uses if the user names none; None for the usual default.
 
     The result is also None for an unknown engine. Its name is refused later.
     """

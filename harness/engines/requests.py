@@ -28,8 +28,8 @@ class RequestError:
     """The reason why a request failed.
 
     Attributes:
-        code: an HTTP status code. 204 means an answer without a token, 408 a time-out, 499 a cancelled request, and 0 a
-            request that got no response.
+        code: an HTTP status code. 204 means an answer without a token, 408 a time-out, 499 a cancelled request, and 0
+            any other failure without a status: no response, or an answer that broke off or cannot be true.
         message: the reason for the user, in the words of harness or of the server.
     """
 
@@ -150,12 +150,12 @@ class RequestRecord:
         the number is unknown. (With engine=huggingface, the pass over the prompt counts too if it verifies draft
         tokens.)
 
-        If drafts are not reported, it is assumed that nothing was drafted.
-
-        Most servers also count accepted draft tokens that are after the end of the text. Totals show the number of
-        iterations only if no such token is counted: if `counts_within` is True, and the answer has as many tokens as it
-        could have (`max_new_tokens`). But if a server reports how many iterations drafted, the result is at least
-        that number; then iterations that drafted nothing may be missing in it.
+        If there are no `outcomes`, it is computed from the total of accepted draft tokens; if drafts are not reported,
+        it is assumed that nothing was drafted. Most servers also count accepted tokens that are after the end of the
+        text, which makes the computed number too small. So it is used only if no such token is counted, that is, if
+        `counts_within` is True, and the answer has as many tokens as it could have (`max_new_tokens`); or if the server
+        reports how many iterations drafted. The result is then at least that number, but iterations that drafted
+        nothing may be missing in it.
         """
         if self.outcomes:
             return len(self.outcomes)

@@ -3,8 +3,9 @@ for given texts.
 
 A server reports the log-probabilities of only the n likeliest tokens at each position. All other tokens are assumed to
 be equally likely, so shifts among them cannot be detected. At temperature 1, their total mass is exact. At any other
-temperature it depends on the spread: `logits_along` spreads it evenly, and `logits_by_another_route` over as few other
-tokens as possible, each as likely as the n-th. The difference between the two assumptions counts as rounding.
+temperature it depends on how it is assumed to be spread: `logits_along` spreads it evenly, and
+`logits_by_another_route` over as few other tokens as possible, each as likely as the n-th. The difference between the
+two counts as rounding.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _NUM_TWICE = 16
 
 
 class ReportedReference:
-    """The log-probabilities that a regular arm reports for texts, as the logits of a `Reference`.
+    """The log-probabilities that a regular arm reports for texts, as the logits of an `engines.door.reading.Reference`.
 
     Args:
         arm: the regular arm, which scores texts.
@@ -252,11 +253,11 @@ class References:
                     settings.model, None, settings.placement, settings.dtype
                 )
             pair = planned.place(demand, force=settings.force).load()
+            never_drawn = set().union(*(arm.traits.never_drawn for arm in self._engine.arms))
+            preparation = Preparation(decoding=settings.decoding)
+            return local("engine.reference").open_reference(pair, preparation, never_drawn)
         except HarnessError as error:
             if engine_of(settings).in_process:
                 raise
             say(f"model={settings.model.name} cannot be loaded here: {error}")
             return None
-        never_drawn = set().union(*(arm.traits.never_drawn for arm in self._engine.arms))
-        preparation = Preparation(decoding=settings.decoding)
-        return local("engine.reference").open_reference(pair, preparation, never_drawn)

@@ -115,9 +115,12 @@ def pooled_rows(runs: Sequence[Run[AnyRow]]) -> list[AnyRow]:
         runs: the repetitions. The rows of each begin with that of the regular arm.
 
     Returns:
-        One row per arm, in the order of the arms; [] if fewer than two runs succeeded.
+        One row per arm, in the order of the arms; [] if fewer than two runs succeeded with the last one's number of
+        threads on the CPU.
     """
-    succeeded = [run for run in runs if run.rows and all(row.status == "ok" for row in run.rows)]
+    whole = [run for run in runs if run.rows and all(row.status == "ok" for row in run.rows)]
+    # Times of runs with different numbers of threads cannot be pooled.
+    succeeded = [run for run in whole if run.last.num_threads == whole[-1].last.num_threads]
     if len(succeeded) < 2:
         return []
     pooled_ids = [run.id for run in succeeded]

@@ -82,7 +82,7 @@ class ServerRecord(EngineRecord):
     def columns(self, run: RunSettings) -> Mapping[str, Any]:
         settings = ServerSettings.of(run)
         columns: dict[str, Any] = {"lossy": settings.lossy or None}
-        # Otherwise K is the server's own, and not known here.
+        # K is known if a command contains {K}, or the user typed K. Otherwise it is the server's own.
         typed = " ".join((*settings.first_command, *settings.start_command))
         if "{K}" in typed or is_typed("num_draft_tokens"):
             columns["num_draft_tokens"] = run.decoding.num_draft_tokens

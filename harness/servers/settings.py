@@ -60,9 +60,9 @@ class ServerSettings(EngineSettings):
     Attributes:
         url: address of the server's API, `http://host:8000/v1`. With `regular_url` it is the server that speculates.
         regular_url: address of a server with the same model that does not speculate; None to measure `url` alone.
-        start_command: what is typed after `--`, as a list of words: the command that starts the
-            server that speculates; the regular one has no flags of speculation. `{K}`, `{port}` and
-            the names under `vary` are filled in.
+        start_command: what is typed after `--`, as a list of words: the command of the server that speculates. Without
+            `first_command`, the regular server has the same command without its flags of speculation. `{K}`, `{port}`
+            and the names under `vary` are filled in.
         first_command: with two commands after `--`, the first one, with which the second is compared.
         vary: values for the names in braces in the commands; a sweep varies them: `-m vary.ubatch=512,1024`.
         model: the name under which the server that speculates serves the model; None for the one in its command, or the
@@ -85,8 +85,9 @@ class ServerSettings(EngineSettings):
         start_timeout_s: how long a started server may take to become ready.
         blocks: number of blocks, which are the units of the interval. In each block, each server is started once, one
             after the other on the same devices. 0 starts both servers once, side by side. `auto` means 4 blocks (with
-            `precision`, at most 24) if the servers do not fit side by side. If they fit, `latency` starts both up to 8
-            times, as long as the further starts take less than 20 seconds.
+            `precision`, at most 24) if the servers cannot run side by side, and on GPUs unless both commands bound
+            their memory. Side by side, `latency` starts both at least 4 and at most 8 times if the further starts take
+            20 seconds at most, otherwise once.
     """
 
     name: str = "server"

@@ -160,7 +160,6 @@ def test_every_rule_makes_one_figure_of_two(tmp_path: Path) -> None:
 
 
 def test_only_runs_that_succeeded_are_pooled(tmp_path: Path) -> None:
-    """The seeds of those are their own where each differs."""
     statuses = ("ok", "failed", "ok", "interrupted")
     runs = [measured(tmp_path, repeat, 1.0, temperature=0.5) for repeat in (1, 2, 3, 4)]
     pairs = zip(runs, statuses, strict=True)
@@ -168,8 +167,10 @@ def test_only_runs_that_succeeded_are_pooled(tmp_path: Path) -> None:
     last = pooled_rows(ended_so)[-1]
     assert (last.repeats, last.pooled_runs, last.status) == (2, ["run-1", "run-3"], "ok")
     assert last.speedup.covers.own_seeds
-    same = [[replace(row, seed=0) for row in rows] for rows in runs]
-    assert not pooled_rows(same)[-1].speedup.covers.own_seeds
+    threads = zip(runs, (1, 2, 2, 1), strict=True)
+    same = [[replace(row, seed=0, num_threads=n) for row in rows] for rows, n in threads]
+    last = pooled_rows(same)[-1]
+    assert (last.pooled_runs, last.speedup.covers.own_seeds) == (["run-1", "run-4"], False)
     assert pooled_rows(ended_so[:2]) == []
 
 

@@ -53,7 +53,8 @@ class Check(NamedTuple):
         row: the row of the claim.
         claim: the name and the printed text of the figure that is checked.
         compared: the quantities that are compared, such as `speed-up with tokens per iteration`.
-        least: the smallest value that the claim allows, of the claim itself or of its factor to another figure.
+        least: the smallest value, after rounding, of what is checked: of the claimed figure, or of its factor to
+            another.
         most, limit, nearly: the bounds of the table above, which follow from the other figures. `nearly` is infinite,
             which is above `most`, for a claim that can only be consistent, unlikely or impossible.
         reason: the reason why the claim is not consistent, as the rest of a sentence that begins with the claim.
@@ -90,8 +91,8 @@ def judge(row: PrintedRow) -> list[Check]:
 
 
 def _checks(row: PrintedRow) -> Iterator[Check]:
-    """Yield the checks of a row. Those in which a figure is unknown have `nan` as a bound. After the quantities that
-    are compared, each check gets its `least`, `most`, `limit` and reason.
+    """Yield the checks of a row. If a figure is unknown, a bound is `nan`, so that there is nothing to check. After the
+    quantities that are compared, each check gets its `least`, `most`, `limit` and reason.
 
     For example, with K=4 a length of 5.3 is above 5, but at most 5 * 16 / 15 = 5.33: unlikely. And 5.4 is impossible.
     """

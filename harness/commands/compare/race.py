@@ -30,7 +30,7 @@ class Rejection(NamedTuple):
 
 def arm_columns(answered: Answered, tokenizer: Tokenizer) -> dict[str, Any]:
     """The columns of `CompareRow` about one arm, by name: `regular_completion`, `regular_num_tokens` and so on. Times
-    and rates are left out if the answer has no token.
+    are left out if the answer has no token.
 
     Args:
         answered: the answer to a question with a single request.

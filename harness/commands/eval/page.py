@@ -62,28 +62,30 @@ def eval_page(runs: Sequence[Run[EvalRow]]) -> Page | None:
     named = named_runs(measured)
     rows = [rows_over_all_seeds(member.run.rows)[-1] for member in named]
     statements = judged_differences(rows)
-    findings = [*map(_finding, rows, statements)]
-    table = accuracy_table(named, statements)
+    labels = [f"{member.name.label()}: " if len(named) > 1 else "" for member in named]
+    tables = [accuracy_table(named, statements)]
     # The steps of runs with a significant difference come first, because these differences need an explanation.
     order = sorted(range(len(named)), key=lambda i: not statements[i].is_conclusion)
     steps = [step for i in order for step in _next_steps(named[i].run.rows, statements[i])]
-    if len(named) > 1:
-        findings = [
-            replace(finding, text=f"{member.name.label()}: {finding.text}")
-            for member, finding in zip(named, findings, strict=True)
-        ]
-        title = title_of_many([run.last for run in measured])
-        return Page(title, finding=findings, tables=[table], next=steps[:1], statements=statements)
-    (run,), (row,) = measured, rows
-    merged = rows_over_all_seeds(run.rows)
-    tables = [table, figures_table(merged, arm_name, [*_notes(merged)])]
-    title = heading(row, settings_line(run.rows))
+    title = title_of_many([run.last for run in measured])
+    if len(named) == 1:
+        run = measured[0]
+        merged = rows_over_all_seeds(run.rows)
+        tables.append(figures_table(merged, arm_name, [*_notes(merged)]))
+        title = heading(rows[0], settings_line(run.rows))
     return Page(
         title,
-        finding=findings,
-        doubts=_doubts(row),
+        finding=[
+            replace(finding, text=f"{label}{finding.text}")
+            for label, finding in zip(labels, map(_finding, rows, statements), strict=True)
+        ],
+        doubts=[
+            f"{label}{doubt}"
+            for label, row in zip(labels, rows, strict=True)
+            for doubt in _doubts(row)
+        ],
         tables=tables,
-        next=steps,
+        next=steps[:1],
         statements=statements,
     )
 
@@ -154,14 +156,12 @@ def _next_steps(rows: Sequence[EvalRow], statement: Statement) -> list[NextStep]
     growth = max(_LEAST_GROWTH, _SUGGESTED_GROWTH * margins**2)
     # For each seed, because the rows of single seeds come first. The number that is suggested is for each seed, too.
     num_asked = rows[0].num_prompts or 0
-    # Without replacement, every possible question is asked at most once.
-    num_needed = min(num_asked * growth, num_possible)
-    changes = ""
-    if row.replacement and row.temperature:
-        num_needed = num_asked * growth
-    elif row.replacement:
-        # Greedy answers to the same question count once, so no seed should ask a question twice.
-        changes = "replacement=false "
+    num_needed = num_asked * growth
+    # Greedy answers to the same question count once, so no seed should ask a question twice.
+    changes = "replacement=false " if row.replacement and not row.temperature else ""
+    if changes or not row.replacement:
+        # Without replacement, more questions than these would only repeat some.
+        num_needed = min(num_needed, num_possible)
     # The command takes 10^6 questions at most.
     if not num_asked < num_needed <= 10**6:
         return []

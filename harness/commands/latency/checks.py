@@ -429,13 +429,8 @@ CHECKS = (
     Check("against", _empty, "Answers without a token are left out: {found}."),
     Check(
         "comparison",
-        lambda run: run.last.has_one_server,
-        "Both URLs are the same server: the ratio only shows how far apart identical arms are.",
-    ),
-    Check(
-        "comparison",
-        lambda run: run.last.has_same_command,
-        "Both commands are the same: the ratio only shows how far apart identical servers are.",
+        lambda run: run.last.has_one_server or run.last.has_same_command,
+        "Both URLs or both commands are the same: the ratio only shows how far apart identical servers are.",
     ),
     Check(
         "setting against",

@@ -75,7 +75,7 @@ _PAIRS = (
     _ACCEPTED.at("row"),
     Column(
         "runs",
-        # `times` counts repetitions, also those that are not pooled (`pooling.merge`).
+        # `run.times` also counts repetitions that are not pooled (`pooling.merge`).
         of=lambda pair: pair.row.repeats if pair.row.repeat == "all" else pair.run.times,
         varies=True,
         meaning="number of runs, which are pooled; if they give no interval together, only the newest is shown",
@@ -198,7 +198,7 @@ class Category:
     Attributes:
         name: the category, or the number of the turn.
         num_prompts: number of different prompts; a prompt that was sent again counts once.
-        speedup: over the prompts that both arms finished; None for fewer than four prompts.
+        speedup: over the prompts that both arms finished; None if `num_prompts` is below four.
         acceptance_rate, tokens_per_iteration: of the speculative arm; None if unknown.
         pair: name of the pair; empty if there is only one.
     """

@@ -78,7 +78,8 @@ class PlanSettings(RunSettings):
         """Raise a SettingError unless `acceptance` has one of its forms, and there is a draft.
 
         Args:
-            typed: the value, which is not None; a list, which has none of the forms, gets advice if it may be of rates.
+            typed: the value, which is not None. A list is always wrong; if it may be of rates, the error says what to
+                type.
         """
         rule = "must be null without a draft: nothing is accepted"
         require(self.draft is not None, "acceptance", rule, typed)
@@ -129,7 +130,7 @@ class PlanSettings(RunSettings):
     @property
     def other_sizes(self) -> str:
         """A note if GPUs of several sizes have the given name: `A100 is planned with 40 GB each;
-        gpu_memory='A100 SXM 80GB' has 80 GB`. Otherwise empty.
+        gpu_memory='A100 PCIe 80GB' has 80 GB`. Otherwise empty.
         """
         number, _, gpus = self._chosen_gpus
         if not gpus or gpus[-1].memory_gb == gpus[0].memory_gb:

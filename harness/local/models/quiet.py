@@ -78,8 +78,8 @@ def quiet_libraries(*, loads_weights: bool = True) -> None:
     if shows_downloads:
         enable_progress_bars()
     if loads_weights:
-        # The bar of GGUF files ignores this switch, so it is replaced. Its module imports torch, so this is done only
-        # in runs that load weights.
+        # The bar of GGUF files ignores this switch, so it is replaced. Its module imports torch, so it is replaced
+        # only in runs that load weights.
         with contextlib.suppress(ImportError):
             gguf: Any = importlib.import_module("transformers.modeling_gguf_pytorch_utils")
             gguf.tqdm = functools.partial(gguf.tqdm, disable=True)

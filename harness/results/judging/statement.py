@@ -74,7 +74,7 @@ WORDS: Mapping[Kind, Mapping[str, str]] = {
         "unknown": "not measured",
     },
 }
-# Bounds that differ from the limit by at most this count as equal to it. Rounding moves the bounds of equal units by
+# A bound that is at most this far from the limit counts as equal to it. Rounding moves the bounds of equal units by
 # about this much.
 _ROUNDING = 1e-9
 

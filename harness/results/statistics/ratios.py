@@ -101,12 +101,12 @@ class ExtraIterations(NamedTuple):
     def noted_in(self, covers: Coverage) -> Coverage:
         """Return the coverage of these units, with the effect of rejections that they may have missed.
 
-        If draft tokens are hardly ever rejected, few units have extra iterations. If these units, counted singly and as
-        `effective_units`, are less than half of the `effective_units` of all, they do not show how rejections vary, and
-        in the long run there may be more extra iterations. Two upper bounds of their number are computed, and the
-        larger counts: Poisson's upper bound of the number of extra iterations (Garwood 1936); and Poisson's upper bound
-        of the number of units with extra iterations, times the mean number in such a unit. `unseen` is the log of the
-        factor by which the total of iterations would grow.
+        If draft tokens are hardly ever rejected, few units have extra iterations. If both the number of these units and
+        their `effective_units` are less than half of the `effective_units` of all, they do not show how rejections
+        vary, and in the long run there may be more extra iterations. Two upper bounds of their number are computed, and
+        the larger counts: Poisson's upper bound of the number of extra iterations (Garwood 1936); and Poisson's upper
+        bound of the number of units with extra iterations, times the mean number in such a unit. `unseen` is the log of
+        the factor by which the total of iterations would grow.
 
         For example, 15 units need at least 10 iterations each, and one of them has 2 extra iterations. The first bound
         is 7.2 extra iterations, the second is 5.6 units times 2. So the total may grow from 152 to 161 iterations.
@@ -116,8 +116,8 @@ class ExtraIterations(NamedTuple):
         """
         beyond = np.maximum(self.iterations - self.fewest, 0.0)
         total = float(beyond.sum())
-        # Not above 0: for `acceptance`, iterations are expected values, so nearly every unit has a fraction of an extra
-        # iteration.
+        # The threshold is not 0, because for `acceptance` iterations are expected values, so that nearly every unit has
+        # a fraction of an extra iteration.
         num_rejecting = int(np.count_nonzero(beyond >= 0.5))
         in_effect = effective_units(beyond) if total else 0.0
         if 2 * max(num_rejecting, in_effect) >= effective_units(self.iterations):
