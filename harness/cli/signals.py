@@ -11,7 +11,8 @@ swallow it. A signal is therefore not always raised immediately. Its effect depe
                  are written (`finishing`)                 second signal is raised immediately
     RAISING      at all other times                        KeyboardInterrupt is raised in the main thread
 
-The blocks that change the mode (`load`, `leaving`, `finishing`) must not be nested, because each ends in mode RAISING.
+The blocks that change the mode (`load`, `leaving`, `finishing`) must not be nested: the end of the inner block would
+let signals raise in the outer one.
 
 If an exception disappears in a destructor, the signal is sent again.
 """

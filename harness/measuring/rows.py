@@ -73,7 +73,7 @@ class LatencyRow(
 
     @property
     def lacks_an_arm(self) -> bool:
-        """Whether the speculative arm's row must follow this row. It is missing if the file was cut off."""
+        """Whether the speculative arm's row must follow this row. If it does not, the file was cut off."""
         return self.arm == "regular" and bool(self.draft)
 
     @property
@@ -93,8 +93,8 @@ class LatencyRow(
 
         It is None if rows of a batch wait for each other, if tokens were held back (so that the first token's time is
         not known), or if answers have only one token. If the time of the first token or the length of answers is not
-        recorded, it is `ms_per_token`. For a pooled row whose runs differ in failed or empty answers, it is inexact,
-        because pooling keeps the largest number of these.
+        recorded, it is `ms_per_token`. In a pooled row it is inexact if the runs have different numbers of failed or
+        empty answers, of which only the largest is kept.
         """
         if self.ms_per_token is None or self.held_back or self.is_batched:
             return None

@@ -1,8 +1,8 @@
 """Writes `result.json`, for programs, into the directory of every run that has rows: the rows with nested intervals,
 the sentences of the run's page, its environment and its command.
 
-`result.schema.json`, next to this file, describes the format. `VERSION` is raised for every change that makes files
-unreadable for readers of the current version. Adding columns is no such change.
+`result.schema.json`, next to this file, describes the format. `VERSION` is raised if programs that read the current
+version could not read the new files. Adding columns is no such change.
 """
 
 from __future__ import annotations

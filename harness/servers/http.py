@@ -260,8 +260,7 @@ def _why_unanswered(url: str, error: Exception) -> str:
     cause = str(error) or type(error).__name__
     if "CERTIFICATE_VERIFY_FAILED" in cause:
         cause += "; SSL_CERT_FILE=FILE names a certificate to trust"
-    scheme = url.partition(":")[0]
-    reason = f"nothing answers at {url} ({cause}): is an {scheme} server running?"
+    reason = f"nothing answers at {url} ({cause}): is an {url.partition(':')[0]} server running?"
     proxies = [name for name in os.environ if name.lower() in _PROXIES]
     if proxies:
         reason += (

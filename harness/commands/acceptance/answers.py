@@ -231,13 +231,13 @@ def _fill_in_drafts(answered: Answered) -> None:
     server's counters.
     """
     [request, *others] = answered.requests
-    by_position = request.outcomes or (request.drafts and request.drafts.accepted_at)
-    if others or answered.counted is None or by_position:
+    drafts = request.drafts
+    if others or answered.counted is None or request.outcomes or (drafts and drafts.accepted_at):
         return
     with suppress(ImpossibleCounts):
         counted_now = counted_drafts(answered.counted, answered.requests)
         # An answer's own totals are replaced only if the counters are by position.
-        if counted_now is not None and (request.drafts is None or counted_now.accepted_at):
+        if counted_now is not None and (drafts is None or counted_now.accepted_at):
             request.drafts = counted_now
 
 

@@ -236,11 +236,6 @@ def _reasons(row: AcceptanceRow, found: AcceptanceFinding) -> list[tuple[str, st
                 f"{share} of the tokens end a sequence of four tokens that occurred earlier in the text",
             )
         )
-    is_batched = row.text_source == "served" and (row.batch_size or 1) > 1
-    by_position = [each.served for each in found.typed if each.position]
-    if is_batched and by_position and not any(by_position):
-        counts = "the engine's acceptance by draft token: batch_size=1 details=true may show it"
-        reasons.append(("Missing", counts))
     if found.engine is None and row.text_source == "served":
         reasons.append(
             (

@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Self
 
+from harness.config.amounts import percent
 from harness.engines.door.reading import ReadText
 from harness.engines.requests import RequestRecord
 from harness.measuring.acceptance import tokens_in_burst
@@ -194,6 +195,8 @@ def served_columns(
     if shares := reported(requests, num_draft_tokens, None):
         num_tokens, num_iterations = Share.total(shares)
         counted = num_tokens / num_iterations if num_iterations else None
+    drafts = [request.as_drafts for request in requests]
+    num_proposed = sum(each.proposed or 0 for each in drafts)
     together = tokens_in_burst(requests)
     # None if tokens arrive one by one, or all tokens of an answer together.
     arrived = together if together > 1 else None
@@ -209,10 +212,11 @@ def served_columns(
     elif counted is None and (arrived is None or weights.excludes(arrived)):
         why = why_impossible(requests)
         # An answer that ends within a proposal has accepted tokens after its end.
-        if why is None and any(each.as_drafts.proposed for each in requests):
+        if why is None and num_proposed:
+            rate = sum(each.accepted or 0 for each in drafts) / num_proposed
             why = (
                 "an answer's counts do not show its iterations (with batch_size=1, and --metrics for llama.cpp, the"
-                " server's counters may)"
+                f" server's counters may), but that {percent(rate)} of the draft tokens were accepted"
             )
         why = why or "the engine drafts nothing, or does not report what it accepted"
     elif counted is not None and counted < weights.low:
@@ -220,11 +224,11 @@ def served_columns(
         why = f"the engine may draft fewer than K={num_draft_tokens}" if is_short else None
     elif counted is not None and counted > weights.high and not is_typed:
         # The mean number of draft tokens hides longer drafts, unless all are equally long.
-        counts = [request.as_drafts for request in requests]
-        if any(
+        hidden = [
             each.accepted_at is None and (each.proposed or 0) % (each.iterations or 1)
-            for each in counts
-        ):
+            for each in drafts
+        ]
+        if any(hidden):
             why = "the engine may draft more than its mean shows: type its K="
     return {
         "served_tokens_per_iteration": counted,
@@ -234,13 +238,10 @@ def served_columns(
     }
 
 
-def _drafts_fewer(
-    requests: Sequence[RequestRecord], num_iterations: float, num_draft_tokens: int
-) -> bool:
+def _drafts_fewer(requests: Sequence[RequestRecord], num_iterations: float, k: int) -> bool:
     """Whether an engine drafts fewer than K tokens in some iterations before the last ones of an answer, or may never
     have drafted K tokens at all.
     """
-    k = num_draft_tokens
     num_drafted = sum(request.as_drafts.proposed or 0 for request in requests)
     # Each of the last K iterations of an answer may draft fewer tokens than K: the last one up to K fewer, the one
     # before it up to K - 1 fewer, and so on.

@@ -55,8 +55,8 @@ class Check(NamedTuple):
         compared: the quantities that are compared, such as `speed-up with tokens per iteration`.
         least: the smallest value, after rounding, of what is checked: of the claimed figure, or of its factor to
             another.
-        most, limit, nearly: the bounds of the table above, which follow from the other figures. `nearly` is infinite,
-            which is above `most`, for a claim that can only be consistent, unlikely or impossible.
+        most, limit, nearly: the bounds of the table above, which follow from the other figures. `nearly` is infinite
+            for a claim that is never `differs`.
         reason: the reason why the claim is not consistent, as the rest of a sentence that begins with the claim.
     """
 
@@ -106,7 +106,7 @@ def _checks(row: PrintedRow) -> Iterator[Check]:
         yield Check(row, claim, compared, length.low, most, limit, above)
         below = "is below 1: it leaves out the target's own token, so that 1 is to be added to all lengths"
         if length.high < 1:
-            # Not from the other figures: `least` between `most` and `limit` makes the verdict `unlikely`.
+            # These numbers are no bounds. They only make the verdict `unlikely`.
             yield Check(row, claim, compared, least=1, most=0, limit=1, reason=below)
     if rate:
         claim = f"acceptance rate {rate.text}"

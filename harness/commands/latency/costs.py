@@ -44,8 +44,8 @@ def costs_in_steps(regular: LatencyRow | None, row: LatencyRow) -> StepCosts | N
 def main_limit(tokens: float, proposed: float, costs: StepCosts) -> str:
     """The limit whose removal would raise the speed-up most: `the draft is too slow: free drafting would give 2.00×`.
 
-    The speed-up is the tokens of an iteration over its cost in regular steps: tokens / (proposed c + v). In turn, c
-    becomes 0, v at most 1, and the tokens those of full acceptance.
+    The speed-up is the tokens of an iteration over its cost in regular steps: tokens / (proposed c + v). It is
+    computed three times: with c = 0, with v at most 1, and with every draft token accepted.
 
     Args:
         tokens: mean number of tokens that an iteration yields.

@@ -26,7 +26,7 @@ class PlanRow(RunRow):
         "free memory of the GPU that has least; without a GPU, free main memory", "bytes"
     )
     reserve_bytes: MaybeInt = figure(
-        "kept free on each GPU: `placement.reserve_gb`, or more if reading the prompts needs more",
+        "kept free on each GPU: `placement.reserve_gb`, or more to read the prompts; for GGUF files 1 GiB by default",
         "bytes",
     )
     num_parameters: MaybeInt = figure("parameters of the target")

@@ -32,8 +32,8 @@ class RecoverySettings(PromptedSettings):
 
     Attributes:
         draft: None tests the regular arm.
-        num_prompts: number of prompts for the requests; a set that has fewer is taken whole. Each also gets five greedy
-            texts: after the prompt, after three variants of it, and after an answer.
+        num_prompts: number of prompts for the requests; a set that has fewer is taken whole. Besides drawn texts, each
+            prompt gets five greedy ones: after the prompt, after three variants of it, and after an answer.
         num_draws: number of sampled tokens over all sampling settings and prompts; `auto` takes as many as a verdict
             needs, and at least 2,000.
         false_alarm_rate: probability that the sampled tests of one run call a lossless pair lossy.
@@ -42,8 +42,8 @@ class RecoverySettings(PromptedSettings):
         samplings: the sampling settings of the sampled requests; `as_asked` means those of the run.
         reference: what answers are checked against: the model's `weights`, loaded here, or the log-probabilities that
             the `regular` arm reports; `auto` takes the weights if they can be loaded, else the regular arm.
-        top_logprobs: number of likeliest tokens whose log-probabilities are requested at each place, if the regular arm
-            is the reference; -1 requests all.
+        top_logprobs: number of likeliest tokens whose log-probabilities are requested at each position, if the regular
+            arm is the reference; -1 requests all.
         batch_size: number of requests in flight; they have mixed lengths, prompts that begin alike, second turns and
             different sampling settings, and some are left midway; 1 sends them one at a time.
     """

@@ -114,8 +114,8 @@ def error_body(status: int, message: str, member: str | None = None) -> dict[str
     return {"error": {"message": text, "type": kind, "param": member, "code": None}}
 
 
-# The most bytes of a request. It is at least _MOST_BYTES; more if the longest prompts need more, at _BYTES_PER_TOKEN,
-# because a token may have many characters of text or JSON.
+# The most bytes of a request; more are allowed if the longest prompts need more, at `_BYTES_PER_TOKEN`, because a token
+# may have many characters of text or JSON.
 _MOST_BYTES = 1_000_000
 _BYTES_PER_TOKEN = 64
 

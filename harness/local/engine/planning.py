@@ -56,14 +56,17 @@ def trained_length(planned: PlannedPair) -> int | None:
 
 def find_machine(settings: RunSettings, pretended: PretendedGpus | None) -> Machine:
     """Return the machine to plan for: the hypothetical GPUs if there are any, otherwise this machine's GPUs or, without
-    GPUs, its main memory.
+    GPUs, its main memory. With `placement=cpu`, it is the main memory, whatever GPUs there are.
 
     Raises:
         SettingError: the machine has fewer GPUs than the settings require.
         RunError: the machine has GPUs, but CUDA does not start.
     """
     quiet_libraries()
-    machine = _pretended_machine(pretended) if pretended else _this_machine(settings.placement)
+    if not pretended or settings.placement.strategy == "cpu":
+        machine = _this_machine(settings.placement)
+    else:
+        machine = _pretended_machine(pretended)
     check_gpu_numbers(settings.placement, settings.models, machine.num_gpus)
     return machine
 
@@ -94,9 +97,9 @@ def _pretended_machine(pretended: PretendedGpus) -> Machine:
         memory = free_memory([0])[0]
     free: dict[int | str, int] = dict.fromkeys(range(pretended.number), memory)
     free["cpu"] = psutil.virtual_memory().available
-    # Only GPUs with their own memory: a hypothetical GPU does not share the memory of this machine. The user may mean
-    # 10^9 or 2^30 bytes by a gigabyte; the nominal size of a GPU means about 2^30. The allowed range includes both,
-    # with a margin of 1 % below and 10 % above.
+    # Only GPUs with their own memory: a hypothetical GPU does not share the memory of this machine. A GB is 10^9 or
+    # 2^30 bytes if the user typed it, and about 2^30 in a GPU's nominal size. The range allows both, with a margin of
+    # 1 % below and 10 % above.
     similar = [
         gpu
         for gpu in known_gpus()
@@ -126,7 +129,7 @@ def plan_on(machine: Machine, settings: RunSettings, prompt_length: int) -> Pair
         RunError: a repository cannot be reached or read.
     """
     device = torch.device("cpu")
-    if machine.num_gpus and settings.placement.strategy != "cpu":
+    if machine.num_gpus:
         # The meta device stands for a hypothetical GPU, whose abilities cannot be tested.
         device = torch.device("meta" if machine.pretended else "cuda")
     pair = sketch_pair(settings.model, settings.draft, settings.placement, settings.dtype, device)
@@ -219,7 +222,7 @@ def _sizes(
         columns["request_caches"] = {
             sketch.role: request_cache(sketch, problem.demand) for sketch in problem.models
         }
-    # The columns are `dtype` and `draft_dtype`, and so on, but `model_bytes` and `draft_bytes`. Without a draft there
+    # The draft's columns begin with `draft_`; of the target's, only `model_bytes` has a prefix. Without a draft there
     # are only those of the target.
     for prefix, sketch, placement in zip(("", "draft_"), problem.models, placements, strict=False):
         cache = sum(placement.cache_per_device.values())

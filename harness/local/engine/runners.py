@@ -63,7 +63,8 @@ class PairRunners:
         target: the target's runner.
         draft: the runner of the draft model; None without a draft model.
         target_name: the name of the target's runner.
-        draft_name: the name of the draft's runner. If the draft has no runner, the name of the target's runner.
+        draft_name: the name of the draft's runner. If the draft has no runner, the name of the target's runner,
+            or `static` for a head that is not in prepared calls.
         setup_seconds: how long compiling and capturing took.
         is_spent: whether a capture has failed, as for `Engine`.
         prepared: the prepared calls of the regular arm (key False) and of the speculative arm (key True). Empty if

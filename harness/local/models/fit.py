@@ -393,12 +393,15 @@ def fit_or_explain(problem: PlacementProblem, *, force: bool = False) -> list[Pl
 
 
 def fit_regardless(problem: PlacementProblem) -> list[Placement]:
-    """Place the models on all devices of the run, as if each device had more memory than any machine has."""
+    """Place the models on the devices of the run, as if each device had more memory than any machine has: with the
+    strategy `auto`, on all of them, unless a model cannot be divided.
+    """
+    roomy = replace(problem, free=dict.fromkeys(problem.free, 10**15))
     settings = problem.settings
     if settings.strategy == "auto":
-        settings = replace(settings, strategy="balanced")
-    free = dict.fromkeys(problem.free, 10**15)
-    return fit(replace(problem, settings=settings, free=free))
+        with suppress(Misfit):
+            return fit(replace(roomy, settings=replace(settings, strategy="balanced")))
+    return fit(roomy)
 
 
 def remedies(problem: PlacementProblem) -> list[Remedy]:

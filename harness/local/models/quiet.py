@@ -62,7 +62,8 @@ def quiet_libraries(*, loads_weights: bool = True) -> None:
     them off.
 
     Args:
-        loads_weights: whether weights will be loaded. If so, the progress bar of GGUF files is silenced too.
+        loads_weights: whether weights may be loaded. If so, the progress bar of GGUF files is silenced too, which
+            imports torch.
     """
     for name in (*_FLOODS, "transformers.modeling_utils"):
         logging.getLogger(name).addFilter(_matters)
@@ -78,8 +79,7 @@ def quiet_libraries(*, loads_weights: bool = True) -> None:
     if shows_downloads:
         enable_progress_bars()
     if loads_weights:
-        # The bar of GGUF files ignores this switch, so it is replaced. Its module imports torch, so it is replaced
-        # only in runs that load weights.
+        # The bar of GGUF files ignores this switch, so it is replaced. Its module imports torch.
         with contextlib.suppress(ImportError):
             gguf: Any = importlib.import_module("transformers.modeling_gguf_pytorch_utils")
             gguf.tqdm = functools.partial(gguf.tqdm, disable=True)

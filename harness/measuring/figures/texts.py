@@ -29,7 +29,7 @@ class TextFigures(Group):
     )
     tokens_per_difference: MaybeFloat = pooled(
         "mean",
-        "with requests in flight: greedy tokens / differences that rounding is not known to explain",
+        "for single requests, not batches: greedy tokens / differences that rounding is not known to explain",
         "tokens",
     )
     margin_over_rounding: MaybeFloat = pooled(
@@ -115,8 +115,8 @@ def answers_divergence(
 
 
 def _num_leading(regular: RequestRecord, speculative: RequestRecord) -> int:
-    """The number of leading tokens that two answers have in common, without a tokenizer: counted if the servers sent
-    all ids, otherwise estimated from the common beginning of the texts.
+    """The number of leading tokens that two answers have in common, with a `TextTokenizer`: counted if the servers
+    sent all ids, otherwise estimated from the common beginning of the texts.
     """
     if all(len(answer.shown_ids) == answer.num_tokens for answer in (regular, speculative)):
         return length_in_common(regular.shown_ids, speculative.shown_ids)

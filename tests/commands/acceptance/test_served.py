@@ -118,7 +118,6 @@ def test_a_server_alone_is_counted_by_position(harness: Harness, dialect: Any) -
         )
     assert mentions(outcome.stdout, "Missing", "the weights: model=")
     is_by_position = dialect == "vllm"
-    assert ("by draft token: batch_size=1 details=true" in outcome.stdout) != is_by_position
     [row] = results("acceptance").to_dict("records")
     # The server drafts four tokens, whatever is typed, and was sent eight requests.
     assert (row["num_draft_tokens"], row["batch_size"]) == (4, 8)

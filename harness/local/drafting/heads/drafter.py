@@ -93,21 +93,21 @@ class HeadDrafter(TensorDrafter):
         self._cache = SlotCache()
 
     def make_room(self, num_rows: int, num_draft_tokens: int, num_slots: int) -> None:
-        # A proposal reads at most K + 1 features, and also writes slots after those of the decided tokens. All batches
-        # have the same K, so that the buffer of features, which depends on K, needs no check of its own.
+        # A proposal reads at most K + 1 features, and also writes slots after those of the decided tokens. A drafter
+        # belongs to one `Calls`, whose K is fixed, so that the buffer of features, which depends on K, needs no check.
         num_slots += self.head.num_written(num_draft_tokens + 1, num_draft_tokens)
         if self._cache.has_room(num_rows, num_slots):
             return
         config = self.head.config
         size = len(config.target_layers) * config.target_size
         dtype = next(self.head.parameters()).dtype
-        # [B, K + 1, L * D]: for each token of `RowState.decided`, the features of the token before it.
+        # [B, K + 1, L * D]: entry i has the features of the token before `RowState.decided[:, i]`.
         self._features = torch.zeros(
             num_rows, num_draft_tokens + 1, size, device=self.device, dtype=dtype
         )
         self._cache = SlotCache(num_rows, round_up(num_slots))
-        # The proposal is compiled again for each kind of warp. The part refers to this local name, not to
-        # `self`, which would keep this drafter and its cache.
+        # The proposal is compiled again for each kind of warp. This is a local name, because with `self.warp`, drafter
+        # and part would refer to each other, and only the garbage collector would free them.
         warp = self.warp
         drafting = functools.partial(draft_tensors, self.head, self._cache, self._draw)
         # The arguments are the fields of an `Unread`, followed by uniforms [B, K].

@@ -73,8 +73,8 @@ class StoredHead:
     Attributes:
         settings: the draft's settings, as the user gave them.
         target: the checkpoint of the model that the head must match.
-        raw: the contents of config.json, as `read_configuration` returns them; or, if random weights are wanted, the
-            architecture that a preset states.
+        raw: the contents of config.json, as `read_configuration` returns them; or, if no weights are read, the
+            architecture that a preset states, if it does.
         chosen_layers: the setting `draft.layers`, which lists the target's hidden states that the head reads: 0 is the
             embedding, i the output of layer i. None if the head reads the layers that its configuration names.
         shapes: the shapes of the stored tensors, under the names of the head's modules. None if no weights are read;
@@ -119,8 +119,8 @@ class StoredHead:
     def kind(self) -> str | None:
         """The kind of head that the fields of the configuration show; None if they show none.
 
-        Kinds that can run here are keys of `checkpoint.KINDS`. Other kinds, such as `EAGLE`, get a name for the
-        message that refuses them. So does PARD, which is a draft model and no head. The kind alone does not decide
+        Kinds that can run here are keys of `checkpoint.KINDS`. Other kinds, such as `EAGLE`, and PARD, which is a
+        draft model and no head, get a name only for the message that refuses them. The kind alone does not decide
         whether a head can run: `checkpoint._kind` also looks at the class name in `architectures`. (EdsdDraftModel has
         EAGLE-3's fields, so its kind here is `eagle3`, but it is refused.)
 
@@ -241,7 +241,8 @@ class StoredHead:
             return [layer + 1 for layer in named["target_layer_ids"]]
         if self.chosen_layers is None and self.kind != "eagle3":
             raise self.refused("does not state target_layer_ids: set draft.layers=[...]")
-        # The default layers of EAGLE-3, in its authors' code and in vLLM. `sizes` prefers layers that the user chose.
+        # The default layers of EAGLE-3, in its authors' code and in vLLM. If the user chose layers, `sizes` uses these
+        # in their place, also for other heads.
         return [2, num_layers // 2, num_layers - 3]
 
     def _transformer(self, num_layers: int | None) -> PreTrainedConfig:
