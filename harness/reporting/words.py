@@ -171,14 +171,14 @@ def lossy_warning(row: Any) -> str | None:
 
 
 def disturbed_runs(runs: Sequence[Run[Any]]) -> list[str]:
-    """`1 of 5 runs drifted and 2 of 5 runs got too little CPU time, 84 % or more (unsteady).`; [] if neither. Of a
-    pooled run, each of its runs counts. Simulated runs do not, because no other program can disturb them.
+    """`1 of 5 runs drifted and 2 of 5 runs got as little as 84 % of the CPU time they wanted (unsteady).`; [] if
+    neither. Of a pooled run, each of its runs counts. Simulated runs do not, because no other program can disturb them.
     """
     measured = [part for run in runs for part in run.parts or [run] if not part.last.is_simulated]
     num_drifted = sum(bool(run.last.drifted) for run in measured)
     shares = [run.last.processor_share for run in measured if run.last.was_starved]
     # Rounded down, as for a single run.
-    starved = f"got too little CPU time, {int(100 * min(shares, default=0))} % or more"
+    starved = f"got as little as {int(100 * min(shares, default=0))} % of the CPU time they wanted"
     happened = {"drifted": num_drifted, starved: len(shares)}
     parts = [
         f"{number} of {counted(len(measured), 'run')} {verb}"

@@ -169,8 +169,9 @@ class ServerCommand:
     def drafts(self) -> bool:
         """Whether flags or environment variables turn speculation on (`Startup.drafts_by`).
 
-        A flag turns speculation off, whatever the other flags are, if each of its uses includes the value `none`. A
-        later `none` does not cancel an earlier use without it: the values of a repeated flag add up.
+        If a flag has `none` among its values each time it is typed, there is no speculation, even if other flags ask
+        for it. A later `none` does not cancel an earlier value of the same flag, because the values of a repeated flag
+        add up.
         """
         names = self.startup.drafts_by
         # Also raises an error if a JSON flag has a wrong value.

@@ -145,8 +145,8 @@ def start(opening: Opening, settings: ServerSettings) -> Engine:
     #     otherwise                         4, or 24      no             up to 8; 0 with `precision`, and for commands
     #                                                                    whose prompts cannot be divided among starts
     # `most_starts` servers are started side by side for each arm, and each start is then a block. There are 24 blocks
-    # with `precision`. If the servers do not take turns, `num_blocks` is used only if one of the two fails to start
-    # beside the other; then they take turns after all.
+    # with `precision`. If the servers do not take turns, `num_blocks` is used only if they cannot run side by side.
+    # They then have to take turns.
     num_blocks = most_starts = 0
     takes_turns = False
     if settings.blocks != "auto":

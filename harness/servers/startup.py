@@ -24,9 +24,8 @@ class Startup:
         images: parts of the names of container images that start it.
         speculation: flags with one value that are about speculation, and have no meaning without it.
         switches: flags without a value that are about speculation.
-        drafts_by: the flags, switches and environment variables that turn speculation on. If each use of
-            one of these flags includes the value `none`, the command does not speculate, even if others would turn it
-            on.
+        drafts_by: the flags, switches and environment variables that turn speculation on. If one of these flags has
+            `none` among its values each time it is typed, the command does not speculate, even if others ask for it.
         prefixes: beginnings of flags about speculation. If the regular command must be derived, a flag with such a
             beginning that is in neither `speculation` nor `switches` is refused.
         variables: beginnings of environment variables about speculation; they are removed for the regular command.

@@ -68,7 +68,7 @@ def reported(
         # before it was accepted. The first one was tested in each iteration that drafted. This is wrong if iterations
         # draft different numbers of tokens.
         is_guessed = drafts.tested is None and offset > 0
-        if is_guessed and _drafts_fewer(requests, total.drafting or 0, num_draft_tokens):
+        if is_guessed and _drafts_fewer(counts, total.drafting or 0, num_draft_tokens):
             return []
         accepted = [*drafts.accepted_at, *[0] * (offset + 1)]
         tested = [*(drafts.tested or [drafts.drafting, *accepted]), *[0] * (offset + 1)]
@@ -196,7 +196,6 @@ def served_columns(
         num_tokens, num_iterations = Share.total(shares)
         counted = num_tokens / num_iterations if num_iterations else None
     drafts = [request.as_drafts for request in requests]
-    num_proposed = sum(each.proposed or 0 for each in drafts)
     together = tokens_in_burst(requests)
     # None if tokens arrive one by one, or all tokens of an answer together.
     arrived = together if together > 1 else None
@@ -212,15 +211,15 @@ def served_columns(
     elif counted is None and (arrived is None or weights.excludes(arrived)):
         why = why_impossible(requests)
         # An answer that ends within a proposal has accepted tokens after its end.
-        if why is None and num_proposed:
-            rate = sum(each.accepted or 0 for each in drafts) / num_proposed
+        rate = Drafts.total(drafts).columns()["acceptance_rate"]
+        if why is None and rate is not None:
             why = (
                 "an answer's counts do not show its iterations (with batch_size=1, and --metrics for llama.cpp, the"
                 f" server's counters may), but that {percent(rate)} of the draft tokens were accepted"
             )
         why = why or "the engine drafts nothing, or does not report what it accepted"
     elif counted is not None and counted < weights.low:
-        is_short = _drafts_fewer(requests, num_iterations, num_draft_tokens)
+        is_short = _drafts_fewer(drafts, num_iterations, num_draft_tokens)
         why = f"the engine may draft fewer than K={num_draft_tokens}" if is_short else None
     elif counted is not None and counted > weights.high and not is_typed:
         # The mean number of draft tokens hides longer drafts, unless all are equally long.
@@ -238,14 +237,14 @@ def served_columns(
     }
 
 
-def _drafts_fewer(requests: Sequence[RequestRecord], num_iterations: float, k: int) -> bool:
+def _drafts_fewer(answers: Sequence[Drafts], num_iterations: float, k: int) -> bool:
     """Whether an engine drafts fewer than K tokens in some iterations before the last ones of an answer, or may never
     have drafted K tokens at all.
     """
-    num_drafted = sum(request.as_drafts.proposed or 0 for request in requests)
+    num_drafted = sum(drafts.proposed or 0 for drafts in answers)
     # Each of the last K iterations of an answer may draft fewer tokens than K: the last one up to K fewer, the one
     # before it up to K - 1 fewer, and so on.
-    most_lost = len(requests) * k * (k + 1) / 2
+    most_lost = len(answers) * k * (k + 1) / 2
     fewest = num_iterations * k - most_lost
     # In short answers, most iterations are among the last ones. Then K is only shown by more drafts than K - 1 allows.
     most_with_less = num_iterations * (k - 1)

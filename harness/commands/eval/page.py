@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from harness.commands.eval.record import MOST_QUESTIONS
 from harness.commands.eval.rows import EvalRow
 from harness.config.amounts import counted
 from harness.reporting.names import Named, named_runs
@@ -162,8 +163,7 @@ def _next_steps(rows: Sequence[EvalRow], statement: Statement) -> list[NextStep]
     if changes or not row.replacement:
         # Without replacement, more questions than these would only repeat some.
         num_needed = min(num_needed, num_possible)
-    # The command takes 10^6 questions at most.
-    if not num_asked < num_needed <= 10**6:
+    if not num_asked < num_needed <= MOST_QUESTIONS:
         return []
     return [NextStep("more questions", f"{changes}num_prompts={math.ceil(num_needed)}")]
 

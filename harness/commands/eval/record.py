@@ -13,6 +13,9 @@ from harness.config.errors import CANNOT_TELL, VerdictError
 from harness.config.run import RunSettings
 from harness.config.settings import require
 
+# The most questions of a seed. All of them are in memory at once.
+MOST_QUESTIONS = 10**6
+
 
 @dataclass(frozen=True, kw_only=True)
 class EvalSettings(RunSettings):
@@ -47,7 +50,7 @@ class EvalSettings(RunSettings):
             (are_seeds, "seeds", "must be one or more different numbers of 0 or more"),
             (self.num_prompts >= 1, "num_prompts", "must be at least 1"),
             (0 < self.margin <= 1, "margin", "must be in (0, 1]"),
-            (self.num_prompts <= 10**6, "num_prompts", "must be at most 10^6"),
+            (self.num_prompts <= MOST_QUESTIONS, "num_prompts", "must be at most 10^6"),
             (self.weights == "stored", "weights", "must be stored: random weights know no answers"),
         ):
             require(is_met, setting, rule, getattr(self, setting))

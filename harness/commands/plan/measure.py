@@ -48,8 +48,7 @@ class PlanExperiment(Experiment[PlanSettings, PlanRow]):
         session.devices = [machine.name]
         num_draft_tokens = settings.most_draft_tokens
         plan: PairPlan = local("engine.planning").plan_on(machine, settings, settings.prompt_length)
-        # A head may be unable to draft more, whatever K is. `plan.reads` are already those of an iteration with at most
-        # `most` draft tokens.
+        # Some heads draft at most `most` tokens, even if K is larger. `plan.reads` is already computed for these.
         most = (plan.reads and plan.reads.most_draft_tokens) or LARGEST_K
         k = min(num_draft_tokens, most)
         if k < num_draft_tokens and settings.length_at_k is not None:

@@ -22,7 +22,6 @@ from harness.config.errors import SettingError
 from harness.config.gpus import known_gpu, known_gpus
 from harness.config.machine import cpu_name
 from harness.config.run import RunSettings
-from harness.config.settings import PlacementSettings
 from harness.engines.door.plans import Machine, PairPlan, PassBytes, PretendedGpus
 from harness.engines.record import engine_of
 from harness.local.engine.pair import PlannedPair, sketch_pair
@@ -56,24 +55,24 @@ def trained_length(planned: PlannedPair) -> int | None:
 
 def find_machine(settings: RunSettings, pretended: PretendedGpus | None) -> Machine:
     """Return the machine to plan for: the hypothetical GPUs if there are any, otherwise this machine's GPUs or, without
-    GPUs, its main memory. With `placement=cpu`, it is the main memory, whatever GPUs there are.
+    GPUs, its main memory. With `placement=cpu`, it is always the main memory.
 
     Raises:
         SettingError: the machine has fewer GPUs than the settings require.
         RunError: the machine has GPUs, but CUDA does not start.
     """
     quiet_libraries()
-    if not pretended or settings.placement.strategy == "cpu":
-        machine = _this_machine(settings.placement)
-    else:
+    uses_gpus = settings.placement.strategy != "cpu"
+    if pretended and uses_gpus:
         machine = _pretended_machine(pretended)
+    else:
+        machine = _this_machine(visible_gpus() if uses_gpus else [])
     check_gpu_numbers(settings.placement, settings.models, machine.num_gpus)
     return machine
 
 
-def _this_machine(placement: PlacementSettings) -> Machine:
-    """Return the GPUs of this machine or, if it has none or the settings exclude them, its main memory."""
-    gpus = [] if placement.strategy == "cpu" else visible_gpus()
+def _this_machine(gpus: Sequence[int]) -> Machine:
+    """Return this machine with these of its GPUs; without any, its main memory."""
     if not gpus:
         return Machine(free_memory(gpus), f"{cpu_name() or 'the CPU'}, main memory", bandwidths={})
     names = [torch.cuda.get_device_name(gpu) for gpu in gpus]

@@ -64,8 +64,8 @@ def prepare(runners: PairRunners, preparation: Preparation) -> None:
     if runners.draft is not None:
         draft_name = runners.draft.name
     elif pair.head is not None and not are_whole:
-        # A head has no runner of its own. It is compiled only within prepared calls, even if the target's passes were
-        # compiled.
+        # A head has no runner of its own. It is compiled only as a part of prepared calls, so here it is not compiled,
+        # even if the target is.
         draft_name = "static"
     # The names are shown in rows of results, which state in this way that no graphs were captured.
     suffix = NO_GRAPHS if on_gpu and not runners.prepared else ""

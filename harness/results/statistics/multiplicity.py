@@ -80,8 +80,10 @@ def widened(interval: Interval, num_intervals: int, confidence: float = CONFIDEN
     if num_intervals == 1 or not interval.has_bounds:
         return interval
     covers = interval.covers
-    # A normal interval has infinitely many.
-    degrees_of_freedom = covers.degrees_of_freedom or covers.fewest - 1 if covers else math.inf
+    # Those of a normal interval.
+    degrees_of_freedom = math.inf
+    if covers is not None:
+        degrees_of_freedom = covers.degrees_of_freedom or covers.fewest - 1
     alpha = 1 - confidence
     alpha_of_each = (1 - CONFIDENCE ** (1 / num_intervals)) * alpha / (1 - CONFIDENCE)
     wider = t_quantile(alpha_of_each / 2, degrees_of_freedom)
