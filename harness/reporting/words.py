@@ -14,7 +14,6 @@ from harness.config.amounts import counted
 from harness.config.command_line import Words, setting_in
 from harness.config.model_names import SECOND_COMMAND
 from harness.config.settings import DecodingSettings
-from harness.results.runs import Run
 from harness.results.schema import RunRow
 
 # The meaning of a lossy rule.
@@ -168,24 +167,6 @@ def lossy_warning(row: Any) -> str | None:
     """A warning about a lossy rule; None for a lossless one."""
     rule = lossy_rule(row)
     return rule and f"{rule}: {LOSSY}."
-
-
-def disturbed_runs(runs: Sequence[Run[Any]]) -> list[str]:
-    """`1 of 5 runs drifted and 2 of 5 runs got as little as 84 % of the CPU time they wanted (unsteady).`; [] if
-    neither. Of a pooled run, each of its runs counts. Simulated runs do not, because no other program can disturb them.
-    """
-    measured = [part for run in runs for part in run.parts or [run] if not part.last.is_simulated]
-    num_drifted = sum(bool(run.last.drifted) for run in measured)
-    shares = [run.last.processor_share for run in measured if run.last.was_starved]
-    # Rounded down, as for a single run.
-    starved = f"got as little as {int(100 * min(shares, default=0))} % of the CPU time they wanted"
-    happened = {"drifted": num_drifted, starved: len(shares)}
-    parts = [
-        f"{number} of {counted(len(measured), 'run')} {verb}"
-        for verb, number in happened.items()
-        if number
-    ]
-    return [f"{' and '.join(parts)} (unsteady)."] if parts else []
 
 
 def too_long(row: Any) -> str | None:

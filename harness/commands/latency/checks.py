@@ -12,6 +12,7 @@ from harness.commands.latency.answer import has_verdict
 from harness.config.amounts import counted, percent
 from harness.config.machine import is_loopback
 from harness.config.run import NO_GRAPHS
+from harness.measuring.figures.machine import QUIET
 from harness.measuring.rows import LatencyRow
 from harness.reporting.words import (
     LOSSY,
@@ -114,6 +115,29 @@ def findings(runs: Iterable[_Run], consequences: Sequence[Consequence]) -> list[
                 if found:
                     sentences[check.text.format(row=run.last, found=found)] = None
     return list(sentences)
+
+
+def disturbed_runs(runs: Iterable[_Run]) -> list[str]:
+    """`1 of 5 runs drifted and 2 of 5 runs got less than 90 % of the CPU time they wanted (at worst 84 %): unsteady.`;
+    [] if neither. Of a pooled run, each of its runs counts. Simulated runs do not, because no other program can disturb
+    them.
+    """
+    measured = [part for run in runs for part in run.parts or [run] if not part.last.is_simulated]
+    num_drifted = sum(bool(run.last.drifted) for run in measured)
+    shares = [run.last.processor_share or 0.0 for run in measured if run.last.was_starved]
+    # Rounded down, as for a single run.
+    worst = int(100 * min(shares, default=0))
+    limit = percent(QUIET)
+    happened = {
+        "drifted": num_drifted,
+        f"got less than {limit} of the CPU time they wanted (at worst {worst} %)": len(shares),
+    }
+    parts = [
+        f"{number} of {counted(len(measured), 'run')} {verb}"
+        for verb, number in happened.items()
+        if number
+    ]
+    return [f"{' and '.join(parts)}: unsteady."] if parts else []
 
 
 def _each_arm(find: Callable[[LatencyRow], str | None]) -> Callable[[_Run], str | None]:

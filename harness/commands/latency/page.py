@@ -8,7 +8,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from harness.commands.latency.answer import end, has_verdict, headline, reasons
-from harness.commands.latency.checks import checked, doubts, findings, notes
+from harness.commands.latency.checks import checked, disturbed_runs, doubts, findings, notes
 from harness.commands.latency.figures import (
     FIRST_TOKEN,
     divided_tables,
@@ -34,7 +34,7 @@ from harness.config.amounts import counted
 from harness.measuring.rows import LatencyRow
 from harness.reporting.page import Page, figures_table, heading, num_runs, title_of_many
 from harness.reporting.table import Column, Line, Table, number
-from harness.reporting.words import arm_name, disturbed_runs, settings_line
+from harness.reporting.words import arm_name, settings_line
 from harness.results.runs import Run, grouped
 
 if TYPE_CHECKING:
