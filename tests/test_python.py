@@ -66,16 +66,18 @@ def test_a_regular_arm_has_the_k_of_its_run() -> None:
 
 def test_the_documented_tables_have_one_row_per_pair(capsys: pytest.CaptureFixture[str]) -> None:
     """Of a failed run, two runs and their pool, a lossy run, and made-up ones."""
-    shared: dict[str, Any] = {"arm": "speculative", "model": "a_b", "draft": "d", "status": "ok"}
+    shared: dict[str, Any] = {"arm": "speculative", "draft": "d", "status": "ok", "prompts": "p"}
+    shared |= {"model": "a_b", "prompts_digest": "f1"}
     greedy = {"temperature": 0.0, "num_draft_tokens": 4, **shared}
     lossy = {"temperature": 0.5, "num_draft_tokens": 2, "rule": "google", "lenience": 0.5}
+    other = {"model": "c", "prompts_digest": "f2"}
     made_up = [{"engine": "simulated"}, {"weights": "random"}, {"synthetic_acceptance": 0.9}]
     rows = [
         LatencyRow(run="run 1", **greedy | {"status": "failed"}),
         LatencyRow(run="run 2", **greedy),
         LatencyRow(run="run 3", **greedy),
         LatencyRow(run="run 4", pooled_runs=["run 2", "run 3"], **greedy),
-        LatencyRow(run="run 5", **shared | lossy | {"model": "c"}),
+        LatencyRow(run="run 5", **shared | lossy | other),
         *(LatencyRow(run=f"run {6 + n}", **greedy, **made_up[n]) for n in range(3)),
         # `repeats=` was raised.
         LatencyRow(run="run 9", **greedy),
@@ -88,9 +90,9 @@ def test_the_documented_tables_have_one_row_per_pair(capsys: pytest.CaptureFixtu
     )
     found: dict[str, Any] = {}
     exec(table, found)
-    assert [line.split(" & ")[:5] for line in capsys.readouterr().out.splitlines()[4:7]] == [
-        ["c", "2", "0.5", "google", "0.5"],
-        ["a\\_b", "4", "0", "", ""],
+    assert [line.split(" & ")[:6] for line in capsys.readouterr().out.splitlines()[4:7]] == [
+        ["c", "p f2", "2", "0.5", "google", "0.5"],
+        ["a\\_b", "p f1", "4", "0", "", ""],
         ["\\bottomrule"],
     ]
     # Rows differ in these only together with others, or are left out.

@@ -54,12 +54,13 @@ def test_where_a_stream_is_closed_the_run_succeeds(tmp_path: Path, closed: int, 
     require_success(done, tmp_path, shown)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("closed", [">&-", "2>&-"])
-def test_help_needs_no_streams(tmp_path: Path, closed: str) -> None:
-    """In a new interpreter, which finds them closed."""
-    done = shell(f"harness latency --help {closed}", tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert ("num_prompts" in done.stdout) == (closed == "2>&-")
+def test_a_sweep_needs_no_streams(tmp_path: Path, closed: str) -> None:
+    """In new interpreters, which find them closed."""
+    done = shell(f"harness {' '.join(QUICK)} -m seed=1,2 {closed}", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert ("2 single runs" in done.stdout) == (closed == "2>&-")
 
 
 @pytest.mark.slow

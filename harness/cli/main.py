@@ -78,9 +78,10 @@ def _prepare_streams() -> None:
     encode.
     """
     # Occupy closed descriptors. Otherwise the next file that is opened would get the number of stdout. Each call gets
-    # the lowest free number, so the loop ends with the first number above 2, which is not needed.
+    # the lowest free number, so the loop ends with the first number above 2, which is not needed. Processes that
+    # this one starts inherit the others.
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
-        pass
+        os.set_inheritable(descriptor, True)
     os.close(descriptor)
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
@@ -118,8 +119,9 @@ def run(command: str, *overrides: str, verbose: bool = False, **settings: Any) -
         all others that are not empty.
 
     Raises:
-        SettingError: a setting is wrong. In a sweep it is raised after the other jobs have run, unless only the models
-            showed it: such a job has a row with the status `refused`.
+        SettingError: a setting is wrong. In a sweep, an unknown name ends it before any job runs. A wrong value of one
+            job is raised after the other jobs have run, or, if only the models show that it is wrong, the job becomes a
+            row with the status `refused`.
         RunError, or an unexpected error: the run failed. (Failed jobs and bad answers of a sweep raise nothing.)
         VerdictError: the run succeeded, and its answer is bad: for example, the pair is not lossless. A doubtful answer
             raises nothing; its rows contain the reason for the doubt.
@@ -141,11 +143,10 @@ def run(command: str, *overrides: str, verbose: bool = False, **settings: Any) -
         if word.partition("=")[0] in _FOR_THE_TERMINAL:
             raise SettingError(word, f"is for the command line: harness {command}")
     invocation = Invocation(divided.servers, quiet=True)
-    stdout = sys.stdout if verbose else io.StringIO()
     with (
         _run_lock,
         signals.interrupting(),
-        redirect_stdout(stdout),
+        redirect_stdout(sys.stdout if verbose else io.StringIO()),
         progress.quiet(not verbose),
     ):
         divided.note()

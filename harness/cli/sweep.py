@@ -84,9 +84,9 @@ def begin(
             "jobs run at the same time on this machine and slow each other down, so times and speed-ups are not those"
             " of an idle machine: leave out the launcher to measure one job after the other"
         )
-    if launcher.endswith((".SlurmLauncher", ".RayLauncher", ".JoblibLauncher")):
-        # From now on, this process only waits for jobs in other processes. A signal ends the wait, and the table is
-        # printed.
+    if not launcher.endswith(".BasicLauncher"):
+        # From now on, this process only waits for jobs in other processes, except with Hydra's own launcher. A signal
+        # ends the wait, and the table is printed.
         signals.raise_postponed()
     return manifest, jobs
 
@@ -200,7 +200,7 @@ def run_job(config: Any, servers: Servers) -> Sequence[RunRow]:
         rows = job.ensure_rows(error or RunError("its process wrote no row"))
     except KeyboardInterrupt as interrupt:
         rows = job.rows()
-        # After a time limit of the cluster the job counts as failed. After Ctrl-C it has no rows.
+        # A job that the cluster's time limit ended before it wrote a row counts as failed; after Ctrl-C it has no row.
         if not rows and isinstance(interrupt, signals.TimeLimit):
             rows = job.ensure_rows(RunError(str(interrupt)))
         if rows:

@@ -48,7 +48,7 @@ def pages_about(
                 continue
             # Made-up figures allow no conclusion, so only the tables of these runs are shown.
             for part in page.parts or [page]:
-                # A page without a verdict has no table.
+                # A page of runs that all ended early has no table.
                 for table in (part.full_tables or part.tables)[:1]:
                     title = f"{command.name}: {part.title}"
                     rows = tuple(replace(row, strong=False, faint=True) for row in table.rows)
@@ -66,8 +66,8 @@ def pages_about(
 
 
 def _without_verdict_table(runs: Sequence[Run], among: Sequence[Run]) -> Table:
-    """A table of runs without a verdict, each with the reason, and named so that it differs from all runs in `among`,
-    which may occur twice there.
+    """A table of runs without a verdict, each with the reason, under a name that no other run in `among` has. Runs may
+    occur twice in `among`.
     """
     columns = (
         Column("command", text=True, of="run.command", varies=True),

@@ -38,7 +38,7 @@ def install_command(extras: str) -> str:
     if url.startswith("file:"):
         return f"pip install {shlex.quote(f'{unquote(urlsplit(url).path)}[{extras}]')}"
     if "vcs_info" in noted:
-        url = f"{noted['vcs_info']['vcs']}+{url}"
+        url = f"{noted['vcs_info']['vcs']}+{url}@{noted['vcs_info']['commit_id']}"
     return f"pip install {shlex.quote(f'specharness[{extras}] @ {url}')}"
 
 

@@ -35,8 +35,8 @@ class MethodRecord(RecordWithSettings):
     def choice(self, name: str) -> dict[str, Any] | None:
         """Return the settings that a value of `draft=` implies; None if the value does not name this method.
 
-        `early_exit_8` implies {"layers": [8]}. For `model` the result is None also for names of models, such as `7B`:
-        every value that names no other method is a model (`cli.names`).
+        `early_exit_8` implies {"layers": [8]}. The method `model` does not recognise names of models, such as
+        `7B`: `cli.names` takes every value that no method recognises for a model.
         """
         return {} if name == self.name else None
 

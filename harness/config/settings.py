@@ -84,8 +84,8 @@ def check_address(setting: str, url: str | None) -> None:
     if url is None:
         return
     # Checked first, because `urlsplit` drops line breaks.
-    shown = "***" if "@" in url else repr(url)
-    require(url.isprintable() and " " not in url, setting, _ADDRESS_RULE, shown)
+    is_printable = url.isprintable() and " " not in url
+    require(is_printable, setting, _ADDRESS_RULE, "***" if re.search("[@?]", url) else repr(url))
     try:
         parts = urlsplit(url)
     except ValueError as error:

@@ -93,8 +93,8 @@ class LatencyRow(
 
         It is None if rows of a batch wait for each other, if tokens were held back (so that the first token's time is
         not known), or if answers have only one token. If the time of the first token or the length of answers is not
-        recorded, it is `ms_per_token`. In a pooled row it is inexact if the runs have different numbers of failed or
-        empty answers, of which only the largest is kept.
+        recorded, it is `ms_per_token`. A pooled row keeps only the largest
+        numbers of failed and of empty answers, so there it is inexact if these differ from run to run.
         """
         if self.ms_per_token is None or self.held_back or self.is_batched:
             return None

@@ -16,6 +16,8 @@ from harness.config.model_names import SECOND_COMMAND
 from harness.config.settings import DecodingSettings
 from harness.results.schema import RunRow
 
+# Launchers whose jobs slow each other down, so that the next command is better typed without them.
+_SIDE_BY_SIDE = ("+launcher=submitit_local", "hydra/launcher=joblib")
 # The meaning of a lossy rule.
 LOSSY = "the speculative output no longer follows the target (lossy)"
 
@@ -42,13 +44,12 @@ def typed_again(changes: str, *, command: str = "", leaving_out: Collection[str]
     changing = shlex.split(changes)
     # Directories (`hydra.run.dir`, `hydra.sweep.dir`) belong only to the typed run, and are left out.
     replaced = ["details", "dir", *leaving_out, *map(setting_in, changing)]
-    kept = []
-    for number, word in enumerate(words.typed, start=1):
-        name = setting_in(word)
-        # If a setting was typed twice, only the last value counts.
-        is_last = name not in map(setting_in, words.typed[number:])
-        if is_last and not any(_is_replaced(name, by) for by in replaced):
-            kept.append(word)
+    kept = [
+        word
+        for word in words.typed
+        if word not in _SIDE_BY_SIDE
+        and not any(_is_replaced(setting_in(word), by) for by in replaced)
+    ]
     if command:
         kept = [command, *kept[1:]]
     return str(Words([*kept, *changing], words.servers))
@@ -128,8 +129,7 @@ def _draft_name(row: RunRow, joint: str) -> str:
         return " with the server's draft"
     if row.draft == SECOND_COMMAND:
         return " against the first command"
-    # If a command started the server, the command shows the draft.
-    return f"{joint}{called(row.draft)}{'' if row.server_command else ' (as labelled)'}"
+    return f"{joint}{called(row.draft)}{' (as labelled)' if row.is_labelled else ''}"
 
 
 def called(typed: str) -> str:
@@ -276,7 +276,7 @@ def k_in_words(row: RunRow) -> str | None:
     """`4`, `auto`; `4 (as labelled)` for a server that was already running, whose K is only what the user typed; None
     without a K.
     """
-    label = " (as labelled)" if row.has_labelled_k else ""
+    label = " (as labelled)" if row.is_labelled else ""
     return f"{row.num_draft_tokens}{label}" if row.num_draft_tokens else None
 
 

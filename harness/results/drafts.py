@@ -35,17 +35,16 @@ class Drafts:
             marginal_acceptance_by_position    [2/2, 2/2, 1/2, 1/2]
 
     Attributes:
-        answers: number of answers that report anything about drafts. If some answers report drafts and others do not,
-            the others drafted nothing, because llama.cpp leaves zeros out. If no answer reports drafts, nothing is
-            known.
+        answers: number of answers that report anything about drafts. If it is 0, nothing is known. If only some answers
+            report drafts, the others count as having drafted nothing, because llama.cpp leaves zeros out.
         decoded: number of tokens that iterations decided: all tokens except the first of each answer.
         iterations: number of all iterations, including those that drafted nothing.
         drafting: number of iterations that drafted at least one token.
         proposed, accepted: numbers of draft tokens.
         accepted_at, tested_at: for each position, from 0, the number of draft tokens that were accepted, or tested. A
             draft token is tested if all draft tokens before it were accepted.
-        k: mean number of draft tokens per iteration that drafted, if it is the same in all answers; nan if they differ.
-            It is only read if `tested_at` is None.
+        k: mean number of draft tokens per iteration that drafted, if it is the same in all answers; nan if they differ,
+            and 0 if nothing was drafted. It is only read if `tested_at` is None.
     """
 
     answers: int = 0
@@ -220,7 +219,7 @@ class DraftColumns:
 
         Rows of older versions contain only a histogram and rates; most counts are computed from these.
         """
-        # The columns `num_decoded`, `acceptance_rate` and `mean_proposed` are fields of other base classes of a row.
+        # The row itself has `num_decoded` and `acceptance_rate`, and if it may have no `num_proposed`, `mean_proposed`.
         row: Any = self
         if self.impossible_counts:
             return UNKNOWN
@@ -234,8 +233,8 @@ class DraftColumns:
         if histogram and proposed is None:
             drafting, accepted = sum(histogram), sum(positions(histogram))
             proposed = round(drafting * (row.mean_proposed or 0))
-        # Iterations are known, but no drafts: nothing was drafted. (SGLang's counters have the number of accepted
-        # tokens, even if it is 0, but not the number of proposed tokens.)
+        # Only the iterations are known: nothing was drafted. (SGLang's counters always have the number of accepted
+        # tokens, even if it is 0, so their rows are not meant here.)
         if proposed is None and rate is None and not drafting and accepted is None:
             return Drafts(answers=1, decoded=decoded, iterations=iterations)
         return Drafts(
@@ -259,7 +258,8 @@ def positions(histogram: Sequence[int]) -> list[int]:
     For example, [2, 1, 3] gives [4, 3]: 4 iterations accepted a first token, and 3 of these also a second token.
     """
     reached = [*accumulate(reversed(histogram))]
-    # `[5]`, 5 iterations that accepted nothing, has no positions; the result is then `[0]`.
+    # `[5]`, 5 iterations that accepted nothing, has no positions. The result is then `[0]`, so that a histogram that is
+    # made from it has a number of iterations that accepted nothing, and one of iterations that accepted a token.
     return reached[-2::-1] or [0] * len(histogram)
 
 

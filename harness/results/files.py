@@ -60,7 +60,8 @@ def append_rows(path: str | Path, rows: Sequence[Row]) -> Path:
     Raises:
         SettingError: if no file can be written at this path. The error names `results.file`, because this setting is
             the usual source of the path.
-        RunError: if the disk itself fails, or another process holds the lock; the file then keeps its old content.
+        RunError: if the disk itself fails, or another process holds the lock. The file then has its old content, or all
+            rows.
     """
     path = Path(path)
     # Ends at the first file that takes the rows.

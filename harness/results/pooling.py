@@ -95,6 +95,8 @@ def _pooled_run(runs: Sequence[Run[Any]]) -> Run[Any] | None:
     has_same_arms = len({len(run.rows) for run in runs}) == 1
     if len(runs) < 2 or not has_same_arms or not hasattr(runs[-1].last, "pooled_runs"):
         return None
+    # A pooled row that was read from a file stands for its runs.
+    runs = each_once([part for run in runs for part in run.parts or [run]])
     rows = pooled_rows(runs)
     if not rows:
         return None

@@ -268,9 +268,9 @@ class RunRow(Row):
         return self.url is not None and self.url == self.regular_url and is_one_model
 
     @property
-    def has_labelled_k(self) -> bool:
-        """Whether K is only what the user typed, because the server was already running."""
-        return bool(self.url and not self.server_command and self.num_draft_tokens)
+    def is_labelled(self) -> bool:
+        """Whether the draft and K are only what the user typed, because the server was already running."""
+        return bool(self.url and not self.server_command)
 
     @property
     def synthetic(self) -> bool:

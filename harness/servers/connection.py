@@ -85,9 +85,9 @@ class RequestForm:
             body["top_p"] = decoding.top_p
         if request.ends and not self.stops_at_tokens:
             body["stop"] = list(request.ends[:_MOST_STOPS])
-        further = dict(self.extra)
         if request.with_logprobs:
-            further["logprobs"] = 1
+            body["logprobs"] = 1
+        further = dict(self.extra)
         if self.takes_extensions:
             # By vLLM's names; `dialect.words` translates them.
             extensions: dict[str, Any] = {
@@ -215,7 +215,7 @@ async def connect(
         say: shows a line to the user.
 
     Raises:
-        RunError: if the server answers no request in any form.
+        RunError: if the server answers no request in any form, or if a request fails otherwise.
         SettingError: as from `new_client`.
     """
     settings = ServerSettings.of(opening.settings)

@@ -1,7 +1,7 @@
 """Kinds of servers (vLLM, llama.cpp and so on): their pages about themselves, their request parameters and their
 counters.
 
-The kind of a server is recognised by `owned_by` of the first model in its list or, without it, by the command that
+The kind of a server is recognised by `owned_by` of the model that requests name or, without it, by the command that
 starts the server. Users can set another kind with `engine.dialect`; `./my_server.py:MINE` is a `Dialect` in a user's
 own file.
 """
@@ -47,10 +47,9 @@ class Dialect(Record):
             with one request per token; None if no way is known.
         counters: for each of its counters, by name without `_total`, the field of `engines.counts.Counts`; or
             `drafted_at` for draft tokens by position.
-        counts_in_any_case: a counter that the server always has, if it has counters of drafts only while it speculates;
-            otherwise empty.
-        counts_within: whether it counts accepted draft tokens only up to the end of an answer with as many tokens as
-            were asked for.
+        counts_in_any_case: for a server that shows counters of drafts only while it speculates, a counter that it
+            always shows; otherwise empty.
+        counts_within: whether it does not count draft tokens that were accepted beyond the requested number of tokens.
         startup: how its commands are read; `NOT_KNOWN` if harness cannot change them.
     """
 

@@ -64,7 +64,7 @@ def main(log: str, command: list[str]) -> int:
         # If harness has forked, another process may keep the pipe open. So the guard's parent process is checked, too.
         if closed or os.getppid() != harness:
             break
-    # How long processes may take to end before they are killed: no time if the server has ended by itself.
+    # How many seconds processes may take to end before they are killed: 0 if the server has ended by itself.
     grace_s = 0.0
     if server.poll() is None:
         server.terminate()
@@ -73,8 +73,8 @@ def main(log: str, command: list[str]) -> int:
         with suppress(subprocess.TimeoutExpired):
             server.wait(grace_s)
         _end_container(command)
-    # `wait_procs` also reads the exit code of a server that is still in the list. `server.wait()` then returns 0, not
-    # that code, which nobody needs.
+    # If the server is still in the list, `wait_procs` takes its exit code, and `server.wait()` returns 0. Nobody needs
+    # the code of a server that was ended here.
     while left := psutil.Process().children(recursive=True):
         _, alive = psutil.wait_procs(left, timeout=grace_s)
         for process in alive:
@@ -111,8 +111,8 @@ def _mask(log: str, keys: list[str]) -> None:
 def _end_container(command: list[str]) -> None:
     """End the container that `docker run` started, if it still runs."""
     index = command.index("--cidfile")
-    # The words before `run`: the program (`docker` or `podman`), and its own options.
-    client = command[: command.index("run")]
+    # The words before `run`, which `--cidfile` follows: the program (`docker` or `podman`), and its own options.
+    client = command[: index - 1]
     with suppress(OSError, subprocess.TimeoutExpired):
         with open(command[index + 1], encoding="utf-8") as file:
             number = file.read().strip()

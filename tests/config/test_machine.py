@@ -79,8 +79,8 @@ def test_cores_that_other_programs_keep_busy_are_not_free(monkeypatch: pytest.Mo
     [
         ('{"url": "file:///my%20files/specharness-0.3.0.whl"}', "'/my files/specharness-0.3.0.whl[gguf]'"),
         (
-            '{"url": "https://h/o/r.git", "vcs_info": {"vcs": "git"}}',
-            "'specharness[gguf] @ git+https://h/o/r.git'",
+            '{"url": "https://h/o/r.git", "vcs_info": {"vcs": "git", "commit_id": "1a2b"}}',
+            "'specharness[gguf] @ git+https://h/o/r.git@1a2b'",
         ),
         ('{"url": "https://h/specharness-1.whl"}', "'specharness[gguf] @ https://h/specharness-1.whl'"),
         (None, "'WHEEL_FILE[gguf]'"),

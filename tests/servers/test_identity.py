@@ -406,9 +406,9 @@ def test_a_container_ends_with_its_server(tmp_path: Path) -> None:
         "    time.sleep(600)\n"
     )
     docker.chmod(0o755)
-    for options in ((), (), ("--context", "gpu")):
+    for wrapper, options in (((), ()), ((), ()), (("env", "-u", "run"), ("--context", "gpu"))):
         words = (*options, "run", "--rm", "-p", "{port}:8000", "vllm/vllm-openai")
-        server = launched(tmp_path, str(docker), *words)
+        server = launched(tmp_path, *wrapper, str(docker), *words)
         while not (tmp_path / "runs").exists():
             time.sleep(0.05)
         server.stop()

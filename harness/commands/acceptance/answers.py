@@ -91,8 +91,8 @@ class AnswerSource:
     Attributes:
         kind: where the answers of the run as typed come from: `given` with the prompts, `written` now by the target in
             this process, or `served` by an engine in another process.
-        prompt_set: the set from which prompts are taken; of a set in which some prompts have answers, only these,
-            unless the answers are `served`.
+        prompt_set: the set from which prompts are taken; if only some of its prompts have answers, the others are
+            left out, unless the answers are `served`.
         prompts: the prompts taken from the set, before those that are too long are left out.
         num_skipped: how many prompts of the run as typed were too long.
         num_sent: how many requests the run as typed sent to each command; 0 for given texts.
@@ -139,7 +139,8 @@ class AnswerSource:
                 answer = completion_ids(session.tokenizer, prompt)
                 readings.append(of_one_answer(prompt, token_ids, answer))
         longest = max((len(reading.transcript.token_ids) for reading in readings), default=1)
-        room = session.planned.room(0) or longest
+        # The models' context; None if it is not known.
+        room = session.planned.room(new_tokens=0) or longest
         if num_long := sum(len(reading.transcript.token_ids) > room for reading in readings):
             say(f"{num_long} of {len(readings)} texts are read up to the context of {room} tokens")
         readings = [*filter(None, (reading.until(room) for reading in readings))]
@@ -163,7 +164,7 @@ class AnswerSource:
         prompts = self.prompts
         if self.kind == "given":
             prompts = tuple(prompt.opening for prompt in prompts)
-        # Within the block, the condition serves as the experiment: the session reads only its settings.
+        # Within the block, the condition takes the place of the experiment, from which the session reads its settings.
         experiment, session.experiment = session.experiment, condition
         try:
             encoded = session.encoder.encode_set(self.prompt_set, prompts, new_tokens)

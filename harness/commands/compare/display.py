@@ -95,7 +95,8 @@ class Lane:
         self._seconds = min(at, answered.seconds)
         self._seconds_to_first_token = answered.arrivals[0].seconds if count else None
         if at >= answered.seconds:
-            # For a server that sends only text, no token arrives above. Its record has their number and times.
+            # The token ids of a server that sends only text are guessed by encoding the text, and come at the end. The
+            # record has the server's own number of tokens, and the time of the first.
             for request in answered.requests:
                 self.num_tokens = request.num_tokens
                 if request.arrivals:
@@ -191,7 +192,7 @@ def show_race(
         longest = max(answered.seconds for answered in answers)
         shown_s = min(max(longest, _SHORTEST_REPLAY_S), _LONGEST_REPLAY_S)
         speed = longest / shown_s
-        replayed = f"Replayed at {speed:.2g} times real speed."
+        replayed = f"Replayed at {speed:.3g} times real speed."
         console.print(f"Both were measured, one after the other. {replayed}", style="dim")
         began = time.perf_counter()
 

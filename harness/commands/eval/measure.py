@@ -108,6 +108,11 @@ class EvalExperiment(Experiment[EvalSettings, EvalRow]):
             # That process knew which of these answers it took from earlier runs.
             self.resumed = None
         arms = {arm for by_arm in self.answers.values() for arm in by_arm}
+        if len(arms) > len(self.settings.arms):
+            # A single server is called regular until it drafts, so its earlier answers may have that name.
+            for by_arm in self.answers.values():
+                by_arm["speculative"] = by_arm.popitem()[1]
+            arms = {"speculative"}
         rows = []
         for seed in (*self.settings.seeds, "all"):
             problems = [problem for problem in self.problems if seed in ("all", problem.seed)]
@@ -137,7 +142,7 @@ class EvalExperiment(Experiment[EvalSettings, EvalRow]):
         """
         settings = self.settings
         is_greedy = settings.decoding.temperature == 0
-        # For each text of a question, the question that was asked first: it is written last, and so it stays.
+        # For each text, the first question that has it: in reversed order, the first one overwrites the others.
         first_asked = {problem.prompt: problem for problem in reversed(answered)}
         # If a question is asked again, its greedy answer is a copy, which adds no evidence.
         different = [problem for problem in answered if problem is first_asked[problem.prompt]]

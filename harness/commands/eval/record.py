@@ -101,7 +101,7 @@ class Eval(Command[EvalSettings, EvalRow]):
         for statement in statements:
             if not statement.is_judged:
                 return VerdictError(f"cannot tell: {statement.why}", CANNOT_TELL)
-        return super().bad_answer(rows)
+        return None
 
     def line(self, rows: Sequence[EvalRow]) -> str:
         """The accuracy of each arm over all seeds, in a few words; empty if nothing was answered."""

@@ -127,10 +127,11 @@ def disturbed_runs(runs: Iterable[_Run]) -> list[str]:
     shares = [run.last.processor_share or 0.0 for run in measured if run.last.was_starved]
     # Rounded down, as for a single run.
     worst = int(100 * min(shares, default=0))
-    limit = percent(QUIET)
     happened = {
         "drifted": num_drifted,
-        f"got less than {limit} of the CPU time they wanted (at worst {worst} %)": len(shares),
+        f"got less than {percent(QUIET)} of the CPU time they wanted (at worst {worst} %)": len(
+            shares
+        ),
     }
     parts = [
         f"{number} of {counted(len(measured), 'run')} {verb}"

@@ -288,7 +288,7 @@ def schedules(pairs: Sequence[RankedRun]) -> list[Schedule]:
         words = [*curve] if len(curves) > 1 else []
         if not have_same_prompts:
             words.append(f"prompts {prompts}")
-        if any(pair.row.has_labelled_k for pair in members):
+        if any(pair.row.is_labelled and pair.row.num_draft_tokens for pair in members):
             words.append("K as labelled")
         whose = f"{', '.join(words)}: " if words else ""
         found.append(Schedule(whose, ranges, why_none))

@@ -88,7 +88,8 @@ _COLUMNS: Mapping[str, Callable[[LatencyRow], str]] = {
     "dtype": lambda row: row.dtype or DASH,
     # A small set is sent repeatedly.
     "prompts": lambda row: (
-        f"{row.num_different_prompts or row.num_prompts or 0} ({row.prompts or 'unknown'})"
+        f"{row.num_different_prompts or row.num_prompts or 0} ({row.prompts or 'unknown'},"
+        f" {row.prompts_digest or 'unknown texts'})"
     ),
     "tokens": lambda row: str(row.max_new_tokens or DASH),
     "temperature": lambda row: DASH if row.temperature is None else f"{row.temperature:g}",

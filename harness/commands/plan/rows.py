@@ -21,7 +21,7 @@ class PlanRow(RunRow):
     program: MaybeText = figure(
         "the program whose memory was planned: harness's own decoding loop, or for a GGUF file a server that reads it"
     )
-    num_gpus: MaybeInt = figure("number of GPUs in the plan; 0 is main memory")
+    num_gpus: MaybeInt = figure("number of GPUs that the plan may use; 0 is main memory")
     free_bytes: MaybeInt = figure(
         "free memory of the GPU that has least; without a GPU, free main memory", "bytes"
     )

@@ -121,15 +121,15 @@ def _ask(asking: Asking, arm: Arm, reference: Reference, scores: Scores) -> None
     num_tokens = max(_FEWEST_TOKENS, num_enough)
     if settings.num_draws != "auto":
         num_tokens = settings.num_draws
-    too_few = ""
-    if num_tokens < num_enough:
-        too_few = f": too few to see a shift of {settings.shift:g}, which needs {num_enough:,}"
-    elif not num_enough:
-        too_few = f": a shift of {settings.shift:g} is too small to be seen"
     tested = "greedy texts"
+    too_few = ""
     if asking.samplings:
         num_settings = counted(len(asking.samplings), "sampling setting")
         tested += f" and {num_tokens:,} drawn tokens over {num_settings}"
+        if num_tokens < num_enough:
+            too_few = f": too few to see a shift of {settings.shift:g}, which needs {num_enough:,}"
+        elif not num_enough:
+            too_few = f": a shift of {settings.shift:g} is too small to be seen"
     say(f"testing the {arm.name} arm with {tested}, {num_in_flight} in flight{too_few}")
     # For each of the two rounds, the number of drawn texts that are not at the one place.
     num_mixed = math.ceil((1 - _SHARE_AT_PLACE) * num_tokens / mean_length / 2)
@@ -153,7 +153,7 @@ def _ask(asking: Asking, arm: Arm, reference: Reference, scores: Scores) -> None
     drawn = [text for text in scores.drawn if text.answer.request.sampling in asking.samplings[:1]]
     if drawn:
         place = choose_place(drawn)
-        # Draw at the place as many tokens as are left after both rounds of other texts, each of which draws about as
+        # Draw at the place as many tokens as are left after both rounds of other texts. The second round draws about as
         # many as the first one did. (These may be fewer than planned, because some texts ended early.)
         drawn_per_round = sum(len(scored.text.tokens) for scored in scores.drawn)
         num_left = max(0, num_tokens - 2 * drawn_per_round)
@@ -200,7 +200,8 @@ def _reference_check(arm: Arm, checks: Sequence[Columns]) -> Columns:
     if is_lossy(checks):
         finding = (
             "the regular server is no reference: its own texts do not follow the log-probabilities"
-            f" that it reports of them ({evidence}); at temperature=1 the tokens that it leaves out matter least"
+            f" that it reports of them ({evidence}); at temperature=1 the tokens whose"
+            " log-probabilities it does not send matter least"
         )
     elif any(check["verdict"] != "lossless" for check in checks):
         finding = (
@@ -291,7 +292,7 @@ class RecoveryExperiment(Experiment[RecoverySettings, RecoveryRow]):
         # contains an answer and a second turn.
         longest = encoded.longest + 1 + most + FOLLOW_UP
         session.place(settings.batch_size, longest)
-        # All of them, also those that the user leaves out: the engine prepares its calls for these settings.
+        # The engine prepares its calls for all sampling settings, also for those that the user leaves out.
         tried = [sampling.decoding for sampling in samplings(settings.decoding)]
         greedy = replace(settings.decoding, temperature=0)
         engine = session.open(settings.batch_size, longest, [*tried, greedy])
@@ -364,8 +365,8 @@ class RecoveryExperiment(Experiment[RecoverySettings, RecoveryRow]):
     def _reference(
         self, session: Session, references: References, prompts: Sequence[Sequence[int]]
     ) -> Reference | None:
-        """The weights, or the regular arm's log-probabilities; None if neither is available, and with
-        `reference=weights` if the weights are not.
+        """The weights, or the regular arm's log-probabilities; None if neither is available. With
+        `reference=weights`, only the weights count.
 
         Raises:
             SettingError: if the run asks for a regular arm, and there is none that may report log-probabilities of
@@ -377,8 +378,8 @@ class RecoveryExperiment(Experiment[RecoverySettings, RecoveryRow]):
         assert engine is not None
         regular, *others = engine.arms
         reports_ids = all(arm.traits.reports_token_ids for arm in engine.arms)
-        is_asked_for = settings.reference == "regular"
-        if not is_asked_for:
+        wants_regular = settings.reference == "regular"
+        if not wants_regular:
             weights = references.for_texts() if reports_ids else None
             if weights is not None or settings.reference == "weights":
                 return weights
@@ -388,7 +389,7 @@ class RecoveryExperiment(Experiment[RecoverySettings, RecoveryRow]):
                 "needs model= for its tokenizer, and a second arm (engine.regular_url, or a draft) that sends token ids"
                 " and log-probabilities of texts"
             )
-            require(not is_asked_for, "reference", rule, settings.reference)
+            require(not wants_regular, "reference", rule, settings.reference)
             return None
         num_tokens = len(session.tokenizer)
         try:
@@ -396,7 +397,7 @@ class RecoveryExperiment(Experiment[RecoverySettings, RecoveryRow]):
                 regular, prompts[0], num_tokens, settings.top_logprobs, settings.batch_size
             )
         except RunError as error:
-            if is_asked_for:
+            if wants_regular:
                 raise
             say(f"the regular arm is no reference: {error}")
             return None

@@ -33,12 +33,13 @@ class RecoverySettings(PromptedSettings):
     Attributes:
         draft: None tests the regular arm.
         num_prompts: number of prompts for the requests; a set that has fewer is taken whole. Besides drawn texts, each
-            prompt gets five greedy ones: after the prompt, after three variants of it, and after an answer.
+            prompt gets four greedy ones, after the prompt and after three variants of it; and if the reference reads
+            texts, a fifth one after an answer.
         num_draws: number of sampled tokens over all sampling settings and prompts; `auto` takes as many as a verdict
             needs, and at least 2,000.
         false_alarm_rate: probability that the sampled tests of one run call a lossless pair lossy.
-        shift: the smallest change of the tokens' distribution that the tests must detect: the share of the drawn tokens
-            that moves between parts of the distribution.
+        shift: the smallest change of the tokens' distribution that the tests must detect, as the share of the drawn
+            tokens that moves from some parts of the distribution to others.
         samplings: the sampling settings of the sampled requests; `as_asked` means those of the run.
         reference: what answers are checked against: the model's `weights`, loaded here, or the log-probabilities that
             the `regular` arm reports; `auto` takes the weights if they can be loaded, else the regular arm.
@@ -78,16 +79,13 @@ class RecoverySettings(PromptedSettings):
             self.false_alarm_rate,
         )
         require(0 < self.shift <= 0.5, "shift", "must be in (0, 0.5]", self.shift)
-        samplings = self.samplings
-        require(bool(samplings), "samplings", "must name at least one", samplings)
+        require(bool(self.samplings), "samplings", "must name at least one", self.samplings)
         fits = self.top_logprobs == -1 or self.top_logprobs >= 5
         require(fits, "top_logprobs", "must be -1 or at least 5", self.top_logprobs)
-        is_set = len(set(samplings)) == len(samplings)
-        require(is_set, "samplings", "must not name one twice", samplings)
 
     def check_engine(self, engine: Abilities) -> None:
-        """Raise a SettingError for an engine that decodes no model, that cannot offer the chosen reference, or whose
-        sampled texts cannot be tested.
+        """Raise a SettingError for an engine that decodes no model, or whose sampled texts cannot be tested; and for
+        `reference=regular` if harness decodes the arms itself.
         """
         rule = "must decode a model: simulated texts prove nothing"
         require(not engine.own_clock, "engine", rule, self.engine.name)

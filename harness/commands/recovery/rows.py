@@ -9,8 +9,8 @@ from harness.results.schema import MaybeBool, MaybeFloat, MaybeInt, MaybeText, P
 
 TEXTS_FILE = "recovery_texts.csv"
 
-# The passes that decode may deviate from the eager model by this many times the deviation that rounding causes. No
-# measurement of this factor is recorded.
+# The passes that decode may deviate from the eager model by this many times the deviation that rounding causes. The
+# factor is a choice, not a measurement.
 MOST_APART = 5.0
 
 
@@ -46,8 +46,8 @@ class RecoveryRow(PromptedRow):
     )
     drafted: MaybeBool = figure("whether the arm drafted any token; empty if nothing reports it")
     check: MaybeText = figure(
-        "what was checked. `greedy`: greedy texts; `sampled`: drawn tokens; `reference`: the texts of the regular"
-        " server, if it is the reference, or a row that says why there is none; `kernels`: the logits of the passes"
+        "what was checked. `greedy`: greedy texts; `sampled`: drawn tokens; `reference`: whether the regular"
+        " server's texts can be the reference; `kernels`: the logits of the passes"
         " that decode, compared with the eager model's"
     )
     sampling: MaybeText = figure(
@@ -109,13 +109,15 @@ class RecoveryRow(PromptedRow):
         " from the likeliest down and cut into 2 to 16 equal parts"
     )
     visible_shift: MaybeFloat = figure(
-        "smallest shift between these parts that the test detects with a probability of at least 99 %"
+        "smallest shift between such parts (see `power`) that the test detects with a probability of at least 99 %"
     )
     num_draws_needed: MaybeInt = figure(
         "for an undecided check: the least `num_draws` that it needs"
     )
     refused: MaybeText = figure("sampling settings that the engine refused")
-    rounding: MaybeFloat = figure("largest shift between these parts that rounding explains")
+    rounding: MaybeFloat = figure(
+        "largest shift between such parts (see `power`) that rounding explains"
+    )
     shift: MaybeFloat = setting(
         "total variation between parts of the tokens' distribution that must be detected", "shift"
     )

@@ -123,8 +123,8 @@ def recovery_page(runs: Sequence[Run]) -> Page | None:
             statements=statements,
         )
     (run,) = every
-    # The first row is about greedy texts. The last one has the temperature of the settings. The number of greedy texts
-    # is no number of prompts, and the requests in flight are named in other words, so both are left out.
+    # The first row is about greedy texts. The last one has the temperature of the settings. Two settings are
+    # left out: `num_prompts`, which counts greedy texts, and `batch_size`, which the title has as requests in flight.
     asked = replace(run.rows[-1], num_prompts=None, batch_size=None)
     in_flight = counted(run.row.batch_size or 1, "request")
     title = heading(run.row, f"{in_flight} in flight · {settings_line([asked])}")

@@ -205,12 +205,11 @@ def _sizes(
         needed += sum(used.values())
         if any(used.values()) or device != "cpu":
             by_device[name] = {"free": free, **used}
-    frees = [free for device, free in machine.free.items() if device != "cpu"]
     columns: dict[str, Any] = {
         "program": problem.program,
-        "num_gpus": machine.num_gpus,
-        "free_bytes": min(frees, default=machine.free["cpu"]),
-        "reserve_bytes": problem.reserve_bytes if machine.num_gpus else 0,
+        "num_gpus": len(problem.run_gpus),
+        "free_bytes": min(problem.free[device] for device in problem.devices),
+        "reserve_bytes": problem.reserve_bytes if problem.run_gpus else 0,
         "devices_bytes": by_device,
         "device_map": dict(target.device_map),
     }

@@ -67,7 +67,7 @@ def prepare(runners: PairRunners, preparation: Preparation) -> None:
         # A head has no runner of its own. It is compiled only as a part of prepared calls, so here it is not compiled,
         # even if the target is.
         draft_name = "static"
-    # The names are shown in rows of results, which state in this way that no graphs were captured.
+    # Rows of results show these names. The suffix says that no graphs were captured.
     suffix = NO_GRAPHS if on_gpu and not runners.prepared else ""
     runners.target_name = target_name + suffix
     runners.draft_name = draft_name + suffix

@@ -19,7 +19,7 @@ class CostFigures(Group):
         "mean",
         "tokens per iteration / (mean_num_draft_tokens c + v); c, v: times of a draft token and of verification, in"
         " regular steps",
-        # The denominator is an iteration's time without the host's part, which is about `iteration_ms`.
+        # The denominator is the time of drafting and verification, which is nearly `iteration_ms`.
         per="iteration_ms",
     )
     draft_ms: MaybeFloat = pooled("mean", "drafting per iteration", "ms", per="num_iterations")

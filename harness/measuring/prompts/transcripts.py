@@ -141,9 +141,9 @@ def _texts(
                 continue
         begin = len(before)
         if not after.startswith(before):
-            # The prompt ends with an empty thought that the text with the answer lacks. The answer begins where three
-            # texts first differ: the prompt, the text with the answer, and a text with another answer. Without the
-            # third text, the "<" of an answer "<html>" would count as part of the prompt's "<think>".
+            # Usually, the prompt ends with an empty thought that the text with the answer lacks. The answer begins
+            # where three texts first differ: the prompt, the text with the answer, and a text with another answer.
+            # Without the third text, the "<" of an answer "<html>" would count as part of the prompt's "<think>".
             other = template.text(Chat((*asked.messages, _OTHER_ANSWER), chat.tools), asks=False)
             begin = length_in_common(before, after, other)
             where = f"message {place + 1} of line {prompt.line}"

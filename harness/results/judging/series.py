@@ -41,8 +41,8 @@ _CONDITIONS = (
     "model repository quantization dtype devices engine server url regular_url temperature top_k top_p"
     " batch_size max_new_tokens ignore_eos prompts prompts_digest chat_template seed weights num_threads runner"
 ).split()
-# Settings whose names begin so may differ, because they do not change the regular arm: they belong to the draft, or are
-# part of the server's command, which is compared separately.
+# Settings whose names begin so may differ, because they do not change the regular arm: they belong to the draft, or to
+# the server's command, which is compared separately (`vary.` are its parameters, `engine.vary`).
 _OF_THE_DRAFT = (
     "draft.",
     "decoding.",
@@ -194,10 +194,8 @@ def best_of(members: Iterable[AnyMember]) -> AnyMember | None:
 
 
 def _ranked(members: list[Member]) -> Series:
-    """Make a series: choose its reference, and compare every other run with it.
-
-    Args:
-        members: the runs. Sets `standing` of every run that is compared, or that has a speed-up but cannot be compared.
+    """Make a series of runs: choose its reference, and set `standing` of every other run that has a speed-up, whether
+    it can be compared with the reference or not.
     """
     regular = [member.run.row("regular") for member in members if not member.is_partial]
     why_not = why_no_ranking([row.ms_per_token for row in regular if row is not None])
@@ -210,8 +208,8 @@ def _ranked(members: list[Member]) -> Series:
     for member in members:
         if member is reference or member.speedup is None:
             continue
-        # A run on a busy machine is not compared with a reference on an idle one. (If the reference is not sound, no
-        # run is, because sound runs rank first.)
+        # A run on a busy machine is not compared with a reference on an idle one. If no run is sound, all are
+        # compared.
         if member.has_interval and member.is_sound == reference.is_sound:
             ranked.append(member)
             continue
@@ -231,7 +229,7 @@ def _ranked(members: list[Member]) -> Series:
 
 def _share_by_units(member: Member, reference: Member) -> Interval | None:
     """The ratio of two speed-ups over the units that occur in all their runs, from length-adjusted times
-    (`at_equal_lengths`).
+    (`ratios.at_equal_lengths`).
 
     None if the machine was busy, if one has more repeated runs than the other, or if there are too few common units.
     """

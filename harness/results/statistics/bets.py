@@ -128,8 +128,8 @@ def bets_on_outcomes(
     for row, (concentration, share) in zip(factors, learners, strict=True):
         ratios = (before / draws["mass"] + concentration) / (total + concentration)
         gains = share * (ratios - 1)
-        # The difference between the largest bet on any outcome and the smallest, times the tolerated mass: the most
-        # that a bettor gains if that mass belongs to other outcomes.
+        # The largest bet is on the outcome of `peak`, and the smallest on an outcome that was not drawn yet. Their
+        # difference, times the tolerated mass, is the most that a bettor gains if that mass belongs to other outcomes.
         range_of_bets = share * tolerated[is_possible] * peak / (total + concentration)
         row[is_possible] = np.log1p(gains) - np.log1p(range_of_bets)
     return factors
@@ -186,7 +186,7 @@ def power_on_parts(
     2. So Pearson's X^2 of n draws is about noncentral chi-squared, with k - 1 degrees of freedom and a noncentrality of
        at least 4 d^2 n.
     3. By Laplace's approximation of the Dirichlet-multinomial distribution, a bettor of concentration c wins
-       X^2 / 2 * n / (n + c) - (k - 1) / 2 * log(1 + n / c), and no less from unequal parts.
+       X^2 / 2 * n / (n + c) - (k - 1) / 2 * log(1 + n / c), and at least as much if the parts are unequal.
     4. A tolerance of total variation T costs log(1 + 4 d T) for each draw: the bets are 2 d or -2 d, and the tolerated
        masses of all parts sum to 2 T.
 

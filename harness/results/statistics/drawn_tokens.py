@@ -68,9 +68,9 @@ _LEAST_RESIDUAL = 0.01
 _TRIED_DRAWS = np.geomspace(10, 4_000_000, 437)
 
 
-# Rounding is an array [sum(SCALES) + 1] of mean differences between two ways of computing the same distributions. The
-# first entries are the differences in the mass of each part, for one scale after the other; the last entry is the total
-# variation between the tokens' distributions.
+# The form of a rounding, here without any: an array [sum(SCALES) + 1] of mean differences between two ways of computing
+# the same distributions. The first entries are the differences in the mass of each part, for one scale after the other;
+# the last entry is the total variation between the tokens' distributions.
 NO_ROUNDING = np.zeros(sum(SCALES) + 1)
 
 
@@ -135,8 +135,8 @@ class DrawnText:
     Attributes:
         prompt: the tokens before the text.
         setting: the name of its sampling setting.
-        is_at_place: whether the text follows the one prefix after which `recovery` draws many texts. Nothing is bet on
-            the support there, because a single tie would count in every text.
+        is_at_place: whether the text follows the one prefix after which `recovery` draws many texts. No bet on the
+            support is made there, because a single tie would count in every text.
         tokens: [n], the ids of the tokens.
         widths: [n], the mass of each token and of all tokens that are equally likely.
         is_impossible: [n], whether the token has no mass, and rounding does not explain the token.
@@ -312,8 +312,8 @@ class TokenTest:
         on_support = np.where(at_place, 0.0, bets)
 
         num_decided = int(is_decided.sum())
-        finest_allowed = allowed_by_scale[-1][is_decided]
-        allowed_shift = float(finest_allowed.sum(-1).mean()) / 2 if num_decided else 0.0
+        by_scale = [allowed[is_decided].sum(-1) for allowed in allowed_by_scale]
+        allowed_shift = float(np.mean(by_scale, axis=-1).max()) / 2 if num_decided else 0.0
         shifts = np.arange(1, 501) / 1000
         visible = shifts[self.power(num_decided, allowed_shift, shifts) >= REQUIRED_POWER]
         return self._result(
@@ -367,8 +367,8 @@ class TokenTest:
     ) -> Floats:
         """A lower bound of the probability of detecting a shift in this many tokens that speculation decides.
 
-        It is the power of the bettor on the finest parts alone; bettors on coarser parts detect shifts between coarser
-        parts sooner.
+        It is the power of the bettor on the finest parts alone: a bettor on fewer parts detects an equal shift between
+        its parts sooner.
 
         Args:
             rounding: the shift that rounding is allowed to explain.

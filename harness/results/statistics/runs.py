@@ -4,8 +4,8 @@ Every run measures the same prompts. A bootstrap over runs, and then over the pr
 it would treat a prompt's own speed-up as new in every run, and a percentile interval over five runs is too narrow.
 Instead, the log of the ratio is linearised, which gives a value for each run and unit. These values are split into mean
 squares (two-way analysis of variance without replication). The variance of the estimate is the sum of two parts: the
-variance between runs; and the variance over units (`ratio_estimate`), without the residual's share, which the variance
-between runs already contains.
+variance between runs; and the variance over units (`ratio_estimate`), less the part of it that is noise, because the
+variance between runs contains that already.
 Each part has its own degrees of freedom, and together they give one Student interval.
 """
 

@@ -162,13 +162,8 @@ def test_the_same_command_takes_over_what_was_answered(
     assert not prompts.duplicated(keys).any()
     assert set(prompts["run"]) == set(arms["run"]) != set(first["run"])
 
-    everything, _ = evaluate(num_prompts=30)
-    assert list(everything[everything["seed"] == "all"]["num_resumed"]) == [60, 60]
 
-
-def test_other_circumstances_ask_every_question_again(
-    evaluate: Evaluate, taught: tuple[Path, Path]
-) -> None:
+def test_other_circumstances_ask_every_question_again(evaluate: Evaluate, tmp_path: Path) -> None:
     few = {"num_prompts": 6, "seeds": [0]}
     evaluate(**few)
     # Of 4 questions, batches are smaller than of 6.
@@ -185,6 +180,11 @@ def test_other_circumstances_ask_every_question_again(
     assert set(alone["arm"]) == set(prompts["arm"]) == {"regular"}
     assert alone["draft"].isna().all()
     assert alone["acceptance_rate"].isna().all()
+    # A server that is measured alone has another name as soon as it drafts.
+    store = tmp_path / "results" / "eval_prompts.csv"
+    store.write_text(store.read_text().replace("regular", "speculative"))
+    later, _ = evaluate(**few | {"num_prompts": 9}, draft={"name": "none"})
+    assert [*later["arm"], *later["num_resumed"]] == ["speculative"] * 2 + [6, 6]
 
 
 def test_published_accuracies_are_in_rows(evaluate: Evaluate, taught: tuple[Path, Path]) -> None:
