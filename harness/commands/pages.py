@@ -22,8 +22,8 @@ from harness.results.verdict import verdict_of
 def pages_about(
     commands: Iterable[Command[Any, Any]], runs: Sequence[Run], failures: Sequence[Run]
 ) -> dict[str, Page]:
-    """The pages, by the question that each answers (the command's name if it has no question), and by `Made up` and
-    `Without a verdict` for the last two kinds.
+    """The pages. Those of real measurements are found by the question that each answers, or by the command's name if it
+    has no question; those of made-up figures under `Made up`, and of runs without a verdict under `Without a verdict`.
 
     Args:
         commands: the commands whose runs are shown.
@@ -92,6 +92,6 @@ def _why(run: Run[Any]) -> str:
 
 def _estimate(run: Run[Any]) -> float | None:
     """The speed-up over the prompts that were measured; None if it is unknown, or the row has no speed-up."""
-    is_compared = isinstance(run.last, ComparedRow) and len(run.rows) == 2
+    is_compared = isinstance(run.last, ComparedRow)
     interval = verdict_of(run.last).interval if is_compared else Interval()
     return interval.estimate if interval.is_known else None

@@ -99,10 +99,10 @@ class Words:
 
 def setting_in(word: str) -> str:
     """Return the name in a typed word, with a synonym replaced: `decoding.num_draft_tokens` for `decoding.K=4`. A group
-    is only part of it if it was typed: `num_draft_tokens` for `K=4`.
+    is only part of it if it was typed: `num_draft_tokens` for `K=4`. Names after `vary.` are the user's, and stay.
     """
     group, dot, name = word.lstrip("+~").partition("=")[0].rpartition(".")
-    return f"{group}{dot}{SYNONYMS.get(name, name)}"
+    return f"{group}{dot}{name if group.endswith('vary') else SYNONYMS.get(name, name)}"
 
 
 def is_typed(name: str) -> bool:

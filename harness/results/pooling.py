@@ -39,12 +39,9 @@ _RULES: dict[Pooling, Callable[[Sequence[Any]], Any]] = {
 def merge(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
     """Select one run for each measurement, and the failures that still count; both are in the order of run ids.
 
-    The run for a measurement is the first of these that is possible, and has figures:
-
-    1. all of its runs that succeeded, pooled like those of `repeats=`, if their speed-up then has an interval or they
-       have a single arm (`_pooled_run`);
-    2. the newest run that succeeded;
-    3. the newest run.
+    The run for a measurement is the newest run that succeeded, or without one the newest run, if it has figures. In the
+    place of the newest that succeeded, all of them are shown, pooled like those of `repeats=`, if their speed-up then
+    has an interval or they have a single arm (`_pooled_run`).
 
     A pooled row that was read from a file replaces the runs that it pools, and rows that pool fewer of them. A failure
     is a run with any status except `ok`. It counts until a newer run of the same measurement succeeds. Failures with
@@ -102,11 +99,12 @@ def _pooled_run(runs: Sequence[Run[Any]]) -> Run[Any] | None:
         return None
     if len(rows) > 1 and (rows[-1].speedup is None or not rows[-1].speedup.has_bounds):
         return None
-    # These rows are in no file, so their id lists the runs that they pool. The newest comes first, because ids sort by
-    # time.
-    ids = ", ".join(reversed(rows[-1].pooled_runs))
-    rows = [replace(row, run=ids) for row in rows]
-    return Run(rows, runs[-1].file, runs[-1].directory, len(runs), runs)
+    # These rows are in no file, so their id lists the runs that they pool. The newest comes first, so that `merge`
+    # sorts this run by its time.
+    ids = rows[-1].pooled_runs
+    rows = [replace(row, run=", ".join(reversed(ids))) for row in rows]
+    parts = [run for run in runs if run.id in ids]
+    return Run(rows, runs[-1].file, runs[-1].directory, len(parts), parts)
 
 
 def pooled_rows(runs: Sequence[Run[AnyRow]]) -> list[AnyRow]:
@@ -220,8 +218,8 @@ def _speedup(runs: Sequence[Run[AnyRow]]) -> Interval | None:
     unit_name = "prompt" if coverage is None else coverage.unit
     estimate = ratio_over_runs(regular, speculative, unit_name)
     coverages = [Coverage.of(run.last.speedup) or estimate.covers for run in runs]
-    # The run in which rejections added iterations in most units shows best how rare they are. None, which stands for at
-    # least half of the units or an unknown number, ranks highest.
+    # Of the runs, the one with the most units in which rejections added iterations shows best how rare they are. None,
+    # which stands for at least half of the units or an unknown number, ranks highest.
     seen = max(
         coverages,
         key=lambda covers: math.inf if covers.num_rejecting is None else covers.num_rejecting,
@@ -229,7 +227,7 @@ def _speedup(runs: Sequence[Run[AnyRow]]) -> Interval | None:
     covers = replace(
         coverage or estimate.covers,
         num_units=estimate.covers.num_units,
-        # A few long answers may decide a run, so the smallest number of units that count stands for all.
+        # A few long answers may decide a run, so the smallest effective number of any run stands for all.
         num_effective=min(
             (covers.num_effective for covers in coverages if covers.num_effective), default=None
         ),

@@ -87,8 +87,8 @@ class ServerCommand:
 
     @property
     def program(self) -> str:
-        """The program: the first word that is neither `env` nor sets or unsets a variable; the command's first word if
-        that word is a flag, or if there is none.
+        """The program: the first word that is neither `env` nor sets or unsets a variable. If that word is a flag, or
+        if there is none, it is the command's first word.
         """
         words = iter(self.words)
         for word in words:
@@ -139,8 +139,8 @@ class ServerCommand:
         '{"method": "x"}', "--speculative-config.method": "x", "--spec-method": "y"}.
         """
         json_flags = self.startup.json_flags
-        # The names of a JSON flag are aliases: asking for one (`-sc`) reads all. Callers may get more names than they
-        # asked for. Their entries get the main name: `-sc.method=x` becomes `--speculative-config.method`.
+        # The names of a JSON flag are aliases: a caller that asks for one of them (`-sc`) gets the values of all. Their
+        # entries get the main name: `-sc.method=x` becomes `--speculative-config.method`.
         roots = [name.partition(".")[0] for name in names]
         if not set(json_flags).isdisjoint(roots):
             roots += json_flags
@@ -169,8 +169,8 @@ class ServerCommand:
     def drafts(self) -> bool:
         """Whether flags or environment variables turn speculation on (`Startup.drafts_by`).
 
-        If a flag has `none` among its values each time it is typed, there is no speculation, even if other flags ask
-        for it. A later `none` does not cancel an earlier value of the same flag, because the values of a repeated flag
+        If a flag has `none` among its values each time that it is typed, there is no speculation, even if other flags
+        ask for it. If it is typed once without `none`, it asks for speculation, because the values of a repeated flag
         add up.
         """
         names = self.startup.drafts_by
@@ -277,8 +277,9 @@ class ServerCommand:
             rule = f"its server runs on when the harness ends it: {START_BOTH}"
             raise SettingError(SETTING, rule)
         # `bash -c SCRIPT` (or `-lc` and the like) hides the server's words in a script. That is accepted only if the
-        # program is not known anyway, and the port's place is marked.
-        reads_script = any(re.fullmatch("-[a-z]*c", word) for word in self.words)
+        # program is not known anyway, and the port's place is marked. A container's script may follow its image.
+        shell_words = self.words if is_container else before
+        reads_script = any(re.fullmatch("-[a-z]*c", word) for word in shell_words)
         starts_shell = not launchers.isdisjoint(_SHELLS)
         if starts_shell and reads_script and (self.is_known or not has_port):
             rule = "a shell starts the server: type the server's own words after --"

@@ -219,7 +219,7 @@ def note_reports(
 ) -> None:
     """Record the server's counts for a whole answer in the request's record.
 
-    Impossible counts of caches and drafts are only described in `impossible`. Neither of these counts is then used.
+    Impossible counts of caches or drafts are described in `impossible`, and `RequestRecord.as_drafts` is then unknown.
 
     Args:
         reports: the entries `REPORTS` of events; of each entry, the last one that the server sent.
@@ -281,7 +281,7 @@ def _drafts(event: Event, num_tokens: int, max_tokens: int) -> DraftCounts | Non
     # Empty if only one of the lists is reported.
     steps = list(zip(drafted_by_step, accepted_by_step, strict=False))
     histogram = event.histogram or ()
-    # The iterations that drafted, by the histogram or by the steps, of which some may have drafted nothing.
+    # The number of iterations that drafted: all in the histogram, or the steps with a draft token.
     by_iteration = sum(histogram) or sum(number > 0 for number, _ in steps)
     return DraftCounts(
         proposed=proposed,

@@ -63,7 +63,7 @@ def commands_of(run: RunSettings) -> list[ServerCommand]:
 
 def labels_of(run: RunSettings, commands: Sequence[ServerCommand]) -> dict[str, str]:
     """For the arm of each command, the name of the command in messages: `first` and `second` if the user typed two,
-    otherwise the name of the arm. A single command belongs to the last arm, which is the regular one without a draft.
+    otherwise the name of the arm. A single command belongs to the last arm; without a draft, that is the regular arm.
     """
     arms = run.arms[-len(commands) :]
     labels = ("first", "second") if ServerSettings.of(run).first_command else arms
@@ -122,8 +122,8 @@ def start(opening: Opening, settings: ServerSettings) -> Engine:
     run = opening.settings
     commands = commands_of(run)
     has_gpus = bool(gpu_names())
-    # With these values of `blocks`, two servers may run side by side on the processor. If both bound their threads to
-    # the same cores, they would wait for each other.
+    # With `blocks=auto` or 0, and without GPUs, two servers may run side by side on the processor. If both bound their
+    # threads to the same cores, they would wait for each other.
     if len(commands) > 1 and settings.blocks in ("auto", 0) and not has_gpus:
         commands = [command.without_core_binding() for command in commands]
     labels = labels_of(run, commands)

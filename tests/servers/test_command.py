@@ -117,6 +117,7 @@ def test_methods_that_learn_from_all_requests(typed: str, has_pool: bool) -> Non
         ("srun -N1 docker run vllm/vllm-openai --model A", "docker run --rm -p {port}:8000"),
         ("docker exec v vllm serve A -sc {} --port {port}", "its server runs on when the harness ends it: start both"),
         ("A=1 ssh gpu1 ./serve.sh {port}", "its server runs on when the harness ends it: start both"),
+        ("bash ./set.sh llama-server -m X -c 4096", "no flag of it makes llama.cpp speculate"),
         ("bash -lc 'vllm serve A -sc {}'", "a shell starts the server: type the server's own words"),
         ("docker run --entrypoint=/bin/bash -p {port}:80 vllm/vllm-openai -c 'vllm serve A'", "a shell starts"),
         ("vllm serve A -sc {} --nnodes 2", "--nnodes: starts more than one server, or a part of one: start both"),

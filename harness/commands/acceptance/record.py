@@ -104,8 +104,8 @@ class AcceptanceSettings(PromptedSettings):
 
     @property
     def has_weights(self) -> bool:
-        """Whether the models' weights are to be loaded here; otherwise only a server's counts are known. Also true
-        without a draft, so that `_require_closed_form` refuses that.
+        """Whether the models' weights are to be loaded here; otherwise only a server's counts are known. True without a
+        draft, which `_require_closed_form` then refuses.
         """
         return self.draft is None or self.draft.method != "server"
 
@@ -186,7 +186,7 @@ class Acceptance(Command[AcceptanceSettings, AcceptanceRow]):
         # A judged statement that is open finds no difference: the engine accepts as much as its weights.
         if engine is None or engine.is_judged_open:
             return None
-        # Texts that the model cannot have written are a bad answer by themselves.
+        # Texts that the model cannot have written leave the engine unjudged, and are a bad answer by themselves.
         is_known = engine.is_conclusion or (texts is not None and texts.is_conclusion)
         return VerdictError(engine_in_words(engine), 1 if is_known else CANNOT_TELL)
 

@@ -200,7 +200,7 @@ class Category:
         num_prompts: number of different prompts; a prompt that was sent again counts once.
         speedup: over the prompts that both arms finished; None if `num_prompts` is below four.
         acceptance_rate, tokens_per_iteration: of the speculative arm; None if unknown.
-        pair: name of the pair; empty if there is only one.
+        pair: name of the run in the table; empty if there is only one run.
     """
 
     name: str

@@ -141,9 +141,10 @@ def among_themselves(pairs: Sequence[RankedRun]) -> list[RankedRun]:
     """These pairs in the order of the page, with new names that contain only what distinguishes these pairs from each
     other, and with the best K of each draft marked.
 
-    All pairs of a model stand together; models, and the pairs of a model, are ordered by their fastest time per token.
-    Models, and pairs, of which no run has a speed-up come last. Runs of one pair are ordered by load and then by K,
-    ascending. For example: 13B with 7B at K=2 and 4 (12 ms), then 30B with 7B at batch size 1 and 4 (25 ms).
+    All runs of a model stand together, and within a model all runs of a `curve` (a pair with its settings except load
+    and K). Models and curves are ordered by their fastest time per token. Those of which no run has a speed-up come
+    last. Runs of a curve are ordered by load and then by K, ascending. For example: 13B with 7B at K=2 and 4 (12 ms),
+    then 30B with 7B at batch size 1 and 4 (25 ms).
     """
     names = distinct_names([pair.row for pair in pairs])
     named = [replace(pair, name=name) for pair, name in zip(pairs, names, strict=True)]
@@ -261,8 +262,8 @@ class Schedule(NamedTuple):
     """The K to use at each load, for one pair and settings.
 
     Attributes:
-        whose: the beginning of the line, such as `13B with 7B, K as labelled: `; empty if the page has one schedule and
-            K is known.
+        whose: the beginning of the line, such as `13B with 7B, K as labelled: `; empty if all runs of
+            the page have one pair, settings and prompt set, and K is known.
         ranges: in the order of the loads; empty without a schedule.
         why_none: why there is no schedule; empty if there is one.
     """

@@ -53,7 +53,7 @@ def _better_interval(row: LatencyRow, verdict: Statement) -> list[NextStep]:
         interval that is not judged, or from a busy machine    measure again, reusing nothing
         identical arms, or it is unknown what is covered       nothing
         nothing was drafted                                    another draft
-        the budget ended the run, and the set has enough       no budget
+        the budget ended the run                               no budget
         interval over several runs, with bounds                twice as many runs
         interval over blocks                                   twice as many, but at least 4, with enough prompts
         interval over batches or laps                          more prompts
@@ -76,9 +76,7 @@ def _better_interval(row: LatencyRow, verdict: Statement) -> list[NextStep]:
         return _free_draft([row])
     aim = "a narrower interval" if has_bounds else "an interval"
     num_in_set = row.num_prompts_in_set or _MOST_PROMPTS
-    is_single = coverage.unit in ("prompt", "conversation")
-    has_few = is_single and not has_bounds and num_in_set < FEWEST_FOR_INTERVAL
-    if row.stopped_by == "budget" and not has_few:
+    if row.stopped_by == "budget":
         return [NextStep(aim, "budget=null")]
     # More prompts do not reduce the variation from run to run, or from start to start.
     if has_bounds and coverage.num_runs is not None:

@@ -57,8 +57,8 @@ class Findings:
     Attributes:
         runs: the runs with figures, each measurement once, the oldest first.
         failures: runs with another status than `ok`, such as `failed`, `no_verdict` or `incomplete`, after which no run
-            of the same measurement succeeded: the newest of each reason. The newest of all is in `runs`, too, if it has
-            figures and no older run succeeded.
+            of the same measurement succeeded: the newest of each reason. If no run of the measurement succeeded, the
+            newest of all is in `runs`, too, provided that it has figures.
         files: the number of rows in each file that harness wrote and that was read.
         notes: lines about files or rows that could not be read, or were left out.
     """
@@ -251,7 +251,7 @@ def build(paths: Sequence[str | Path], ids: Sequence[str] = ()) -> ReportContent
         ids: as in `read`.
 
     Raises:
-        SettingError: as `read`.
+        SettingError: as `read`; also if no run has figures.
     """
     findings = read([Path(path) for path in paths], ids)
     found = [*dict.fromkeys([*findings.runs, *findings.failures])]

@@ -117,7 +117,7 @@ class ServedModel:
             The answers, in the order of the prompts. They are still being generated.
 
         Raises:
-            Refusal: if the request exceeds a limit.
+            Refusal: as from `_request` and `LocalService.ask`.
         """
         loop = asyncio.get_running_loop()
 

@@ -122,8 +122,8 @@ class LocalArm(Arm):
     @contextmanager
     def explained(self, requests: Sequence[Request]) -> Iterator[None]:
         """Explain the exceptions of the block. Logits that are not finite raise a RunError that names the model and the
-        token. If a user's own method drafts, an exception of its code raises a RunError that names it (`blaming`). All
-        other exceptions pass unchanged.
+        token. If a user's own method drafts, an exception of its code raises a RunError that names it
+        (`blaming_method`). All other exceptions pass unchanged.
 
         Args:
             requests: the requests of the loop's rows, in the order of the rows.

@@ -87,9 +87,9 @@ class ModelReference:
         rounded = self._eager_logits(prompt, text, is_changed=True)
         deviation = max(margin_deviation(logits, other_route), margin_deviation(eager, rounded))
         # The logits before `wanted`, which are those after the given text.
-        pair = logits[-1, [wanted, other]]
-        tolerance = self.tolerance(np.abs(pair).max(), deviation)
-        return Margin(float(pair[0] - pair[1]), float(tolerance))
+        compared = logits[-1, [wanted, other]]
+        tolerance = self.tolerance(np.abs(compared).max(), deviation)
+        return Margin(float(compared[0] - compared[1]), float(tolerance))
 
     def _mask_never_drawn(self, logits: Tensor) -> Tensor:
         """Return logits [..., V] in float32, with minus infinity for tokens that are never drawn."""
@@ -118,8 +118,9 @@ class ModelReference:
         width = self._verification_width
         if width is None:
             return self._eager_logits(prompt, text, is_changed=True)
-        # The text is read as the last row of a batch whose other rows are the same text in reverse. Of the first pass
-        # only half is kept, so that each later token is at another place in its pass than before.
+        # The text is read as the last row of a batch whose other rows have other tokens, which are the same text in
+        # reverse. Of the first pass only half is kept, so that each later token is at another place in its pass than
+        # before.
         texts = [text[::-1]] * (self._num_rows - 1) + [text]
         prompts = [prompt] * self._num_rows
         return self._logits_along(prompts, texts, width, first_kept=(width + 1) // 2)[-1]

@@ -54,8 +54,8 @@ class SlotCache(Cache):
         self.width = num_slots
         self.positions = torch.empty(0, 0, dtype=torch.long)
         self.buffers: dict[int, tuple[Tensor, Tensor]] = {}
-        # The places where `update` writes: in all rows from slot `_start` on or, if that is None, at `_indices`, which
-        # exist for each device and number of heads.
+        # `update` writes from slot `_start` on in all rows. If `_start` is None, it writes at `_indices`, which exist
+        # for each device and number of heads.
         self._start: int | None = None
         self._indices: dict[tuple[torch.device, int], _Indices] = {}
 

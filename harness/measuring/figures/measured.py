@@ -119,8 +119,8 @@ class MeasuredRun:
     Attributes:
         arms: by name, `regular` and then `speculative`; an arm that is not measured is missing.
         prompt_rows: the rows of all answers so far.
-        in_blocks: whether each arm is started several times (`Engine.blocks`): once for each batch or lap, whose
-            conversations are asked with all their turns.
+        in_blocks: whether each arm is started anew for each batch or lap (`Engine.blocks`). All turns of a
+            conversation are asked within one start.
         salted: whether every server's prefix cache respects salts; None if no arm has such a cache.
         end_tokens: the tokens with which the model ends a text; empty with random weights, whose texts mean nothing.
         quietness: watches the machine; None if the machine is not watched.

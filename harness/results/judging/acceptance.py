@@ -78,19 +78,19 @@ class AcceptanceFinding:
         return self.engine is not None and not self.engine.is_judged_open
 
 
-def finding_of(row: AcceptanceRow, causes: Sequence[AcceptanceCauseRow]) -> AcceptanceFinding:
+def finding_of(row: AcceptanceRow, conditions: Sequence[AcceptanceCauseRow]) -> AcceptanceFinding:
     """The conclusions from the rows of a run.
 
     Args:
         row: the row of the K that the page is about.
-        causes: the rows of all conditions, including the condition as typed.
+        conditions: the rows of all conditions, including the condition as typed.
     """
-    typed = [cause for cause in causes if cause.cause is None]
+    typed = [condition for condition in conditions if condition.cause is None]
     # The rows of other conditions that get a statement (`AcceptanceFinding.causes`).
     others = [
-        cause
-        for cause in causes
-        if cause.cause == "command" or (cause.cause and cause.position is None)
+        condition
+        for condition in conditions
+        if condition.cause == "command" or (condition.cause and condition.position is None)
     ]
     engine, texts, card = engine_statement(row), texts_statement(row), _card(row)
     positions = [
@@ -105,7 +105,7 @@ def finding_of(row: AcceptanceRow, causes: Sequence[AcceptanceCauseRow]) -> Acce
         cause = statement.subject
         if not cause.is_asked:
             # The same answers were read as if the engine had drafted them under this condition.
-            if has_difference(engine, texts) and explains(cause, causes):
+            if has_difference(engine, texts) and explains(cause, conditions):
                 explaining.append(statement)
         elif cause.cause == "command":
             # The user asked how two commands compare, so the figure of all draft tokens is stated whatever it shows.
@@ -209,7 +209,7 @@ def _as_weights(
         difference = Interval(moved, served - weights.high, served - weights.low)
         bound = weights.high if moved > 0 else weights.low
         half_width = abs(bound - weights.estimate)
-        # The bounds of a rate are at most 0 and 1, and then do not show its standard deviation.
+        # A bound of a rate that was cut at 0 or 1 does not show its standard deviation.
         is_known = half_width > 0 and bound not in (0.0, 1.0)
         deviations = MOST_DEVIATIONS * abs(moved) / half_width if is_known else 0.0
         if _DOUBTFUL_DEVIATIONS < deviations <= MOST_DEVIATIONS:

@@ -73,8 +73,8 @@ class StoredHead:
     Attributes:
         settings: the draft's settings, as the user gave them.
         target: the checkpoint of the model that the head must match.
-        raw: the contents of config.json, as `read_configuration` returns them; or, if no weights are read
-            and a preset states the architecture, that architecture.
+        raw: the contents of config.json, as `read_configuration` returns them. If no weights are read and a
+            preset states the architecture, that takes their place.
         chosen_layers: the setting `draft.layers`, which lists the target's hidden states that the head reads: 0 is the
             embedding, i the output of layer i. None if the head reads the layers that its configuration names.
         shapes: the shapes of the stored tensors, under the names of the head's modules. None if no weights are read;
@@ -222,7 +222,7 @@ class StoredHead:
 
     def _layer_ids(self, num_layers: int) -> list[int]:
         """Return the target's hidden states that the head reads if the user chose none: 0 for the embedding, i for the
-        output of layer i. If the user chose layers, the result may be of another kind of head, and is not used.
+        output of layer i. If the user chose layers, the result is not used.
 
         In `target_layer_ids`, z-lab and DeepSpec number the layers from 0. The output of their layer 0 is hidden state
         1 here, so their [1, 9] becomes [2, 10].
