@@ -105,7 +105,6 @@ MISTAKES = {
     "recovery samplings=[]": "samplings=[]: must name at least one",
     "recovery samplings=[min_p]": "samplings=min_p: each must be one of as_asked, temperature, top_k, top_p",
     "latency engine=simulated num_prompts=4 batch_size=5": "batch_size=5: needs num_prompts=5 or more: 4 are measured",
-    "plan acceptance=[0.8,0.7]": "acceptance=[0.8,0.7]: has a rate for each position: type acceptance=2.500@2",
     "plan acceptance=76.3%,62.3%,45.9%": 
         "acceptance=76.3%,62.3%,45.9%: has a rate for each position: type acceptance=2.845@3",
     "plan acceptance=0,7": "acceptance=0,7: has several values: -m measures each",

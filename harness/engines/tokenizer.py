@@ -113,10 +113,10 @@ def text_of(request: RequestRecord, tokenizer: Tokenizer, **options: Any) -> str
 def prompt_text(
     tokenizer: Tokenizer, prompt: Sequence[int], skip_special_tokens: bool = False
 ) -> str:
-    """Return a prompt as text for a server. A token at its beginning that begins a text is left out, because the
-    server's tokenizer adds it.
+    """Return a prompt as text for a server. A first token that the tokenizer puts before every text is left out,
+    because the server's tokenizer adds it.
     """
-    ids = prompt[1:] if prompt[0] == tokenizer.bos_token_id else prompt
+    ids = prompt[1:] if [prompt[0]] == tokenizer.encode("")[:1] else prompt
     text = tokenizer.decode(
         list(ids),
         skip_special_tokens=skip_special_tokens,
@@ -146,8 +146,8 @@ def tokens_behind(tokenizer: Tokenizer, text: str) -> list[int]:
 
 
 # The largest number of tokens whose text is held back until a character is whole. A character has at most four bytes,
-# and so is in at most four tokens. The fourth token may begin another character, which needs up to three more tokens. A
-# text that is still broken after seven tokens will never be whole.
+# and so is in at most four tokens. If the fourth token also begins another character, that needs up to three more
+# tokens. A text that is still broken after seven tokens will never be whole.
 _LONGEST_WAIT = 7
 # How much of the preceding text is decoded together with each new token: at first this many tokens of the prompt, later
 # this many parts of the answer, each with one to seven tokens. This is enough for a new token to get its leading space,
@@ -179,7 +179,7 @@ class Detokenizer:
             if not self._decode(tokens).startswith(BROKEN):
                 end_of_prompt = tokens
                 break
-        # The context before the pending tokens, in parts that begin and end with whole characters.
+        # The context before the pending tokens, in parts that normally begin and end with whole characters.
         self._parts = deque([end_of_prompt], maxlen=_CONTEXT)
         self._pending: list[int] = []
 

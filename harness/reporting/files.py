@@ -59,14 +59,14 @@ class ReportContents:
 
     @property
     def answers(self) -> dict[str, list[Line]]:
-        """For each question, the lines in the box at the top, in this order: doubts, findings with the titles of their
-        parts, the title of a page without parts, and reasons. Words that `about` contains are left out of the title.
+        """For each question, the lines in the box at the top, in this order: doubts; findings, each after the title of
+        its part; the title of a page without parts, with the words left out that `about` contains; and reasons.
         """
         answers = {}
         for question, page in self.pages.items():
             said = [(page, line) for line in page.finding]
-            # Of parts, only the lines about best runs are shown, which have their interval in `Line.more`. Lines that
-            # compare other runs of a series with its best run have none there.
+            # Of parts, only the lines with `more` are shown. These are about best runs, and `more` is their interval.
+            # Lines that compare other runs of a series with its best run have none.
             said += [(part, line) for part in page.parts for line in part.finding if line.more]
             findings: list[Line] = []
             for part, line in said[:_MOST_ANSWERS]:

@@ -219,7 +219,8 @@ class DraftColumns:
 
         Rows of older versions contain only a histogram and rates; most counts are computed from these.
         """
-        # The row itself has `num_decoded` and `acceptance_rate`, and if it may have no `num_proposed`, `mean_proposed`.
+        # Every kind of row has `num_decoded` and `acceptance_rate`, and those that older versions wrote
+        # `mean_proposed`.
         row: Any = self
         if self.impossible_counts:
             return UNKNOWN

@@ -41,7 +41,7 @@ def merge(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
 
     The run for a measurement is the newest run that succeeded, or without one the newest run, if it has figures. In the
     place of the newest that succeeded, all of them are shown, pooled like those of `repeats=`, if their speed-up then
-    has an interval or they have a single arm (`_pooled_run`).
+    has an interval or they have a single arm (`_pooled_run`). Of pooled rows, only the newest is shown.
 
     A pooled row that was read from a file replaces the runs that it pools, and rows that pool fewer of them. A failure
     is a run with any status except `ok`. It counts until a newer run of the same measurement succeeds. Failures with
@@ -90,10 +90,9 @@ def _pooled_run(runs: Sequence[Run[Any]]) -> Run[Any] | None:
     and the pooled speed-up has no interval.
     """
     has_same_arms = len({len(run.rows) for run in runs}) == 1
-    if len(runs) < 2 or not has_same_arms or not hasattr(runs[-1].last, "pooled_runs"):
+    # Pooled rows are not pooled again, nor are rows of commands that have no pooled rows.
+    if len(runs) < 2 or not has_same_arms or getattr(runs[-1].last, "pooled_runs", ()) is not None:
         return None
-    # A pooled row that was read from a file stands for its runs.
-    runs = each_once([part for run in runs for part in run.parts or [run]])
     rows = pooled_rows(runs)
     if not rows:
         return None

@@ -277,7 +277,8 @@ class ServerCommand:
             rule = f"its server runs on when the harness ends it: {START_BOTH}"
             raise SettingError(SETTING, rule)
         # `bash -c SCRIPT` (or `-lc` and the like) hides the server's words in a script. That is accepted only if the
-        # program is not known anyway, and the port's place is marked. A container's script may follow its image.
+        # program is not known anyway, and the port's place is marked. With
+        # `docker run --entrypoint bash IMAGE -c SCRIPT`, the flag follows the image.
         shell_words = self.words if is_container else before
         reads_script = any(re.fullmatch("-[a-z]*c", word) for word in shell_words)
         starts_shell = not launchers.isdisjoint(_SHELLS)

@@ -87,7 +87,7 @@ class ServerSettings(EngineSettings):
             after the other on the same devices. 0 starts both servers once, side by side. `auto` means 4 blocks (with
             `precision`, at most 24) if the servers cannot run side by side, and on GPUs unless both commands bound
             their memory. Side by side, `latency` starts both at least 4 and at most 8 times if the further starts take
-            20 seconds at most, otherwise once.
+            20 seconds at most and there are enough prompts (never with `precision`), otherwise once.
     """
 
     name: str = "server"

@@ -13,6 +13,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer, decoders
 from tokenizers.models import BPE
+from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from fakes import MarkovRunner
@@ -199,6 +200,11 @@ def test_the_text_of_a_prompt_keeps_its_spaces() -> None:
     tokenizer.clean_up_tokenization_spaces = True
     text = "it is n't , is it ?"
     assert prompt_text(tokenizer, tokenizer(text)["input_ids"]) == text
+    # Some templates begin with the token, although the tokenizer does not.
+    assert prompt_text(tokenizer, tokenizer("<s>a")["input_ids"]) == "<s>a"
+    begins = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    tokenizer.backend_tokenizer.post_processor = begins
+    assert prompt_text(tokenizer, tokenizer("a")["input_ids"]) == "a"
 
 
 QUESTION = question_of([[1], [2]], DecodingSettings(max_new_tokens=3))

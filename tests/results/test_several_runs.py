@@ -305,10 +305,8 @@ def test_a_pooled_row_replaces_its_runs_and_is_where_they_are(tmp_path: Path) ->
     assert shown[-1].directory == tmp_path
     more = ended("ok", measurement="more", pooled_runs=[run.id for run in runs])
     assert merge([pooled, *runs, more])[0] == [more], "with a larger `repeats=`"
-    rows = [measured(tmp_path, number, 1.0) for number in range(4)]
-    parts = [Run(each, directory=tmp_path / str(number)) for number, each in enumerate(rows)]
-    pools = [ended("ok", pooled_runs=[f"run-{number}", "run-3"]) for number in range(3)]
-    assert merge([*parts, *pools])[0][0].last.repeats == 4, "with `repeats=2 resume=false`"
+    again = ended("ok", measurement="all", pooled_runs=["a", "b"])
+    assert merge([pooled, *runs, again])[0] == [runs[2], again], "with `resume=false`"
 
 
 def test_of_copies_of_a_run_the_most_complete_one_counts(tmp_path: Path) -> None:

@@ -170,10 +170,8 @@ class Acceptance(Command[AcceptanceSettings, AcceptanceRow]):
         return settings.has_weights
 
     def bad_answer(self, rows: Sequence[AcceptanceRow]) -> VerdictError | None:
-        """The error if an engine accepts more or less than its weights predict, if this cannot be judged, or if the
-        texts are not the model's.
-
-        None if it accepts as much, and if no engine was compared with its weights.
+        """If an engine was compared with its weights: the error if it accepts more or less than they predict, if this
+        cannot be judged, or if the texts are not the model's; otherwise None.
         """
         from harness.results.judging.acceptance import (
             engine_in_words,

@@ -46,7 +46,7 @@ _UNITS = {
 _MAY_BE_0 = {"acceptance_rate", "p_min", "num_draft_tokens", "topk"}
 # The largest and the smallest value of any figure.
 _LARGEST, _LEAST = 1e15, 1e-9
-_LARGEST_K = 128
+_LARGEST_PRINTED_K = 128
 _NO_NUMBER = "is no such number"
 
 
@@ -162,8 +162,8 @@ class PrintedFigure(NamedTuple):
             return figure
         if "%" in (cell[4] or cell[2]):
             return figure.transformed(lambda share: share / 100, text)
-        if first.value > 1:
-            raise ValueError(f"is no share: write {cell[1]}% if it is in percent")
+        if last.value > 1:
+            raise ValueError(f"is no share: write {cell[3] or cell[1]}% if it is in percent")
         # A share that is printed as 0 or 1 is taken as exact, because 0.5 would round to 1.
         is_exact = not cell[3] and cell[1] in ("0", "1")
         return cls.exactly(first.value, text) if is_exact else figure
@@ -176,7 +176,7 @@ class PrintedFigure(NamedTuple):
             ValueError: if no figure of this name can have this value.
         """
         number = _decimal(digits)
-        largest = _LARGEST_K if name == "num_draft_tokens" else _LARGEST
+        largest = _LARGEST_PRINTED_K if name == "num_draft_tokens" else _LARGEST
         is_0 = not number and name not in _MAY_BE_0
         if number > largest or is_0 or (name in _COUNTS and number % 1):
             raise ValueError(_NO_NUMBER)
@@ -405,7 +405,7 @@ def stated_rows(typed: Mapping[str, Sequence[str]], tool: str = "") -> list[Prin
             text = texts[index % len(texts)]
             name = SHORT_NAMES.get(short, short)
             # `baseline=24.6ms` is `regular_ms_per_token`. The unit of a note is not the figure's: `22.7 (44.1 ms)`.
-            unit = re.search(r"\d\s*(ms|s)\b", re.split(r"[(\[]", text)[0])
+            unit = re.search(r"\d\s*(ms|s)(ec\w*)?\b", re.split(r"[(\[]", text)[0])
             if unit and short in ("baseline", "speed"):
                 name = name.replace("tokens_per_second", _SPEEDS_BY_UNIT[unit[1]])
             if name in row.figures:

@@ -44,7 +44,8 @@ from harness.results.statistics.interval import Interval
 # with equal arms, the interval then excludes a difference of the margin. This needs a factor of
 # ((1.96 + 1.28) / 1.96)^2 = 2.7; it is a little larger here, because the width is only an estimate.
 _SUGGESTED_GROWTH = 3.0
-# At least this many times as many questions as were asked are suggested. Fewer would rarely change a result.
+# At least this many times as many questions as were asked are suggested, if there are so many. Fewer would rarely
+# change a result.
 _LEAST_GROWTH = 2.0
 
 
@@ -133,8 +134,9 @@ def _doubts(row: EvalRow) -> list[str]:
 
 
 def _next_steps(rows: Sequence[EvalRow], statement: Statement) -> list[NextStep]:
-    """The step after a run: if accuracy differs, `recovery`, which tests the texts; otherwise the number of questions
-    that would allow a conclusion. [] if no number would, or if the arms were not compared.
+    """The step after a run: if accuracy differs, `recovery`, which tests the texts; otherwise about as many
+    questions as exclude a difference of the margin, or all that there are, but at least twice as many as were asked.
+    [] if there are no more questions, if that would be too many, or if the arms were not compared.
 
     For example, with 200 questions per seed the interval is -4 to +6 points, and the margin is 5 points. Half of the
     interval is as wide as one margin, so three times as many questions are suggested: `num_prompts=600`.
@@ -181,7 +183,8 @@ def accuracy_table(runs: Sequence[Named[EvalRow]], statements: Sequence[Statemen
     lines = []
     for named in runs:
         rows = rows_over_all_seeds(named.run.rows)
-        # With a single seed (`seed` is then that seed or `all`), the seed's row would repeat the row over all seeds.
+        # Of a run with one seed, which has rows for it and for `all`, only the rows for `all` are shown: they are
+        # equal.
         if len(runs) == 1 and len({row.seed for row in named.run.rows}) != 2:
             rows = named.run.rows
         lines += [named._replace(row=row) for row in rows]

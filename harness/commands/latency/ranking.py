@@ -207,8 +207,10 @@ def answers(pairs: Sequence[RankedRun]) -> list[Line]:
     elif first.is_shown:
         beginning = "Best significant speed-up"
     elif any(pair.is_shown for pair in others):
-        # A run on a busy machine is shown to pay, but it cannot be the reference.
-        beginning = "No run on an idle machine is significantly faster; the highest ranked"
+        # A pair with an unsteady run is shown to pay, but it cannot be the reference.
+        beginning = (
+            "Of the pairs without an unsteady run, none is significantly faster; the highest ranked"
+        )
     elif all(pair.verdict.relation == "below" for pair in [first, *others]):
         beginning = "All are significantly slower; the highest ranked"
     else:

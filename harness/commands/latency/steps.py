@@ -48,15 +48,16 @@ def _better_interval(row: LatencyRow, verdict: Statement) -> list[NextStep]:
 
     The first condition that applies decides:
 
-        random weights; or a server that drafts from its
-        earlier answers, with a drift or too few prompts       nothing
+        random weights; or a drift of a server that drafts
+        from its earlier answers                               nothing
         interval that is not judged, or from a busy machine    measure again, reusing nothing
         identical arms, or it is unknown what is covered       nothing
         nothing was drafted                                    another draft
         the budget ended the run                               no budget
         interval over several runs, with bounds                twice as many runs
         interval over blocks                                   twice as many, but at least 4, with enough prompts
-        interval over batches or laps                          more prompts
+        interval over batches or laps                          more prompts; nothing for a server that drafts from its
+                                                               earlier answers, if the set has too few
         interval over prompts, and the set has more            more prompts
         interval over all prompts of the set, with bounds      repeated runs
         otherwise                                              nothing

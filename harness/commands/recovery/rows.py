@@ -51,29 +51,29 @@ class RecoveryRow(PromptedRow):
         " that decode, compared with the eager model's"
     )
     sampling: MaybeText = figure(
-        "for `sampled`: the sampling settings with which tokens were drawn"
+        "for `sampled` and `reference`: the sampling settings with which tokens were drawn"
     )
     verdict: MaybeText = figure(
         "`lossless` (never for a rule that is lossy by definition), `lossy` or `undecided`"
     )
     finding: MaybeText = figure(
-        "for `reference`: why there is no reference; otherwise the weights that answers were compared with, if the"
-        " servers report another model"
+        "for `reference`: why there is no reference; otherwise why `lossless` was not the verdict, or the weights that"
+        " answers were compared with, if the servers report another model"
     )
     num_prompts: MaybeInt = figure("greedy texts compared")
-    num_tokens: MaybeInt = figure("for `greedy`: tokens compared", "tokens")
+    num_tokens: MaybeInt = figure("for `greedy` and `reference`: tokens compared", "tokens")
     num_cut_short: MaybeInt = figure(
-        "comparisons with a greedy text that ended early, without an end token"
+        "comparisons in which a greedy text is shorter than asked and has no end token"
     )
     num_past_end: MaybeInt = figure("texts that continue after a token that should have ended them")
     identical_prompts: MaybeInt = figure(
         "greedy texts that only have the likeliest tokens, or that equal the regular arm's"
     )
     tied_prompts: MaybeInt = figure(
-        "those of `identical_prompts` that have, at an exact tie, not the first of the likeliest tokens"
+        "those of `identical_prompts` that took another of several exactly equally likely tokens"
     )
     divergence_position: MaybeInt = figure(
-        "index of the greedy token that differs most, by its margin over what rounding explains"
+        "index of the greedy token with the largest ratio of its margin to what rounding explains"
     )
     logit_margin: MaybeFloat = figure(
         "at `divergence_position`: the likeliest token's logit minus that of the text's token"

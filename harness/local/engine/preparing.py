@@ -211,8 +211,8 @@ def prepare_calls(
 
 def _decode(calls: Calls, rows: RowState) -> list[torch.Tensor]:
     """Make each call once, and return those outputs that must be equal for plain, compiled and captured calls: the
-    logits of a regular step, the distribution of the first draft token, and the target's logits before the first draft
-    token.
+    logits of a regular step, the distribution of the first draft token, and the target's logits for the position of
+    the first draft token.
 
     Later outputs are left out. Because of rounding, another token may be drawn from nearly the same distribution, and
     after another token all outputs differ.

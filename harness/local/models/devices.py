@@ -66,7 +66,7 @@ def usable_gpus(placement: PlacementSettings, models: Mapping[str, ModelSettings
         return []
     gpus = visible_gpus()
     check_gpu_numbers(placement, models, len(gpus))
-    # `gpus` of the target is only a number. It may be placed on any GPUs of the machine.
+    # The target's `gpus` says how many GPUs, not which, so all GPUs of the machine are candidates.
     if models["model"].gpus:
         return gpus
     return gpus[: placement.gpus]

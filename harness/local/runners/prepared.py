@@ -25,8 +25,8 @@ from harness.local.runners.base import UnsupportedModelError
 from harness.local.runners.checks import last_line
 from harness.local.runners.compiled import Part
 
-# A function that prepares a call on a device, for inputs with the shapes of the given ones. It returns a function that
-# does the same as the call for such inputs; an input that is None must always be None. It may execute the call.
+# A function that prepares a call on a device, for inputs with the shapes of the given ones (an input that is None must
+# always be None). It returns a function that does the same as the call for such inputs. It may execute the call.
 Preparer = Callable[[Callable[..., Any], Sequence[Any], torch.device], Callable[..., Any]]
 
 
@@ -203,8 +203,8 @@ class Graphs(TorchDispatchMode):
                 with _waits_refused():
                     call(*inputs)
                 self.is_capturing = True
-                # `__torch_dispatch__` begins the graphs, and enters the capture of each into `_graph`, which `close`
-                # empties, so that it can be filled again. Leaving this block ends the last capture.
+                # `__torch_dispatch__` begins the graphs, and enters the capture of each into `_graph`, whose
+                # `close` ends a capture. Leaving this block ends the last one.
                 with self._graph, self:
                     outputs = call(*inputs)
                 self.is_capturing = False
@@ -234,7 +234,8 @@ class Graphs(TorchDispatchMode):
         if device is None or device.type != "cuda" or func.namespace == "prim":
             return func(*args, **kwargs)
         if here not in (None, device) and func.overloadpacket in _COPIES:
-            # accelerate copies masks and embedded positions again for each layer. Here they are copied only once.
+            # accelerate copies masks and embedded positions again for each layer. Here they are copied only once,
+            # because nothing changes them within a call.
             key = (args[0], device)
             if key not in self._copied:
                 # The copy belongs to no graph: the present one ends before it.

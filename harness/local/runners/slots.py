@@ -143,7 +143,7 @@ class SlotCache(Cache):
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Return the number of earlier tokens, for models that make their own masks. If rows have different numbers,
-        the model is given a mask, and this returns 0.
+        this returns 0, and the model is given a mask in its place.
         """
         return self._start or 0
 

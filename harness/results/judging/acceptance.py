@@ -96,7 +96,7 @@ def finding_of(row: AcceptanceRow, conditions: Sequence[AcceptanceCauseRow]) -> 
     positions = [
         against_weights(cause)
         for cause in typed
-        if cause.position is not None and cause.weights is not None
+        if engine and cause.position is not None and cause.weights is not None
     ]
     statements = [_cause(cause, typed, len(others)) for cause in others]
     explaining = []

@@ -143,7 +143,10 @@ def _judged(rows: Sequence[Any], lossy_by: str) -> tuple[Relation, str]:
             )
         if row.check == "greedy":
             if row.num_tokens == 0:
-                return "open", "no token of a greedy text was compared"
+                return (
+                    "open",
+                    "no token was compared: the greedy texts are empty, or differ from their first token on",
+                )
             return (
                 "open",
                 "greedy texts differ, and no logits say whether rounding explains it",
@@ -152,7 +155,7 @@ def _judged(rows: Sequence[Any], lossy_by: str) -> tuple[Relation, str]:
         return "open", "nothing was drafted, so these checks only tested regular decoding"
     if not undecided:
         return "lossless", ""
-    # Only checks of drawn tokens are left, because the kernels are never undecided.
+    # Only checks of drawn tokens are left: kernels are undecided only in cases that have returned above.
     weakest = min(undecided, key=lambda row: row.power or 0)
     shift, rounding = weakest.shift or 0.0, weakest.rounding or 0.0
     evidence, num_draws = weakest.evidence or 0.0, weakest.num_draws or 0

@@ -22,8 +22,8 @@ from harness.local.drafting.heads.stored import LAYER_STYLES, StoredHead
 from harness.local.models.sketch import LayerCache, TensorSketch
 from harness.local.runners.slots import SlotCache
 
-# Tensors whose bytes planning does not count as read. A pass reads one row per token of the embeddings. `d2t` has only
-# one number for each of the head's tokens.
+# Tensors whose bytes planning does not count as read. Of an embedding, a pass reads only one row for each token. `d2t`
+# has only one number for each of the head's tokens.
 _LOOKED_UP = (
     "embed_tokens.weight",
     "markov_head.markov_w1.weight",
