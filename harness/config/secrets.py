@@ -114,7 +114,7 @@ def _is_key_of_environment(name: str, value: str) -> bool:
 
 
 def secrets_in(words: Sequence[str]) -> Iterator[str]:
-    """Yield words about each key in a command, but never the key itself.
+    """Yield words about each key in a server's command, but never the key itself.
 
     These are the name of the flag, variable or header that has the key as its value; `a key or password` for a key that
     is recognised by its form; or `the value of NAME` for that of an environment variable. Commands within one word,

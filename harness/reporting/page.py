@@ -129,8 +129,8 @@ def title_of_many(rows: Sequence[RunRow], noun: str = "run") -> str:
     elif len(targets) == 1:
         what += f" of {targets.pop()}"
     # The title names a device only if all runs are simulated, to say that the costs are made up.
-    planted = device_of(rows[0]) if all(row.is_simulated for row in rows) else None
-    return " · ".join(filter(None, [what, planted, common_settings(rows)]))
+    simulated = device_of(rows[0]) if all(row.is_simulated for row in rows) else None
+    return " · ".join(filter(None, [what, simulated, common_settings(rows)]))
 
 
 def lossless_again(row: Any) -> NextStep | None:
@@ -211,11 +211,11 @@ def in_short(page: Page, *, rest: str = "details=true") -> Document:
 
 
 def in_full(page: Page) -> Document:
-    """The whole page: every doubt, finding and table."""
+    """The whole page: every doubt and finding, all tables that files show, and at most two next steps."""
     # A page that only has tables for a terminal shows these.
     tables = page.full_tables or page.tables
     lines = _top(page, in_full)
-    # A title of a table is printed below an empty line.
+    # Above the title of a table an empty line is printed anyway.
     if page.finding and not (tables and tables[0].title):
         lines.append(Line(""))
     lines += tables[:1]

@@ -198,11 +198,13 @@ class ServerCommand:
 
     @property
     def draft(self) -> str | None:
-        """The draft, as it is shown in tables: its file or repository, or otherwise the method as it is typed; None if
-        the command names neither.
+        """The draft, as it is shown in tables: its file or repository, or, without one or with n-grams, the method as
+        it is typed; None if the command names neither.
         """
         draft = self.value(self.startup.draft)
-        return self.value(self.startup.method) if draft is None else shown_name(draft)
+        method = self.value(self.startup.method)
+        # n-grams are drafted without the file, even if its flag is typed, too.
+        return method if draft is None or "ngram" in (method or "") else shown_name(draft)
 
     @property
     def has_pool(self) -> bool:

@@ -75,6 +75,7 @@ def test_ports_are_ours_unless_the_user_places_them() -> None:
             """'{"method": "eagle3", "model": "o/h", "num_speculative_tokens": {K}}'""", "A", "o/h"),
         ("vllm serve --model A --served-model-name B -sc.num_speculative_tokens 2 -sc.method=mtp", "B", "mtp"),
         ("vllm serve A --spec-method ngram --spec-tokens 6", "A", "ngram"),
+        ("llama-server -m X -md Y --spec-type ngram-simple", "X", "ngram-simple"),
         # Aliases are one flag, which counts where it was typed last.
         ("sglang serve --model A --speculative-algorithm NGRAM --speculative-draft-model-path o/h"
             " --speculative-draft-model o/i", "A", "o/i"),

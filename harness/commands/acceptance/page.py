@@ -31,14 +31,14 @@ from harness.results.rows.acceptance import (
     row_in_question,
 )
 from harness.results.runs import Run, grouped
-from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, Coverage, Interval
+from harness.results.statistics.interval import Coverage, Interval
 
 # The values of K in the printed table; the file has all K.
 SHOWN = (1, 2, 4, 8, 16)
 # The end of the first range of context lengths, in tokens.
 _SHORTEST_CONTEXT = 512
-# Settings that `latency` does not have.
-_OWN_SETTINGS = ("up_to", "texts_per_prompt", "card", "causes")
+# Settings that `latency` does not have, and `num_prompts`, of which it chooses its own number.
+_OWN_SETTINGS = ("up_to", "texts_per_prompt", "card", "causes", "num_prompts")
 _TOKENS = Column("tokens per iteration\n(95 % interval)", "{:.2f}".format, "tokens_per_iteration")
 
 AnyRow = TypeVar("AnyRow", AcceptanceTextRow, AcceptanceCauseRow)
@@ -58,18 +58,14 @@ def acceptance_page(runs: Sequence[Run[AcceptanceRow]]) -> Page | None:
     else:
         page = _page_of_drafts(drafts)
         changes = ""
-    # For an engine in another process no step is suggested, because `latency` would need a second server.
+    # `latency` is not suggested for an engine in another process, because it would need a second server.
     steps = []
     row = drafts[0].row
     if row.text_source != "served":
-        # `latency` needs `FEWEST_FOR_INTERVAL` batches for an interval. If the typed `num_prompts` may give fewer, it
-        # is left out, and `latency` chooses.
-        batch_size = (row.batch_size or 1) if is_typed("batch_size") else 1
-        covers = Coverage.of(row.tokens_per_iteration)
-        has_enough = covers is not None and covers.num_units >= FEWEST_FOR_INTERVAL * batch_size
-        left_out = _OWN_SETTINGS if has_enough else (*_OWN_SETTINGS, "num_prompts")
-        again = typed_again(changes, command="latency", leaving_out=left_out)
+        again = typed_again(changes, command="latency", leaving_out=_OWN_SETTINGS)
         steps.append(NextStep("measure it", command=again))
+    elif row.engine_unknown and row.batch_size != 1:
+        steps.append(NextStep("with the counts of iterations", "batch_size=1"))
     findings = [_finding(draft) for draft in drafts]
     doubts = dict.fromkeys(map(off_policy, filter(None, (found.texts for found in findings))))
     statements = [statement for found in findings for statement in found.statements]

@@ -214,8 +214,8 @@ def served_columns(
         rate = Drafts.total(drafts).columns()["acceptance_rate"]
         if why is None and rate is not None:
             why = (
-                "an answer's counts do not show its iterations (with batch_size=1, and --metrics for llama.cpp, the"
-                f" server's counters may), but that {percent(rate)} of the draft tokens were accepted"
+                f"{percent(rate)} of the draft tokens were accepted, but an answer's counts do not show the tokens per"
+                " iteration (with batch_size=1, and --metrics for llama.cpp, the server's counters may)"
             )
         why = why or "the engine drafts nothing, or does not report what it accepted"
     elif counted is not None and counted < weights.low:

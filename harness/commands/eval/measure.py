@@ -216,7 +216,7 @@ class EvalExperiment(Experiment[EvalSettings, EvalRow]):
         problems = {problem.key: problem for problem in self.problems}
         pending = self._pending(session, token_ids)
         if engine.blocks is not None:
-            # Servers that take turns are started at most as often as was announced. Consecutive batches with the same
+            # Each server that takes turns is started at most `blocks.number` times. Consecutive batches with the same
             # `moment` are answered in one start, so the batches are divided evenly among the starts.
             pending = [
                 dataclasses.replace(question, moment=number * engine.blocks.number // len(pending))

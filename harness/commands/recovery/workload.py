@@ -98,7 +98,7 @@ class PlannedRequest:
             decoding,
             seed,
             self.index,
-            self.ends,
+            stop_tokens=self.ends,
             with_logprobs=with_logprobs and not self.is_greedy,
             leave_after=self.leave_after,
             # An empty answer is judged like any other text.
@@ -316,8 +316,8 @@ class Workload:
         num_drawn: int,
         known_texts: Sequence[Sequence[int]],
     ) -> list[PlannedRequest]:
-        """A greedy request for each prompt, and `num_drawn` drawn requests, each with a random one of the prompts. No
-        drawn ones without sampling settings.
+        """A greedy request for each prompt, and `num_drawn` drawn requests, each with a random one of the prompts.
+        Without sampling settings, there are no drawn requests.
 
         If the engine can end texts at given tokens, each of these requests has end tokens with a probability of one
         half. Models seldom generate the target's end token this early, so a random token of `known_texts` is made an

@@ -74,8 +74,8 @@ class Template:
         """Return the token ids of each chat, including the tokens with which the template begins the answer.
 
         Raises:
-            SettingError: as `check` does; also for a chat that the template refuses, or that has no tokens. A template
-                may also raise other exceptions, such as a KeyError, which pass.
+            SettingError: as `check` does; also for a chat that the template refuses, or that has no tokens. Other
+                exceptions of a template, such as a KeyError, are not caught.
         """
         self.check(chats)
         return [self._token_ids(chat) for chat in chats]

@@ -315,8 +315,10 @@ def _prompts_of(path: Path, settings: PromptSettings) -> tuple[list[Prompt], int
     prompts = []
     left_out: list[str] = []
     category = path.stem if len(settings.files) > 1 else None
-    for number, row in read_rows(path, settings.source):
-        if isinstance(row, dict) and row.get("arm") == "speculative":
+    rows = [*read_rows(path, settings.source)]
+    arms = {row.get("arm") for _, row in rows if isinstance(row, dict)}
+    for number, row in rows:
+        if "regular" in arms and row.get("arm") == "speculative":
             continue  # a row of `latency_prompts.csv`; the regular arm's row has the same prompt
         try:
             prompt = _from_row(row, settings)
@@ -400,7 +402,7 @@ def _from_row(row: Any, settings: PromptSettings) -> Prompt:
     tools = tools_of(columns.get("tools"))
     category = None if columns.get("category") in (None, "") else str(columns["category"])
     completion = completion_of(columns)
-    # Otherwise only the first turn is sent, which is the prompt's text.
+    # With `turns=first`, or a single turn, only the prompt's text is sent.
     turns = prompt.turns if settings.turns == "all" and len(prompt.turns) > 1 else ()
     messages = prompt.messages
     # Requests to Anthropic's API contain the system prompt in a field next to their messages.
@@ -507,8 +509,8 @@ def _of_first_key(row: Mapping[str, Any]) -> Prompt:
             raise BadFile(f"must have a list of texts as {key}")
         turns = [text_of(turn, f"every one of {key}") for turn in value]
         return Prompt(turns[0], turns=tuple(turns))
-    if value == "" and row.get("turn") and row.get("token_ids"):
-        # This is a row of `acceptance_texts.csv`, which does not contain the earlier turns.
+    if row.get("prompt_index") and row.get("turn") not in (None, "", "1"):
+        # This is a row of a file of results, which does not contain the earlier turns.
         raise BadFile("is one turn of a conversation: take the file of conversations as prompts")
     if isinstance(value, str) and not value.strip():
         raise NoQuestion(f"must have text as {key}")

@@ -76,7 +76,8 @@ def _with_runs(over_units: RatioEstimate, tops: Floats, bottoms: Floats) -> Rati
     _, num_runs, num_units = tops.shape
     if num_runs == 1:
         return over_units
-    # [num_totals, num_runs, num_units]: how much each value adds to the log of the ratio, to first order.
+    # [num_totals, num_runs, num_units]: to first order, how much each value adds to the log of the ratio, times the
+    # number of values, so that their mean is the whole change.
     added = tops / tops.mean(axis=(1, 2), keepdims=True)
     added -= bottoms / bottoms.mean(axis=(1, 2), keepdims=True)
     values = added.sum(axis=0)

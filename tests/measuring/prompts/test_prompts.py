@@ -68,6 +68,9 @@ def test_columns_that_the_user_names_are_sent(load: Load) -> None:
     assert (named.text, named.category, named.unsent) == ("b", "c", ("context",))
     joined = load([row], template="{context} {article}{input}").prompts[0]
     assert (joined.text, joined.unsent) == ("a b", ("choices",))
+    # Of two arms one row for each prompt is read, and of one server all.
+    both = [{"prompt": "a", "arm": arm} for arm in ("speculative", "regular")]
+    assert len(load(both).prompts) == len(load(both[:1]).prompts) == 1
 
 
 FIND = {"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}
@@ -148,7 +151,7 @@ REFUSED = {
     "a number": (b"7", "line 1 must be an object"),
     "prompt is a number": (b'{"prompt": 7}', "must have text as prompt"),
     "context is a list": (b'{"instruction": "a", "context": [1]}', "as input or context"),
-    "a turn that was read": (b'{"prompt": "", "turn": "2", "token_ids": "[1, 2]"}', "is one turn of a conversation"),
+    "a turn that was read": (b'{"prompt": "b", "turn": "2", "prompt_index": "8"}', "is one turn of a conversation"),
     "no turns": (b'{"turns": "a"}', "a list of texts as turns"),
     "turn is an object": (b'{"turns": [{"a": 1}]}', "text as every one of turns"),
     "no role": (b'{"messages": [{"content": "a"}]}', "objects with role and content"),
