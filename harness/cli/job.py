@@ -46,7 +46,7 @@ def run(config: Any, servers: Servers) -> tuple[Sequence[Any], VerdictError | No
     """
     command, settings = settings_of(config, servers, manifest=None)
     check_machine(command, settings)
-    # Only for a single run: in a sweep, only the jobs whose files are missing fail, when they run.
+    # A sweep that measures skips this: there, a job whose files are missing fails when it runs.
     require_files(settings)
     # Raise a signal that arrived during the imports up to here.
     signals.raise_postponed()

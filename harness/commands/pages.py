@@ -92,6 +92,5 @@ def _why(run: Run[Any]) -> str:
 
 def _estimate(run: Run[Any]) -> float | None:
     """The speed-up over the prompts that were measured; None if it is unknown, or the row has no speed-up."""
-    is_compared = isinstance(run.last, ComparedRow)
-    interval = verdict_of(run.last).interval if is_compared else Interval()
+    interval = verdict_of(run.last).interval if isinstance(run.last, ComparedRow) else Interval()
     return interval.estimate if interval.is_known else None

@@ -24,8 +24,9 @@ from matplotlib.ticker import MaxNLocator
 from harness.reporting.table import in_lines
 from harness.results.statistics.interval import Interval
 
-# The most curves in a plot, because a reader cannot distinguish more; and the most plots of one kind on a page.
+# The most curves in a plot, because a reader cannot distinguish more.
 _MOST_CURVES = 6
+# The most plots of one kind on a page.
 MOST_PLOTS = 12
 
 # The styles of curves, in this order; they can also be distinguished in black and white.

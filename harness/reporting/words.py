@@ -38,16 +38,17 @@ def typed_again(changes: str, *, command: str = "", leaving_out: Collection[str]
     Args:
         changes: the new settings, as they are typed, such as `batch_size=1 K=8`.
         command: name of another command, which replaces the name of the typed command; empty to keep that.
-        leaving_out: names of settings that the other command does not have.
+        leaving_out: the full names of settings that the other command does not have.
     """
     words = Words.noted()
     changing = shlex.split(changes)
     # Directories (`hydra.run.dir`, `hydra.sweep.dir`) belong only to the typed run, and are left out.
-    replaced = ["details", "dir", *leaving_out, *map(setting_in, changing)]
+    replaced = ["details", "dir", *map(setting_in, changing)]
     kept = [
         word
         for word in words.typed
         if word not in _SIDE_BY_SIDE
+        and setting_in(word) not in leaving_out
         and not any(_is_replaced(setting_in(word), by) for by in replaced)
     ]
     if command:

@@ -259,8 +259,7 @@ def positions(histogram: Sequence[int]) -> list[int]:
     For example, [2, 1, 3] gives [4, 3]: 4 iterations accepted a first token, and 3 of these also a second token.
     """
     reached = [*accumulate(reversed(histogram))]
-    # `[5]`, 5 iterations that accepted nothing, has no positions. The result is then `[0]`, so that a histogram that is
-    # made from it has a number of iterations that accepted nothing, and one of iterations that accepted a token.
+    # `[5]`, 5 iterations that accepted nothing, gives `[0]`: an empty list would mean that no position is reported.
     return reached[-2::-1] or [0] * len(histogram)
 
 

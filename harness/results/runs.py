@@ -35,8 +35,8 @@ AnyRunRow = TypeVar("AnyRunRow", bound=RunRow)
 
 def num_covered(row: RunRow) -> int:
     """How many prompts the figures of a row cover: failed requests and empty answers are among its prompts, but not in
-    its figures. For a pooled row: its prompts without the most failures, and the most empty answers, of any run; so
-    perhaps fewer than in each run.
+    its figures. In a pooled row, prompts are the mean of the runs, and failed and empty answers the largest number of
+    any run, so the result may be below that of each run.
     """
     num_prompts, num_failed, num_empty = (
         getattr(row, name, None) or 0 for name in ("num_prompts", "num_failed", "num_empty")
@@ -134,10 +134,10 @@ def measured_of(runs: Sequence[Run[AnyRunRow]]) -> list[Run[AnyRunRow]]:
 
 
 def runs_of(rows: Sequence[Row], file: Path | None = None) -> list[Run]:
-    """The runs that wrote these rows; a run occurs once for each job of a sweep that has its rows.
+    """The runs that wrote these rows.
 
-    If several jobs of a sweep are the same measurement, each has a copy of one run's rows, and the copies differ only
-    in `job`. `pooling.merge` counts such a run once.
+    If several jobs of a sweep are the same measurement, each has a copy of one run's rows, which differ only in `job`.
+    The run then occurs once for each of these jobs. `pooling.merge` counts it once.
 
     Args:
         file: the CSV file of the rows. If the file's directory contains an `environment.json`, it counts as the

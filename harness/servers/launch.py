@@ -164,14 +164,15 @@ class StartedServer:
             meaning = None if is_own_act else _MEANT_BY_SIGNAL.get(ended_by)
             how = f"was ended by {ended_by.name}" + (f" ({meaning})" if meaning else "")
             reason = ""
-        # The last line that names a reason counts. Without such a line, it is the last one of all, but not if a signal
-        # ended the server: the line then has nothing to do with it.
-        was_error = False
+        # The last line that names a reason counts. Without such a line, the last line of all counts; after a signal,
+        # none does, because the last line then has nothing to do with the end.
+        was_of_error = False
         for line in lines:
-            is_error = _ERROR_OF_LLAMA_CPP.match(line) is not None
-            # Of several error lines in a row, the first is the reason, and the others are its consequences.
-            is_reason = not was_error if is_error else _REASON.search(line)
-            was_error = is_error
+            is_of_error = _ERROR_OF_LLAMA_CPP.match(line) is not None
+            # Of several lines of llama.cpp's level E in a row, the first is the reason, and the others are its
+            # consequences.
+            is_reason = not was_of_error if is_of_error else _REASON.search(line)
+            was_of_error = is_of_error
             if is_reason and not _POINTS_ELSEWHERE.search(line):
                 reason = f": {line}"
         return f"the {self.name} server {how}{reason} (all of it: {self._launch.log})"

@@ -223,6 +223,10 @@ class AnswerSource:
             )
             if min(request.num_tokens, len(request.token_ids)) > 1
         ]
+        if num_short := len(records) - len(kept):
+            say(
+                f"{counted(num_short, 'answer')} left out, because speculation decides no first token"
+            )
         requests = [request for _, request in kept] if self.kind == "served" else []
         return Answers([reading for reading, _ in kept], requests)
 

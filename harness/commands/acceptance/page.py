@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import TypeVar
 
 from harness.config.amounts import capitalised, counted, percent
-from harness.config.command_line import is_typed
 from harness.reporting.names import Named, named_runs
 from harness.reporting.page import NextStep, Page, figures_table, heading, title_of_many
 from harness.reporting.table import Column, Line, Table
@@ -153,7 +152,7 @@ def _page_of_draft(draft: Draft) -> Page:
                 figures.append(f"{group} {per_iteration:.2f}")
             why.append((name, " · ".join(figures)))
     unit = "turn" if any(text.turn for text in texts) else "text"
-    read = f"{counted(len(texts), unit)} " if texts else ""
+    read = f"{counted(row.num_texts, unit)} " if row.num_texts else ""
     settings = [f"{read}{row.text_source}", f"{row.num_tokens or 0:,} tokens"]
     said = ("prompts", "temperature", "top_k", "top_p")
     settings += filter(None, (setting_in_words(row, name) for name in said))
@@ -239,8 +238,6 @@ def _reasons(row: AcceptanceRow, found: AcceptanceFinding) -> list[tuple[str, st
                 "the weights: model= and draft= show how many draft tokens would be accepted",
             )
         )
-    if found.causes and is_typed("causes"):
-        reasons.append(("Causes", "one row for each: details=true, or summary.txt"))
     if found.is_little or found.is_in_doubt:
         reasons.append(("Read", "docs/low-acceptance.md"))
     return reasons

@@ -39,7 +39,7 @@ def _line(cells: Iterable[str]) -> str:
 
 
 def _draft(row: LatencyRow) -> str:
-    """The draft's name, and its method if the name is neither that of the method nor of a model: `early_exit_8
+    """The draft's name, and its method, unless the draft is a model or has the method's name: `early_exit_8
     (early_exit)`.
     """
     if row.draft == "server":

@@ -22,8 +22,8 @@ from harness.results.runs import Run
 _NO_GPU = "Which GPU? This machine has none, so main memory is planned for: give gpu_memory=4xA100, or 40GB."
 # A verification that reads over this many times the bytes of a step costs noticeably more than a step.
 _COSTLY_VERIFICATION = 1.2
-# A verification that reads over this many times the bytes of a step uses further experts. The figures are then
-# expectations, because different tokens may use the same experts.
+# Above this ratio of a verification's bytes to those of a step, the verification uses further experts. The figures are
+# then expectations, because different tokens may use the same experts.
 _OTHER_EXPERTS = 1.01
 # Number formats for which any implementation reads the same bytes of weights.
 _HALF = ("bfloat16", "float16")
@@ -53,7 +53,8 @@ def plan_page(runs: Sequence[Run[PlanRow]]) -> Page | None:
         programs = sorted({f"in {row.program.partition(',')[0]}" for row in rows if row.program})
         num_fitting = f"{len(fitting)} of {len(rows)} fit"
         finding = Line(num_fitting, "good" if fitting else "bad", " or ".join(programs))
-        # The names of the GPUs or memories for which the table's times hold.
+        # The names of the GPUs or memories for which the table's times hold. GPUs that are sold under one name may have
+        # different bandwidths.
         slowest = sorted({_rates(row)[-1][0] for row in rows if row.bandwidths})
         least = f"the least time for reading weights and caches on {' or '.join(slowest)}"
         if any((row.num_gpus or 0) > 1 for row in rows):
@@ -106,7 +107,8 @@ def _settings(row: PlanRow) -> str:
 
 def _finding(row: PlanRow) -> Line:
     """Whether the pair fits, and how much memory is left on the device that has least to spare."""
-    tightest, used, free = min(_uses(row), key=lambda use: use[2] - use[1])
+    # A device that the pair does not use comes last.
+    tightest, used, free = min(_uses(row), key=lambda use: (not use[1], use[2] - use[1]))
     where = "in main memory" if tightest == "cpu" else f"on {_device(tightest)}"
     stays = f"{amount(free - used)} remain free {where}"
     program = f"in {row.program}: " if row.program else ""
@@ -194,7 +196,9 @@ def _why(row: PlanRow) -> Iterator[tuple[str, str]]:
 
 
 def _steps(row: PlanRow, num_plans: int) -> Iterator[NextStep]:
-    """The next step: measure the pair, or change what keeps it from fitting; none for a pair that cannot gain."""
+    """The next step: measure the pair, or change what keeps it from fitting. None for a pair that cannot gain, that no
+    known change makes fit, or that a server would run without a GGUF draft.
+    """
     if row.highest_speedup is not None and row.highest_speedup < 1:
         return
     if row.status != "ok":

@@ -109,8 +109,8 @@ class Pair:
     def stop_tokens(self) -> frozenset[int]:
         """The ids of the tokens with which the target ends a text; an empty set if none are configured.
 
-        They are those of the target's generation configuration. If it names no list, the tokenizer's token that ends a
-        text is one of them too.
+        They are those of the target's generation configuration. Unless that configuration has a list, the tokenizer's
+        token that ends a text is one of them too.
         """
         generation = self.target.model.generation_config
         configured = generation.eos_token_id if generation else None

@@ -52,7 +52,7 @@ class MeasuredArm:
 
     @property
     def evidence(self) -> dict[str, Any]:
-        """The fields of `ArmEvidence` (`results.verdict`) that are not in a column, by name.
+        """Two fields of `ArmEvidence` (`results.verdict`) that are in no column, by name.
 
         `lengths` has the number of tokens of each answer, by the index of its request. `read` has the number of prompt
         tokens that the server counted, if it counts them. Its keys are tuples: the index and then the prompt's token
@@ -75,8 +75,8 @@ class MeasuredArm:
 
     @property
     def counted(self) -> Counts | None:
-        """The sum of all questions' `Answered.counted`. A question adds only its restarts if the server restarted, and
-        nothing if the counters could not be read. None if they never could.
+        """The sum of all questions' `Answered.counted`. If the server restarted during a question, only the restarts of
+        that question are added. A question whose counters could not be read is left out. None if no question had any.
         """
         total: Counts | None = None
         for generation in self.generations:

@@ -100,7 +100,9 @@ def answers_divergence(
     regular: RequestRecord,
     speculative: RequestRecord,
 ) -> Divergence | None:
-    """Return where two answers to a prompt diverge, as `first_divergence` does; None if they have the same text."""
+    """Return where two answers to a prompt diverge, as `first_divergence` does; None if they have the same
+    tokens.
+    """
     texts = [regular.token_ids, speculative.token_ids]
     if regular.from_text != speculative.from_text:
         # If only one arm's tokens were read from its text, both texts are encoded, because encoding a text need not
@@ -108,7 +110,7 @@ def answers_divergence(
         encode = functools.partial(tokenizer.encode, add_special_tokens=False)
         texts = [encode(regular.text), encode(speculative.text)]
     divergence = first_divergence(reference, prompt, *texts)
-    # This tokenizer's ids stand for pieces of text, so a position among them is no number of tokens.
+    # A `TextTokenizer` has made-up ids for pieces of text, so the position is counted again, in tokens.
     if divergence is not None and isinstance(tokenizer, TextTokenizer):
         divergence = replace(divergence, position=_num_leading(regular, speculative))
     return divergence

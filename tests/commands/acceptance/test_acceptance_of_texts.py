@@ -216,7 +216,7 @@ def test_figures_that_are_not_known_are_none(tmp_path: Path) -> None:
     table = page.tables[0]
     assert isinstance(table, Table)
     assert not any(table.rows[1].cells[2:])
-    assert "7 texts" in page.title
+    assert "9 texts" in page.title
     assert [*page.why] == [("Where", "b 0.91 · a 1.25")]
 
 
