@@ -16,8 +16,9 @@ from harness.config.model_names import SECOND_COMMAND
 from harness.config.settings import DecodingSettings
 from harness.results.schema import RunRow
 
-# Launchers whose jobs slow each other down, so that the next command is better typed without them.
-_SIDE_BY_SIDE = ("+launcher=submitit_local", "hydra/launcher=joblib")
+# Launchers whose jobs slow each other down, so that the next command is better typed without them, and
+# the setting of joblib that is typed most.
+_SIDE_BY_SIDE = ("+launcher=submitit_local", "hydra/launcher=joblib", "hydra.launcher.n_jobs=")
 # The meaning of a lossy rule.
 LOSSY = "the speculative output no longer follows the target (lossy)"
 
@@ -47,7 +48,7 @@ def typed_again(changes: str, *, command: str = "", leaving_out: Collection[str]
     kept = [
         word
         for word in words.typed
-        if word not in _SIDE_BY_SIDE
+        if not word.startswith(_SIDE_BY_SIDE)
         and setting_in(word) not in leaving_out
         and not any(_is_replaced(setting_in(word), by) for by in replaced)
     ]

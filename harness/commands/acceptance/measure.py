@@ -180,7 +180,7 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
         self.answers.read = self._read(pair, readings, as_typed, self.most)
         if self.source.kind != "served":
             return
-        k, k_is_typed = self.compared_k, self._typed_k is not None
+        k, k_is_typed = self.compared_k, self._typed_k == self.compared_k
         self.served = served_columns(self.answers.read, requests, k, is_typed=k_is_typed)
         if not self._may_be_greedy or self._is_as_weights(self.served):
             return
@@ -317,7 +317,7 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
                     figures["served"] = wilson_interval(round(total.part), round(total.whole))
             if answers.read:
                 is_used = offset is None or offset < num_used
-                # Without `served`, the engine's counts, the tests are assumed to be as many as the weights predict.
+                # If the engine's counts are not known, the number of tests is the one that the weights predict.
                 num_tested = total.whole if figures else np.inf
                 figures["weights"] = (
                     limits(answers.read, num_used, offset, num_tested) if is_used else _NEVER

@@ -151,8 +151,7 @@ def _page_of_draft(draft: Draft) -> Page:
                 per_iteration = num_tokens / sum(text.iterations(k) for text in alike)
                 figures.append(f"{group} {per_iteration:.2f}")
             why.append((name, " · ".join(figures)))
-    unit = "turn" if any(text.turn for text in texts) else "text"
-    read = f"{counted(row.num_texts, unit)} " if row.num_texts else ""
+    read = f"{counted(row.num_texts, 'text')} " if row.num_texts else ""
     settings = [f"{read}{row.text_source}", f"{row.num_tokens or 0:,} tokens"]
     said = ("prompts", "temperature", "top_k", "top_p")
     settings += filter(None, (setting_in_words(row, name) for name in said))

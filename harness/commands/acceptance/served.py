@@ -65,7 +65,7 @@ def reported(
         if drafts.accepted_at is None or drafts.drafting is None:
             return []
         # If the counts do not show which tokens were tested (`Drafts.tested`), a token counts as tested if the token
-        # before it was accepted. The first one was tested in each iteration that drafted. This is wrong if iterations
+        # before it was accepted. The first one was tested in each iteration that drafted. Both are wrong if iterations
         # draft different numbers of tokens.
         is_guessed = drafts.tested is None and offset > 0
         if is_guessed and _drafts_fewer(counts, total.drafting or 0, num_draft_tokens):

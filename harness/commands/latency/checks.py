@@ -127,17 +127,14 @@ def disturbed_runs(runs: Iterable[_Run]) -> list[str]:
     shares = [run.last.processor_share or 0.0 for run in measured if run.last.was_starved]
     # Rounded down, as for a single run.
     worst = int(100 * min(shares, default=0))
-    happened = {
-        "drifted": num_drifted,
-        f"got less than {percent(QUIET)} of the CPU time they wanted (at worst {worst} %)": len(
-            shares
-        ),
-    }
-    parts = [
-        f"{number} of {counted(len(measured), 'run')} {verb}"
-        for verb, number in happened.items()
-        if number
-    ]
+    of_runs = f"of {counted(len(measured), 'run')}"
+    parts = []
+    if num_drifted:
+        parts.append(f"{num_drifted} {of_runs} drifted")
+    if shares:
+        parts.append(
+            f"{len(shares)} {of_runs} got less than {percent(QUIET)} of the CPU time they wanted (at worst {worst} %)"
+        )
     return [f"{' and '.join(parts)}: unsteady."] if parts else []
 
 

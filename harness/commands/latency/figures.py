@@ -1,8 +1,8 @@
 """The tables of `latency` with all their columns: pairs, why they are as fast as they are, categories of prompts, turns
 of conversations, and published figures next to ours.
 
-In the paths of columns, `row.acceptance_rate` of a `RankedRun` reads the row of the speculative arm (without a draft
-the regular one), and `regular.ms_per_token` the row of the regular arm. The arguments of a `Column` are its heading,
+The path of a column starts at a `RankedRun`: `row` is the row of its speculative arm (without a draft, of the regular
+arm), and `regular` the row of its regular arm. The arguments of a `Column` are its heading,
 the function that makes a cell's text from a value, and the path or the function that reads the value.
 `Column(…, "conditional_acceptance_rate").at(_tested).at("row")` reads `pair.row`, passes it to `_tested`, and reads the
 column from the result. If a step gives None, the cell is empty. `optional` leaves out a column without any value, and
@@ -45,6 +45,7 @@ from harness.results.statistics.interval import DASH, Interval
 from harness.results.statistics.ratios import ratio_of_totals
 
 # Columns about a row of `latency`.
+
 # If tokens were held back, the first token arrived late.
 FIRST_TOKEN = Column("first token ms", number(1), "time_to_first_token_ms", optional=True).at(
     lambda row: None if row.held_back else row

@@ -59,7 +59,7 @@ _compiled: dict[str, Callable[..., Any]] = {}
 class Part:
     """A function of tensors that can be compiled. In a `compiling` block, it is compiled for the shapes and strides of
     the inputs with which it is called. Later calls with such inputs, and with an equal `key`, run the compiled version.
-    All other calls outside such a block run the function itself.
+    Outside such a block, a call without a compiled version runs the function itself.
 
     Args:
         function: its inputs are tensors or None. It must return new tensors, and never an input. It may write to its
@@ -137,7 +137,7 @@ def compiling(refused: Callable[[UnsupportedModelError], None] | None = None) ->
 def compile_call(call: Callable[..., Any], inputs: Sequence[Tensor | None]) -> Callable[..., Any]:
     """Compile a call, which may contain parts. Returns a function of tensors with the shapes of `inputs`.
 
-    The compiled function keeps the weights and other tensors that the call refers to while it is compiled. Replacing
+    The weights and other tensors that the call refers to are fixed when it is compiled. Replacing
     such a tensor later has no effect; writing into it does. They are not looked up or checked again, because that would
     take a tenth of the time of a small model's pass.
 
@@ -331,9 +331,9 @@ def _mark(layer: str | None) -> None:
 def product(rows: Tensor, matrix: Tensor) -> Tensor:
     """Multiply rows [n, D] by a matrix [D, N]. Returns [n, N].
 
-    On a CPU in float32, products of up to `_FEW_ROWS` rows are computed as sums, which inductor fuses with the next
-    operations. A library's product of few rows takes up to twice as long, and cannot be fused. (Measured: with sums, a
-    pass of the tiny model takes 0.6 to 0.7 of the time.)
+    On a CPU in float32, products of up to `_FEW_ROWS` rows with a transposed weight are computed as sums, which
+    inductor fuses with the next operations. A library's product of few rows takes up to twice as long, and cannot be
+    fused. (Measured: with sums, a pass of the tiny model takes 0.6 to 0.7 of the time.)
     """
     is_transposed_weight = matrix.stride(0) == 1
     suits_sums = rows.dtype == torch.float32 and rows.is_cpu and is_transposed_weight

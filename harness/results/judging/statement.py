@@ -12,7 +12,7 @@ from harness.results.schema import RunRow
 from harness.results.statistics.interval import Interval
 
 # How the subject compares with the reference: its figure is above or below the reference's, or nothing is concluded
-# (open). Texts are lossless, lossy or open instead.
+# (open). Statements of kind `lossless` are lossless, lossy or open instead.
 Relation = Literal["above", "below", "open", "lossless", "lossy"]
 # The kinds of comparison, with their subject and reference. Those after `lossless` are about acceptance.
 #
@@ -96,7 +96,7 @@ class Statement:
         why: the reason why nothing can be concluded; empty for a conclusion, and if an interval was judged but leaves
             the relation open.
         figure: name of the figure that is compared.
-        evidence: for texts, which have no interval, the figures on which a conclusion rests; otherwise empty.
+        evidence: for kind `lossless`, which has no interval, the figures on which a conclusion rests; otherwise empty.
 
     Raises:
         ValueError: for a conclusion without bounds or evidence, or with a reason why nothing can be concluded.
@@ -191,5 +191,5 @@ class Statement:
 def _identity(row: RunRow | None) -> dict[str, Any] | None:
     if row is None:
         return None
-    columns = ("run", "job", "model", "draft", "num_draft_tokens", "batch_size", "engine")
-    return {name: getattr(row, name, None) for name in columns}
+    columns = "run job model draft num_draft_tokens batch_size engine cause condition position"
+    return {name: getattr(row, name, None) for name in columns.split()}

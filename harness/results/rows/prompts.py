@@ -112,7 +112,7 @@ class LatencyPromptRow(DraftColumns, AcceptedByIteration, Row):
 
 def margin_excess(margin: float | None, tolerance: float | None) -> float:
     """The size of a logit margin divided by the largest margin that rounding explains. Rounding explains values up to
-    1. Infinite if there is no margin, because then nothing shows that the two tokens tied.
+    1. Infinite if the margin or the tolerance is not known, because then nothing shows that the two tokens tied.
     """
     if margin is None or not tolerance:
         return math.inf

@@ -251,7 +251,7 @@ def test_each_answer_counts_as_if_it_stood_alone(harness: Harness, tmp_path: Pat
         {"prompt": f"{before} {FIRST}\nuser: {MORE}\nassistant:", "completion": f" {SECOND}"},
     )
     outcome = harness("acceptance", *QUICKEST_PAIR, conversation, "up_to=3", "chat_template=never")
-    assert "2 turns given" in outcome.stdout
+    assert "2 texts given" in outcome.stdout
     together = pd.read_csv(only("acceptance_texts.csv"))
     harness("acceptance", *QUICKEST_PAIR, apart, "up_to=3", "chat_template=never")
     joint, alone = (rows for _, rows in results("acceptance").groupby("run", sort=False))
