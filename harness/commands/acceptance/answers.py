@@ -225,7 +225,7 @@ class AnswerSource:
         ]
         if num_short := len(records) - len(kept):
             say(
-                f"{counted(num_short, 'answer')} left out, because speculation decides no first token"
+                f"{counted(num_short, 'short answer')} left out: speculation decides no first token"
             )
         requests = [request for _, request in kept] if self.kind == "served" else []
         return Answers([reading for reading, _ in kept], requests)

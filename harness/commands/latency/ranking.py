@@ -267,8 +267,8 @@ class Schedule(NamedTuple):
     """The K to use at each load, for one pair and settings.
 
     Attributes:
-        whose: the beginning of the line, such as `13B with 7B, K as labelled: `; empty if all runs of
-            the page have one pair, settings and prompt set, and K is known.
+        whose: the beginning of the line, such as `13B with 7B, K as labelled: `; empty if all runs of the page have one
+            pair, settings and prompt set, and K is known.
         ranges: in the order of the loads; empty without a schedule.
         why_none: why there is no schedule; empty if there is one.
     """

@@ -47,8 +47,8 @@ class RecoveryRow(PromptedRow):
     drafted: MaybeBool = figure("whether the arm drafted any token; empty if nothing reports it")
     check: MaybeText = figure(
         "what was checked. `greedy`: greedy texts; `sampled`: drawn tokens; `reference`: whether the regular"
-        " server's texts can be the reference; `kernels`: the logits of the passes"
-        " that decode, compared with the eager model's"
+        " server's texts can be the reference; `kernels`: the logits of the passes that decode, compared with the eager"
+        " model's"
     )
     sampling: MaybeText = figure(
         "for `sampled` and `reference`: the sampling settings with which tokens were drawn"

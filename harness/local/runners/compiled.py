@@ -137,9 +137,9 @@ def compiling(refused: Callable[[UnsupportedModelError], None] | None = None) ->
 def compile_call(call: Callable[..., Any], inputs: Sequence[Tensor | None]) -> Callable[..., Any]:
     """Compile a call, which may contain parts. Returns a function of tensors with the shapes of `inputs`.
 
-    The weights and other tensors that the call refers to are fixed when it is compiled. Replacing
-    such a tensor later has no effect; writing into it does. They are not looked up or checked again, because that would
-    take a tenth of the time of a small model's pass.
+    The weights and other tensors that the call refers to are fixed when it is compiled. Replacing such a tensor later
+    has no effect; writing into it does. They are not looked up or checked again, because that would take a tenth of the
+    time of a small model's pass.
 
     `torch.compile` is slower. Measured with the tiny pair, without guards and with layers as `nested_compile_region`
     (benchmarks/RESULTS.md):

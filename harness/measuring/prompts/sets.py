@@ -316,7 +316,7 @@ def _prompts_of(path: Path, settings: PromptSettings) -> tuple[list[Prompt], int
     left_out: list[str] = []
     category = path.stem if len(settings.files) > 1 else None
     rows = [*read_rows(path, settings.source)]
-    arms = {row.get("arm") for _, row in rows if isinstance(row, dict)}
+    arms = [row.get("arm") for _, row in rows if isinstance(row, dict)]
     for number, row in rows:
         if "regular" in arms and row.get("arm") == "speculative":
             continue  # a row of `latency_prompts.csv`; the regular arm's row has the same prompt
