@@ -63,7 +63,7 @@ def acceptance_page(runs: Sequence[Run[AcceptanceRow]]) -> Page | None:
     if row.text_source != "served":
         again = typed_again(changes, command="latency", leaving_out=_OWN_SETTINGS)
         steps.append(NextStep("measure it", command=again))
-    elif row.engine_unknown and row.batch_size != 1:
+    elif row.engine_unknown and believed(row) is None and row.batch_size != 1:
         steps.append(NextStep("with the counts of iterations", "batch_size=1"))
     findings = [_finding(draft) for draft in drafts]
     doubts = dict.fromkeys(map(off_policy, filter(None, (found.texts for found in findings))))

@@ -125,13 +125,13 @@ def disturbed_runs(runs: Iterable[_Run]) -> list[str]:
     measured = [part for run in runs for part in run.parts or [run] if not part.last.is_simulated]
     num_drifted = sum(bool(run.last.drifted) for run in measured)
     shares = [run.last.processor_share or 0.0 for run in measured if run.last.was_starved]
-    # Rounded down, as for a single run.
-    worst = int(100 * min(shares, default=0))
     of_runs = f"of {counted(len(measured), 'run')}"
     parts = []
     if num_drifted:
         parts.append(f"{num_drifted} {of_runs} drifted")
     if shares:
+        # Rounded down, as for a single run.
+        worst = int(100 * min(shares))
         parts.append(
             f"{len(shares)} {of_runs} got less than {percent(QUIET)} of the CPU time they wanted (at worst {worst} %)"
         )

@@ -2,8 +2,8 @@
 of conversations, and published figures next to ours.
 
 The path of a column starts at a `RankedRun`: `row` is the row of its speculative arm (without a draft, of the regular
-arm), and `regular` the row of its regular arm. The arguments of a `Column` are its heading,
-the function that makes a cell's text from a value, and the path or the function that reads the value.
+arm), and `regular` the row of its regular arm. The arguments of a `Column` are its heading, the function that makes a
+cell's text from a value, and the path or the function that reads the value.
 `Column(…, "conditional_acceptance_rate").at(_tested).at("row")` reads `pair.row`, passes it to `_tested`, and reads the
 column from the result. If a step gives None, the cell is empty. `optional` leaves out a column without any value, and
 `varies` one whose values are all equal; `once` leaves a cell empty that repeats the cell above it.

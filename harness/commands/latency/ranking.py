@@ -202,11 +202,11 @@ def answers(pairs: Sequence[RankedRun]) -> list[Line]:
     others.sort(key=lambda pair: -(pair.speedup or 0.0))
     # The words of a standing are keys of `_STANDINGS`, such as `gains less`.
     by_words = grouped(others, attrgetter("standing.words"))
-    # A pair with an unsteady run may be shown to pay, but it cannot be the reference.
-    pays_unsteadily = any(pair.is_shown and not pair.is_sound for pair in others)
+    # A pair with an unsteady run may be shown to pay, but it cannot be the reference, unless all pairs have such a run.
+    pays_unsteadily = any(pair.is_shown and pair.is_sound != first.is_sound for pair in others)
     if first.series.is_reference_best and first.is_shown:
         beginning = "Fastest"
-    elif first.is_shown and first.is_sound and pays_unsteadily:
+    elif first.is_shown and pays_unsteadily:
         beginning = "Of the pairs without an unsteady run, the best significant speed-up"
     elif first.is_shown:
         beginning = "Best significant speed-up"
