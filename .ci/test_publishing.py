@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tomllib
 import zipfile
+from importlib.metadata import metadata
 from pathlib import Path
 from typing import Any
 
 import yaml
+from packaging.specifiers import SpecifierSet
 
 import harness
 
@@ -43,6 +46,16 @@ def test_the_image_is_built_from_files_that_are_here() -> None:
 def test_the_citation_names_this_version() -> None:
     citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
     assert f"\nversion: {harness.__version__}\n" in citation
+
+
+def test_the_pinned_versions_run_on_the_oldest_python() -> None:
+    """Debian 12 has Python 3.11.2, on which a package that needs 3.11.5 cannot be installed."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    oldest = project["requires-python"].partition(",")[0].removeprefix(">=")
+    pins = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    names = [pin.partition("==")[0] for pin in pins if not pin.startswith("#")]
+    needed = {name: metadata(name)["Requires-Python"] or "" for name in names}
+    assert {name for name in names if oldest not in SpecifierSet(needed[name])} == set()
 
 
 def test_the_wheel_holds_the_package_and_its_data_and_nothing_else(tmp_path: Path) -> None:
