@@ -153,7 +153,7 @@ def test_a_second_run_replaces_nothing_and_a_sweep_goes_on(harness: Harness) -> 
 
 def test_a_traceback_is_shown_where_it_is_asked_for_alone(tmp_path: Path) -> None:
     result = run(
-        f"{sys.executable} -m harness latency --help | head -n 1",
+        f'"{sys.executable}" -m harness latency --help | head -n 1',
         cwd=tmp_path,
         command=["bash", "-c"],
         # Without it Python writes what is left at its end, where an error has no handler.

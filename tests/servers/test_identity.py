@@ -394,7 +394,7 @@ def test_a_container_ends_with_its_server(tmp_path: Path) -> None:
     """It is a child of a daemon: to end its client, as a guard could, would leave it."""
     docker = tmp_path / "docker"
     docker.write_text(
-        f"#!{sys.executable}\n"
+        "#!/usr/bin/env python3\n"
         "import pathlib, sys, time\n"
         "place = pathlib.Path(__file__).parent\n"
         "if 'kill' in sys.argv:\n"

@@ -71,14 +71,13 @@ def test_a_run_says_the_answer(harness: Harness) -> None:
     assert (by_prompt.token_ids.nunique() > 1).any()
     # Its own texts are as likely as its own texts.
     assert rows.likelihood_z.abs().max() < 4
-    lines = outcome.stdout.splitlines()
     # The K of the settings, below a title that takes two lines where the name of the CPU is long.
     found = f"{rows.tokens_per_iteration[3]:.2f} tokens per iteration at K=4"
     assert found in outcome.stdout.split("\n\n")[1]
     # The same lengths, without the settings that `latency` lacks.
     command = f"harness latency {' '.join([*QUICK_MODELS, *SHORT])} K=4"
     assert " ".join(outcome.stdout.split()).endswith(command)
-    assert len([line for line in lines if line.strip()]) <= 12
+    assert len([line for line in outcome.stdout.splitlines() if line.strip()]) <= 12
 
 
 def test_texts_of_logs_and_of_earlier_runs(harness: Harness, tmp_path: Path) -> None:

@@ -25,9 +25,10 @@ from processes import wait_for
 from wording import mentions
 
 SUPPORT = Path(__file__).parents[2] / "support"
-SERVER = f"{sys.executable} {SUPPORT / 'echo_server.py'}"
+# In a shell's quotes, because a folder of either may have a space in its name.
+SERVER = shlex.join([sys.executable, str(SUPPORT / "echo_server.py")])
 ECHO = f"{SERVER} --port {{port}}"
-STUBBORN = f"{sys.executable} {SUPPORT / 'stubborn_server.py'}"
+STUBBORN = shlex.join([sys.executable, str(SUPPORT / "stubborn_server.py")])
 QUICK = ["num_prompts=9", "decoding.max_new_tokens=8", "decoding=greedy", "model=tiny"]
 QUICK += ["engine.blocks=0"]
 TALKS = ["prompts=./talks.jsonl", "prompts.turns=all", "chat_template=never"]
@@ -124,7 +125,7 @@ def test_a_sweep_goes_on_past_servers_that_do_not_start(harness: Harness, tmp_pa
         "    sys.exit(7)\n"
         f"runpy.run_path({str(SUPPORT / 'echo_server.py')!r}, run_name='__main__')\n"
     )
-    echo = f"{sys.executable} {fails} --port {{port}} --{{flag}} 0.002"
+    echo = f"{shlex.quote(sys.executable)} {fails} --port {{port}} --{{flag}} 0.002"
     flags = ["vary.flag=broken,mark", "engine.blocks=0"]
     harness("latency", "-m", *QUICK, *flags, *behind(echo, f"{echo} -k 3"), code=1)
     rows = results()
@@ -153,7 +154,7 @@ def test_servers_that_do_not_fit_together_take_turns(harness: Harness, tmp_path:
         "taken.open('a').write('.')\n"
         f"runpy.run_path({str(SUPPORT / 'echo_server.py')!r}, run_name='__main__')\n"
     )
-    command = f"{sys.executable} {alone} --port {{port}}"
+    command = f"{shlex.quote(sys.executable)} {alone} --port {{port}}"
     talks = [{"turns": [f"{number} dogs ran.", "They slept."]} for number in range(9)]
     Path("talks.jsonl").write_text("\n".join(map(json.dumps, talks)))
     asked = [*QUICK, "engine.blocks=auto", *TALKS]
@@ -188,7 +189,7 @@ def test_a_server_that_dies_is_the_reason(harness: Harness, tmp_path: Path) -> N
         "asyncio.run(echo_server._main())\n"
     )
     slow = ["num_prompts=200", "engine.timeout_s=20"]
-    command = f"{sys.executable} {dies} --port {{port}} -k 3"
+    command = f"{shlex.quote(sys.executable)} {dies} --port {{port}} -k 3"
     outcome = harness("latency", *QUICK, *slow, *behind(ECHO, command), code=1)
     assert mentions(outcome.complaint, "the second server ended with exit code 9", "out of pages")
     assert harness.as_reported(outcome)
