@@ -20,10 +20,9 @@ QUICK = ["latency", "engine=simulated", "num_prompts=8", "decoding.max_new_token
 
 def shell(command: str, directory: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run a command line of bash in which `harness` is ours; its exit code is that of the first part of a pipe."""
-    prepared = (
-        f'harness() {{ "{sys.executable}" -m harness "$@"; }}; {command}; exit ${{PIPESTATUS[0]}}'
-    )
-    return run(prepared, cwd=directory, code=None, command=["bash", "-c"], **variables)
+    ours = f'harness() {{ "{sys.executable}" -m harness "$@"; }}'
+    line = f"{ours}; {command}; exit ${{PIPESTATUS[0]}}"
+    return run(line, cwd=directory, code=None, command=["bash", "-c"], **variables)
 
 
 ASCII = {"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
@@ -103,7 +102,7 @@ def test_a_full_disk_behind_stdout_is_one_line_and_loses_no_row(tmp_path: Path) 
 
 def test_a_directory_that_takes_no_files_is_a_line_that_names_the_settings(tmp_path: Path) -> None:
     """/proc takes no directory from anybody, not even from root."""
-    command = f"PYTHONPATH={Path(__file__).parents[1]} harness {' '.join(QUICK)}"
+    command = f"PYTHONPATH='{Path(__file__).parents[1]}' harness {' '.join(QUICK)}"
     done = shell(f"cd /proc && {command}", tmp_path)
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1, done.stderr
