@@ -1,9 +1,9 @@
 """Divides a prompt set into questions for both arms, and makes the question of the warm-up.
 
-A question is a batch of prompts or, if the engine keeps several requests in flight, a lap: a group of requests that are
-sent together. If more answers are wanted than the set has prompts, prompts are sent again, in a new order. Requests
-that are in flight together are not independent of each other. So the arms alternate lap by lap, and intervals are
-computed over laps.
+A question is a batch of prompts or, if the engine has a queue of requests, a lap: a group of requests of which
+`batch_size` are in flight at a time. If more answers are wanted than the set has prompts, prompts are sent again, in a
+new order. Requests that are in flight together are not independent of each other. So the arms alternate lap by lap, and
+intervals are computed over laps.
 
 For example, 8 prompts are sent from a set of 4, in batches of 2 (`batches_to_ask(4, 8, 2, seed)`). Each column is a
 batch:
