@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
@@ -26,13 +25,12 @@ def read_arguments(kind: type[Settings], words: Words) -> tuple[Settings, list[s
     words.check()
     if words.servers:
         raise SettingError("--", "no such argument; --help lists them")
-    names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
     types = get_type_hints(kind)
     values: dict[str, Any] = {}
     others = []
     for word in words.typed:
         name, equals, text = word.partition("=")
-        if equals and name in names:
+        if equals and name in types:
             if types[name] == list[str]:
                 values.setdefault(name, []).append(text)
                 continue
@@ -48,7 +46,7 @@ def read_arguments(kind: type[Settings], words: Words) -> tuple[Settings, list[s
         # A word that names a file is a path, even if the file is called a=b.
         is_setting = bool(equals) and name.isidentifier() and not Path(word).exists()
         if is_option or is_setting:
-            rule = f"no such argument{nearest(name, names)}; --help lists them"
+            rule = f"no such argument{nearest(name, types)}; --help lists them"
             raise SettingError(name, rule)
         others.append(word)
     return kind(**values), others

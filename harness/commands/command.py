@@ -95,7 +95,7 @@ class Command(ConfiguredCommand[SomeSettings], Generic[SomeSettings, SomeRow]):
 
     Attributes:
         question: the question that the command's runs answer, for `report`.
-        experiment: the class of the measurement (`Experiment` below), or its path, `module:name`.
+        experiment: the path of the class of the measurement (`Experiment` below), `module:name`.
         row: the class of the rows that a run writes.
         shown_by: the path of the function that makes a page from runs, `module:name`.
         tabled_by: the path of the function that makes the lines of a Markdown table with a row for each run, for
@@ -104,7 +104,7 @@ class Command(ConfiguredCommand[SomeSettings], Generic[SomeSettings, SomeRow]):
     """
 
     question: ClassVar[str] = ""
-    experiment: ClassVar[str | type]
+    experiment: ClassVar[str]
     row: ClassVar[type[RunRow]]
     shown_by: ClassVar[str]
     tabled_by: ClassVar[str] = ""
@@ -115,8 +115,7 @@ class Command(ConfiguredCommand[SomeSettings], Generic[SomeSettings, SomeRow]):
     @property
     def module(self) -> str:
         """The name of the experiment's module, which takes seconds to import."""
-        made = self.experiment
-        return made.partition(":")[0] if isinstance(made, str) else made.__module__
+        return self.experiment.partition(":")[0]
 
     def begin(self, settings: SomeSettings) -> Experiment[SomeSettings, SomeRow]:
         """A new experiment with these settings, which has measured nothing yet.
@@ -124,9 +123,9 @@ class Command(ConfiguredCommand[SomeSettings], Generic[SomeSettings, SomeRow]):
         Raises:
             SettingError: if the experiment refuses a setting.
         """
-        made = self.experiment
-        kind: Any = pkgutil.resolve_name(made) if isinstance(made, str) else made
-        experiment: Experiment[SomeSettings, SomeRow] = kind(settings)
+        experiment: Experiment[SomeSettings, SomeRow] = pkgutil.resolve_name(self.experiment)(
+            settings
+        )
         return experiment
 
     def line(self, rows: Sequence[SomeRow]) -> str:

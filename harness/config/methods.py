@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from harness.config.registry import RecordWithSettings, SettingsRegistry, classes_of
+from harness.config.registry import RecordWithSettings, SettingsRegistry
 from harness.config.settings import DraftSettings
 
 if TYPE_CHECKING:
@@ -63,14 +63,13 @@ class Methods(SettingsRegistry[MethodRecord]):
 METHODS = Methods(
     setting="draft",
     base="harness.local.drafting.method:Method",
-    built_in=classes_of(
-        "harness.local.drafting.method",
-        early_exit="EarlyExit",
-        lookup="Lookup",
-        model="ModelDraft",
-        mtp="Mtp",
-        server="ServerDraft",
-    ),
+    built_in={
+        "early_exit": "harness.local.drafting.method:EarlyExit",
+        "lookup": "harness.local.drafting.method:Lookup",
+        "model": "harness.local.drafting.method:ModelDraft",
+        "mtp": "harness.local.drafting.method:Mtp",
+        "server": "harness.local.drafting.method:ServerDraft",
+    },
     # The end of the error "draft=FILE:NAME: must inherit from ... Method".
     advice=" or TextMethod: docs/your-own-method.md",
 )

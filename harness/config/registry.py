@@ -47,13 +47,6 @@ AnyRecord = TypeVar("AnyRecord", bound=Record)
 _IN_FILE = re.compile(r"(?P<file>.+\.py):(?P<attribute>[A-Za-z_]\w*)")
 
 
-def classes_of(module: str, **classes: str) -> dict[str, str]:
-    """Return, for a `Registry`, the paths of classes in one module: `classes_of("a.b", lookup="Lookup")` is
-    {"lookup": "a.b:Lookup"}.
-    """
-    return {name: f"{module}:{class_name}" for name, class_name in classes.items()}
-
-
 class Registry(Generic[AnyRecord]):
     """Records of one kind, by their names: built-in records, and records in a user's files.
 

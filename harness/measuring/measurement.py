@@ -14,7 +14,6 @@ import json
 import os
 import re
 import shutil
-import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -200,9 +199,6 @@ def _digest(
     if prompts:
         prompts = _prompts(prompts)
     cpu = [cpu_name(), num_usable_cores(), os.environ.get("OMP_NUM_THREADS")]
-    # The file that defines the command's settings. Its contents are part of the digest if it is a user's own file; the
-    # files of this package are covered by `_source`.
-    command = Path(sys.modules[type(settings).__module__].__file__ or "")
     everything: dict[str, Any] = {
         "kind": type(settings).__name__,
         "settings": asked,
@@ -218,7 +214,6 @@ def _digest(
         "method": settings.draft and METHODS.source(settings.draft.method),
         "engine": ENGINES.source(settings.engine.name),
         "rule": RULES.source(settings.decoding.rule),
-        "command": None if command.is_relative_to(PACKAGE) else _contents(command),
     }
     text = json.dumps(everything, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

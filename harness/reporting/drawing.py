@@ -154,9 +154,11 @@ def _svg(name: str, figure: Figure) -> str:
     Its ids begin with `name`, so that they differ from the ids of other plots on the page.
     """
     buffer = io.StringIO()
-    # Without the date, so that the result does not depend on the time.
-    figure.savefig(buffer, format="svg", metadata=dict.fromkeys(("Date", "Creator")))
-    text = re.sub(r"<metadata>.*?</metadata>", "", buffer.getvalue(), flags=re.DOTALL)
+    # Without metadata, because the result must not depend on the time.
+    figure.savefig(
+        buffer, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    )
+    text = buffer.getvalue()
     without_prologue = text[text.index("<svg") :]
     ids = re.compile(r'\bid="|href="#|url\(#')
     # Ids occur only within tags. The text between tags, such as the name of a model, must not be changed.

@@ -7,7 +7,6 @@ import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 
 from pydantic import TypeAdapter
 
@@ -87,26 +86,24 @@ class Published:
 
 
 # Differences between published protocols and our presets, which cannot reproduce them, by `source` of `published.csv`.
-DIFFERENCES: Mapping[str, str] = MappingProxyType(
-    {
-        "EAGLE-3 (arXiv 2503.01840)": (
-            "80 rows, chosen by its authors, of each set, with Meta's long system prompt; its tree "
-            "expands the 10 likeliest tokens of a level; its code draws some tokens at temperature 1, whatever is set"
-        ),
-        "DFlash (README of 2026-01-05)": (
-            "answers without thinking, to 128 prompts drawn at random (164 of HumanEval, 80 of "
-            "MT-Bench), and the sanitized subset of MBPP; at T = 1 a token was accepted where a "
-            "sample of the target was equal to it"
-        ),
-        "PARD (README, vLLM 0.16)": (
-            "vLLM, at the best K for each pair and set; the temperature is not stated"
-        ),
-        "Spec-Bench (leaderboard)": (
-            "FastChat's prompt for Vicuna, K by transformers' own schedule with a draft model, "
-            "Medusa's tree, and the mean of three runs"
-        ),
-    }
-)
+DIFFERENCES: Mapping[str, str] = {
+    "EAGLE-3 (arXiv 2503.01840)": (
+        "80 rows, chosen by its authors, of each set, with Meta's long system prompt; its tree "
+        "expands the 10 likeliest tokens of a level; its code draws some tokens at temperature 1, whatever is set"
+    ),
+    "DFlash (README of 2026-01-05)": (
+        "answers without thinking, to 128 prompts drawn at random (164 of HumanEval, 80 of "
+        "MT-Bench), and the sanitized subset of MBPP; at T = 1 a token was accepted where a "
+        "sample of the target was equal to it"
+    ),
+    "PARD (README, vLLM 0.16)": (
+        "vLLM, at the best K for each pair and set; the temperature is not stated"
+    ),
+    "Spec-Bench (leaderboard)": (
+        "FastChat's prompt for Vicuna, K by transformers' own schedule with a draft model, "
+        "Medusa's tree, and the mean of three runs"
+    ),
+}
 
 MULTIPLICATION_NOTE = (
     "Published: llama-ssp, seeds 0 to 3 with 1000 questions each, "

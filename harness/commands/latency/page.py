@@ -22,7 +22,6 @@ from harness.commands.latency.ranking import (
     answers,
     ranked_runs,
     schedules,
-    schedules_in_words,
     shared_details,
 )
 from harness.commands.latency.steps import (
@@ -118,7 +117,7 @@ def _page_of_runs(pairs: Sequence[RankedRun]) -> Page:
     if len(parts) > 1:
         page = Page(title_of_many([pair.row for pair in pairs]), parts=parts)
     doubts = [*disturbed_runs([pair.run for pair in pairs]), *page.doubts]
-    why = [*page.why, *schedules_in_words(schedules(pairs))]
+    why = [*page.why, *schedules(pairs)]
     return replace(page, doubts=doubts, why=why, next=steps_after_runs(pairs))
 
 

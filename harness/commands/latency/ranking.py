@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 from harness.commands.latency.answer import headline
 from harness.measuring.rows import LatencyRow
@@ -13,7 +13,6 @@ from harness.reporting.names import Name, distinct_names, name_of
 from harness.reporting.table import Line
 from harness.reporting.words import called
 from harness.results.judging.series import (
-    LoadRange,
     Member,
     Series,
     best_of,
@@ -263,27 +262,13 @@ def _named(rivals: Sequence[RankedRun], is_same_pair: bool) -> str:
     return "; ".join(names) + (" (simultaneous 95 % intervals)" if has_bounds else "")
 
 
-class Schedule(NamedTuple):
-    """The K to use at each load, for one pair and settings.
+def schedules(pairs: Sequence[RankedRun]) -> Iterator[tuple[str, str]]:
+    """The K to use at each load, for each pair and settings that were measured at several loads: a heading and words,
+    `("Use", "K=3 at 1, 4; none at 16")`, and then the same as an option of vLLM.
 
-    Attributes:
-        whose: the beginning of the line, such as `13B with 7B, K as labelled: `; empty if all runs of the page have one
-            pair, settings and prompt set, and K is known.
-        ranges: in the order of the loads; empty without a schedule.
-        why_none: why there is no schedule; empty if there is one.
+    The words begin with the pair and settings, `13B with 7B, K as labelled: `, unless all runs of the page have the
+    same. The intervals of all runs of a schedule hold simultaneously.
     """
-
-    whose: str
-    ranges: Sequence[LoadRange]
-    why_none: str
-
-
-def schedules(pairs: Sequence[RankedRun]) -> list[Schedule]:
-    """A schedule for each pair and settings that were measured at several loads.
-
-    The intervals of all runs of a schedule hold simultaneously.
-    """
-    found = []
     curves = grouped(pairs, attrgetter("row.prompts", "curve"))
     have_same_prompts = len({pair.row.prompts for pair in pairs}) == 1
     for (prompts, curve), members in curves.items():
@@ -297,13 +282,6 @@ def schedules(pairs: Sequence[RankedRun]) -> list[Schedule]:
         if any(pair.row.is_labelled and pair.row.num_draft_tokens for pair in members):
             words.append("K as labelled")
         whose = f"{', '.join(words)}: " if words else ""
-        found.append(Schedule(whose, ranges, why_none))
-    return found
-
-
-def schedules_in_words(found: Sequence[Schedule]) -> Iterator[tuple[str, str]]:
-    """Each schedule as a heading and words, `("Use", "K=3 at 1, 4; none at 16")`, and then as an option of vLLM."""
-    for whose, ranges, why_none in found:
         if not ranges:
             yield "Use", f"{whose}no schedule: {why_none}"
             continue

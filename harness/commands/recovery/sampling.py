@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import get_args
 
 import numpy as np
+from scipy.special import softmax
 
 from harness.commands.recovery.record import SamplingName
 from harness.config.settings import DecodingSettings
@@ -112,8 +113,7 @@ def exact_probabilities(logits: Floats, decoding: DecodingSettings) -> Floats:
     if 0 < decoding.top_k < values.shape[-1]:
         least = np.partition(values, -decoding.top_k)[..., [-decoding.top_k]]
         values = np.where(values < least, -np.inf, values)
-    probabilities = np.exp(values - values.max(-1, keepdims=True))
-    probabilities /= probabilities.sum(-1, keepdims=True)
+    probabilities: Floats = softmax(values, axis=-1)
     if decoding.top_p < 1:
         # If equally likely tokens are at the edge of top-p, only as many as needed are kept, those with the smallest
         # ids. Harness's own loop does the same.

@@ -304,7 +304,7 @@ class Workload:
         mixed = list(planned)
         ways = [self._greedy, *self._samplings]
         for _ in range(len(planned) // _READ_FOR_ONE_LEFT):
-            sampling = ways[int(self._generator.integers(len(ways)))]
+            sampling = self._any(ways)
             whole = self._plan(self._any(prompts), sampling, self._most)
             leave_after = self._length(max(1, self._most // 2))
             mixed.append(replace(whole, leave_after=leave_after))
@@ -338,7 +338,7 @@ class Workload:
         if self._asking.can_end:
             known = [token for text in known_texts for token in text]
             for number in np.flatnonzero(self._generator.integers(2, size=len(requests))).tolist():
-                ends = self._asking.end_tokens | {known[self._generator.integers(len(known))]}
+                ends = self._asking.end_tokens | {self._any(known)}
                 requests[number] = replace(requests[number], ends=ends)
         return requests
 
@@ -347,8 +347,8 @@ class Workload:
         self._num_made += 1
         return PlannedRequest(prompt, sampling, num_tokens, self._num_made)
 
-    def _any(self, prompts: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-        return prompts[int(self._generator.integers(len(prompts)))]
+    def _any(self, choices: Sequence[Any]) -> Any:
+        return choices[int(self._generator.integers(len(choices)))]
 
     def _length(self, most: int) -> int:
         return int(self._generator.integers(1, most + 1))
