@@ -203,7 +203,7 @@ def in_short(page: Page, *, rest: str = "details=true") -> Document:
     if num_more:
         what = " (other series, single runs)" if page.parts else ""
         lines.append(Line(f"    {num_more} more{what}: {rest}", "dim"))
-    if page.finding:
+    if page.finding or (page.doubts and not page.parts):
         lines.append(Line(""))
     if not page.parts:
         lines += [_short_table(table, rest) for table in page.tables[:1]]

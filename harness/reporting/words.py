@@ -16,9 +16,12 @@ from harness.config.model_names import SECOND_COMMAND
 from harness.config.settings import DecodingSettings
 from harness.results.schema import RunRow
 
-# Launchers whose jobs slow each other down, so that the next command is better typed without them, and
-# the setting of joblib that is typed most.
-_SIDE_BY_SIDE = ("+launcher=submitit_local", "hydra/launcher=joblib", "hydra.launcher.n_jobs=")
+# Launchers whose jobs slow each other down, so that the next command is better typed without them.
+_SIDE_BY_SIDE = {
+    "+launcher=submitit_local",
+    "hydra/launcher=submitit_local",
+    "hydra/launcher=joblib",
+}
 # The meaning of a lossy rule.
 LOSSY = "the speculative output no longer follows the target (lossy)"
 
@@ -45,11 +48,12 @@ def typed_again(changes: str, *, command: str = "", leaving_out: Collection[str]
     changing = shlex.split(changes)
     # Directories (`hydra.run.dir`, `hydra.sweep.dir`) belong only to the typed run, and are left out.
     replaced = ["details", "dir", *map(setting_in, changing)]
+    if not _SIDE_BY_SIDE.isdisjoint(words.typed):
+        replaced += ["hydra/launcher", "hydra.launcher"]
     kept = [
         word
         for word in words.typed
-        if not word.startswith(_SIDE_BY_SIDE)
-        and setting_in(word) not in leaving_out
+        if setting_in(word) not in leaving_out
         and not any(_is_replaced(setting_in(word), by) for by in replaced)
     ]
     if command:
@@ -64,7 +68,7 @@ def _is_replaced(name: str, by: str) -> bool:
     `draft.max_ngram`.
     """
     last = name.rpartition(".")[2]
-    return by in (name, last, name.partition(".")[0]) or name == by.rpartition(".")[2]
+    return f"{name}.".startswith(f"{by}.") or last == by or name == by.rpartition(".")[2]
 
 
 def device_of(row: RunRow) -> str:

@@ -43,7 +43,7 @@ def test_a_command_is_typed_again_with_changes() -> None:
         ("-m 'draft=glob(tiny*)' n=8", "num_prompts=32", "-m 'draft=glob(tiny*)' num_prompts=32"),
         ("+launcher=slurm --multirun K=range(2,5)", "K=8", "+launcher=slurm --multirun K=8"),
         ("draft.max_ngram=2 hydra.run.dir=x details=true", "draft=suffix", "draft=suffix"),
-        ("vary.k=2 hydra/launcher=joblib", "K=8", "vary.k=2 K=8"),
+        ("vary.k=2 hydra/launcher=joblib hydra.launcher.verbose=1", "K=8", "vary.k=2 K=8"),
         ("-m K=2,4 T=0,1", "-m K=2,4,8", "T=0,1 -m K=2,4,8"),
         ("gamma=4 decoding.num_draft_tokens=4 seed=1", "-m K=2,4,8", "seed=1 -m K=2,4,8"),
         ("K=2 -- llama-server -m 'my model' {K}", "K=8", "K=8 -- llama-server -m 'my model' '{K}'"),

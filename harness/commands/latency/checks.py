@@ -118,7 +118,7 @@ def findings(runs: Iterable[_Run], consequences: Sequence[Consequence]) -> list[
 
 
 def disturbed_runs(runs: Iterable[_Run]) -> list[str]:
-    """`1 of 5 runs drifted and 2 of 5 runs got less than 90 % of the CPU time they wanted (at worst 84 %): unsteady.`;
+    """`1 of 5 runs drifted and 2 of 5 runs got less than 90 % of the CPU time they wanted (at worst 84.0 %): unsteady.`
     [] if neither. Of a pooled run, each of its runs counts. Simulated runs do not, because no other program can disturb
     them.
     """
@@ -130,10 +130,9 @@ def disturbed_runs(runs: Iterable[_Run]) -> list[str]:
     if num_drifted:
         parts.append(f"{num_drifted} {of_runs} drifted")
     if shares:
-        # Rounded down, as for a single run.
-        worst = int(100 * min(shares))
+        worst = percent(min(shares), 1)
         parts.append(
-            f"{len(shares)} {of_runs} got less than {percent(QUIET)} of the CPU time they wanted (at worst {worst} %)"
+            f"{len(shares)} {of_runs} got less than {percent(QUIET)} of the CPU time they wanted (at worst {worst})"
         )
     return [f"{' and '.join(parts)}: unsteady."] if parts else []
 
@@ -251,12 +250,12 @@ def _busy(run: _Run) -> str | None:
     if not row.was_starved or share is None:
         return None if row.url is not None or share is None else ""
     load = f"{row.load or 0:.1f} on {row.num_cores} cores, its own included"
-    # Rounded down, so that a share just below the limit is not printed as the limit.
-    got = f"{int(100 * share)} % of the CPU time"
+    got = f"{percent(share, 1)} of the CPU time"
     if row.repeat == "all":
         # A pooled row has the smallest share and the largest load of its runs.
         return f"the {row.repeats} runs got at least {got} they wanted (load up to {load})"
-    return f"this run got {got} it wanted (load {load})"
+    who = "this run" if row.url is None else "this program"
+    return f"{who} got {got} it wanted (load {load})"
 
 
 def _low_acceptance(run: _Run) -> str | None:

@@ -268,9 +268,9 @@ DRIFT = {"drift": 0.8, "drifted": False}
 BY_ANSWER = {"ms_per_token_per_answer": 60.0, "shortest_answer": 3, "longest_answer": 64}
 LOW = {"requests_per_second": 1.0, "conditional_acceptance_rate": 0.2}
 SAID: list[tuple[Changes, Changes, str]] = [
-    ({}, BUSY, "got 40 % of the CPU time it wanted (load 9.0 on 4 cores, its own included)."),
+    ({}, BUSY, "got 40.0 % of the CPU time it wanted (load 9.0 on 4 cores, its own included)."),
     ({}, BUSY | {"processor_share": 0.9}, ""),
-    ({}, BUSY | {"speedup": None}, "Processes waited for a core: this run got 40 %"),
+    ({}, BUSY | {"speedup": None}, "Processes waited for a core: this run got 40.0 %"),
     (FAILED, FAILED | {"num_failed": 2}, "15 regular and 13 speculative prompts."),
     ({}, FAILED | {"status": "no_verdict"}, ""),
     ({}, {"engine": "simulated"}, "engine=simulated: costs and acceptance are made up"),
@@ -328,7 +328,7 @@ SAID: list[tuple[Changes, Changes, str]] = [
     ({}, LOW, "Acceptance is low: 20.0 % of the tested draft tokens."),
     ({}, LOW | {"conditional_acceptance_rate": 0.21}, ""),
     ({}, LOW | {"requests_per_second": None}, ""),
-    ({"processor_share": 0.95} | READ, BUSY | {"processor_share": 0.89}, "got 89 % of the CPU time"),
+    ({"processor_share": 0.95} | READ, BUSY | {"processor_share": 0.89}, "got 89.0 % of the CPU time"),
     ({"unseen_tokens": 4, "server_tokens": 5, "num_tokens": 9}, {}, "only 5 of 9 tokens of the regular arm: they"),
     ({}, {"impossible_counts": "9 accepted of 8 (draft_n 8)"}, "(draft_n 8) in the speculative arm. No"),
     ({"held_back": True, "tokens_per_arrival": 9.04}, {}, "Tokens arrive 9.0 at a time in the regular arm:"),
