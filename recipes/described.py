@@ -173,7 +173,7 @@ def columns_by_topic() -> dict[str, dict[Column, list[str]]]:
                 files.setdefault(_listed(name, column), []).append(kind.kind)
     for kind in row_kinds():
         if kind.kind != "latency":
-            topics[(kind.__doc__ or "").strip()] = _taken_out(topics, [kind.kind])
+            topics[inspect.cleandoc(kind.__doc__ or "")] = _taken_out(topics, [kind.kind])
     return {title: columns for title, columns in topics.items() if columns}
 
 

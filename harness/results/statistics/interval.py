@@ -144,6 +144,10 @@ class Interval:
     high: float = NAN
     covers: Coverage | None = None
 
+    def __eq__(self, other: object) -> bool:
+        """Whether all numbers and the coverage are equal; unknown numbers are equal, as in Python before 3.13."""
+        return isinstance(other, Interval) and self.parts() == other.parts()
+
     @property
     def is_known(self) -> bool:
         return not math.isnan(self.estimate)
