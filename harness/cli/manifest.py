@@ -49,8 +49,8 @@ class Manifest:
     """Facts about all jobs of a sweep.
 
     Attributes:
-        choices: for each setting in which jobs differ, its values as typed. The setting that varies slowest comes
-            first: `{"draft": ["lookup", "tiny_draft"], "seed": ["1", "2"]}`.
+        choices: for each setting in which jobs differ, its different values as text. The setting that varies slowest
+            comes first: `{"draft": ["lookup", "tiny_draft"], "seed": ["1", "2"]}`.
         num_jobs: number of jobs, in all rounds together.
     """
 
@@ -78,11 +78,9 @@ class Manifest:
             # An interval of real numbers has no list of values; it is for optimisers, and Hydra refuses it later.
             if override.is_sweep_override() and not override.is_interval_sweep():
                 values = [*itertools.islice(override.sweep_iterator(), _MOST_JOBS + 1)]
-                choices[override.key_or_group] = [
-                    # A value in quotes has its text in an attribute.
-                    str(getattr(value, "text", value))
-                    for value in values
-                ]
+                # A value in quotes has its text in an attribute. Jobs with equal values run once.
+                texts = [str(getattr(value, "text", value)) for value in values]
+                choices[override.key_or_group] = [*dict.fromkeys(texts)]
         num_jobs = math.prod(map(len, choices.values()))
         if num_jobs > _MOST_JOBS:
             raise SettingError("-m", f"makes more than {_MOST_JOBS:,} jobs: divide the sweep")
@@ -311,7 +309,7 @@ class SweepFile:
 
 @contextmanager
 def claimed(config: DictConfig) -> Iterator[None]:
-    """Lock the directory of a run or a sweep against other runs within the block.
+    """Lock the directory of a run or a sweep against other runs within the block; that of a service is not locked.
 
     A directory in which nothing was measured is removed at the end, except after an interruption.
 

@@ -120,7 +120,8 @@ def text_divergence(
     In each pass, the reference reads the text as the tokens into which the tokenizer splits it. If the reference's
     likeliest token differs from the next of these tokens, but writes the same characters, it replaces that token, and
     the rest of the text is split and read again. If it writes other characters, they diverge there: if the text is "a
-    dog", and the reference writes "a" and then " c", they diverge at position 1, where the text has " dog".
+    dog", and the reference writes "a" and then " c", they diverge at position 1, where the text has " dog". Tokens that
+    write a part of a character are judged when the character is whole, and a divergence there has no margin.
 
     If the text ends and the reference goes on, they diverge at the end of the text. The result is None if the texts
     agree up to `num_tokens` tokens, or if the reference ends where the text ends.
@@ -164,9 +165,10 @@ def text_divergence(
         # space at the end of a text.)
         if text.startswith(longer) or longer.rstrip() == text.rstrip():
             continue
-        if has_ended:
-            return Divergence(position)
         before = [*prompt, *tokens[:position]]
+        # Within a character of several tokens, it is not known which token the text has here.
+        if has_ended or tokenizer.decode(before).endswith(BROKEN):
+            return Divergence(position)
         return Divergence(position, *reference.margin(before, token, tokens[position]))
     # Reached only if passes were rounded differently. There is no margin then.
     return Divergence(position)

@@ -86,7 +86,7 @@ class Request:
             to wait for all. Engines in this process give whole answers.
         may_be_empty: whether an answer without a token is valid. If not, it is a failure.
         read_alone: whether no other prompt may be read in the same pass, so that rounding does not depend on other
-            requests.
+            requests. Recurrent models ignore this. It is the same for all requests of a batch.
     """
 
     prompt: Sequence[int]
@@ -348,8 +348,9 @@ class Arm:
 
         Raises:
             SettingError: the arm does not support a parameter that the requests need.
-            RunError: the arm cannot answer, or its models returned numbers that are not finite. If a single request
-                fails, nothing is raised, and the error is in its record.
+            RunError: the arm cannot answer, or the models of the engine `local` returned numbers that are not finite
+                (`huggingface` does not check them). If a single request fails, nothing is raised, and the error is in
+                its record.
         """
         raise NotImplementedError
 

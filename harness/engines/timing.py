@@ -57,8 +57,7 @@ def timed_answer(
 
     Raises:
         SettingError: the arm does not support a parameter that the requests need.
-        RunError: a request failed although `allow_failures` is False; the arm cannot answer; or its models returned
-            numbers that are not finite.
+        RunError: a request failed although `allow_failures` is False; or as from `Arm.answer`.
     """
     requests = question.requests
     in_flight = question.in_flight or len(requests)

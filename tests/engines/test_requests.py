@@ -366,9 +366,9 @@ def test_a_text_is_the_references_own_as_far_as_it_goes(text: str, num_tokens: i
 
 
 def test_a_text_parts_from_the_references_own_with_a_margin() -> None:
-    """Or without one, where it ends although the reference goes on."""
-    assert parted("bcdé", "") == Divergence(0)
-    assert parted("bcdé", "bc", 3) == Divergence(2)
+    """Or without one, where it ends although the reference goes on, or if the reference begins a longer character."""
+    assert [parted("bcdé", ""), parted("bcdé", "bc", 3)] == [Divergence(0), Divergence(2)]
+    assert parted("bcé", "bcx") == Divergence(3)
     assert parted("bcdé", "bcxé") == Divergence(2, 2.0, 0.25)
     assert parted("bcdé", "bczé") == Divergence(2, 3.0, 0.25)
     # The reference writes ` the` as one token, of which a server's text has the beginning.

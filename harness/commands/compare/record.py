@@ -21,8 +21,8 @@ class CompareSettings(PromptedSettings):
     """`compare`: both arms on prompts that the user types.
 
     Attributes:
-        view: `race` replays both arms side by side; `log` prints one after the other, and lists every rejection; `auto`
-            is a race in a terminal of at least 80 columns, else a log.
+        view: `race` replays both arms side by side; `log` prints one after the other, and lists every rejection that
+            the engine reports; `auto` is a race in a terminal of at least 80 columns, else a log.
         prompt: the only prompt; None reads prompts from the terminal, or from a pipe, one per line.
         prompts: a set whose prompts are examples in the session's history; the first one also serves as warm-up.
     """

@@ -278,7 +278,7 @@ def _identity(row: EvalRow) -> str:
     )
     if row.lossy:
         return f"{identical}."
-    return f"{identical}: in float32 all must be, in other formats ties may break differently."
+    return f"{identical}: in float32 all should be, in other formats ties may break differently."
 
 
 def _differs_beyond_ties(row: EvalRow) -> bool:

@@ -63,7 +63,7 @@ class Reference(Protocol):
         self, prompts: Sequence[Sequence[int]], texts: Sequence[Sequence[int]]
     ) -> Floats | None:
         """Return the logits of the draft along the same texts, in the same form; None if the draft is not a model that
-        drafts token by token.
+        drafts token by token, or if another engine drafts.
         """
 
     def logits_by_another_route(self, prompt: Sequence[int], text: Sequence[int]) -> Floats:

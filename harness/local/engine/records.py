@@ -35,7 +35,7 @@ class Local(EngineRecord):
             rule = "reads the target's KV cache, which only engine=huggingface passes to it"
             reads_target = draft.config.model_type in _READ_TARGET_CACHE
             require(not reads_target, "draft", rule, draft.settings.name)
-            rule = "has another tokenizer than the model: engine=huggingface drafts with both"
+            rule = "has another tokenizer than the model: engine=huggingface may draft with both at temperature 0"
             require(pair.shares_tokenizer, "draft", rule, draft.settings.name)
 
     def open(self, opening: Opening) -> Engine:
