@@ -208,7 +208,8 @@ def setting_in_words(row: RunRow, column: str) -> str | None:
     Returns:
         The words. Empty if there is no value, or if the value need not be mentioned, such as a default of decoding.
             None if the value is not known: for the prompts of a run that ended early, because the number of prompts
-            that it should have answered is not recorded; and for a directory or hub repository that is not set.
+            that it should have answered is not recorded; for the seeds of a pooled row; and for a directory or hub
+            repository that is not set.
     """
     if column in _COMPOSED:
         return _COMPOSED[column](row)
@@ -216,7 +217,7 @@ def setting_in_words(row: RunRow, column: str) -> str | None:
     value = getattr(row, column, None)
     if column == "seed" and getattr(row, "repeat", None) == "all":
         # A pooled row contains only the first of several seeds.
-        return ""
+        return None
     if entry:
         value = (value or {}).get(entry)
     if value is None:

@@ -20,6 +20,7 @@ from typing import Any
 from harness.results.prompt_times import common_times, pairs_by_unit, waits_by_unit
 from harness.results.row import Pooling
 from harness.results.runs import Run, each_once, grouped
+from harness.results.schema import ComparedRow
 from harness.results.statistics.interval import FEWEST_EFFECTIVE, Coverage, Interval
 from harness.results.statistics.runs import ratio_over_runs
 from harness.results.verdict import AnyRow, judged
@@ -41,7 +42,8 @@ def merge(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
 
     The run for a measurement is the newest run that succeeded, or without one the newest run, if it has figures. In the
     place of the newest that succeeded, all of them are shown, pooled like those of `repeats=`, if their speed-up then
-    has an interval or they have a single arm (`_pooled_run`). Of pooled rows, only the newest is shown.
+    has an interval or they have a single arm (`_pooled_run`). Of pooled rows, only the newest is shown. If runs of
+    `latency` have different numbers of threads on the CPU, one is selected for each number.
 
     A pooled row that was read from a file replaces the runs that it pools, and rows that pool fewer of them. A failure
     is a run with any status except `ok`. It counts until a newer run of the same measurement succeeds. Failures with
@@ -74,15 +76,23 @@ def merge(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
     failures: list[Run] = []
     for repetitions in by_measurement.values():
         succeeded = [run for run in repetitions if run.status == "ok"]
-        newest = succeeded[-1] if succeeded else repetitions[-1]
-        newest.times = max(1, len(succeeded))
-        if newest.has_figures:
-            shown.append(_pooled_run(succeeded) or newest)
-        failed = repetitions[repetitions.index(newest) + 1 :] if succeeded else repetitions
+        for alike in [*grouped(succeeded, _threads).values()] or [repetitions[-1:]]:
+            newest = alike[-1]
+            newest.times = len(alike)
+            if newest.has_figures:
+                shown.append(_pooled_run(alike) or newest)
+        failed = repetitions
+        if succeeded:
+            failed = repetitions[repetitions.index(succeeded[-1]) + 1 :]
         for alike in grouped(failed, attrgetter("reason")).values():
             alike[-1].times = len(alike)
             failures.append(alike[-1])
     return sorted(shown, key=attrgetter("id")), sorted(failures, key=attrgetter("id"))
+
+
+def _threads(run: Run) -> int | None:
+    """The number of threads that a run's times depend on; None if the run compares no times."""
+    return run.last.num_threads if isinstance(run.last, ComparedRow) else None
 
 
 def _pooled_run(runs: Sequence[Run[Any]]) -> Run[Any] | None:

@@ -64,10 +64,9 @@ def test_an_interval_over_prompts_and_runs(tmp_path: Path) -> None:
     ms = np.array([[(40 + index) * slow for index in range(NUM_PROMPTS)] for slow in slownesses])
     halves = np.broadcast_to(np.arange(40, 50) / 2, ms.shape)
     expected = ratio_over_runs(ms, halves).interval()
-    values = speculative.values()
-    assert values["speedup"] == pytest.approx(expected.estimate)
-    assert values["speedup_low"] == pytest.approx(expected.low)
-    assert values["speedup_high"] == pytest.approx(expected.high)
+    speedup = speculative.speedup
+    bounds = (expected.estimate, expected.low, expected.high)
+    assert (speedup.estimate, speedup.low, speedup.high) == pytest.approx(bounds)
     assert str(speculative.speedup.covers) == "10 prompts and 3 runs"
     assert (speculative.repeat, speculative.repeats) == ("all", 3)
     assert speculative.pooled_runs == regular.pooled_runs == ["run-1", "run-2", "run-3"]
@@ -75,8 +74,7 @@ def test_an_interval_over_prompts_and_runs(tmp_path: Path) -> None:
     assert speculative.run == regular.run == pooled_rows(runs[::-1])[-1].run
     assert speculative.run != pooled_rows(runs[1:])[-1].run
     assert [row.arm for row in rows] == ["regular", "speculative"]
-    assert speculative.acceptance_histogram == [3, 2, 1]
-    assert regular.speedup is None
+    assert (speculative.acceptance_histogram, regular.speedup) == ([3, 2, 1], None)
     # Runs of one measurement are shown as one, with the ids of all, the newest first, where the newest one is, even if
     # they were moved away from the directories that their rows name.
     moved = [Path(run[0].directory) for run in runs]
@@ -84,6 +82,9 @@ def test_an_interval_over_prompts_and_runs(tmp_path: Path) -> None:
     (shown,), _ = merge([Run(rows, Path(f"f{n}"), moved[n]) for n, rows in enumerate(one)])
     assert (shown.id, shown.times) == ("run-3, run-2, run-1", 3)
     assert (shown.file, shown.directory) == (Path("f2"), moved[2])
+    # A run with another number of threads is not pooled with them, and is shown alone.
+    alone = [replace(row, run="run-0", num_threads=2) for row in one[0]]
+    assert [run.id for run in merge([Run(alone), *shown.parts])[0]] == ["run-0", shown.id]
 
 
 @pytest.mark.parametrize(
@@ -290,10 +291,8 @@ def test_a_measurement_is_its_newest_success_and_the_failures_since() -> None:
         assert found == [[shown] if shown else [], [failure] if failure else []]
     # Each reason is kept, with the number of runs that have it.
     reasons = [ended("failed", error=reason) for reason in ("no room", "stopped", "no room")]
-    assert [(run.reason, run.times) for run in merge(reasons)[1]] == [
-        ("stopped", 1),
-        ("no room (2 times)", 2),
-    ]
+    failed = [(run.reason, run.times) for run in merge(reasons)[1]]
+    assert failed == [("stopped", 1), ("no room (2 times)", 2)]
 
 
 def test_a_pooled_row_replaces_its_runs_and_is_where_they_are(tmp_path: Path) -> None:
@@ -312,9 +311,8 @@ def test_a_pooled_row_replaces_its_runs_and_is_where_they_are(tmp_path: Path) ->
 def test_of_copies_of_a_run_the_most_complete_one_counts(tmp_path: Path) -> None:
     whole = ended("ok")
     copies = [Run(whole.rows, directory=tmp_path), whole, Run(whole.rows[:1], directory=tmp_path)]
-    (shown,), failures = merge(copies)
-    assert (shown, failures) == (copies[0], [])
-    assert shown.row("regular") is whole.rows[0]
+    assert merge(copies) == ([copies[0]], [])
+    assert copies[0].row("regular") is whole.rows[0]
 
 
 def test_why_a_run_has_no_full_result() -> None:

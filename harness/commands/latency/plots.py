@@ -41,7 +41,7 @@ def latency_plots(pairs: Sequence[RankedRun]) -> dict[str, list[Plot]]:
 def _curves(pairs: Sequence[RankedRun], series: str, x: str) -> Curves:
     """A curve of speed-ups for each group of pairs with at least two different x.
 
-    If several runs of a group have the same x, the last of them is drawn.
+    If several runs of a group have the same x, all of them are drawn.
 
     Args:
         series: path of the attribute that is equal within a group.
@@ -49,7 +49,7 @@ def _curves(pairs: Sequence[RankedRun], series: str, x: str) -> Curves:
     """
     curves: dict[str, Sequence[tuple[float, Interval]]] = {}
     for names, members in grouped(pairs, attrgetter(series)).items():
-        by_x = {attrgetter(x)(pair): pair.verdict.interval for pair in members}
-        if len(by_x) > 1:
-            curves[" · ".join(names)] = [*by_x.items()]
+        points = [(attrgetter(x)(pair), pair.verdict.interval) for pair in members]
+        if len(dict(points)) > 1:
+            curves[" · ".join(names)] = points
     return curves

@@ -177,11 +177,14 @@ def shared_details(pairs: Sequence[RankedRun]) -> list[str]:
 
 
 def certainty(pairs: Sequence[RankedRun]) -> str:
-    """What the bounds of these speed-ups are: `95 % interval`, or `95 % for 3 at once` in a series of three runs. If
-    runs of several series are mixed, the weakest promise holds for all.
+    """What the bounds of these speed-ups are: `95 % interval`, `95 % for 3 at once` in a series of three runs, or
+    `95 % for 1 to 3 at once` if runs of several series are mixed.
     """
-    family = min(pair.verdict.family for pair in pairs)
-    return f"95 % for {family} at once" if family > 1 else "95 % interval"
+    families = [pair.verdict.family for pair in pairs]
+    if max(families) == 1:
+        return "95 % interval"
+    ends = dict.fromkeys(map(str, [min(families), max(families)]))
+    return f"95 % for {' to '.join(ends)} at once"
 
 
 def answers(pairs: Sequence[RankedRun]) -> list[Line]:

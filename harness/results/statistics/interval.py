@@ -186,7 +186,7 @@ class Interval:
         for bound in (self.low, self.high):
             text = self._text(bound, form)
             # A bound that excludes 1 must not look like 1.
-            if form == "×" and text == "1.00" and bound != 1:
+            if text == "1.00" and bound != 1:
                 text = f"{bound:.4f}"
             texts.append(text)
         return " to ".join(texts)

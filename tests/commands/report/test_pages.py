@@ -34,7 +34,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> ReportContents:
         tmp_path / "latency.csv",
         latency_run(2, 1.5), latency_run(4, 2.0), latency_run(4, 1.2, model=HOSTILE),
         latency_run(4, 2.5, draft="模型/日本語"), latency_run(status="failed", error=HOSTILE, model="30B"),
-        latency_run(model="7B", draft=None),
+        latency_run(model="7B", draft=None), latency_run(8, 1.9, repeat="all", repeats=3),
     )  # fmt: skip
     write(tmp_path / "eval.csv", eval_run())
     return build([tmp_path])
@@ -68,7 +68,7 @@ def test_each_plot_is_a_file_that_names_its_settings(
         named = ElementTree.parse(file).getroot()[0].text or ""
         assert named.startswith(title)
         assert named.endswith("temperature 0.5 · float16 · on NVIDIA A100")
-        assert "speed-up, 95 % for 3 at once" in file.read_text(encoding="utf-8")
+        assert "speed-up, 95 % for 4 at once" in file.read_text(encoding="utf-8")
     assert "\nThe plots are in" in (tmp_path / "report.md").read_text(encoding="utf-8")
 
 
@@ -83,16 +83,18 @@ def test_the_page_needs_nothing_from_elsewhere(html: str) -> None:
     assert "<script>alert(1)</script> | `a` $x$ _b_" in page.text, "what users name is text"
 
 
-def test_every_plot_is_there_with_other_names(html: str, drawn: Plots) -> None:
+def test_every_plot_is_there(report: ReportContents, html: str, drawn: Plots) -> None:
     by_name = {name: svgs for page in drawn.values() for name, svgs in page.items()}
     numbers = {name: len(svgs) for name, svgs in by_name.items()}
     assert numbers == {"num_draft_tokens": 1}
     page = Elements(html)
-    # And an interval for each of four pairs, and for the difference in accuracy of both seeds together: a plot beside
+    # A pooled row names no seed, and is a point of the same curve.
+    [plot] = next(iter(report.pages.values())).plots()["num_draft_tokens"]
+    assert [*plot.figure.axes[0].lines[1].get_xdata()] == [2, 4, 8]
+    # And an interval for each of five pairs, and for the difference in accuracy of both seeds together: a plot beside
     # the figures is of a statement.
     whiskers = [name for name in page.values("class") if name.startswith("whisker")]
-    assert page.tags.count("svg") == 1 + 5
-    assert len(whiskers) == 5
+    assert (page.tags.count("svg"), len(whiskers)) == (1 + 6, 6)
     ids = page.values("id")
     assert len(ids) == len(set(ids))
     for _, svg in (plot for plots_of_kind in by_name.values() for plot in plots_of_kind):
