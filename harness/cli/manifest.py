@@ -120,7 +120,8 @@ class Manifest:
                 for name in OF_THE_DRAFT:
                     groups["decoding"].pop(name, None)
             # Drop the choices of settings that were left out above: `draft.max_ngram=3` if the group `draft` has no
-            # `max_ngram` any more. What is not varied stays, and so does the choice of a whole group, `draft=tiny`.
+            # `max_ngram` any more. These stay: what is not varied, the choice of a whole group (`draft=tiny`), and
+            # settings that the group still has.
             kept = []
             for override in overrides:
                 key = override.lstrip("+").partition("=")[0]

@@ -96,6 +96,7 @@ def checked(settings: RunSettings) -> RunSettings:
     """
     engine = engine_of(settings)
     settings = engine.adapted(settings)
+    # The rules of the engine, of the command, and of the drafting method.
     engine.check(settings)
     settings.check_engine(engine)
     if settings.draft is not None:

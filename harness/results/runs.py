@@ -54,7 +54,7 @@ class Run(Generic[AnyRunRow]):
         file: the CSV file that the rows were read from.
         directory: the run's own directory; None if it is not found.
         times: the number of runs that this run represents, which are repetitions of one measurement with the same
-            outcome. This run is the newest of them, or all of them pooled. `pooling.merge` sets it.
+            outcome: all succeeded, or all failed for one reason. This run is the newest of them, or all of them pooled. `pooling.merge` sets it.
         parts: for a pooled run, those of the pooled runs that were read; otherwise empty.
     """
 
@@ -112,6 +112,7 @@ class Run(Generic[AnyRunRow]):
         )
         reason = self.last.error or unknown
         num_prompts = getattr(self.last, "num_prompts", None)
+        # A run without a verdict answered all prompts.
         if self.has_figures and num_prompts and self.status not in ("incomplete", NO_VERDICT):
             arms = {getattr(row, "arm", ""): num_covered(row) for row in self.rows}
             prompts = counted(num_covered(self.last), "prompt")

@@ -158,7 +158,7 @@ class ReadText:
     """The results of reading an answer of n tokens, where n is at least 2.
 
     Attributes:
-        cut: the answer divided into iterations, for every K.
+        cut: the answer divided into iterations, for every K: how many there are, and which draft tokens they accept.
         num_tokens: n.
         num_impossible: the number of tokens that the target cannot draw (probability 0).
         log_probability: the sum of the log-probabilities of the tokens that the target can draw.

@@ -163,7 +163,7 @@ class HuggingFaceArm(Arm):
         )
         # `generate` takes unset values from the model's own generation configuration, so an empty configuration
         # replaces it. The assistant's configuration is replaced because `generate` has no argument for K: it reads K
-        # from there. (With an early exit, the assistant is the target.)
+        # from there. (With an early exit, the assistant is the target, and has one configuration: the second.)
         configs = {target: GenerationConfig()}
         if assistant := self.arguments.get("assistant_model"):
             configs[assistant] = _schedule(decoding)
