@@ -54,7 +54,8 @@ class Run(Generic[AnyRunRow]):
         file: the CSV file that the rows were read from.
         directory: the run's own directory; None if it is not found.
         times: the number of runs that this run represents, which are repetitions of one measurement with the same
-            outcome: all succeeded, or all failed for one reason. This run is the newest of them, or all of them pooled. `pooling.merge` sets it.
+            outcome: all succeeded, or all failed for one reason. This run is the newest of them, or all of them pooled.
+            `pooling.merge` sets it.
         parts: for a pooled run, those of the pooled runs that were read; otherwise empty.
     """
 

@@ -183,8 +183,8 @@ def accuracy_table(runs: Sequence[Named[EvalRow]], statements: Sequence[Statemen
     lines = []
     for named in runs:
         rows = rows_over_all_seeds(named.run.rows)
-        # Of a run with one seed, whose rows have two values of `seed` (the seed, and `all`), only the rows for `all` are
-        # shown, because the others are equal. Of several runs, only the rows for `all` are shown, too.
+        # Of a run with one seed, whose rows have two values of `seed` (the seed, and `all`), only the rows for `all`
+        # are shown, because the others are equal. Of several runs, only the rows for `all` are shown, too.
         if len(runs) == 1 and len({row.seed for row in named.run.rows}) != 2:
             rows = named.run.rows
         lines += [named._replace(row=row) for row in rows]

@@ -144,7 +144,8 @@ class Calls:
         if width == 0:
             return None
         if rows.lengths is None:
-            # Lengths are unknown only to the rows of a prepared call. It always verifies K tokens, so the proposal is padded.
+            # Lengths are unknown only to the rows of a prepared call. It always verifies K tokens, so the proposal is
+            # padded.
             width = count
         # Fit the tokens to the width. The number is negative if the drafter proposes more tokens than any row can take:
         # then `pad` removes the last ones.

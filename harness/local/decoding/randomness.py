@@ -51,7 +51,8 @@ def inverse_cdf(weights: Tensor, uniforms: Tensor, otherwise: int | None = None)
     """Draw indices (int64) according to unnormalised float32 weights [..., V].
 
     The drawn index is the first one whose cumulative weight exceeds uniform * total. So an index with weight 0 is never
-    drawn. With more than `_MOST_SCANNED` weights, this holds up to rounding in float32. For example, with weights [1, 0, 3], the uniform 0.2 draws index 0, and 0.25 draws index 2.
+    drawn. With more than `_MOST_SCANNED` weights, this holds up to rounding in float32. For example, with weights
+    [1, 0, 3], the uniform 0.2 draws index 0, and 0.25 draws index 2.
 
     Args:
         uniforms: [...] to draw one index for each distribution; or [..., n] to draw n indices for each. The result has
@@ -89,8 +90,8 @@ def _inverse_cdf_by_blocks(weights: Tensor, uniforms: Tensor, otherwise: int) ->
     can_be_drawn = total > 0
     block = torch.searchsorted(cumulative, wanted, right=True).where(can_be_drawn, 0)
 
-    # `members`, `within`, [..., n, _BLOCK]: the indices of the drawn blocks' weights, and the cumulative weights. The last
-    # block may be shorter: its missing weights count as 0. To gather weights, all n blocks stand in one dimension.
+    # `members`, `within`, [..., n, _BLOCK]: the indices of the drawn blocks' weights, and the cumulative weights. The
+    # last block may be shorter: its missing weights count as 0. To gather weights, all n blocks stand in one dimension.
     members = block.unsqueeze(-1) * _BLOCK + torch.arange(_BLOCK, device=weights.device)
     block_weights = weights.gather(-1, members.clamp(max=size - 1).flatten(-2)).double()
     within = block_weights.view(members.shape).where(members < size, 0).cumsum(-1)
