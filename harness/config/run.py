@@ -44,7 +44,7 @@ class RunSettings:
         results: where rows go.
         dtype: number format of weights that are not quantized; `auto` is float32 on a CPU. On a GPU it is float16 for
             checkpoints in float16, weights in 8 bits and GPUs without bfloat16, and otherwise bfloat16.
-        seed: seed of all random numbers.
+        seed: seed of the random numbers; the prompts of a set are chosen by `prompts.seed`.
         batch_size: number of rows that are decoded together.
         chat_template: whether prompts go through the tokenizer's chat template; `auto` means: if it has one.
         resume: in a sweep, reuse earlier measurements made under the same circumstances; `always` also reuses those of
@@ -75,7 +75,8 @@ class RunSettings:
     runner: RunnerName = "auto"
     engine: EngineSettings = _LOCAL
 
-    # Whether the command asks only the speculative arm of an engine in another process, unless two commands are typed.
+    # Whether the command asks only the speculative arm of an engine in another process, unless two commands of servers
+    # are typed after `--`.
     ASKS_SPECULATIVE_ALONE: ClassVar[bool] = False
     # Whether a preset may contain settings that only other commands have.
     IGNORES_OTHERS: ClassVar[bool] = False
@@ -160,7 +161,7 @@ class RepeatedSettings(RunSettings):
     """Settings of the commands that are measured several times.
 
     Attributes:
-        repeats: number of times that the run is measured, each time in a new process.
+        repeats: number of times that the run is measured, each time in a new process if it is above 1.
         repeat: which of these repetitions a run is, from 1; `repeats` sets it.
     """
 

@@ -1,5 +1,5 @@
-"""The measurement of `acceptance`: one pass of the target over the texts and, for each position in a proposal, at most
-one pass of the draft.
+"""The measurement of `acceptance`: the target reads each text in one pass. A draft model reads it, too; any other draft
+makes a proposal after each of its tokens. To estimate rounding, or under another condition, texts are read again.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class AcceptanceExperiment(Experiment[AcceptanceSettings, AcceptanceRow]):
             session.append(CAUSES_FILE, self.causes)
 
     def _placed_here(self, settings: AcceptanceSettings) -> PlacedPair:
-        """The pair with its weights in this process, to read the answers of an engine in another process."""
+        """The pair with room for its weights in this process, to read the answers of an engine in another process."""
         planned: PlannedPair = local("engine.pair").plan_pair(
             settings.model, settings.draft, settings.placement, settings.dtype
         )

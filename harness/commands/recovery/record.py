@@ -35,9 +35,9 @@ class RecoverySettings(PromptedSettings):
         num_prompts: number of prompts for the requests; a set that has fewer is taken whole. Besides drawn texts, each
             prompt gets four greedy ones, after the prompt and after three variants of it; and if the reference reads
             texts, a fifth one after an answer.
-        num_draws: number of sampled tokens over all sampling settings and prompts; `auto` takes as many as a verdict
-            needs, and at least 2,000.
-        false_alarm_rate: probability that the sampled tests of one run call a lossless pair lossy.
+        num_draws: number of sampled tokens over all sampling settings and prompts; `auto` plans as many as a verdict
+            needs without rounding, and at least 2,000; a run ends before them if it finds a loss.
+        false_alarm_rate: the largest probability that the sampled tests of one run call a lossless pair lossy.
         shift: the smallest change of the tokens' distribution that the tests must detect, as the share of the drawn
             tokens that moves from some parts of the distribution to others.
         samplings: the sampling settings of the sampled requests; `as_asked` means those of the run.

@@ -32,8 +32,8 @@ class KernelDeviations(NamedTuple):
 
     Attributes:
         passes: the deviation of the passes that decode the text.
-        rounding: for comparison, the deviation of the eager model itself if its embeddings are changed by at most one
-            epsilon of their dtype.
+        rounding: for comparison, the deviation of the eager model itself if its embeddings are changed by about one
+            epsilon of their dtype or less.
     """
 
     passes: float
@@ -68,7 +68,7 @@ class Reference(Protocol):
 
     def logits_by_another_route(self, prompt: Sequence[int], text: Sequence[int]) -> Floats:
         """Return the logits [n, V] before each token of a text, computed in another way than by `logits_along`, so that
-        only rounding differs.
+        only rounding differs. For a short text that is decoded alone, there may be no other way: then nothing differs.
         """
 
     def kernel_deviations(

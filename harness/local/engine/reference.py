@@ -4,10 +4,11 @@
 A text that our own loop decoded is read by passes of the same kind as those that verified it. Other kernels would round
 differently, and the difference would look like a fault of the loop. A text of another engine is read by plain passes.
 
-The deviation of another engine's kernels is estimated: the text is read again with embeddings that are changed by at
-most the epsilon of their dtype. After this change, every later operation rounds differently.
+The deviation of another engine's kernels is estimated: the text is read again with embeddings that are changed by about
+the epsilon of their dtype or less. After this change, later operations round differently.
 
-If two greedy texts diverge, `margin` computes the deviation in both ways, and uses the larger one.
+If two greedy texts diverge, `margin` computes the deviation in both ways, and uses the larger one. (The first way shows
+no deviation if one row is decoded alone and the compared tokens fit into half a pass.)
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ from harness.local.runners.base import Options
 from harness.local.runners.checks import plain_outputs
 from harness.results.statistics import Floats
 
-# If another engine decodes, one pass reads at most this many tokens of each row. The limit saves memory: with 8 rows
-# and a vocabulary of 128,000, the logits of such a pass take 0.3 GB in float32.
+# If another engine decodes, or a draft reads, one pass reads at most this many tokens of each row. The limit saves
+# memory: with 8 rows and a vocabulary of 128,000, the logits of such a pass take 0.3 GB in float32.
 _WIDEST = 64
 
 # The rounding that a margin allows for is measured at this many positions at the end of a text, and at the position
@@ -277,7 +278,7 @@ def rounding_unit(logits: Floats, epsilon: float) -> Floats:
 @contextmanager
 def changed_embeddings(model: Any) -> Iterator[None]:
     """While the block is executed, change the model's embeddings at random. The relative change is at most the epsilon
-    of their dtype. Every block makes the same changes.
+    of their dtype, before the result is rounded to this dtype. Blocks with the same passes make the same changes.
     """
     generator = torch.Generator().manual_seed(0)
 

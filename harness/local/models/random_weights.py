@@ -1,6 +1,7 @@
 """Models with random weights: a checkpoint's architecture and quantization, without its weights.
 
-Times do not depend on the values of weights, so a pair can be measured before its weights are downloaded.
+Times of passes hardly depend on the values of weights, so a pair can be measured before its weights are downloaded.
+(Weights decide which experts a mixture of experts reads, and which draft tokens are accepted.)
 
 Random weights are loaded by the same code as stored weights. transformers gets a state dict, and a tensor of it is made
 only when transformers reads it, on the device where it belongs. So tensors are made and quantized one at a time, and
@@ -81,7 +82,7 @@ def random_state(
     checkpoint: Checkpoint, device_map: DeviceMap, dtype: torch.dtype
 ) -> tuple[type[PreTrainedModel], dict[str, RandomTensor]]:
     """Return the class of a model, and a state dict for the class's `from_pretrained`. The numbers in it are the same
-    in every run.
+    in every run on the same kind of device, in the same dtype.
     """
     bare = bare_model(checkpoint, dtype)
     repository = checkpoint.settings.repository

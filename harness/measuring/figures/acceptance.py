@@ -55,7 +55,8 @@ def reported_drafts(run: MeasuredRun, arm: MeasuredArm) -> tuple[Drafts, str | N
     - if they report draft tokens, and further requests kept up the load: counters include those requests;
     - if a count of the answers or of the counters is impossible;
     - if the counters missed tokens that arrived, or include too many tokens of other clients;
-    - if they report draft tokens, and the counters do not say how many iterations drafted (SGLang's).
+    - if they report anything, and the counters do not say how many iterations drafted (SGLang's);
+    - if the counters report nothing.
 
     Returns:
         The counts, and their source: `metrics` for counters, None for answers.

@@ -14,7 +14,7 @@ from harness.results.statistics.interval import Interval
 # How the subject compares with the reference: its figure is above or below the reference's, or nothing is concluded
 # (open). Statements of kind `lossless` are lossless, lossy or open instead.
 Relation = Literal["above", "below", "open", "lossless", "lossy"]
-# The kinds of comparison, with their subject and reference. Those after `lossless` are about acceptance.
+# The kinds of comparison, with their subject and reference. Those after `lossless` are made by `acceptance`.
 #
 #     kind       subject                                  reference
 #     pays       the speculative arm                      the regular arm of the same run
@@ -115,7 +115,9 @@ class Statement:
     def __post_init__(self) -> None:
         is_founded = self.interval.has_bounds or self.evidence
         if self.is_conclusion and (self.why or not is_founded):
-            raise ValueError(f"{self.relation} without bounds or evidence: {self}")
+            raise ValueError(
+                f"{self.relation} without bounds or evidence, or with a reason: {self}"
+            )
 
     @classmethod
     def ordered(
